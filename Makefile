@@ -1,9 +1,12 @@
 # Two commands on a bare machine: `make serve` and `make test`. Needs python3 with venv and pip; `make djl` needs a JDK
-# and Maven too, or DJL Serving. uv comes from PyPI; UV_DEFAULT_INDEX names a mirror.
+# and Maven too, or DJL Serving. uv comes from PyPI; UV_DEFAULT_INDEX names a mirror. Packages are those of
+# .ci/constraints.txt, checked by their hashes; LATEST=1 takes the newest that pyproject.toml allows.
 PYTHON ?= python3
 VENV ?= .venv
 PORT ?= 8080
 BIN = $(VENV)/bin
+PINS = $(if $(LATEST),,.ci/constraints.txt)
+PINNED = $(if $(LATEST),,--constraint $(PINS) --build-constraint $(PINS))
 JOBS ?= 2
 # A file stays on one worker, which starts the servers that its tests share. The order is that of tests/conftest.py.
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
@@ -21,14 +24,16 @@ serve: install ## the demo model, or MODEL=... PORT=... OPTIONS='-o ...'
 djl: $(VENV)/.djl ## the same under DJL Serving (DJL_SERVING_HOME, else djl-serving on PATH), else its engine from Maven
 	exec $(BIN)/python -m tests.djl "$(or $(MODEL),demo)" --port $(PORT) $(OPTIONS)
 $(BIN)/uv:
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 10) and "lmi-handler needs Python 3.10 to 3.13, this is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 10) <= v < (3, 15) and "lmi-handler needs Python 3.10 to 3.14, this is %d.%d (orjson and openvino-genai have no packages for 3.15 yet): make PYTHON=python3.12 ..." % v[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --disable-pip-version-check --quiet 'uv<1'
+	if [ -z "$(PINS)" ]; then echo 'uv<1'; else sed -n '/^uv==/,/[^\\]$$/p' $(PINS); fi > $(VENV)/uv.txt
+	$(BIN)/pip install --disable-pip-version-check --quiet --requirement $(VENV)/uv.txt
 comma := ,
 EXTRAS = cpu,deploy$(addprefix $(comma),$(filter-out cpu,$*))
-$(VENV)/.%: pyproject.toml | $(BIN)/uv
+$(VENV)/.%: pyproject.toml $(PINS) | $(BIN)/uv
 	@echo "installing lmi-handler[$(EXTRAS)] into $(VENV) (half a minute; 0.6 GB, with dev 1.2 GB) ..."
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --editable '.[$(EXTRAS)]'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode $(PINNED) --editable '.[$(EXTRAS)]' || \
+		{ echo "where an index lacks a version of .ci/constraints.txt, take the newest: make LATEST=1 ..." >&2; exit 1; }
 	@touch $(VENV)/.cpu $@
 
 test test-process: JOBS = 4  # their tests wait more than they compute
@@ -58,7 +63,7 @@ test-dynamo: dev ## 2 min: the engine openai before our own server, and before D
 	unshare --map-root-user --net sh -c 'ip link set lo up && exec $(BIN)/pytest -m "not vllm" tests/engines_by_url'
 test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows
 	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn
-test-python: test-python-3.10 test-python-3.13 ## 2 min: half of the units and of the app on Python 3.10, the other on 3.13
+test-python: test-python-3.10 test-python-3.14 ## 2 min: half of the units and of the app on Python 3.10, the other on 3.14
 test-python-%: dev
 	$(BIN)/python -m tests.accept.python_versions $(VENV)-$* $* -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven
@@ -88,11 +93,15 @@ lint: dev ## 1 min: format, rules, types, spelling, the Dockerfile
 	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/hadolint Dockerfile
+constraints: $(BIN)/uv ## 30 s: renew .ci/constraints.txt, for Python 3.10 to 3.14 on x86_64 and aarch64
+	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes \
+		--no-emit-index-url --no-annotate --custom-compile-command 'make constraints' --output-file .ci/constraints.txt \
+		pyproject.toml - $(addprefix --extra ,cpu deploy dev browser docs)
 format: dev ## what lint would have
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 docs: $(BIN)/uv ## 10 s: the documents as a site with search, in build/site: open index.html there by a web server
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(VENV)-docs --requirements pyproject.toml --extra docs
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(VENV)-docs $(PINNED) --requirements pyproject.toml --extra docs
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(VENV)-docs $(BIN)/python -m mkdocs build --strict --clean
 dist: $(BIN)/uv ## 5 s: the source distribution and the wheel of it, in dist/
 	$(BIN)/uv build --quiet --clear --out-dir dist

@@ -90,7 +90,7 @@ def error_code(error: ClientError) -> str:
 
 
 def is_missing(error: ClientError) -> bool:
-    """Return whether the error means that a resource does not exist. SageMaker says so only in the message."""
+    """Return whether the error means that a resource does not exist. SageMaker reports this only in the message."""
     message = str(error.response.get("Error", {}).get("Message", "")).lower()
     return error_code(error) in _GONE or (
         error_code(error).startswith("Validation") and ("could not find" in message or "does not exist" in message)

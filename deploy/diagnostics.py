@@ -29,12 +29,12 @@ class Cause:
 
 @cache
 def known_causes() -> tuple[Cause, ...]:
-    """Return all causes, the most specific ones first."""
+    """Return all causes, the most specific causes first."""
     return tuple(Cause(**fields) for fields in yaml.safe_load(data.text("causes.yaml")))
 
 
 def causes(reason: str, log_tail: Sequence[str] = ()) -> list[Cause]:
-    """Return the likely causes, most specific first. Mere symptoms are returned only if no other cause matches."""
+    """Return the likely causes, the most specific first. Mere symptoms are returned only if no other cause matches."""
     text = "\n".join((reason, *log_tail))
     likely = [cause for cause in known_causes() if cause.matches(text)]
     return [cause for cause in likely if not cause.symptom] or likely

@@ -1,12 +1,12 @@
 """Errors of deployments, each with the exit status of the command line.
 
     DeployError          1   something failed
-    ├── SpecError        2   the specification is invalid: names the field and the valid values
+    ├── SpecError        2   the specification is invalid: the message names the field and the valid values
     ├── DoesNotFit       2   the model cannot run on the instance
-    ├── Refused          2   the request is refused (a secret in plain text, model data that cannot load)
-    ├── NotAllowed       3   AWS denies a call: names the missing permission
-    ├── NotThere         4   the endpoint (or another named resource) does not exist
-    └── Failed           5   AWS accepted the call, and the resource failed: FailureReason, with advice
+    ├── Refused          2   the request is refused (a secret in plain text, model data that cannot be loaded)
+    ├── NotAllowed       3   AWS denies a call: the message names the missing permission
+    ├── NotThere         4   the endpoint or another resource does not exist
+    └── Failed           5   AWS accepted the call, but the resource failed: FailureReason, with advice
 
 Errors of requests to an endpoint are in `client/errors.py`.
 """

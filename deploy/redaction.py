@@ -52,7 +52,7 @@ def is_secret(name: str, value: object) -> bool:
 
 
 def redact(value: Any) -> Any:
-    """Return the value with secrets replaced by `***`, also inside nested mappings, lists and strings."""
+    """Return the value with secrets replaced by `***`, even inside nested mappings, lists and strings."""
     if isinstance(value, Mapping):
         return {name: HIDDEN if _hides(name, item) else redact(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -41,7 +41,7 @@ def instance_types(shape: str) -> tuple[str, ...]:
 
 
 class Malformed(ValueError):
-    """An error about a value of the wrong type. AWS checks types before all constraints."""
+    """The error for a value of the wrong type. AWS checks types before all constraints."""
 
 
 def wrong_with(signed_for: str, operation: str, values: Mapping[str, Any]) -> str:
@@ -53,7 +53,7 @@ def wrong_with(signed_for: str, operation: str, values: Mapping[str, Any]) -> st
         signed_for: service name that the request is signed with. A service unknown to botocore is not checked.
 
     Raises:
-        Malformed: a value has the wrong type. The message is AWS's.
+        Malformed: a value has the wrong type. The message is AWS's own.
     """
     try:
         shape = service(signed_for).operation_model(operation).input_shape
@@ -75,7 +75,7 @@ _TYPES: Mapping[str, Any] = {
     "double": (int, float),
     "boolean": (bool,),
 }
-"""Python types of JSON values by AWS type, without timestamps and blobs, whose encoding depends on the protocol."""
+"""Maps AWS's types to Python types of JSON values. The encoding of timestamps and blobs depends on the protocol."""
 
 
 def _violations(shape: Any, value: Any, at: str) -> Iterator[str]:

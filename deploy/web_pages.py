@@ -8,7 +8,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError
 
-_MOST = 2**14  # number of bytes in which a title is searched
+_MOST = 2**14  # number of bytes that are searched for a title
 # The content type is unreliable: moto labels JSON and XML as HTML, and some proxies send pages without a type.
 _PAGE = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html|head|body|h1|center)\b", re.I | re.S
@@ -17,7 +17,7 @@ _TITLE = re.compile(r"<title[^>]*>([^<]*)<", re.IGNORECASE)
 
 
 class WebPage(BotoCoreError):  # type: ignore[misc]
-    """An error about a web page that arrived instead of AWS's response."""
+    """The error for a web page that arrived instead of AWS's response."""
 
     fmt = "{operation}: HTTP {status}: got a web page{title} instead of AWS's response (from a proxy or a login page?)"
 

@@ -34,7 +34,7 @@ _MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
 
 serve
   lmi serve [MODEL]                       serve a model over HTTP (default: the demo model)
-  lmi serve [MODEL] --check               list every problem of the configuration, start nothing
+  lmi serve [MODEL] --check               only list every problem of the configuration
   lmi options [NAME|WORD]                 list all options, describe one, or search for a word
   lmi models [get MODEL | rm MODEL ...]   list, fetch and remove the models on this machine
   lmi launch AGENT [MODEL] [-- ARGUMENT]  run Claude Code, Codex or another coding agent on a server
@@ -60,7 +60,7 @@ deploy to SageMaker
 shell
   lmi completion SHELL                    print a completion script for bash, zsh or fish: eval "$(lmi completion bash)"
 
-Each command has its own --help. The documents begin at README.md."""
+Each command has its own --help. The documentation begins in README.md."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,13 +123,13 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     )
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument(
-        "--port", type=port, default=8080, help="port to listen on; 0: a free one (default: %(default)s)"
+        "--port", type=port, default=8080, help="port to listen on, or 0 for any free port (default: %(default)s)"
     )
     serve.add_argument("--engine", help=f"the engine (option.llm_engine): {', '.join(LLM_ENGINES)}")
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
     option = "an option as in serving.properties; overrides all other sources"
     add_repeatable(serve, "-o", "options", "KEY=VALUE", option)
-    serve.add_argument("--check", action="store_true", help="list every problem of the configuration, start nothing")
+    serve.add_argument("--check", action="store_true", help="only list every problem of the configuration")
     _add_access(serve)
     if flags:
         from handler.config.options.command_line import add_flags
@@ -149,7 +149,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     add_models(commands)
     if tools:
         add_installed(commands, "lmi.commands")
-    deploy = commands.add_parser("deploy", help="put a model on a SageMaker endpoint")
+    deploy = commands.add_parser("deploy", help="deploy a model to a SageMaker endpoint")
     completion = commands.add_parser(
         "completion",
         help="print a completion script for a shell",
@@ -165,7 +165,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
 
 
 def _add_access(serve: argparse.ArgumentParser) -> None:
-    access = serve.add_argument_group("access", "access control and HTTPS (documents: serving)")
+    access = serve.add_argument_group("access", "access control and HTTPS")
     key = (
         "require the header Authorization: Bearer KEY (other users of this machine can see the key in ps, so prefer "
         "LMI_API_KEY=KEY,... in the environment)"
@@ -222,7 +222,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _checked(reading: Reading, problems: Problems) -> Iterator[str]:
-    """Yield the lines that `lmi serve --check` prints. The problems end them by a ConfigError, after the warnings."""
+    """Yield the lines that `lmi serve --check` prints. Raise a ConfigError after the warnings if there is a problem."""
     from handler.config.loader import misread_by_java
     from handler.config.user_files import describe_model_py, missing_formatters, requirements_file
     from handler.core.user_functions import Role
@@ -292,7 +292,7 @@ def _complete_files(parser: argparse.ArgumentParser, files: dict[str, str]) -> N
     """Set the attribute `complete` of every argument that is a path, so that shtab completes file names for it."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            action.help = None  # shtab leaves out an action with SUPPRESS, as the help does
+            action.help = None  # shtab omits an action with SUPPRESS, as the help does
             for command in action.choices.values():
                 _complete_files(command, files)
         elif action.metavar == "FILE" or action.dest == "model":

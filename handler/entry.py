@@ -4,7 +4,7 @@
 
 
 def handle(inputs):  # type: ignore[no-untyped-def]
-    """Load the model at the first call and answer a request at each later call.
+    """Load the model on the first call, and answer a request on each later call.
 
     Returns:
         An Output, or an awaitable of one in async mode.

@@ -1,4 +1,4 @@
-"""The command `lmi launch`, which runs a coding agent on a running server or on a server that it starts."""
+"""The command `lmi launch`, which runs a coding agent that uses a running server, or a server that it starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MIN_CONTEXT = 32_000  # tokens: an agent's first prompt, with room for work
 _TIMEOUT = 10.0  # seconds for a response
 _MAX_BYTES = 1 << 22  # maximum size of a response
 _LOG_TAIL = 20  # lines of a failed server's log
-_PROVIDER, _KEY = "lmi_launch", "LMI_LAUNCH_KEY"  # not the page's names, which the user's files may set
+_PROVIDER, _KEY = "lmi_launch", "LMI_LAUNCH_KEY"  # not the documented names, which users' files may define
 _MAX_NAME = 1000  # characters of a model's name
 _KEEP = 30 * 86_400.0  # seconds that an agent's settings file is kept after its launch
 
@@ -49,7 +49,7 @@ class Served(NamedTuple):
     Attributes:
         url: the server's URL, without a trailing slash.
         key: the server's API key, or "none" if it has no keys, because agents require a key.
-        model: the model's name at the server.
+        model: the model's name on the server.
         context: the context length in tokens, or None if the server does not report it.
     """
 
@@ -65,9 +65,9 @@ class Settings(NamedTuple):
     Attributes:
         variables: environment variables to set. None leaves the variable as it is in the environment.
         arguments: arguments to put before the user's own.
-        command: default arguments, used if the user gives none.
-        files: contents of files that only the user can read, by the options that name the files. Secrets are in
-            files, because other users can read arguments.
+        command: default arguments, used if the user passes no arguments.
+        files: maps each option that names a file to the file's content. Only the user can read these files. Secrets
+            are in files, because other users can read arguments.
     """
 
     variables: Mapping[str, str | int | None]
@@ -77,7 +77,7 @@ class Settings(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """A coding agent's program."""
+    """A coding agent: its title, the command that installs it, and the function that makes its settings."""
 
     title: str
     install: str
@@ -201,13 +201,13 @@ AGENTS = {
     "goose": Agent("goose", "brew install block-goose-cli", _goose),
     "aider": Agent("aider", "uv tool install --python 3.12 aider-chat", _aider),
 }
-"""Agents by the names of their programs."""
+"""Maps the name of each agent's program to the agent."""
 
 
 def add_parser(commands: Any) -> None:
     parser: Parser = commands.add_parser(
         "launch",
-        help="run a coding agent on a served model",
+        help="run a coding agent that uses a served model",
         usage="lmi launch AGENT [MODEL] [-h] [--url URL] [--name NAME] [--print] [-o KEY=VALUE ...] [-- ARGUMENT ...]",
         formatter_class=KeptLines,
         description="Run a coding agent on the server at --url. With MODEL, --engine, --properties or -o, start a "
@@ -254,7 +254,7 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 
 def _server(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Return the URL and the API key of the agent's server, which is started if an argument requires that.
+    """Return the URL and the API key of the agent's server. Start the server if an argument describes it.
 
     Raises:
         ConfigError: if the agent is not installed, or if the server cannot be started.
@@ -263,12 +263,12 @@ def _server(arguments: argparse.Namespace) -> tuple[str, str]:
     if starts and (arguments.url or arguments.print):
         arguments.parser.error(
             f"--{'url' if arguments.url else 'print'} is for a running server and cannot be used with MODEL, --engine, "
-            "--properties or -o, which start one"
+            "--properties or -o, which start a server"
         )
     if starts and sys.platform != "linux":
         raise ConfigError(
             "lmi launch: MODEL, --engine, --properties and -o need Linux, where the server stops with the agent; start "
-            "a server with `lmi serve MODEL`, and leave them out"
+            "a server with `lmi serve MODEL`, and omit these arguments"
         )
     name, agent = arguments.agent, AGENTS[arguments.agent]
     if shutil.which(name) is None and not arguments.print:
@@ -289,10 +289,10 @@ def _direct(url: str) -> dict[str, str]:
 
 
 def _find(url: str, key: str, name: str | None) -> Served:
-    """Find a server's model by name, or the server's first model if no name is given.
+    """Find a server's model by its name, or the server's first model if `name` is None.
 
     Raises:
-        ConfigError: if the server does not return a list of models, or if it has no model of the name.
+        ConfigError: if the server does not return a list of models, or if it has no model with this name.
     """
     try:
         models = json.loads(_get(f"{url}/v1/models", key))["data"]
@@ -315,7 +315,7 @@ def _find(url: str, key: str, name: str | None) -> Served:
     if not model.isprintable() or len(model) > _MAX_NAME:  # a terminal, a shell and an agent's files get it
         raise ConfigError(
             f"lmi launch: {url} has a model name that is not printable or is longer than {_MAX_NAME} characters: "
-            f"{beginning(model)}; set --name to another of its models"
+            f"{beginning(model)}; set --name to another model of this server"
         )
     context = contexts[model]
     return Served(url, key or "none", model, context if type(context) is int and context > 0 else None)
@@ -341,10 +341,10 @@ def _get(url: str, key: str) -> bytes:
 
 
 def _private_file(text: str) -> str:
-    """Return the path of a file with the text that only the user can read.
+    """Write the text to a file that only the user can read, and return the file's path.
 
-    The agent may read the file as long as it runs, so a later launch deletes it. Its name depends on the text: a launch
-    with other settings writes another file.
+    The agent may read the file as long as it runs, so only a much later launch deletes it. The file's name is a hash of
+    the text, so a launch with other settings writes another file.
     """
     folder = cache_directory() / "launch"
     try:

@@ -191,7 +191,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
-    """Return the ID of a process that has mapped or opened a file below one of the paths, and that path.
+    """Return the ID of a process that has opened or mapped one of the paths or a file below it, and that path.
 
     Only processes that this user may inspect are considered.
     """
@@ -201,7 +201,7 @@ def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
         with contextlib.suppress(OSError):
             opened += re.findall(r"\s(/.*)$", (process / "maps").read_text(errors="replace"), re.MULTILINE)
             for link in (process / "fd").iterdir():
-                with contextlib.suppress(OSError):  # closed meanwhile
+                with contextlib.suppress(OSError):  # closed in the meantime
                     opened.append(os.readlink(link))
         for path, folder in zip(paths, folders, strict=True):
             if any(file == folder or file.startswith(f"{folder}/") for file in opened):

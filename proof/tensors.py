@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 HEADER = "inference-header-content-length"
-"""Header with the size of the JSON document in front of binary data."""
+"""The header with the size of the JSON document that precedes binary data."""
 
 _NAMES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BF16"
 _FORMATS = dict(zip(_NAMES.split(), "?BHIQbhiqefdH", strict=True))
@@ -20,14 +20,14 @@ DATATYPES = {"BYTES", *_FORMATS}
 
 
 def binary(text: str) -> bytes:
-    """Return the binary data of a tensor with row text."""
+    """Return the binary data of a tensor that contains one string."""
     return struct.pack("<I", len(text.encode())) + text.encode()
 
 
 def read(body: bytes) -> tuple[Any, bytes]:
-    """Return a body's JSON document, and the bytes behind its tensors.
+    """Return a body's JSON document, and the bytes after its tensors.
 
-    A tensor that is sent as binary data gets the member `data`, with its elements.
+    A tensor that was sent as binary data gets its elements as the field `data`.
 
     Raises:
         ValueError: the body is not JSON, or a tensor is invalid.
@@ -60,14 +60,14 @@ def _elements(datatype: str, data: bytes) -> Iterator[Any]:
 
 
 def inputs(document: Any) -> dict[str, Any]:
-    """Return the first element of each input tensor by name, or {} if the inputs are no tensors."""
+    """Return the first element of each input tensor by name, or {} if the inputs are not tensors."""
     tensors = document.get("inputs")
     own = [row for row in tensors if isinstance(row, dict)] if isinstance(tensors, list) else ()
     return {str(row.get("name")): row["data"][0] for row in own if isinstance(row.get("data"), list) and row["data"]}
 
 
 def by_name(body: bytes) -> bytes:
-    """Return a response's tensors as JSON, each with its elements under its own name. Other bodies are unchanged."""
+    """Return a body of tensors as JSON, in which each tensor's elements have its name. Other bodies stay unchanged."""
     try:
         document, rest = read(body)
         for tensor in document["outputs"]:

@@ -22,7 +22,7 @@ def main(prefix: str) -> None:
             print(error, flush=True)
     if not os.environ.get("WITHOUT_NIGHTLY"):
         for version in python_versions.LEFT_TO_ANOTHER:
-            print(python_versions.environment(Path(f"{prefix}-{version}"), version), flush=True)
+            print(*python_versions.environment(Path(f"{prefix}-{version}"), version), flush=True)
     vllm_environment.main(Path(f"{prefix}-vllm"))
 
 

@@ -1,6 +1,6 @@
 """Read a model's configuration from a JSON file, and write a specification as YAML.
 
-The file contains requests or responses of AWS, a document of JumpStart, or the recommendations of a job.
+The JSON file contains AWS API requests or responses, a JumpStart document, or a job's recommendations.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
     """Read a model's configuration from a file.
 
     Args:
-        number: number of the recommendation to read from a job, starting at 1.
-        region: region to use if the file names none.
+        number: which of a job's recommendations to read, counted from 1.
+        region: region to use if the file does not name a region.
 
     Raises:
         SpecError: the file cannot be read, or its format is not supported.
@@ -47,8 +47,8 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
             return replace(source, notes=[*source.notes, *unknown])
     raise SpecError(
         f"{path}: adopt does not support this format",
-        "Supported: the fields of CreateModel or DescribeModel, also as Model: beside EndpointConfig:, Endpoint:, "
-        "Components: and Tags:; JumpStart's specifications; and the output of DescribeModelPackage, "
+        "Supported are the fields of CreateModel or DescribeModel, alone or under Model: beside EndpointConfig:, "
+        "Endpoint:, Components: and Tags:; JumpStart's specifications; and the output of DescribeModelPackage, "
         "DescribeHubContent, DescribeInferenceRecommendationsJob or DescribeAIRecommendationJob.",
     )
 
@@ -70,9 +70,9 @@ def _json(path: Path) -> Content:
 
 
 def _parts(content: Content, file: str, number: int, region: str) -> Source:
-    """Read Endpoint, EndpointConfig, Model and Components, each of which is a Describe response or a Create request."""
+    """Read the fields Endpoint, EndpointConfig, Model and Components, each a Describe response or a Create request."""
     if unknown := sorted(content.keys() - _PARTS):
-        raise SpecError(f"{file}: unknown fields: {', '.join(unknown)}", f"Known are {', '.join(sorted(_PARTS))}.")
+        raise SpecError(f"{file}: unknown fields: {', '.join(unknown)}", f"Known fields: {', '.join(sorted(_PARTS))}.")
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
     models = listed(content.get("Models", [content["Model"]] if "Model" in content else []), file, "Models")
     components = listed(content.get("Components"), file, "Components")
@@ -114,7 +114,7 @@ def _model(content: Content, file: str, number: int, region: str) -> Source:
 
 
 def _package(content: Content, file: str, number: int, region: str) -> Source:
-    """Read the response of DescribeModelPackage for a package of a model registry. Marketplace packages are refused."""
+    """Read the response of DescribeModelPackage for a package in a model registry. Marketplace packages are refused."""
     package = content["InferenceSpecification"]
     if product := next(filter(None, (container.get("ProductId") for container in package["Containers"])), None):
         raise Refused(
@@ -134,12 +134,14 @@ def _variant(fields: Content) -> Content:
 
 def _one(documents: list[Any], file: str, number: int) -> Any:
     if not 1 <= number <= len(documents):
-        raise SpecError(f"{file}: --recommendation {number}: the job has {len(documents)}", "Numbers start at 1.")
+        raise SpecError(
+            f"{file}: --recommendation {number}: the job has {len(documents)} recommendations", "Numbers start at 1."
+        )
     return documents[number - 1]
 
 
 def _recommended(content: Content, file: str, number: int, region: str) -> Source:
-    """Read a recommendation of DescribeInferenceRecommendationsJob."""
+    """Read one recommendation from the response of DescribeInferenceRecommendationsJob."""
     chosen = _one(content["InferenceRecommendations"], file, number)
     endpoint, model = chosen.get("EndpointConfiguration", {}), chosen.get("ModelConfiguration", {})
     own = dict(content.get("Model", {}))
@@ -152,7 +154,7 @@ def _recommended(content: Content, file: str, number: int, region: str) -> Sourc
 
 
 def _ai_recommended(content: Content, file: str, number: int, region: str) -> Source:
-    """Read a recommendation of DescribeAIRecommendationJob."""
+    """Read one recommendation from the response of DescribeAIRecommendationJob."""
     chosen = _one(content["Recommendations"], file, number)
     advice = chosen.get("DeploymentConfiguration", {})
     uri = next((item["Uri"] for item in advice.get("S3", ()) if item.get("ChannelName", "model") == "model"), None)
@@ -170,12 +172,12 @@ _RECOMMENDED = ("InstanceType", "InitialInstanceCount", "ServerlessConfig")
 
 
 def _of_job(content: Content, arn: str, origin: str, fields: Content, model: Content) -> Source:
-    """Return the source that a job recommends.
+    """Return a source with the settings that a job recommends.
 
     Args:
         arn: name of the field with the job's ARN.
-        fields: recommended fields, of which the variant's are read if they are not empty.
-        model: fields of the model, to which the job's role is added.
+        fields: recommended settings. Those in `_RECOMMENDED` are copied to the variant, unless they are empty.
+        model: fields of the model. The job's role is added unless they already include a role.
     """
     role = {"ExecutionRoleArn": content["RoleArn"]} if content.get("RoleArn") else {}
     config = _variant({name: fields[name] for name in _RECOMMENDED if fields.get(name)})
@@ -183,7 +185,7 @@ def _of_job(content: Content, arn: str, origin: str, fields: Content, model: Con
 
 
 def _source(content: Content, arn: str, origin: str, config: Content, model: Content) -> Source:
-    """Return the source with one model, in the region of the content's ARN."""
+    """Return a source with one model, in the region that the content's ARN names."""
     return Source("", origin, _region(str(content.get(arn, ""))), config=config, models={"": model})
 
 
@@ -223,8 +225,8 @@ _FORMS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, Callable[[Content,
 
 
 _NOTES = {
-    "image": "The endpoint's own image is not used: name yours here.",
-    "instance": "The model already runs on this type, so its size is not checked.",
+    "image": "The endpoint's own image is not used: write your image here.",
+    "instance": "The model already runs on this instance type, so whether it fits is not checked.",
     "alarms": "Without this line `up` adds alarms, which roll back a bad update.",
     "sagemaker": "Fields that are passed to SageMaker unchanged.",
 }
@@ -234,18 +236,18 @@ def written(adopted: Adopted, command: str) -> str:
     """Return the specification as YAML, with comments.
 
     Args:
-        command: command line that the first comment names.
+        command: command line to name in the first comment.
     """
     lines = [_comment(f"Written by `{command}` {sentence}. Nothing was changed.") for sentence in adopted.head]
     for name, value in adopted.content.items():
         if (note := _NOTES.get(name)) is not None:
             lines.append(_comment(note))
         if name == "instance" and "ami" in value:
-            lines.append(_comment("The AMI is the endpoint's: with another CUDA version, write ami: auto."))
+            lines.append(_comment("This is the endpoint's AMI; for another CUDA version, write ami: auto."))
         lines.append(yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=120).rstrip("\n"))
-    lines += _listed("Defaults of the original endpoint, which it did not set itself", adopted.defaults)
+    lines += _listed("Defaults on which the original endpoint relied", adopted.defaults)
     lines += _listed("Cannot be mapped", adopted.unmapped)
-    lines += _listed("Left out, as it has no effect here", adopted.idle)
+    lines += _listed("Omitted, because they have no effect here", adopted.idle)
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Read JumpStart's document of a model, with names in snake case (in JumpStart's bucket) or Pascal case (in a hub)."""
+"""Read JumpStart's document of a model. Its names are snake_case in JumpStart's bucket and PascalCase in a hub."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deploy.resolve.instances import find
 from deploy.resources.resource import merged
 
 _IMAGES: Mapping[str, str] = table("containers")["images_of_jumpstart"]
-"""The image of each framework of the SDK, for documents that name no image."""
+"""Maps each framework of the SDK to its image, for documents that name no image."""
 
 _ONE_MODEL = ("model_id", "url", "version", "gated_bucket")  # fields that a configuration does not override
 
@@ -39,7 +39,7 @@ _LICENCE = (
 
 
 def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source:
-    """Read a document as the SDK does, with the first configuration of its ranking and its default instance type.
+    """Read a document as the SDK does: with its highest-ranked configuration and its default instance type.
 
     Args:
         region: region of the bucket with the weights, or "" if it is unknown.
@@ -51,8 +51,8 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
     fields = _chosen(_section(content, file, "document"), file)
     if fields.get("hosting_model_package_arns"):  # the SDK prefers the package to an image
         raise Refused(
-            f"{file}: its container and weights are in a Marketplace package",
-            "Deploy it from there; lmi deploy serves only weights that you can access.",
+            f"{file}: the model's container and weights are in a Marketplace package",
+            "Deploy it from the Marketplace; lmi deploy serves only weights that you can access.",
         )
     kind = str(fields.get("default_inference_instance_type") or "")
     variants = _section(fields.get("hosting_instance_type_variants"), file, "hosting_instance_type_variants")
@@ -102,13 +102,13 @@ def _notes(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def prefix_data(uri: str) -> dict[str, Any]:
-    """Return the field of a container whose model data is a prefix."""
+    """Return a container's field ModelDataSource for uncompressed model data under an S3 prefix."""
     data = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
     return {"ModelDataSource": {"S3DataSource": data}}
 
 
 def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
-    """Merge the ranking's first configuration into the document's own fields."""
+    """Merge the highest-ranked configuration, or else the first by name, into the document's own fields."""
     configs = _map(fields, file, "inference_configs")
     components = _map(fields, file, "inference_config_components")
     for config in (_ranked(fields, configs, file) or sorted(configs))[:1]:
@@ -173,7 +173,7 @@ def _environment(fields: Mapping[str, Any], special: list[dict[str, Any]], file:
 
 
 def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str) -> str:
-    """Return the URI of the weights. The prepacked artifact, which includes the script, is preferred."""
+    """Return the URI of the weights, or "" if there are none. The prepacked artifact with the script is preferred."""
     has_it = any(fields.get(f"hosting_prepacked_artifact_{what}") for what in ("key", "uri"))
     is_prepacked = has_it or not fields.get("hosting_use_script_uri", True)
     kinds = ("prepacked_artifact", "artifact") if is_prepacked else ("artifact",)

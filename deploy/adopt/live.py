@@ -22,7 +22,7 @@ class Source:
     """The parts of an endpoint, each with the fields of AWS's Describe responses.
 
     Attributes:
-        name: name of the endpoint, or "" if a file names none.
+        name: name of the endpoint, or "" if the source is a file that names no endpoint.
         origin: phrase for the specification's first line that says where the settings come from.
         region: region of the endpoint, or "" if it is unknown.
         endpoint: response of DescribeEndpoint, or {} if there is no endpoint.
@@ -32,7 +32,7 @@ class Source:
         targets, policies: scalable targets and scaling policies of Application Auto Scaling.
         tags: tags of the endpoint.
         artifacts: contents of the model data, by URI.
-        notes: pairs `(field, what to do)` for fields that are not read.
+        notes: pairs `(field, reason or advice)` for fields that are not read.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Source:
 
     @property
     def bases(self) -> list[Json]:
-        """Return the components that are no adapters."""
+        """Return the components that are not adapters."""
         return [item for item in self.components if "BaseInferenceComponentName" not in item.get("Specification", {})]
 
     @property
@@ -59,15 +59,15 @@ class Source:
         return {key: tag for key, tag in self.tags.items() if not key.lower().startswith(("aws:", "lmi:"))}
 
     def instances(self, variant: str | None) -> Any:
-        """Return the desired number of instances of a variant, or None if the endpoint does not have it."""
+        """Return a variant's desired number of instances, or None if the endpoint has no such variant."""
         variants = {item["VariantName"]: item for item in self.endpoint.get("ProductionVariants", ())}
         return variants.get(variant, {}).get("DesiredInstanceCount")
 
     def model(self, name: str) -> Json:
-        """Return the model of that name, or the only model if the source has just one."""
+        """Return the model with this name, or the source's only model whatever its name."""
         model = self.models.get(name) or (next(iter(self.models.values())) if len(self.models) == 1 else None)
         if model is None:
-            raise Refused(f"the model {name} was not found", "It was deleted: pass its CreateModel as a file (--file).")
+            raise Refused(f"the model {name} was not found", "Pass its CreateModel request with --file.")
         return model
 
 
@@ -93,7 +93,7 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
     if container.get("Mode") == "MultiModel" or container.get("MultiModelConfig"):
         raise Refused(
             f"{whose} belongs to a multi-model endpoint, whose container loads many models by name",
-            "Declare a component for each model (components:), or serve LoRA adapters (documents: adapters).",
+            "Declare a component for each model (components:), or serve LoRA adapters (components[].adapters).",
         )
     if (package := container.get("ModelPackageName")) is not None and not container.get("Image"):
         raise Refused(
@@ -129,13 +129,13 @@ def read_endpoint(aws: Aws, name: str) -> Source:
     """
     endpoint = show(aws, Kind.ENDPOINT, (name,))
     if endpoint is None:
-        raise NotThere(f"there is no endpoint {name} in {aws.region}", "`aws sagemaker list-endpoints` lists them.")
+        raise NotThere(f"there is no endpoint {name} in {aws.region}", "Run `aws sagemaker list-endpoints`.")
     config_name = str(endpoint["EndpointConfigName"])
     config = show(aws, Kind.ENDPOINT_CONFIG, (config_name,))
     if config is None:
         raise NotThere(
             f"{name}'s configuration {config_name} was deleted, so its settings cannot be read",
-            "Write its CreateModel and CreateEndpointConfig requests to a file, and pass it with --file.",
+            "Write its CreateModel and CreateEndpointConfig requests to a file, and pass the file with --file.",
         )
     components = [*_components(aws, name)]
     models = {id: model for id in _models(config, components) if (model := show(aws, Kind.MODEL, (id,))) is not None}
@@ -194,13 +194,13 @@ def _policies(aws: Aws, target: Identity) -> list[Json]:
 
 
 _PARTS = {"EndpointConfig": "endpoint-config", "Model": "model", "InferenceComponent": "inference-component"}
-"""Resource types of an endpoint's parts in ARNs, by the names of their Describe calls."""
+"""Maps the name of each part of an endpoint in Describe calls to its resource type in ARNs."""
 
 
 def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     """Return the IAM policy for adopting the endpoint, which allows only reading.
 
-    It covers all configurations, models, components and archives, as their names are known only from the endpoint.
+    It covers all configurations, models, components and archives, because only the endpoint tells their names.
     """
     head = f"arn:{partition}:sagemaker:{region}:*"
     endpoints = [f"{head}:endpoint/{spelling}" for spelling in dict.fromkeys((name, name.lower()))]
@@ -219,7 +219,7 @@ def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     ])  # fmt: skip
 
 
-# -- refuse an endpoint that somebody else manages, or that is not settled ---------------------------------------------
+# -- refuse an endpoint that somebody else manages, or that is not in service ------------------------------------------
 
 
 _BESIDE = "--name ANOTHER writes a file for a separate endpoint."

@@ -1,4 +1,4 @@
-"""Convert an endpoint's settings to a specification. Each is mapped, passed through, or reported as unmapped."""
+"""Convert an endpoint's settings to a specification. Each setting is mapped, passed through or reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scaling_of(source: Source, variant: Json, unmapped: list[tuple[str, str]]) -
     """Return the `scaling` section, or None if the endpoint has no scaling that can be mapped.
 
     Args:
-        unmapped: list to which settings that cannot be mapped are added, with the reason.
+        unmapped: list that receives each setting that cannot be mapped, with the reason.
     """
     resource_ids = [f"inference-component/{component['InferenceComponentName']}" for component in source.bases]
     resource_ids = resource_ids or [f"endpoint/{source.name}/variant/{variant.get('VariantName')}"]
@@ -58,9 +58,9 @@ def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> d
                 "scale_in_cooldown": tracking.get("ScaleInCooldown", _COOLDOWN),
                 "scale_out_cooldown": tracking.get("ScaleOutCooldown", _COOLDOWN),
             }
-            why = "`up` creates the same policy under another name: delete this one afterwards"
+            why = "`up` creates the same policy under another name: delete the old policy afterwards"
         else:
-            why = f"it is kept ({metric or policy.get('PolicyType', 'unknown type')}); scaling: would replace it"
+            why = f"it is kept ({metric or policy.get('PolicyType', 'unknown type')}); set scaling: to replace it"
         unmapped.append((f"scaling policy {name} of {target['ResourceId']}", why))
     return result
 
@@ -124,8 +124,8 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     """Return the specification of an endpoint.
 
     Raises:
-        Refused: the endpoint's owner, container or configuration does not allow it.
-        SpecError: a required setting, such as the name or the role, is neither in the source nor given.
+        Refused: the endpoint's owner, container or configuration does not allow adoption.
+        SpecError: a required setting, such as the name or the role, is neither in the source nor in `wishes`.
     """
     name = wishes.name or source.name
     if not name:
@@ -150,7 +150,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.put("components", _components(result, source, others, wishes))
     models = [content["model"], *(item.get("model", {}) for item in content.get("components", ()))]
     if wishes.token_secret is not None and not any("token_secret" in model for model in models):
-        raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: leave it out.")
+        raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: omit the argument.")
     result.put("scaling", scaling_of(source, variant, result.unmapped))
     content["alarms"] = None
     result.put("network", _network(source, first.model))
@@ -172,7 +172,8 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
     """Return the production variant to adopt.
 
     Raises:
-        Refused: the endpoint has several variants and none is chosen, or the variant is serverless.
+        Refused: the endpoint has several variants and `wishes` does not name a variant and another endpoint name,
+            the variant does not exist, or it is serverless.
     """
     variants = source.config.get("ProductionVariants", ())
     names = [str(item.get("VariantName")) for item in variants]
@@ -187,7 +188,7 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
     chosen: Json = next((item for item in variants if wishes.variant in (None, item.get("VariantName"))), {})
     if "ServerlessConfig" in chosen:
         raise Refused(
-            f"{source.name or 'the endpoint'} is serverless, which has no GPU",
+            f"{source.name or 'the endpoint'} is serverless, and serverless endpoints have no GPU",
             "Deploy the model to an endpoint with instances: pass its CreateModel request with --file, and a --name.",
         )
     return dict(chosen)
@@ -202,7 +203,7 @@ class Served(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is known of a serving container: its kind, its settings, and the contents of its model data."""
+    """A serving container's kind, its settings, and the contents of its model data."""
 
     container: Container
     settings: Variables
@@ -210,7 +211,7 @@ class Reading(NamedTuple):
 
 
 def _served(source: Source, variant: Json) -> list[Served]:
-    """Return the first serving container and all further ones that differ from the first.
+    """Return the first serving container, and the further serving containers that differ from it.
 
     Raises:
         Refused: the endpoint serves no model, or a component has specifications by instance type.
@@ -220,7 +221,7 @@ def _served(source: Source, variant: Json) -> list[Served]:
         if not name and source.endpoint:
             raise Refused(
                 f"{source.name} serves nothing: its variant has no model, and there are no components",
-                "Adopt it once it serves a model, or write the specification by hand (documents: deploy).",
+                "Adopt it once it serves a model, or write the specification yourself.",
             )
         model = source.model(name)
         return [Served("", container_of(model, name), model)]
@@ -236,10 +237,7 @@ def _served_by(source: Source, component: Json) -> Served:
     """
     name, specification = str(component["InferenceComponentName"]), component.get("Specification", {})
     if component.get("Specifications"):
-        raise Refused(
-            f"component {name} has specifications by instance type",
-            "Write the specification by hand (documents: deploy).",
-        )
+        raise Refused(f"component {name} has specifications by instance type", "Write the specification yourself.")
     if (model_name := specification.get("ModelName")) is not None:
         model = source.model(str(model_name))
         return Served(name, container_of(model, str(model_name)), model)
@@ -260,7 +258,7 @@ _BEATEN = "vLLM's image ignores it and serves the model data or the value of SM_
 def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
     """Read a container's kind, settings and model data.
 
-    If the model data does not stay in use, its serving.properties is merged into the settings.
+    If the model data will no longer be used, its serving.properties is merged into the settings.
     """
     container = container_kind(str(served.container.get("Image", "")), wishes.container)
     environ = dict(served.container.get("Environment", {}))
@@ -282,11 +280,11 @@ def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
 
 
 def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) -> dict[str, Any]:
-    """Return a component's own model, options and environment, which replace those of the top level."""
+    """Return a component's own model, options and environment, which replace the top level's."""
     if wishes.model is not None:
         raise SpecError(
             "--model applies only to an endpoint with one model",
-            f"Component {served.component} has a different model: leave --model out.",
+            f"Component {served.component} has a different model: omit --model.",
         )
     reading, part = _read(source, served, wishes), Adopted({})
     model = _model(part, served.container, reading, wishes)
@@ -309,7 +307,7 @@ def _of_component(name: str, notes: Sequence[tuple[str, str]]) -> list[tuple[str
 
 
 def _override(own: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from those of the top level, or None for those that only the top level has."""
+    """Return the settings that differ from the top level's. A setting that only the top level has becomes None."""
     return {key: own.get(key) for key in (*own, *whole) if own.get(key) != whole.get(key)}
 
 
@@ -381,7 +379,7 @@ def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tupl
     elif artifact.others:
         names = ", ".join(artifact.others[:_MOST_NAMES]) + ", ..." * (len(artifact.others) > _MOST_NAMES)
         are = "is" if len(artifact.others) == 1 else "are"
-        yield f"{field_name}={uri}", f"{names} {are} not carried over (documents: custom-code)"
+        yield f"{field_name}={uri}", f"{names} {are} not carried over"
 
 
 _MOST_NAMES = 5  # maximum number of file names in a comment
@@ -430,7 +428,7 @@ def _instance(result: Adopted, source: Source, variant: Json) -> dict[str, Any]:
 
 
 def _times(source: Source, variant: Json) -> dict[str, int]:
-    """Return the timeouts that are set. The other timeouts are derived from the model's size later."""
+    """Return the timeouts that the source sets. The others are derived later from the model's size."""
     parameters = [component.get("Specification", {}).get("StartupParameters", {}) for component in source.bases]
     times: dict[str, int] = {}
     for name, field_name in (
@@ -460,7 +458,7 @@ def _routing(result: Adopted, variant: Json) -> Any:
 
 
 def _components(result: Adopted, source: Source, others: Sequence[Served], wishes: Wishes) -> list[dict[str, Any]]:
-    """Return the `components` section, in which the others have their own models."""
+    """Return the `components` section, in which each of `others` has its own model."""
     own = {other.component: _own_parts(result, source, other, wishes) for other in others}
     return [_component(result, source, item, own.get(item["InferenceComponentName"], {})) for item in source.bases]
 
@@ -617,7 +615,7 @@ _WORDS = {
     "list": "an array",
     "string": "a string (quote numbers, and replace references with values)",
 }
-"""What messages call each type."""
+"""Maps each type to its name in messages."""
 
 
 def checked(file: str, path: str, operation: str, content: Any) -> list[tuple[str, str]]:

@@ -26,13 +26,13 @@ _ENGINE = "gpt_model_path"
 
 
 def read_repository(artifact: Artifact, name: str, model: str | None) -> tuple[str, dict[str, str]]:
-    """Return the engine that runs a repository's model, and its parameters as variables.
+    """Return the engine that runs a repository's model, and the model's parameters as variables.
 
-    A parameter without an option keeps its own name.
+    A parameter that matches no option keeps its own name.
 
     Args:
         artifact: the container's model data.
-        name: the model's name, or "" if the repository has only one.
+        name: the model's name, or "" if the repository has only one model.
         model: the user's own model, or None.
 
     Raises:
@@ -63,10 +63,10 @@ def read_repository(artifact: Artifact, name: str, model: str | None) -> tuple[s
 
 
 def _arguments(path: str, text: str) -> dict[str, Any]:
-    """Return the engine's arguments in a file. JSON is YAML too."""
+    """Return the engine's arguments from a YAML or JSON file."""
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):  # they would multiply the text
-            raise ValueError("it has aliases")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):  # aliases would multiply the text
+            raise ValueError("it has YAML aliases")
         return {str(key): value for key, value in yaml.safe_load(text).items()}
     except (yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:
         raise Refused(f"the archive's {path} cannot be read: {str(error).splitlines()[0]}") from None

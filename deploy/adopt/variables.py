@@ -42,7 +42,7 @@ class Container(NamedTuple):
     Attributes:
         kind: one of `lmi`, `tgi`, `triton`, `vllm` and `ours`.
         engine: engine that the container's variables configure.
-        release: release of TGI, or the nearest known release of LMI such as `0.36`, or "" if the tag names none.
+        release: release of TGI, or the nearest known release of LMI such as `0.36`, or "" if the tag has no release.
         tagged_release: release as written in the tag.
         repository: settings of Triton's model repository, as variables.
     """
@@ -76,11 +76,11 @@ def container_kind(image: str, override: str | None) -> Container:
     """
     repository, _, tag = image.partition("@")[0].partition(":")
     if _NEURON.search(image):
-        raise Refused(f"the image {image} is for AWS Neuron, which this project's images do not serve", "")
+        raise Refused(f"the image {image} is for AWS Neuron, which this project's images do not support", "")
     kind = override or _kind(repository)
     if kind is None:
         known = ", ".join(KINDS.values())
-        raise Refused(f"the image {image or '(none)'} cannot be replaced by lmi deploy, only those of {known}", _ADVICE)
+        raise Refused(f"the image {image or '(none)'} cannot be replaced by lmi deploy; those of {known} can", _ADVICE)
     if kind == "tgi" and (match := _TGI.search(tag)):
         return Container(kind, "vllm", match[1], match[1])
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
@@ -108,12 +108,12 @@ they have no effect here.
 """
 
 _READERS = {"OPTION_": "lmi", "SERVING_": "lmi", SM_VLLM: "vllm"}
-"""The kind of container that reads variables with each prefix."""
+"""Maps each prefix to the kind of container that reads variables with that prefix."""
 
 
 @dataclass
 class Variables:
-    """What becomes of the variables in a container's environment.
+    """The result of classifying the variables in a container's environment.
 
     Attributes:
         options: options of the specification, without the prefix `option.`.
@@ -124,8 +124,8 @@ class Variables:
         idle: pairs of the same form for variables that have no effect here.
         defaults: pairs `(option, whose default it is)` for options that no variable sets.
         hub_token: names of the variables that contain a token of the Hugging Face hub.
-        origins: name of the variable that each option comes from.
-        keys: values of all options that a variable sets, as strings, by the option's key.
+        origins: maps each option to the name of the variable that sets it.
+        keys: maps the key of each option that a variable sets to its value as a string.
     """
 
     options: dict[str, Value] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
 
 
 def _translate(result: Variables, names: Mapping[str, str], engine: str) -> None:
-    """Classify the variables in the table of foreign names."""
+    """Classify the variables whose names are in the table of foreign names."""
     for item in translate(names, engine):
         if isinstance(item, Note):
             result.idle.append((shown(item.foreign, names[item.foreign]), item.message))
@@ -196,7 +196,7 @@ def _joined(names: Mapping[str, str], settings: Variables) -> dict[str, str]:
     result = {name: value for name, value in names.items() if name not in dotted}
     keys = {name: key_of(f"OPTION_{name.removeprefix(SM_VLLM).removeprefix('OPTION_')}") for name in dotted}
     for item in joined(Setting(keys[name], names[name], name) for name in dotted):
-        if not isinstance(item, Setting) or item.key == keys[item.origin]:  # no part of an option
+        if not isinstance(item, Setting) or item.key == keys[item.origin]:  # not part of an option
             origin = item.origin if isinstance(item, Setting) else str(getattr(item, "where", ""))
             result.setdefault(origin, names.get(origin, ""))
             continue
@@ -224,12 +224,12 @@ def _write_defaults(result: Variables, container: Container) -> None:
 def _defaults(result: Variables, container: Container) -> Iterator[tuple[str, Any, str]]:
     """Yield a triple `(option, value, reason)` for each default of the container."""
     if container.kind == "lmi" and not result.keys.keys() & _DEGREES:
-        yield "option.tensor_parallel_degree", "max", "LMI's: it uses all visible GPUs"
+        yield "option.tensor_parallel_degree", "max", "LMI's default: it uses all visible GPUs"
     if container.kind == "vllm":
-        yield "option.openai_compat", True, "vLLM's: its /invocations is OpenAI's API"
+        yield "option.openai_compat", True, "vLLM's default: its /invocations speaks OpenAI's API"
     if container.kind == "tgi":
-        yield "option.tgi_compat", True, "TGI's response format; a request without max_new_tokens gets 30, as in LMI"
-        yield "job_queue_size", 128, "TGI's max_concurrent_requests"
+        yield "option.tgi_compat", True, "TGI's response format; as in LMI, max_new_tokens is 30 by default"
+        yield "job_queue_size", 128, "TGI's default of max_concurrent_requests"
         for key, (value, why) in _of_tgi(container.release).items():
             if key not in _DEGREES or not result.keys.keys() & _DEGREES:
                 yield key, value, f"TGI {container.release}'s default: {why}"
@@ -250,7 +250,7 @@ def _taken_out(name: str, value: str, result: Variables, container: Container) -
         result.hub_token += [name] if value else []
         return True
     if is_secret(name, value):
-        why = "a secret, which anyone who may describe the model can read; pass it to the container in another way"
+        why = "anyone who may describe the model can read this secret; pass it to the container in another way"
         result.unmapped.append((f"{name}={HIDDEN}", why))
         return True
     if not _is_read(name, container):

@@ -1,1 +1,1 @@
-"""Batch transform jobs, which answer files of requests without an endpoint."""
+"""Batch transform jobs, which process files of requests without an endpoint."""

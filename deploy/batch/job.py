@@ -32,8 +32,8 @@ CONTENT_TYPE = "application/jsonlines"
 """LMI and this server read this content type as JSON, as it begins with `application/json`."""
 
 _PAYLOAD = 6  # megabytes: SageMaker's default
-_INSTANCES = 100  # maximum of TransformResources.InstanceCount, which only AWS's prose states
-_GPU_AMI = "al2-ami-sagemaker-batch-gpu-535"  # the newer of two AMIs, which only AWS's prose lists
+_INSTANCES = 100  # maximum of TransformResources.InstanceCount, which only AWS's documentation states
+_GPU_AMI = "al2-ami-sagemaker-batch-gpu-535"  # the newer of two AMIs, which only AWS's documentation lists
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class BatchJob:
 
     Attributes:
         model: model of the job, which must be created first.
-        stem: common beginning of the names of all jobs with this input and output.
+        stem: common prefix of the names of all jobs with this input and output.
         request: arguments of CreateTransformJob, except for the name.
         warnings: warnings to print, one sentence each.
     """
@@ -129,7 +129,7 @@ def _check(spec: Spec, decision: Decision) -> None:
         families = sorted({name.rpartition(".")[0] for name in types if name.startswith(("ml.g", "ml.p"))})
         raise Refused(
             f"instance.type: batch transform does not support {name}",
-            f"Pass --instance-type; GPU families are {', '.join(families)}. Or use an asynchronous endpoint (async).",
+            f"Pass --instance-type (GPU families: {', '.join(families)}), or use an asynchronous endpoint (async).",
         )
     if spec.instance.count > _INSTANCES:
         raise Refused(f"instance.count: {spec.instance.count}, but a job may have at most {_INSTANCES}", "Use --count.")
@@ -147,7 +147,7 @@ def _check(spec: Spec, decision: Decision) -> None:
 
 
 def _model(spec: Spec, decision: Decision, job_tags: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
-    """Build the job's model like an endpoint's, but without adapters. Its container downloads a prefix itself."""
+    """Build the job's model as for an endpoint, but without adapters. The container downloads an S3 prefix itself."""
     environment = dict(spec.environment)
     if _fetches(decision):
         environment["HF_MODEL_ID"] = str(decision.model_data)
@@ -167,14 +167,14 @@ def _fetches(decision: Decision) -> bool:
 def _warnings(spec: Spec, decision: Decision) -> Iterator[str]:
     if decision.gpus:
         yield (
-            f"batch transform's newest AMI ({_GPU_AMI}) has driver 535, for CUDA 12.2: an image with a newer CUDA "
+            f"batch transform's newest AMI ({_GPU_AMI}) has driver 535, for CUDA 12.2: an image with a newer version "
             "needs the compatibility library that NVIDIA's images include"
         )
     if any(component.adapters for component in spec.components):
         yield "components.adapters: a job serves only the model, so a line that names an adapter gets an error"
     if spec.image.aws is not None or is_aws_image(decision.image) or _front(spec) != "embedded":
         yield (
-            "DJL Serving answers an invalid line with an error status, and SageMaker then writes no output for the "
+            "DJL Serving responds to an invalid line with an error status, and SageMaker then writes no output for the "
             "whole file; this project's image with LMI_FRONT=embedded writes the error as that line's output"
         )
 
@@ -187,7 +187,7 @@ def _front(spec: Spec) -> str:
 
 
 _MB = 2**20
-_MOST_READ = 2**30  # maximum size of input to check for lines that are too long, in bytes
+_MOST_READ = 2**30  # maximum bytes of input to read in search of lines that are too long
 _CHUNK = 2**20
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zip", ".zst")
 
@@ -200,7 +200,7 @@ class Input(NamedTuple):
 
 
 def checks(aws: Aws, spec: Spec, decision: Decision) -> list[Check]:
-    """Check a job's input, output and quota. Missing permission to read is only a warning.
+    """Check a job's input, output and quota. A missing read permission is only a warning.
 
     Raises:
         BotoCoreError: there is no connection to AWS.
@@ -242,7 +242,7 @@ def _input(aws: Aws, spec: Spec) -> Iterator[Check]:
 
 
 def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterator[Check]:
-    """Check large objects for lines above the size limit, up to a total size of the objects."""
+    """Check objects for lines above the size limit. At most `_MOST_READ` bytes are read in total."""
     maximum = amounts(spec)[1] * _MB
     left, unread = _MOST_READ, 0
     for item in there:
@@ -256,8 +256,8 @@ def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterato
         if (problem := too_long(iter(lambda: body.read(_CHUNK), b""), maximum)) is not None:  # noqa: B023
             yield error(
                 "input",
-                f"s3://{bucket}/{item.key}: line {problem} is longer than {amounts(spec)[1]} MB: its file would fail",
-                "Shorten the line, or raise batch.payload_mb (times batch.concurrency, it may be at most 100).",
+                f"s3://{bucket}/{item.key}: line {problem} exceeds {amounts(spec)[1]} MB, so the file would fail",
+                "Shorten the line, or raise batch.payload_mb (its product with batch.concurrency may be at most 100).",
             )
     if unread:
         unread_text = f"{counted(unread, 'object')} too large to check"
@@ -265,7 +265,7 @@ def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterato
 
 
 def too_long(chunks: Iterable[bytes], maximum: int) -> int | None:
-    """Return the number of the first line above `maximum` bytes including its newline, or None if there is none."""
+    """Return the number of the first line longer than `maximum` bytes, including its newline, or None."""
     number, length = 1, 0
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
@@ -302,7 +302,7 @@ def outputs(aws: Aws, uri: str, since: Any = None) -> list[str]:
     """Return the URIs of the outputs (`*.out`) under an S3 URI.
 
     Args:
-        since: time before which outputs are omitted, or None for all outputs.
+        since: omit outputs that were last modified before this time; None for all outputs.
     """
     bucket, key = bucket_and_key(uri)
     folder = f"{key.rstrip('/')}/" if key else ""

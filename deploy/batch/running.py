@@ -50,7 +50,7 @@ def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
     """Create the job's model unless it exists; return whether it was created.
 
     Raises:
-        Refused: a model of that name has another owner.
+        Refused: a model with that name belongs to another owner.
     """
     existing = show(aws, Kind.MODEL, (job.model.name,))
     if existing is None:
@@ -62,7 +62,7 @@ def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
 
 
 def name_of(aws: Aws, job: BatchJob) -> str:
-    """Return a name for the job that ends in the next free number.
+    """Return a name for the job, with the next free number at its end.
 
     If two jobs are created at the same time, they get the same name, and AWS accepts only one of them.
     """
@@ -73,7 +73,7 @@ def create(aws: Aws, job: BatchJob, name: str) -> None:
     """Create the transform job.
 
     Raises:
-        Refused: a job of that name exists already.
+        Refused: a job with that name already exists.
     """
     run = {"Key": _TAG_RUN, "Value": uuid.uuid4().hex}
     request = {**job.request, "TransformJobName": name, "Tags": [*job.request["Tags"], run]}
@@ -115,7 +115,7 @@ def wait(aws: Aws, name: str, report: Report) -> list[str]:
     """Wait until a job ends, and return the URIs of its outputs.
 
     Raises:
-        Failed: the job failed or was stopped. The advice has the end of the log and the outputs so far.
+        Failed: the job failed or was stopped. The advice contains the end of the log and the outputs so far.
         NotThere: the job does not exist.
     """
     total: int | None = None

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         "--file",
         type=Path,
         metavar="JSON",
-        help="instead of ENDPOINT: a model's configuration, JumpStart's specification or a recommendation job",
+        help="file to read instead of ENDPOINT: a model's configuration, JumpStart's specification or a job's output",
     )
     parser.add_argument(
         "--recommendation", type=int, default=1, metavar="N", help="number of the job's recommendation (default: 1)"
@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--container",
         choices=list(KINDS),
-        help="the endpoint's server, if the image's name does not show it (ours: lmi-handler)",
+        help="server in the endpoint's image, if the image's name does not show it (ours: lmi-handler)",
     )
     parser.add_argument("--variant", help="production variant to adopt, if there are several; requires --name")
     parser.add_argument("--policy", action="store_true", help="print the IAM policy that adopt needs, and exit")
@@ -98,7 +98,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _there_already(path: Path) -> Refused:
-    return Refused(f"{path} already exists", "Pass another file, or remove this one.")
+    return Refused(f"{path} already exists", "Pass another file name, or remove this file.")
 
 
 def _repository(text: str) -> dict[str, str]:
@@ -108,7 +108,7 @@ def _repository(text: str) -> dict[str, str]:
 
 def _print_policy(arguments: argparse.Namespace) -> int:
     if arguments.endpoint is None:
-        raise SpecError("--policy cannot be combined with --file, which needs no permissions", "Leave --policy out.")
+        raise SpecError("--policy cannot be combined with --file, which needs no permissions", "Omit --policy.")
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", arguments.endpoint):
         raise SpecError(f"{arguments.endpoint}: is not a valid endpoint name")
     aws = Aws(arguments.region)

@@ -31,7 +31,7 @@ _SHORT = {
     "instance-type": ("instance.type", "SageMaker instance type, or auto"),
     "count": ("instance.count", "number of instances"),
 }
-"""Short flags for the most common settings, with the field of the specification and its meaning."""
+"""Maps each short flag for a common setting to the field of the specification and its meaning."""
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,7 @@ def share_of(arguments: argparse.Namespace) -> Share | None:
     percent, count = arguments.shadow_percent, arguments.shadow_count
     if arguments.shadow:
         if arguments.adopt:
-            raise SpecError("--adopt takes over the endpoint, --shadow leaves it to its owner", "Pass one of them.")
+            raise SpecError("--adopt takes over the endpoint, but --shadow leaves it to its owner", "Pass one of them.")
         default = Share()
         return Share(default.percent if percent is None else percent, default.count if count is None else count)
     if percent is not None or count is not None:
@@ -113,18 +113,18 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
 
 def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     add_endpoint(parser)
-    parser.add_argument("--component", metavar="NAME", help="inference component or adapter (default: the only one)")
+    parser.add_argument("--component", metavar="NAME", help="component or adapter (default: the only component)")
     parser.add_argument(
         "--endpoint-url",
         type=url,
         metavar="URL",
-        help="URL of the API to use instead of AWS, such as the one that `lmi deploy local` prints",
+        help="URL of the API to use instead of AWS, such as the URL that `lmi deploy local` prints",
     )
     parser.add_argument(
         "--patience",
         type=seconds,
         metavar="S",
-        help="seconds to keep retrying until a response begins (default: 60, or 900 while no copy is up)",
+        help="seconds to keep retrying until a response begins (default: 60, or 900 while no copy is running)",
     )
 
 
@@ -136,7 +136,7 @@ def add_body(parser: argparse.ArgumentParser) -> None:
         help="the request's body: a JSON object is sent unchanged, other text is a prompt; - reads standard "
         "input, @FILE reads a file (default: -)",
     )
-    parser.add_argument("--json", metavar="JSON", help="any JSON value as the body, instead of BODY; also - or @FILE")
+    parser.add_argument("--json", metavar="JSON", help="any JSON value as the body, instead of BODY; or - or @FILE")
     add_parameters(parser)
     parser.add_argument("--custom-attributes", metavar="TEXT", help="attributes such as route=/v1/chat/completions")
     parser.add_argument("--inference-id", metavar="ID", help="ID of the request in the container's log")
@@ -187,7 +187,7 @@ def body_of(arguments: argparse.Namespace) -> Any:
 
 
 def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the generation parameters. Values that are not JSON are strings.
+    """Return the generation parameters. A value that is not JSON is taken as a string.
 
     Raises:
         DeployError: a parameter has no name or no value.

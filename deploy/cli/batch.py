@@ -1,4 +1,4 @@
-"""`lmi deploy batch`: answer files of requests in S3 with a transform job, without an endpoint."""
+"""`lmi deploy batch`: process files of requests in S3 with a transform job, without an endpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SETTINGS = {"input": "S3 URI of the input: an object or a prefix", "output": "S
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "batch",
-        help="answer files of requests in S3, without an endpoint (batch transform)",
+        help="process files of requests in S3, without an endpoint (batch transform)",
         description="Create a transform job, and wait until it ends. Each line of an input object is a request, and "
         "the same line of OBJECT.out is its response. Ctrl-C stops waiting, but not the job.",
     )

@@ -25,7 +25,7 @@ _WRONG = 2
 def add(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="check a specification (FILE), or measure an endpoint (NAME --live)")
     add_spec(parser)
-    parser.add_argument("--live", action="store_true", help="send requests to the endpoint NAME, given instead of FILE")
+    parser.add_argument("--live", action="store_true", help="send requests to an endpoint, whose NAME replaces FILE")
     parser.add_argument("--component", metavar="NAME", help="with --live: component to send requests to")
     parser.add_argument(
         "--endpoint-url", type=url, metavar="URL", help="with --live: the API's URL, as `lmi deploy local` prints it"

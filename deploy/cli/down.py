@@ -25,7 +25,7 @@ from deploy.spec.reading import read_spec
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("down", help="delete everything that belongs to a deployment")
-    parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification, unless --name is given")
+    parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification, unless you pass --name")
     parser.add_argument("--name", help="name of the endpoint, instead of FILE")
     parser.add_argument("--endpoint", help="with --name: another deployment's endpoint, on which the components run")
     parser.add_argument("--region", help="AWS region (default: the file's region, or else boto3's setting)")
@@ -43,9 +43,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if spec is None and arguments.name is None:
         raise SpecError("pass the specification's file or --name")
     if arguments.data and (spec is None or not uploads(spec)):
-        raise SpecError("--data needs a specification with model.upload, as up uploads nothing otherwise")
+        raise SpecError("--data needs a specification with model.upload, because without it `up` uploads nothing")
     if arguments.shadow and (arguments.data or arguments.logs or arguments.endpoint):
-        raise SpecError("--shadow removes only the shadow", "Leave out --data, --logs and --endpoint.")
+        raise SpecError("--shadow removes only the shadow", "Omit --data, --logs and --endpoint.")
     if spec is not None and arguments.name not in (None, spec.name):
         raise SpecError(f"--name is {arguments.name}, but the file's name is {spec.name}", "Pass only one of them.")
     if spec is not None and arguments.endpoint not in (None, spec.endpoint):
@@ -85,14 +85,14 @@ def _remove(name: str, spec: Spec | None, console: Console, arguments: argparse.
 
 
 def _print_removal(console: Console, planned: Plan, nothing: str) -> None:
-    """Print what will be deleted, or `nothing`, and what is kept."""
+    """Print what will be deleted, or else the text `nothing`, and what is kept."""
     if planned.actions:
         print_plan(console, planned, whole=False)
     else:
         say(console, nothing)
     if planned.kept:
         text = f"The endpoint is kept, as it runs components of other deployments: {', '.join(planned.kept)}."
-        say(console, f"{text} Run this again after they are deleted.")
+        say(console, f"{text} Run this command again after they are deleted.")
 
 
 def _delete_logs(aws: Aws, console: Console, endpoint: str | None, live: Live, spec: Spec | None) -> None:

@@ -28,9 +28,9 @@ def add(commands: Any) -> None:
         "--who",
         type=_who,
         metavar="WHO",
-        help=f"print only one policy, as the aws command expects it: {', '.join(_WHO)}, or one part (deployer-1)",
+        help=f"print only one policy, in the aws command's format: {', '.join(_WHO)}, or a part (deployer-1)",
     )
-    parser.add_argument("--adopt", action="store_true", help="include what `--adopt`, `--shadow` and `promote` need")
+    parser.add_argument("--adopt", action="store_true", help="include what `--adopt`, `--shadow` and `promote` require")
     parser.add_argument("--check", action="store_true", help="ask IAM which actions are denied (changes nothing)")
     parser.add_argument(
         "--principal",
@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _print(documents: dict[str, Policy], who: str | None) -> int:
-    """Print all policies, or only one, each split into parts that AWS accepts."""
+    """Print all policies, or only the policy `who`, in parts that AWS accepts."""
     printed: dict[str, Policy] = {}
     for party, document in documents.items():
         pieces = parts(document)
@@ -74,7 +74,7 @@ def _print(documents: dict[str, Policy], who: str | None) -> int:
             says = f"{party}: {length(document):,} characters, but AWS accepts {MOST:,} in a managed policy"
             advice = f"It is split into {' and '.join(names)}: create and attach a policy for each part."
             if who == party:
-                raise Refused(says, f"{advice} Print one with --who {names[0]}.")
+                raise Refused(says, f"{advice} Print the first part with --who {names[0]}.")
             print(f"note: {says}. {advice}", file=sys.stderr)
     if who is not None and who not in printed:
         raise Refused(f"--who {who}: there is no such policy or part", f"The known names are {', '.join(printed)}.")

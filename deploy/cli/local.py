@@ -41,7 +41,7 @@ def add_emulation(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--aws",
         action="store_true",
-        help="emulate AWS as a whole (with moto): `lmi deploy up` creates endpoints here, all of which this container "
+        help="emulate all of AWS (with moto): `lmi deploy up` creates endpoints here, all of which this container "
         "serves; needs the extra `rehearse`",
     )
     group.add_argument(
@@ -55,7 +55,7 @@ def add_emulation(parser: argparse.ArgumentParser) -> None:
 
 
 def emulated(arguments: argparse.Namespace, plan: Plan) -> Plan:
-    """Return the plan for emulating AWS, in which one container serves all endpoints of an emulated AWS.
+    """Return a plan in which one container serves all endpoints of an emulated AWS.
 
     Raises:
         DeployError: a package is missing, or an argument does not apply to the emulation of AWS.
@@ -81,7 +81,7 @@ def run_emulation(arguments: argparse.Namespace, plan: Plan, report: Callable[[s
     """Serve until SIGINT or SIGTERM; return the exit status."""
     from deploy.emulator.account import ContainerLog, account, variables
 
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # which logs every connection that it discards
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # urllib3 logs every connection that it discards
     region = arguments.region or os.environ.get("AWS_REGION") or "us-east-1"
     container_log = ContainerLog()
 
@@ -113,7 +113,7 @@ def _no_proxy() -> dict[str, str]:
 
 
 BASE = "base"
-"""Name of the component for the model itself, which exists only beside adapters."""
+"""Name of the component for the model itself, which exists only if there are adapters."""
 
 _NAME = "local"
 _SPECIFICATION = (".yaml", ".yml", ".json")
@@ -132,7 +132,7 @@ def add(commands: Any) -> None:
         "local",
         help="run the container and SageMaker's Runtime API on this machine",
         description="Start the container without Docker, with SageMaker's Runtime API in front of it. boto3 can call "
-        "it like an endpoint if endpoint_url is set (documents: local).",
+        "it like an endpoint if endpoint_url is set.",
     )
     parser.add_argument(
         "model",
@@ -141,10 +141,10 @@ def add(commands: Any) -> None:
         "specification (.yaml, .json), of which each component runs as a process",
     )
     parser.add_argument(
-        "--port", type=port, default=8081, help="port of the API, or 0 for a free one (default: %(default)s)"
+        "--port", type=port, default=8081, help="port of the API, or 0 for any free port (default: %(default)s)"
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--endpoint-name", metavar="NAME", help=f"(default: the specification's name, else {_NAME})")
+    parser.add_argument("--endpoint-name", metavar="NAME", help=f"name (default: the specification's or else {_NAME})")
     parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
     _add_container(parser)
     _add_limits(parser)
@@ -155,7 +155,7 @@ def add(commands: Any) -> None:
 def _add_container(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("container")
     group.add_argument("--container", metavar="URL", help="URL of a running container, such as http://127.0.0.1:8080")
-    group.add_argument("--container-port", type=port, metavar="PORT", help="the container's port (default: a free one)")
+    group.add_argument("--container-port", type=port, metavar="PORT", help="container port (default: a free port)")
     group.add_argument("--engine", help="option.llm_engine")
     group.add_argument(
         "-o",
@@ -287,7 +287,7 @@ def _adapters(settings: list[str], taken: tuple[str, ...]) -> dict[str, str]:
     for text in settings:
         name, equals, path = text.partition("=")
         if not name or not equals or not Path(path).is_dir():
-            raise DeployError(f"--adapter {text}: must be NAME=PATH, the path of a directory")
+            raise DeployError(f"--adapter {text}: must be NAME=PATH, where PATH is a directory")
         if name in taken or name in adapters:
             raise DeployError(f"--adapter {text}: the component {name} already exists")
         adapters[name] = str(Path(path).resolve())

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
 
 
 class _AnyOrder(Parser):
-    """A parser that accepts flags between positional arguments (`NAME --flag BODY`), also before Python 3.13."""
+    """A parser that accepts flags between positional arguments (`NAME --flag BODY`), even before Python 3.13."""
 
     _within = False
 

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def deploy(arguments: argparse.Namespace, command: str) -> int:
-    """Run `up`, `update` or `promote`, and report the progress on an interrupt. `update` needs an existing endpoint."""
+    """Run `up`, `update` or `promote`. An interrupt prints what was done so far. `update` requires an endpoint."""
     spec = spec_of(arguments)
     share = share_of(arguments) if command == "up" else None
     if share is not None or command == "promote":
@@ -113,13 +113,13 @@ def _deploy(
 
 
 def _next_steps(spec: Spec, share: Share | None, before: str | None) -> Iterator[str]:
-    """Yield what the user can do now.
+    """Yield lines that tell the user what to do next.
 
     Args:
         before: name of the endpoint's previous configuration after `promote`, or None.
     """
     if share is not None:
-        yield f"The shadow of {spec.name} is in service. lmi deploy promote makes it serve, down --shadow removes it."
+        yield f"The shadow of {spec.name} is in service. lmi deploy promote makes it serve; down --shadow removes it."
         return
     yield f"{spec.name} is in service. Try it: {first_request(spec)}"
     if before:
@@ -162,6 +162,6 @@ def add_update(commands: Any) -> None:
 
 
 def add_promote(commands: Any) -> None:
-    parser = commands.add_parser("promote", help="make the shadow of `up --shadow` the variant that serves")
+    parser = commands.add_parser("promote", help="turn the shadow of `up --shadow` into the serving variant")
     add_arguments(parser)
     parser.set_defaults(run=partial(deploy, command="promote"), adopt=True)

@@ -49,7 +49,7 @@ _WORD = 20  # maximum length of a word that a table does not break
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **look: Any) -> Table:
-    """Return a table that does not break short words across lines. `look` has further arguments of rich's `Table`."""
+    """Return a table that does not break short words. `look` contains further arguments of rich's `Table`."""
     result, rows = Table(title_justify="left", caption_justify="left", **look), [*rows]
     for index, column in enumerate(columns):
         lines = "\n".join([column, *(str(row[index]) for row in rows)]).splitlines()
@@ -60,7 +60,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **lo
     return result
 
 
-_NARROW = 140  # terminal width in characters; on narrower ones, notes are printed below the table
+_NARROW = 140  # terminal width in characters; on narrower terminals, notes are printed below the table
 
 
 def print_noted(
@@ -92,7 +92,7 @@ def confirm(question: str, *, yes: bool, needed: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         if needed:
-            raise Refused(f"{question} There is no terminal to ask this on.", "Pass --yes.")
+            raise Refused(f"{question} There is no terminal on which to ask.", "Pass --yes.")
         return True
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
@@ -134,7 +134,7 @@ _NAMES = {"accelerators": "GPUs", "memory_mb": "MB of memory", "cpus": "CPU core
 
 
 def print_sums(console: Console, sums: Sums) -> None:
-    """Print the resources of each component in a table, and the sum of all first copies below it."""
+    """Print a table with each component's resources, and below it the sum for all first copies."""
     title = "Components (GPUs and MB per copy, GiB per GPU)"
     print_noted(console, _COLUMNS, map(_row, sums.placed), title=title)
     say(console, _sum(sums))
@@ -198,7 +198,7 @@ _LONG = 100  # maximum number of characters to print of a changed value
 
 
 def print_plan(console: Console, plan: Plan, *, whole: bool = True) -> None:
-    """Print every action with its changes, and with `whole` also its request."""
+    """Print each action and its changes, and with `whole` also its request."""
     for action in plan.actions:
         _print_action(console, action, whole)
     say(console, summary(plan), "bold")
@@ -216,11 +216,11 @@ def summary(plan: Plan) -> str:
         "unchanged": verbs.count(Verb.UNCHANGED),
     }
     text = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{text or 'no resources exist or are wanted'}."
+    return f"{text or 'no resources exist or are specified'}."
 
 
 def plan_as_json(plan: Plan, **more: Any) -> str:
-    """Return the plan as JSON, with the actions' requests and changes, and with `more` as further members."""
+    """Return the plan as JSON, with each action's request and changes. `more` contains further top-level fields."""
     actions = [
         {
             "verb": action.verb.value,
@@ -252,7 +252,7 @@ def printable(value: Any) -> Any:
 
 
 def print_candidates(console: Console, candidates: Candidates, prices: Prices) -> None:
-    """Print the table of instance types, with the chosen one marked."""
+    """Print the table of instance types, in which the chosen type is marked."""
     print_noted(console, COLUMNS, rows(candidates), title=title(candidates), caption=prices.source)
 
 
@@ -403,7 +403,7 @@ def view(status: Status) -> RenderableType:
 def _summary(status: Status) -> Table:
     serving = Text("yes", style="green") if status.serving else Text("no", style="red")
     if status.serving and status.asleep:
-        serving = Text("scaled to zero: requests wait until an instance is up", style="yellow")
+        serving = Text("scaled to zero: requests wait until an instance is running", style="yellow")
     rows: list[tuple[RenderableType, ...]] = [
         ("endpoint", f"{status.name} ({status.region})"),
         ("status", coloured(status.status)),

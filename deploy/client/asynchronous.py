@@ -1,4 +1,4 @@
-"""Wait for the response of asynchronous inference in S3."""
+"""Wait until the response to an asynchronous request is in S3."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class AsyncAnswer:
             raise request_failed from error
 
     def _is_absent(self, bucket: str, key: str) -> bool:
-        """Return whether a listing shows that the object is missing, for which S3 may answer 403 instead of 404."""
+        """Return whether a listing shows that the object is missing. S3 may report that as 403 instead of 404."""
         try:
             listed = self._s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
         except FROM_AWS:
@@ -105,7 +105,7 @@ def split_s3(uri: str) -> tuple[str, str]:
     """Split the s3:// URI of an object into bucket and key.
 
     Raises:
-        NotSent: the URI is not of that form.
+        NotSent: the URI does not have the form s3://BUCKET/KEY.
     """
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")

@@ -2,7 +2,7 @@
 
     RequestFailed                any of the errors below; all are `DeployError`s, which the command line prints
     ├── NotStarted               nothing was computed, so the request may be retried (`runtime.py` does)
-    │   ├── NoCapacity           no copy is up: scaled to zero, or still starting
+    │   ├── NoCapacity           no copy is running: scaled to zero, or still starting
     │   ├── Throttled            too many requests for the account or endpoint
     │   ├── NotReady             the model is loading, or SageMaker has no healthy instance
     │   └── Unreachable          no connection to SageMaker
@@ -10,15 +10,15 @@
     │   ├── NoSuchEndpoint
     │   └── ComponentFailed      the inference component has failed, and will not get a copy
     ├── Forbidden                AWS denies the call
-    ├── ModelRefused             the container answered 4xx: the request is invalid (LMI: 424, also for failures)
-    ├── ModelFailed              the container answered 5xx, its engine failed, or a stream ended with an error
+    ├── ModelRefused             the container responded 4xx: the request is invalid (LMI: 424, also for failures)
+    ├── ModelFailed              the container responded 5xx, its engine failed, or a stream ended with an error
     │   └── ModelBusy            429 or 503: the queue is full, or the container is stopping
     ├── ServiceFailed            SageMaker itself failed; the model may have run
     └── Broken                   the response is incomplete; the model may still be running
         ├── TimedOut             SageMaker's timeout (60 s, or 8 min for a stream), or the client's
         └── StreamBroken         the connection was lost, or the stream ended early
 
-The attribute `arrived` of each has the part of the response that arrived before the error.
+The attribute `arrived` of each error contains the events that arrived before it.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class TimedOut(Broken): ...
 class StreamBroken(Broken): ...
 
 
-# -- convert errors of boto3 and urllib3 into the client's errors. Pure ------------------------------------------------
+# -- convert errors of boto3 and urllib3 into the client's errors ------------------------------------------------------
 # An error inside a stream arrives as an `EventStreamError`, which has only a code and a message. If the connection is
 # lost or stalls during a stream, urllib3's own error is raised, which botocore does not wrap.
 
@@ -138,7 +138,7 @@ _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "
 _NOT_READY = ("ModelNotReadyException", "ServiceUnavailable", "ServiceUnavailableException", "503")
 _DENIED = ("AccessDeniedException", "AccessDenied", "MissingAuthenticationToken", "IncompleteSignature", "403")
 _REFUSED = ("ValidationError", "ValidationException", "413", "400")
-_IN_TIME = "Request fewer tokens, stream, or use asynchronous inference: SageMaker waits 60 s (streams: 8 min)."
+_IN_TIME = "Request fewer tokens, stream, or use asynchronous inference: SageMaker waits 60 s, or 8 min for a stream."
 _INVOKE = "The caller needs sagemaker:InvokeEndpoint (`lmi deploy iam`)."
 _ROUTED = "The caller needs sagemaker:InvokeInferenceRouter on the router, and InvokeEndpoint on its endpoints."
 _LOGS = "`lmi deploy logs NAME` shows the container's log."
@@ -180,7 +180,7 @@ def _from_status(error: ClientError) -> RequestFailed:
     response: dict[str, Any] = error.response
     code, message = str(response["Error"].get("Code", "")), str(response["Error"].get("Message", ""))
     request_id = response.get("ResponseMetadata", {}).get("RequestId")
-    if _STATUS.fullmatch(code):  # not AWS's own error, but one of a proxy or a load balancer
+    if _STATUS.fullmatch(code):  # the error of a proxy or a load balancer, not of AWS
         message = f"HTTP {code} {message}"
     if code == "ModelError":
         result = _from_container(response, message)
@@ -194,7 +194,7 @@ def _from_status(error: ClientError) -> RequestFailed:
         needs = _ROUTED if error.operation_name == "InvokeInferenceRouter" else _INVOKE
         result = Forbidden(f"{error.operation_name}: {code}: {message}", needs)
     elif code in _REFUSED and "no capacity" in message.lower():
-        result = NoCapacity(message, "No copy is running. If scaling.min is 0, requests start one.")
+        result = NoCapacity(message, "No copy is running. If scaling.min is 0, requests start a copy.")
     elif code in _REFUSED and "not found" in message.lower():
         result = NoSuchEndpoint(message, "Check the name and the region.")
     elif code in _REFUSED:
@@ -220,7 +220,7 @@ def _from_container(response: dict[str, Any], message: str) -> RequestFailed:
 
 
 def _body(text: str) -> tuple[str, str]:
-    """Return an error body's message and its type, in the schema of TGI or OpenAI."""
+    """Return the message and the type in an error body of TGI's or OpenAI's schema, or the body and ""."""
     try:
         body = json.loads(text.removeprefix("data:"))  # the body is an event of a stream
     except ValueError:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenAIRoute:
-    """The base URL and the token of an endpoint's OpenAI route.
+    """The base URL of an endpoint's OpenAI route, and a source of tokens for it.
 
     Attributes:
         base_url: base URL, which ends in /openai/v1. Its only operation is chat/completions.
@@ -67,7 +67,7 @@ class Session:
     header.
 
     Attributes:
-        id: the ID that the container has given the session, or "" after it was closed.
+        id: ID that the container assigned to the session, or "" after the session was closed.
         expires: time at which the container drops the session, or None if it is unknown.
 
     Raises:
@@ -169,7 +169,7 @@ class Predictor:
     Args:
         endpoint_name: name of the endpoint, or of an inference router.
         region: region of the endpoint, or None for boto3's setting.
-        component: inference component to call, or None if the endpoint has at most one.
+        component: inference component to call, or None if the endpoint has at most one component.
         adapter: name of an adapter's component to call, instead of `component`.
         routing_target: routing target to call, if `endpoint_name` is an inference router.
         connection: further settings; see `Connection`.
@@ -192,9 +192,9 @@ class Predictor:
         **connection: Unpack[Connection],
     ) -> None:
         if component is not None and adapter is not None:
-            raise NotSent("pass either component or adapter: an adapter is a component itself, and names its base")
+            raise NotSent("pass either component or adapter: an adapter is itself a component, which names its base")
         if routing_target is not None and (component or adapter):
-            raise NotSent("routing_target cannot be combined with component or adapter, as it names the components")
+            raise NotSent("routing_target cannot be combined with component or adapter, as the target chooses them")
         self.runtime = (
             Runtime(endpoint_name, region, component=adapter or component, **connection)
             if routing_target is None
@@ -330,7 +330,7 @@ class Conversation:
     """A conversation with a model.
 
     Args:
-        system: system message, or "" for none.
+        system: system message, or "" for no system message.
         parameters: parameters of every request, such as `max_tokens` and `temperature`.
 
     Attributes:

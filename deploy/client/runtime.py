@@ -44,8 +44,8 @@ _ANY_REGION = "us-east-1"
 def boto_session(region: str | None = None, endpoint_url: str | None = None) -> Any:
     """Return a boto3 session.
 
-    If `endpoint_url` is an emulator on this machine, which accepts any signature, a region and credentials are filled
-    in where none are set.
+    If `endpoint_url` is an emulator on this machine, a missing region and missing credentials are filled in, because
+    the emulator accepts any signature.
     """
     session = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
     if endpoint_url is None or urlsplit(endpoint_url).hostname not in _LOOPBACK:
@@ -70,13 +70,13 @@ def runtime_client(
     return web_pages.refused(session.client(service, region_name=region, endpoint_url=endpoint_url, config=own))
 
 
-# -- find the inference component for a request that names none --------------------------------------------------------
+# -- find the inference component for a request that does not name a component -----------------------------------------
 
 
 def only_component(session: Any, region: str, endpoint_name: str) -> str:
     """Return the endpoint's only inference component, not counting adapters.
 
-    It calls ListInferenceComponents, and DescribeInferenceComponent if there are several components.
+    This calls ListInferenceComponents, and also DescribeInferenceComponent if there are several components.
 
     Raises:
         NotSent: the endpoint has no component or several.
@@ -96,7 +96,7 @@ def only_component(session: Any, region: str, endpoint_name: str) -> str:
         raise NotSent(f"{endpoint_name} has no inference component yet", "Wait until `lmi deploy up` has finished.")
     raise NotSent(
         f"{endpoint_name} has several inference components: {', '.join(sorted(names))}",
-        "Pass one as component=, or --component.",
+        "Pass a name as component= or --component.",
     )
 
 
@@ -106,7 +106,7 @@ def _is_adapter(client: Any, name: str) -> bool:
 
 
 def check_component(client: Any, name: str) -> None:
-    """Raise an error if an inference component without copies has failed, so that it will never get one.
+    """Raise an error if an inference component has failed, because it will then never get a copy.
 
     Args:
         client: boto3's client for SageMaker. Without permission for DescribeInferenceComponent, nothing is checked.
@@ -120,19 +120,19 @@ def check_component(client: Any, name: str) -> None:
         return
     if component["InferenceComponentStatus"] == "Failed":
         advice = "`lmi deploy up` creates it again; `lmi deploy logs NAME` shows the container's log."
-        reason = component.get("FailureReason", "SageMaker gives no reason")
+        reason = component.get("FailureReason", "SageMaker reports no reason")
         raise ComponentFailed(f"the inference component {name} has failed: {reason}", advice)
 
 
 def _cannot_list(error: RequestFailed, endpoint_name: str) -> RequestFailed:
     error.args = (f"requests to {endpoint_name} must name an inference component, and listing them failed: {error}",)
-    error.advice = "Pass one as component=, or --component."
+    error.advice = "Pass a name as component= or --component."
     return error
 
 
 # -- retry requests that have not started (`NotStarted`), within time limits -------------------------------------------
 # boto3's own retries are off. After a read timeout, boto3 would send the request again while the model still works on
-# the first one, so that one response could cost three generations.
+# the first request, so that one response could cost three generations.
 
 _Answer = TypeVar("_Answer")
 
@@ -143,8 +143,8 @@ class Patience:
 
     Attributes:
         busy: limit while requests are throttled, or while there is no connection.
-        cold: limit while no copy is up. An instance takes minutes to start.
-        first: first pause. Each further pause is up to twice as long as the previous one, with jitter.
+        cold: limit while no copy is running. An instance takes minutes to start.
+        first: first pause. Each further pause is up to twice as long as the previous pause, with jitter.
         longest: maximum length of a pause.
     """
 
@@ -201,7 +201,7 @@ _T = TypeVar("_T")
 
 
 class LargePayload(UserWarning):
-    """A warning that SageMaker may reject the request for its size."""
+    """A warning that SageMaker may reject the request because of its size."""
 
 
 class Timeouts(NamedTuple):
@@ -216,7 +216,7 @@ class Connection(TypedDict, total=False):
     """Settings for the connection to an endpoint.
 
     Attributes:
-        endpoint_url: the URL to use instead of AWS, such as the one that `lmi deploy local` prints.
+        endpoint_url: URL to use instead of AWS, such as the URL that `lmi deploy local` prints.
         session: boto3 session with credentials of another profile or role, or None for a new session.
         patience: time limits for retrying requests that have not started.
         timeouts: timeouts of a single attempt.
@@ -233,7 +233,7 @@ class Connection(TypedDict, total=False):
 
 
 class Runtime:
-    """Calls of SageMaker Runtime to one endpoint. Thread-safe.
+    """A thread-safe client of SageMaker Runtime for one endpoint.
 
     Args:
         endpoint_name: name of the endpoint.
@@ -456,7 +456,7 @@ _ANSWER = 170.0  # seconds: AWS's minimum for a router's client, as a router may
 
 
 class RouterRuntime(Runtime):
-    """Calls through a routing target of an inference router. `endpoint_name` is the router's name.
+    """A client that calls a routing target of an inference router. `endpoint_name` is the router's name.
 
     Args:
         router: name of the inference router.
@@ -470,9 +470,9 @@ class RouterRuntime(Runtime):
         self._target = routing_target
 
     def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Call InvokeInferenceRouter. The response also has `InvokedRoutedResourceArn` and `RoutingReason`."""
+        """Call InvokeInferenceRouter. The response also contains `InvokedRoutedResourceArn` and `RoutingReason`."""
         if unknown := request.keys() - set(_TAKES):
-            raise NotSent(f"{', '.join(sorted(unknown))}: an inference router accepts only {', '.join(_TAKES)}")
+            raise NotSent(f"{', '.join(sorted(unknown))}: not supported; routers accept only {', '.join(_TAKES)}")
         if len(request.get("Body", b"")) > WARN_BYTES:
             raise NotSent(f"the body has {len(request['Body']):,} bytes, but a router accepts at most {WARN_BYTES:,}")
         client = self._client
@@ -485,7 +485,7 @@ class RouterRuntime(Runtime):
         return self._with_retries(call)
 
     def stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        raise NotSent("inference routers do not support streaming", "Use predict, or call one of its endpoints.")
+        raise NotSent("inference routers do not support streaming", "Use predict, or call an endpoint of the router.")
 
     def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         raise NotSent("inference routers do not support asynchronous requests", "Send the request to an endpoint.")

@@ -19,7 +19,7 @@ class Deserializer(Protocol):
     def ACCEPT(self) -> tuple[str, ...]: ...
 
     def deserialize(self, stream: Any, content_type: str) -> Any:
-        """Return the value of a body. `stream` has the methods `read` and `close`."""
+        """Return the value that a body contains. `stream` has the methods `read` and `close`."""
 
 
 class JSONSerializer:

@@ -61,7 +61,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Raw:
-    """Any other value, such as a part of a tool call, usage, the output of a custom formatter, or plain text."""
+    """A value of any other kind: part of a tool call, usage, the output of a custom formatter, or plain text."""
 
     data: Any
 
@@ -129,7 +129,7 @@ def _line(value: Mapping[str, Any]) -> Iterator[Event]:
 
 
 def _choice(choice: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield the events of a choice in OpenAI's schema, of a chat or a completion, streamed or not."""
+    """Yield the events of a choice in OpenAI's schema for chats or completions, streaming or non-streaming."""
     index, reason = choice.get("index", 0), choice.get("finish_reason")
     if not isinstance(index, int):
         raise TypeError(index)
@@ -181,7 +181,7 @@ _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class Truncated(Exception):
-    """An error about a response that ended inside a value. `rest` is the incomplete value."""
+    """The error for a response that ends inside a value. `rest` is the incomplete value."""
 
     def __init__(self, rest: bytes) -> None:
         super().__init__(rest)
@@ -190,7 +190,7 @@ class Truncated(Exception):
 
 class Reader(Protocol):
     def feed(self, data: bytes) -> list[Any]:
-        """Add bytes, and return the values that are complete now."""
+        """Add bytes, and return the values that they complete."""
 
     def flush(self) -> list[Any]:
         """Return the values that the end of the input completes.
@@ -303,7 +303,7 @@ class ServerSentEvents:
     def _event(self) -> list[Any]:
         """Return the values of an event, and drop `[DONE]`.
 
-        There are several values if a server leaves out the empty line between events.
+        There are several values if a server omits the empty line between events.
         """
         data, self._data = b"\n".join(self._data), []
         values = JsonValues()
@@ -326,7 +326,7 @@ class PlainText:
 
 
 def reader_for(content_type: str, beginning: bytes) -> Reader | None:
-    """Return a reader that suits the response, or None if its beginning is too short to decide.
+    """Return a reader for the format of the response, or None if its beginning is too short to decide.
 
     The beginning takes precedence, as a proxy may have changed the content type. If the beginning fits several readers,
     the content type decides.
@@ -367,7 +367,7 @@ class AnswerReader:
         content_type: content type that the container sent, or "" if it is unknown.
 
     Attributes:
-        arrived: events so far.
+        arrived: events that have arrived so far.
     """
 
     def __init__(self, content_type: str = "") -> None:
@@ -378,7 +378,7 @@ class AnswerReader:
         self.arrived: list[Event] = []
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Add bytes, and yield the events that are complete now.
+        """Add bytes, and yield the events that they complete.
 
         Raises:
             ModelFailed: the response reports a failure. It is raised after the events before it.
@@ -440,7 +440,7 @@ class AnswerReader:
 class Stream:
     """The events of a response as they arrive. It can be iterated once, on one thread.
 
-    Leaving it early (with `close`, or at the end of the `with` statement) closes the connection, which stops the
+    Closing the stream early, with `close` or at the end of the `with` statement, closes the connection. This stops the
     generation if the container notices.
 
     Args:
@@ -461,7 +461,7 @@ class Stream:
         self.variant = variant
 
     def __iter__(self) -> Iterator[Event]:
-        """Yield the events. Raises RequestFailed, whose `arrived` has the events before the failure."""
+        """Yield the events. Raises RequestFailed, whose `arrived` contains the events before the failure."""
         return self._events
 
     def text(self, index: int = 0) -> Iterator[str]:
@@ -499,7 +499,7 @@ class Stream:
 
     @property
     def finish(self) -> Finish | None:
-        """Return the end of the first choice that has ended, or None if none has."""
+        """Return the end of the first choice that has ended, or None if no choice has ended."""
         return next((event for event in self._reader.arrived if isinstance(event, Finish)), None)
 
     def close(self) -> None:

@@ -37,13 +37,13 @@ from deploy.resources.resource import (
 )
 
 _ONLY_HELD = (Kind.MODEL, Kind.ENDPOINT_CONFIG)
-"""Kinds of resources that do nothing by themselves and only serve other resources."""
+"""Kinds of resources that do nothing by themselves, and are only used by other resources."""
 
 
 def leftovers(
     desired: Sequence[Resource], created: Collection[str], serving: Collection[str], failed: str, *, serves: bool
 ) -> tuple[Resource, ...]:
-    """Return the resources to delete after a failure, in the order of deletion. Pure.
+    """Return the resources to delete after a failure, in the order of deletion.
 
     If no endpoint serves, these are all resources that this run created. Otherwise they are the failed resource, if
     this run created it, and the models and configurations that this run created and that are not in use.
@@ -96,7 +96,7 @@ def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
 
 
 def _needed(keys: Collection[str], by_key: Mapping[str, Resource]) -> set[str]:
-    """Return the keys, and the keys of all resources that they need, directly or indirectly."""
+    """Return `keys` and the keys of all resources that these resources need, directly or indirectly."""
     needed: set[str] = set()
     waiting = [key for key in keys if key in by_key]
     while waiting:
@@ -137,7 +137,7 @@ class ApplyOptions:
 
 @dataclass
 class Run:
-    """The state of a run, which the rollback and the report of an interruption need.
+    """The state of a run, for the rollback and for the report after an interruption.
 
     Attributes:
         created: keys of the resources that this run created.
@@ -253,7 +253,7 @@ class _Steps:
         )
 
     def _is_as_planned(self, action: Action) -> bool:
-        """Return whether the endpoint is as planned, or False if another run has already started the same update.
+        """Return True if the endpoint is still as planned, or False if another run has already started the same update.
 
         Raises:
             Refused: the endpoint serves something else, is being updated, or was deleted.
@@ -265,7 +265,7 @@ class _Steps:
             return False
         if serves == action.expects and status in (*READY, *MIXED):
             return True
-        advice = "The endpoint was not changed. Run this again when it is InService, to make a new plan."
+        advice = "The endpoint was not changed. Run this again when the endpoint is InService."
         if serves == action.expects:
             raise Refused(f"{action.key} is {status}, and only an endpoint in service can be updated", advice)
         raise Refused(
@@ -320,7 +320,7 @@ def _roll_back(
     advice = [error.advice] if error.advice else []
     advice += _clean_up(aws, removable, error, options, run)
     advice += [
-        f"{item.key} is up and costs money. `lmi deploy up` continues from here, `lmi deploy down` deletes it."
+        f"{item.key} is running and costs money. `lmi deploy up` continues from here, `lmi deploy down` deletes it."
         for item in desired
         if item.kind is Kind.ENDPOINT and item.key in run.serving and item.key in run.created
     ]
@@ -331,7 +331,7 @@ def _roll_back(
 def _clean_up(
     aws: Aws, removable: Sequence[Resource], error: DeployError, options: ApplyOptions, run: Run
 ) -> Iterator[str]:
-    """Delete the resources unless they may be in use or are to be kept, and yield advice on those that remain."""
+    """Delete the resources, unless they may be in use or the user keeps them. Yield advice on resources that remain."""
     names = ", ".join(item.key for item in removable)
     if removable and run.current is not None and _may_still_change(aws, run.current):
         yield (
@@ -350,7 +350,7 @@ def _clean_up(
 
 
 class Terminated(KeyboardInterrupt):
-    """An exception that SIGTERM raises."""
+    """The exception that is raised on SIGTERM."""
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class Calls:
         update: method that updates a resource, or None if AWS cannot update it, so that a new version must replace it.
         describe: method that describes one resource or, if `list_field` is set, several.
         delete: method that deletes a resource.
-        identity: fields that identify a resource in requests and responses. The last one is its name.
+        identity: fields that identify a resource in requests and responses. The last field is its name.
         arn: field of responses that contains the resource's ARN.
         list_field: field of `describe`'s response that contains the list, or None if it describes one resource.
         names_argument: argument of `describe` that accepts a list of names, if there is one.
@@ -96,7 +96,7 @@ _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0, 30.0, 30.0, 60.0, 60.0, 60.0)
 _AGAIN = ("ConflictException", "ResourceInUse", "ResourceInUseException", "ConcurrentUpdateException")
 _SLOWER = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
 _UNKNOWN = re.compile(r'Unknown parameter in (\S+): "(\w+)"')
-"""Matches botocore's message about a field that it does not know. Fields of 2026 need a new version of botocore."""
+"""Matches botocore's message about a field that it does not know. Fields added in 2026 need a recent botocore."""
 
 
 def identity(kind: Kind, fields: Json) -> Identity:
@@ -171,7 +171,7 @@ def removal(kind: Kind, which: Identity) -> tuple[str, dict[str, Any]]:
 
 
 def tags_of(aws: Aws, kind: Kind, description: Json) -> dict[str, str]:
-    """Return the tags of a described resource. A scaling policy has none."""
+    """Return a resource's tags, which are read by the ARN in its description. A scaling policy has no tags."""
     if kind is Kind.SCALING_POLICY:
         return {}
     arn = description[CALLS[kind].arn]

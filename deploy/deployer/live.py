@@ -1,7 +1,7 @@
 """Find a deployment's existing resources in AWS, without changing anything.
 
-Resources are found by their desired names, older versions of models and configurations by the deployment's name as
-their prefix, and components, scaling and alarms by their endpoint. Tags tell whether the deployment owns a resource.
+Resources are found by their desired names. Alarms and older versions of models and configurations are found by their
+name's prefix, components and scaling by their endpoint. Tags tell whether the deployment owns a resource.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LiveResource:
 
     Attributes:
         kind: kind of the resource.
-        description: the description of the resource.
-        tags: tags of the resource, or for a scaling policy those of its scalable target.
+        description: AWS's description of the resource.
+        tags: tags of the resource or, for a scaling policy, the tags of its scalable target.
     """
 
     kind: Kind
@@ -86,8 +86,8 @@ class Live:
 
     Attributes:
         deployment: name of the deployment in tags (`resources/resource.py`).
-        resources: resources that the deployment owns or that have a desired name. Also its endpoint with its
-            configuration, even if another owner has them.
+        resources: resources that the deployment owns or that have a desired name. The endpoint and its configuration
+            are included even if they belong to another owner.
         online: whether AWS was queried. If not, nothing is known to exist.
         others: components on the same endpoint that the deployment does not own, including adapters.
         foreign_targets: scalable targets of the endpoint and its components that the deployment does not own.
@@ -116,7 +116,7 @@ class Live:
     @property
     def busy(self) -> tuple[LiveResource, ...]:
         """Return the deployment's resources that AWS is still changing, so that they cannot be updated now."""
-        shared = self.of(Kind.ENDPOINT) if is_guest(self.deployment) else ()  # a guest's components wait for it
+        shared = self.of(Kind.ENDPOINT) if is_guest(self.deployment) else ()  # guests wait for the endpoint
         return tuple(item for item in (*self.owned, *shared, *self._beside) if item.busy)
 
     @property
@@ -153,7 +153,7 @@ _SAGEMAKER = {"ServiceNamespace": "sagemaker"}
 
 
 def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
-    """Find the existing resources. Resources with only the same name prefix, but without the tag, are omitted."""
+    """Find the existing resources. Resources with the deployment's name prefix but without its tag are omitted."""
     search = _Search(aws, deployment, desired)
     search.find_by_name()
     search.find_served()
@@ -189,7 +189,7 @@ class _Search:
         )
 
     def find_by_name(self) -> None:
-        """Look up the resources with the desired names, except for scaling, and those that may be the deployment's."""
+        """Look up the resources with desired names, except for scaling, and others that may be the deployment's."""
         desired = (key for key in self._desired if key[0] not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY))
         candidates = ((kind, (name,)) for kind, name in _candidates(self._aws, self._own_name, self._endpoint))
         for kind, which in chain(desired, candidates):
@@ -237,7 +237,7 @@ class _Search:
             self._keep(Kind.ALARM, alarm)
 
     def find_scaling(self) -> None:
-        """Find the scalable targets of the endpoint and of components, which may be deleted already, with policies."""
+        """Find the scalable targets and policies of the endpoint and of components, including deleted components."""
         for target in pages(self._aws, _SCALING, "describe_scalable_targets", "ScalableTargets", **_SAGEMAKER):
             resource_id = target["ResourceId"]
             is_desired = (Kind.SCALABLE_TARGET, identity(Kind.SCALABLE_TARGET, target)) in self._desired
@@ -260,7 +260,7 @@ class _Search:
             self._keep(Kind.SCALING_POLICY, policy, tags if is_own else {})
 
     def _keep(self, kind: Kind, description: Json | None, tags: Mapping[str, str] | None = None) -> None:
-        """Add a resource, unless it does not exist or is known already. Tags that are None are read."""
+        """Add a resource, unless it does not exist or is already known. If `tags` is None, they are read from AWS."""
         if description is None or (key := (kind, identity(kind, description))) in self._existing:
             return
         tags = _tags(self._aws, kind, description) if tags is None else tags
@@ -329,8 +329,8 @@ def current_version(resource: Resource, live: Live, desired: Sequence[Resource] 
 def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveResource]:
     """Return the versions to delete: all but the `keep` newest configurations, and models that no longer have a user.
 
-    Serving and desired versions are always kept. While two versions serve side by side, none is outdated, as AWS names
-    only one of the two. The version of a killed run counts too.
+    Serving and desired versions are always kept. While two versions serve side by side, no version is outdated, because
+    AWS names only one of the two. A version that a killed run created counts too.
     """
     if live.endpoint is not None and live.endpoint.mixed:
         return []
@@ -346,7 +346,7 @@ def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveRes
 def _retained_configs(
     configs: Sequence[LiveResource], desired: Sequence[Resource], live: Live, keep: int
 ) -> list[LiveResource]:
-    """Return the desired configurations, and as many others as are to be kept."""
+    """Return the desired configurations and, up to `keep` in total, the serving and the newest other configurations."""
     names = {item.name for item in desired if item.kind is Kind.ENDPOINT_CONFIG}
     serving = None if live.endpoint is None else live.endpoint.description["EndpointConfigName"]
     # The serving version is kept first, as a rollback returns to it.
@@ -355,7 +355,7 @@ def _retained_configs(
 
 
 def _unused_models(configs: Sequence[LiveResource], desired: Sequence[Resource], live: Live) -> list[LiveResource]:
-    """Return the models, newest first, that are not desired and in none of the configurations.
+    """Return the models, newest first, that are neither desired nor in any of the configurations.
 
     Components are changed or deleted before any model.
     """

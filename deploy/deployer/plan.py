@@ -1,4 +1,4 @@
-"""Plan the calls that bring the resources in AWS to their desired state. Pure.
+"""Plan the calls that bring the resources in AWS to their desired state, without making any call.
 
 Failed resources, which AWS only allows to be deleted, are deleted first. Then resources are created and updated in the
 builders' order. At the end, resources that are no longer desired are deleted, in reverse order of creation.
@@ -41,12 +41,12 @@ _OPTIONAL = (
     "ShadowProductionVariants",
     "VpcConfig",
 )
-"""Fields without a default. A field that a specification no longer has is removed."""
+"""Fields without a default. If a specification no longer has such a field, the update removes the field."""
 
 _NONE_IF_OMITTED = ("AlarmActions", "OKActions", "InsufficientDataActions", *_OPTIONAL)
 _OF_ENDPOINT = ("EndpointName", "EndpointConfigName")
 _WHOLE = ("Environment", "Tags")
-"""Maps to which AWS adds no entries."""
+"""Fields whose value is a map or a list to which AWS adds no entries of its own."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Action:
         kind: kind of the resource.
         which: identity of the resource.
         operation: boto3's method, such as `create_model`, or "" if the resource is unchanged.
-        request: arguments of the call. The value of a `Ref` among them is known when the referenced resource exists.
+        request: arguments of the call. The value of a `Ref` among them is known only once its resource exists.
         resource: desired resource, or None for a deletion.
         changes: fields that change.
         why: reason for a deletion.
@@ -219,7 +219,7 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
 
     Args:
         desired: desired resources, in the order of their creation.
-        keep: number of configuration versions to keep, including the new one.
+        keep: number of configuration versions to keep, including the new version.
         adopt: whether to take over resources that have a desired name but another owner.
 
     Raises:
@@ -322,7 +322,7 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
     if endpoint is not None and endpoint.failed and live.others:
         raise Refused(
             f"{endpoint.key} has failed, but it runs components of other deployments: {names}",
-            "AWS can only delete it, and only after its components. Delete these with the tools that created them, "
+            "AWS can only delete it, and only after its components. Delete them with the tools that created them, "
             "and repeat this command.",
         )
     if is_guest(live.deployment):
@@ -331,7 +331,7 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
     if live.others and any("ModelName" in variant for config in configs for variant in config["ProductionVariants"]):
         raise Refused(
             f"the endpoint would have its own model, but it runs components of other deployments: {names}",
-            "Keep components in the specification, or have the others deleted first.",
+            "Keep components in the specification, or have the other components deleted first.",
         )
 
 
@@ -403,7 +403,7 @@ def _failed(live: Live) -> list[LiveResource]:
 
 
 def action_of(resource: Resource, live: Live, desired: Sequence[Resource]) -> tuple[Action, ...]:
-    """Return the actions for a desired resource: usually one, or two if its tags change as well."""
+    """Return the actions for a desired resource: usually one action, or two if its tags change as well."""
     existing = live.get(resource.kind, identity_of(resource))
     if existing is None:
         return (_creation(resource, current_version(resource, live, desired)),)
@@ -412,7 +412,7 @@ def action_of(resource: Resource, live: Live, desired: Sequence[Resource]) -> tu
 
 
 def _creation(resource: Resource, old: LiveResource | None) -> Action:
-    """Return the creation of a resource, or the replacement of an old version by it."""
+    """Return the action that creates a resource, or that replaces an old version with the resource."""
     verb = Verb.CREATE if old is None else Verb.REPLACE
     changes = () if old is None else differences(of_version(old.description), desired_fields(resource))
     # The name always differs between versions.
@@ -422,7 +422,7 @@ def _creation(resource: Resource, old: LiveResource | None) -> Action:
 
 
 def _updates(resource: Resource, existing: LiveResource, live: Live) -> Iterator[Action]:
-    """Yield the update of a resource that differs from its desired state, if AWS can update its kind."""
+    """Yield the action that updates a resource, if it differs from its desired state and AWS can update its kind."""
     operation, changes = CALLS[resource.kind].update, _changes(resource, existing, live)
     if changes and operation is not None:
         request = resource.update or {name: value for name, value in resource.request.items() if name != "Tags"}
@@ -433,7 +433,7 @@ def _updates(resource: Resource, existing: LiveResource, live: Live) -> Iterator
 
 
 def _changes(resource: Resource, existing: LiveResource, live: Live) -> tuple[Difference, ...]:
-    """Return the differences of a resource from its desired state, without tags."""
+    """Return the differences between a resource and its desired state, except for tags."""
     known = {item.key: item.description for item in live.resources}
     fields = resolved(desired_fields(resource), lambda ref: known.get(ref.key, {}).get(ref.attribute, ref))
     changes = differences(as_request(resource.kind, existing.description), fields)
@@ -443,7 +443,7 @@ def _changes(resource: Resource, existing: LiveResource, live: Live) -> tuple[Di
 
 
 def _retagging(resource: Resource, existing: LiveResource) -> Iterator[Action]:
-    """Yield the change of a resource's tags, if they differ from the desired ones."""
+    """Yield the action that changes a resource's tags, if they differ from the desired tags."""
     tags = _tags(resource)
     if changes := differences(existing.tags, tags):
         operation, request = tagging(resource.kind, existing.description[CALLS[resource.kind].arn], tags)
@@ -456,7 +456,7 @@ def _tags(resource: Resource) -> Mapping[str, str]:
 
 
 def _removals(desired: Sequence[Resource], live: Live, keep: int) -> list[Action]:
-    """Return the deletions of owned resources that are no longer desired, and of outdated versions."""
+    """Return the actions that delete outdated versions, and owned resources that are no longer desired."""
     names = {(item.kind, identity_of(item)) for item in desired}
     surplus = [item for item in live.owned if (item.kind, item.which) not in names]
     parts = [item for item in surplus if item.kind not in (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)]

@@ -68,7 +68,7 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
     """Resolve the specification and build its resources.
 
     Args:
-        aws: clients to query AWS with, or None not to query it.
+        aws: clients for querying AWS, or None to resolve without AWS.
 
     Raises:
         SpecError, DoesNotFit, Refused, NotThere: the specification cannot be resolved or built.
@@ -236,7 +236,7 @@ def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
 
 
 def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | None, tuple[str, ...]]:
-    """Return the sums of all components on the endpoint, including those of other deployments, and warnings.
+    """Return the sums of all components on the endpoint, including other deployments' components, and warnings.
 
     Raises:
         SpecError: the instance type is not the shared endpoint's, or the first copies do not fit.
@@ -270,7 +270,7 @@ def _check_type(spec: Spec, variant: Mapping[str, Any]) -> None:
     if spec.instance.type not in types:
         raise SpecError(
             f"instance.type: {spec.instance.type}, but the endpoint {spec.endpoint} has {' or '.join(map(str, types))}",
-            "Set that type, so that the right type is checked for room.",
+            "Set that type, so that the check of the memory uses the right type.",
         )
 
 
@@ -285,7 +285,7 @@ def _instances(variant: Mapping[str, Any], live: Live) -> int:
 
 
 def _placed(live: Live) -> Iterator[Placed]:
-    """Yield the resources that other deployments' components need. Adapters share those of their base component."""
+    """Yield the resources that other deployments' components need. Adapters share their base component's resources."""
     for item in live.others:
         specification = next((part for part in specifications(item.description) if part), {})
         needs = specification.get("ComputeResourceRequirements", {})

@@ -1,6 +1,6 @@
 """Keep the LMI release of an endpoint that is taken over, so that its responses do not change.
 
-The tag of AWS's image names the release. `--adopt` writes it into the model's environment, from which later runs keep
+The tag of AWS's image names the release. `--adopt` writes it into the model's environment, from which later runs read
 it.
 """
 
@@ -40,7 +40,7 @@ def compare_online(
         promote: whether to compare the promotion of the shadow.
 
     Raises:
-        Refused, NotThere, SpecError: the existing resources do not allow it; see `compare`, `compare_beside` and
+        Refused, NotThere, SpecError: the existing resources do not allow the plan; see `compare`, `compare_beside` and
             `compare_promotion`.
     """
     preparation, kept = keep_release(preparation, aws, live, adopt=adopt or promote or share is not None)
@@ -56,7 +56,7 @@ def compare_online(
 def keep_release(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool) -> tuple[Preparation, tuple[str, ...]]:
     """Return the preparation with the endpoint's LMI release, and warnings of one sentence each.
 
-    The release is not added if the specification names one, or if it uses AWS's own image.
+    The release is not added if the specification already names a release or uses AWS's own image.
 
     Args:
         adopt: whether the endpoint is taken over from another owner.
@@ -108,7 +108,7 @@ def _with_release(spec: Spec, version: str, component_names: Collection[str]) ->
 
 
 def _lacks_release(preparation: Preparation, spec: Spec) -> bool:
-    """Return whether a server has this project's image, and its specification names no release."""
+    """Return whether a server has this project's image, but its specification names no release."""
     if is_aws_image(preparation.decision.of(spec).image):
         return False
     file = spec.model.directory / "serving.properties" if spec.model.directory else None

@@ -1,4 +1,4 @@
-"""Plan to add a deployment to another owner's endpoint as a shadow variant, to promote it, or to remove it. Pure.
+"""Plan to add a deployment to another owner's endpoint as a shadow variant, to promote it, or to remove it.
 
 The endpoint keeps its owner and its tags. It only gets a copy of its configuration with the shadow added. A tag of this
 copy names the previous configuration, to which the endpoint returns.
@@ -33,7 +33,7 @@ from deploy.spec import Spec
 
 _LIVE_WEIGHT, _FIRST_WEIGHT = "DesiredWeight", "InitialVariantWeight"
 _RETAINED = {"RetainAllVariantProperties": True}
-_AGAIN = "Run this again when it is InService."
+_AGAIN = "Run this again when the endpoint is InService."
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def refuse_specification(spec: Spec) -> None:
         ),
     ):
         if is_set:
-            raise SpecError(f"{setting}: {why}", f"Leave {setting} out, or run this without --shadow.")
+            raise SpecError(f"{setting}: {why}", f"Omit {setting}, or run this command without --shadow.")
 
 
 def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) -> tuple[Resource, ...]:
@@ -82,7 +82,7 @@ def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) 
     """
     endpoint = live.endpoint
     if endpoint is None:
-        raise NotThere(f"there is no endpoint {spec.name} to add a shadow to", "Plain `lmi deploy up` creates it.")
+        raise NotThere(f"there is no endpoint {spec.name} to add a shadow to", "`lmi deploy up` creates it.")
     if reason := next(_reasons(spec, endpoint, live), None):
         raise Refused(f"endpoint/{endpoint.name} {reason[0]}", reason[1])
     served = live.config
@@ -99,7 +99,7 @@ def plan_shadow(desired: Sequence[Resource], live: Live) -> Plan:
     """Plan the creation of the shadow from the resources of `beside`, and the deletion of an earlier shadow's remains.
 
     Raises:
-        Refused: a model or a configuration of a desired name has another owner.
+        Refused: a model or a configuration with a desired name belongs to another owner.
     """
     actions = [action for resource in desired for action in action_of(resource, live, desired)]
     keep = {item.name for item in desired} | {before(live)}
@@ -112,7 +112,7 @@ def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
 
     Args:
         desired: resources of the deployment without `--shadow`.
-        keep: number of configuration versions to keep, including the new one.
+        keep: number of configuration versions to keep, including the new version.
 
     Raises:
         NotThere: there is no shadow.
@@ -135,7 +135,7 @@ def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
 def plan_end(live: Live) -> Plan:
     """Plan the removal of the shadow: return the endpoint to its previous configuration, and delete the resources.
 
-    If the previous configuration was deleted, the endpoint gets a copy of the current one without the shadow.
+    If the previous configuration was deleted, the endpoint gets a copy of the current configuration without the shadow.
 
     Raises:
         Refused: the endpoint is the deployment's own, can only be deleted, or has a configuration that cannot be read.
@@ -173,7 +173,7 @@ def plan_end(live: Live) -> Plan:
 
 
 def before(live: Live) -> str:
-    """Return the name of the endpoint's configuration, or of the previous one if the current one has a shadow."""
+    """Return the name of the endpoint's configuration, or of the previous configuration if the current has a shadow."""
     config = live.config
     return "" if config is None else config.tags.get(TAG_BEFORE, config.name)
 
@@ -221,7 +221,7 @@ def _reasons(spec: Spec, endpoint: LiveResource, live: Live) -> Iterator[tuple[s
         yield (
             f"serves the configuration {endpoint.description['EndpointConfigName']}, which was deleted or cannot be "
             "read, so no shadow variant can be added",
-            "`lmi deploy iam FILE --adopt` prints the policy needed to read it.",
+            "`lmi deploy iam FILE --adopt` prints the policy needed to read the configuration.",
         )
         return
     yield from _unsupported(spec, config, live)
@@ -251,8 +251,8 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
     shadows = [str(variant["VariantName"]) for variant in config.description.get("ShadowProductionVariants", ())]
     if shadows and not config.is_of(live.deployment):
         yield (
-            f"already has a shadow of its owner, {shadows[0]}, and SageMaker allows only one",
-            "Have it removed first.",
+            f"already has a shadow of its owner, {shadows[0]}, and SageMaker allows only one shadow",
+            "Have that shadow removed first.",
         )
     for name in [str(variant["ModelName"]) for variant in variants if "ModelName" in variant]:
         if _has_several_models(live.get(Kind.MODEL, (name,))):
@@ -280,7 +280,7 @@ def _variant(own: Json, weight: float, share: Share) -> dict[str, Any]:
 
 
 def _weight(endpoint: LiveResource, config: LiveResource) -> float:
-    """Return the serving variant's weight, relative to which a shadow's weight is its share of the requests.
+    """Return the serving variant's weight. A shadow's share of the requests is its own weight divided by this weight.
 
     Raises:
         Refused: the weight is 0, so no requests can be copied.
@@ -304,7 +304,7 @@ def _as_asked(description: Json) -> dict[str, Any]:
 
 
 def _config(deployment: str, content: Json, tags: Sequence[Json], models: Sequence[Resource] = ()) -> Resource:
-    """Return a configuration, named by its content, that needs the models."""
+    """Return a configuration that depends on the models. Its name contains a digest of its content."""
     name = version_name(deployment, content)
     request = {"EndpointConfigName": name, **content, "Tags": tags}
     return Resource(Kind.ENDPOINT_CONFIG, name, request, needs=tuple(model.key for model in models))

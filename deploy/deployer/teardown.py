@@ -24,14 +24,14 @@ def log_groups(endpoint: str | None, components: Iterable[str]) -> list[str]:
 
 
 def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
-    """Delete log groups, and yield the names of those that existed."""
+    """Delete log groups, and yield the names of the groups that existed."""
     for group in groups:
         if unless_missing(partial(call, aws, "logs", "delete_log_group", {"logGroupName": group})) is not None:
             yield group
 
 
 def users_of(aws: Aws, uri: str) -> dict[str, str]:
-    """Return the model data URI of each model that loads from the prefix, or from above or below it, by model name."""
+    """Map the name of each model that loads from the prefix, or from above or below it, to its model data URI."""
     names = [item["ModelName"] for item in pages(aws, "sagemaker", "list_models", "Models")]
     users = {}
     with ThreadPoolExecutor(_WORKERS) as pool:
@@ -43,7 +43,7 @@ def users_of(aws: Aws, uri: str) -> dict[str, str]:
 
 
 def data_uri(container: Json) -> str:
-    """Return the URI of the model data in a container, or "" if it has none."""
+    """Return the URI of a container's model data, or "" if it has no model data."""
     data = container.get("ModelDataSource", {}).get("S3DataSource", {})
     return str(data.get("S3Uri") or container.get("ModelDataUrl") or "")
 
@@ -63,12 +63,12 @@ def check_users(aws: Aws, uri: str, own_models: Iterable[str]) -> None:
         raise Refused(
             f"the model {name} also loads from {uri} ({where})"
             + (f", and {len(others) - 1} more" if len(others) > 1 else ""),
-            "Leave --data out, or delete those models first.",
+            "Omit --data, or delete those models first.",
         )
 
 
 def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
-    """Delete the objects under the prefix that `up` uploaded, which have a digest, and unfinished uploads.
+    """Delete the objects that `up` uploaded under the prefix (they have a digest), and unfinished uploads.
 
     Returns:
         The number of deleted objects, and the number of remaining objects.

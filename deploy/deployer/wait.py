@@ -29,7 +29,7 @@ _LOG_TAIL = 40
 T = TypeVar("T")
 
 CONSISTENCY_SECONDS = 60.0
-"""Seconds after a call in which AWS may still describe the previous state, without the new resource or version."""
+"""Seconds after a call during which AWS may still describe the previous state, without the new resource or version."""
 
 
 class Time(Protocol):
@@ -51,7 +51,7 @@ class Progress:
         elapsed: seconds since waiting started.
         limit: seconds after which waiting ends.
         log: last line of the container's log, or "" if there is none yet.
-        hint: advice if it is taking too long, or "".
+        hint: advice if the resource takes too long, or "".
     """
 
     key: str
@@ -64,7 +64,7 @@ class Progress:
 
     @property
     def timeout(self) -> str:
-        """Return the reason why waiting ends after `limit`."""
+        """Return the failure reason for the case that `limit` has passed."""
         return f"{self.status} ({self.phase}) after {self.elapsed / 60:.0f} min"
 
 
@@ -118,11 +118,11 @@ def wait_for(
         report: function that is called at each poll.
         limit: timeout in seconds; see `time_limit`.
         every: seconds between two polls.
-        consistency: seconds in which polls may still describe the state before the call.
+        consistency: seconds during which polls may still describe the state before the call.
 
     Raises:
-        Failed: the operation failed or was rolled back, or the timeout has passed. The error has FailureReason, the end
-            of the log and advice.
+        Failed: the operation failed or was rolled back, or the timeout has passed. The error contains FailureReason,
+            the end of the log and advice.
         NotThere: the resource does not exist, or was deleted in the meantime.
     """
     last: dict[str, Any] = {}
@@ -141,7 +141,7 @@ def wait_for(
         was_going = bool(last) and _status(resource, last) == "Deleting"
         last = description
         progress = _progress(aws, resource, description, elapsed, limit)
-        # A resource in service may still have too few copies, which the phase tells.
+        # A resource in service may still have too few copies, as its phase then says.
         ended = progress.status in ENDED and progress.phase == _PHASES[progress.status]
         report(progress if gone or not ended else _with_version(progress, resource, description))
         was_busy = was_busy or not ended
@@ -157,7 +157,7 @@ def wait_for(
 def polls(
     read: Callable[[], T], key: str, report: Report, *, every: float, limit: float = 0.0, clock: Time = time
 ) -> Iterator[tuple[float, T]]:
-    """Yield the elapsed seconds and what `read` returns at each poll, without end.
+    """Poll forever, and yield the elapsed seconds and the result of `read` each time.
 
     Polls at which AWS cannot be reached are only reported, as AWS continues even then. Giving up would roll back a
     healthy deployment.
@@ -250,7 +250,7 @@ def _verdict(aws: Aws, resource: Resource, description: dict[str, Any]) -> dict[
 
 
 def _is_previous_version(resource: Resource, description: Mapping[str, Any]) -> bool:
-    """Return whether the resource serves another version than the desired one, and no end of an update is reported."""
+    """Return whether the resource still serves an undesired version, and no update has ended."""
     if _status(resource, description) in MIXED:  # the state before an update
         return True
     desired, serves = _versions(resource, description)
@@ -258,7 +258,7 @@ def _is_previous_version(resource: Resource, description: Mapping[str, Any]) -> 
 
 
 def _versions(resource: Resource, description: Mapping[str, Any]) -> tuple[object, object]:
-    """Return the desired and the serving version (a configuration or a component's model), equal if none is desired."""
+    """Return the names of the desired and the serving version, or (None, None) if any version may serve."""
     request = resource.request
     if resource.kind is Kind.COMPONENT:
         request, description = (

@@ -114,8 +114,8 @@ def _period(query: Mapping[str, str]) -> tuple[datetime, int]:
     """Return when a URL was signed, and for how many seconds it is valid.
 
     Raises:
-        ValueError: one of them is invalid.
-        KeyError: one of them is missing.
+        ValueError: the time or the number of seconds is invalid.
+        KeyError: the time or the number of seconds is missing.
     """
     signed_at, seconds = query["X-Amz-Date"], query["X-Amz-Expires"]
     if not signed_at.isascii() or not is_digits(seconds):

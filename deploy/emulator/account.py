@@ -93,14 +93,14 @@ def _write(cloud: Cloud, thing: Thing, instance: str, events: list[dict[str, Any
         logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=part)
 
 
-# -- Service Quotas of SageMaker, which moto does not support: two of each instance type, or a requested number --------
+# -- SageMaker's Service Quotas, which moto does not support: 2 instances of each type, or the requested number --------
 
 
 _AT_FIRST = 2.0
 
 
 class Quotas:
-    """SageMaker's quotas of all instance types, and the Service Quotas operations on them."""
+    """SageMaker's quotas for all instance types, and the Service Quotas operations on them."""
 
     def __init__(self) -> None:
         shapes = {"endpoint": "ProductionVariantInstanceType", "transform job": "TransformInstanceType"}
@@ -169,7 +169,7 @@ _PULLS = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLaye
 
 
 class Starts:
-    """Decides how creations and updates end, with AWS's failure reasons. Called as `SageMaker.fate_of`.
+    """Decides how creations and updates end, with AWS's failure reasons. An instance serves as `SageMaker.fate_of`.
 
     Args:
         log: callback for each log line of a container that does not become ready.

@@ -130,7 +130,7 @@ def to_container(headers: Mapping[str, str], operation: Operation, adapter: str 
     """
     for name, why in _REFUSED.items():
         if name in headers:
-            raise validation_error(f"{why}; this endpoint is not one.")
+            raise validation_error(f"{why}, but this endpoint is of another kind.")
     passed = {name: headers[name] for name in _PASSED if name in headers}
     for name, pattern in _PATTERNS.items():
         if name in passed and not pattern.fullmatch(passed[name]):

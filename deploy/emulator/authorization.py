@@ -136,7 +136,7 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-_PREFIXES = {"monitoring": "cloudwatch"}  # prefixes of actions that differ from the service that calls are signed for
+_PREFIXES = {"monitoring": "cloudwatch"}  # maps services for which calls are signed to the prefix of their actions
 _FREE = {"sts:GetCallerIdentity"}  # needs no permission, and cannot be denied
 _LINKED = "sagemaker.application-autoscaling.amazonaws.com"
 _LINKED_ROLES = {
@@ -219,7 +219,7 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
 
 
 def _resource_types(action: str) -> Mapping[str, Any]:
-    """Return the reference's rules for an action, by type of resource. The type is "" for no specific resource."""
+    """Return the reference's rules for an action, by type of resource. The type "" stands for no specific resource."""
     prefix, _, name = action.partition(":")
     privilege = reference()[prefix]["privileges"].get(name)
     if privilege is None:
@@ -478,7 +478,7 @@ def needs_of_invocation(path: str, component: str | None, where: Where, *, beare
         values["InferenceComponentName"] = target
     actions = {
         "invocations": ["InvokeEndpoint"],
-        # The reference lists an action for it, while the API model says that InvokeEndpoint is required.
+        # The reference lists an action for this route, while the API model says that InvokeEndpoint is required.
         "invocations-response-stream": ["InvokeEndpointWithResponseStream", "InvokeEndpoint"],
         "async-invocations": ["InvokeEndpointAsync"],
         "openai/v1/chat/completions": ["InvokeEndpoint", "InvokeEndpointWithResponseStream"],
@@ -491,14 +491,14 @@ def needs_of_invocation(path: str, component: str | None, where: Where, *, beare
         yield Need("sagemaker:CallWithBearerToken", "*")
 
 
-# -- users and roles in the rehearsal's IAM: their policies, trust policies, and the simulation of policies ------------
+# -- users and roles in the emulated IAM: their policies, trust policies, and the simulation of policies ---------------
 
 
 Policy = Mapping[str, Any]
 
 
 def policies_of(caller: str) -> list[Policy]:
-    """Return the identity policies of a caller, which include those of a user's groups.
+    """Return a caller's identity policies, including the policies of a user's groups.
 
     Args:
         caller: access key of a user, or ARN of a user or role.
@@ -530,7 +530,7 @@ def trusts_sagemaker(arn: str) -> bool:
 
 
 def replacements(owner: str) -> Replacements:
-    """Return the operation SimulatePrincipalPolicy, which moto does not support.
+    """Return an implementation of SimulatePrincipalPolicy, which moto does not support.
 
     Args:
         owner: the ARN of the account's owner, who has all permissions.

@@ -1,4 +1,4 @@
-"""Replacement for moto's Application Auto Scaling, with inference components, tags and AWS's own errors."""
+"""A replacement for moto's Application Auto Scaling, with inference components, tags and AWS's own errors."""
 
 from __future__ import annotations
 
@@ -158,5 +158,5 @@ def _place(p: dict[str, Any]) -> str:
 
 
 def replacements(scaling: Scaling) -> Replacements:
-    """Return the operations of `scaling` as replacements for moto's."""
+    """Return the operations of `scaling` as replacements for moto's operations."""
     return [(ApplicationAutoScalingResponse, methods(scaling, json_result, "endpoint_gone", "wake", "set_count"))]

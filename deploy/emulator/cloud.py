@@ -76,7 +76,7 @@ class Cloud:
     Attributes:
         url: the URL of the server, for AWS_ENDPOINT_URL.
         sagemaker: the state of SageMaker.
-        scaling: application Auto Scaling's state.
+        scaling: the state of Application Auto Scaling.
         trusted: access keys that have all permissions.
         keys: the ARNs of the KMS keys that encrypt buckets, by the bucket's name.
         price_list: products that the Pricing API returns, as JSON strings. If empty, clients use the packaged prices.
@@ -113,7 +113,7 @@ class Cloud:
         self._running.close()
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
-        """Return a boto3 client that has all permissions. It is cached, as creating one takes longer than a call."""
+        """Return a cached boto3 client with all permissions. Creating a client would take longer than a call."""
         if (service, region) not in self._clients:
             session = boto3.session.Session(OWN, OWN, region_name=region)
             self._clients[service, region] = session.client(service, endpoint_url=self.url)
@@ -149,7 +149,7 @@ class Cloud:
         """Record a call after moto has executed it."""
 
     def refusal(self, call: Call) -> tuple[str, str] | None:
-        """Return the error code and message to reject a call with, or None to execute it."""
+        """Return the error code and message with which to reject a call, or None to execute the call."""
         return None
 
     def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -162,7 +162,7 @@ class Cloud:
         """Return the container's response to a transform job's payload.
 
         Raises:
-            ValueError: the container failed, or the cloud runs no transform jobs, as here.
+            ValueError: the container failed, or the cloud runs no transform jobs, which is the default.
         """
         raise ValueError("transform jobs do not run here")
 
@@ -219,7 +219,7 @@ class Cloud:
         return map(self._tagged, needs)
 
     def _resource_names(self, call: Call, where: Where) -> dict[str, Any]:
-        """Return the parameters that name a resource otherwise than its ARN, as the ARN does."""
+        """Return the parameters that name a resource differently from its ARN, with the name that is in the ARN."""
         parameters = call.parameters
         if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
             return {"KmsKeyId": self._volume_key(parameters)}
@@ -243,14 +243,14 @@ class Cloud:
 
 
 class _Quiet(MotoRequestHandler):
-    """Request handler of moto's server without an access log."""
+    """A request handler for moto's server that writes no access log."""
 
     def log_request(self, *args: object) -> None:
         pass
 
 
 class _Application:
-    """WSGI application that checks each call, and passes on to moto those that are not emulated here."""
+    """A WSGI application that checks each call, and passes calls that are not emulated here to moto."""
 
     def __init__(self, app: Any, cloud: Cloud) -> None:
         self._app = app
@@ -398,7 +398,7 @@ def _cbor(text: str) -> bytes:
 
 
 def _key_arn(name: str, where: Where) -> str:
-    """Return the ARN of a KMS key that is given as an ARN, an ID, an alias or an alias's ARN."""
+    """Return the ARN of the KMS key with this ARN, ID, alias or alias ARN."""
     if ":key/" in name:
         return name
     key_id = kms_backends[ACCOUNT][where.region].any_id_to_key_id(name)

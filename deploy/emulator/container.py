@@ -73,9 +73,9 @@ def start(variables: Mapping[str, str], port: int) -> Command:
     if importlib.util.find_spec("handler") is None:
         raise DeployError(
             "cannot start a container: the package handler is not installed here",
-            "Start a container yourself, and give its URL: --container http://127.0.0.1:8080",
+            "Start a container yourself, and pass its URL: --container http://127.0.0.1:8080",
         )
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"  # as of `lmi serve`
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"  # as in `lmi serve`
     environment = {
         "LMI_CACHE": os.environ.get("LMI_CACHE") or str(cache),
         **variables,
@@ -86,7 +86,7 @@ def start(variables: Mapping[str, str], port: int) -> Command:
 
 
 def _model(model: str | None) -> dict[str, str]:
-    """Return the model's environment variables: a directory is passed as SageMaker's model data, others as model_id."""
+    """Return the model's environment variables. A directory is passed as SageMaker's model data, others as model_id."""
     path = Path(model).resolve() if model else None
     if path and path.is_dir():
         return {"SAGEMAKER_MODEL_PATH": str(path)}
@@ -254,7 +254,7 @@ async def until_ready(endpoint: Endpoint, probing: Probing, name: str = "") -> N
     """Ping the container until it responds with status 200.
 
     Args:
-        name: name of a component with its own container, or empty to ping the endpoint's container.
+        name: name of a component with its own container, or "" to ping the endpoint's container.
 
     Raises:
         Failed: the container did not become ready within `probing.window` seconds.

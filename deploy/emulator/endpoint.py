@@ -282,7 +282,7 @@ class Endpoint:
         part_bytes: maximum size of a stream's parts in bytes, to test clients, or None to keep the parts as the
             container sends them.
         capture: data capture, or None if it is off.
-        weights: weights of the production variants by name, at least one. The container serves them all.
+        weights: maps the name of each production variant to its weight. The container serves all variants.
         asynchronous: whether the endpoint has an AsyncInferenceConfig, and so accepts asynchronous requests only.
     """
 
@@ -304,7 +304,7 @@ class Endpoint:
         return next(iter(self.weights))
 
     def admit(self, name: str, variant: str | None) -> str:
-        """Return the variant that serves a request: the requested one, or one that is chosen by the weights.
+        """Return the variant that serves a request: the requested variant, or else a random choice by the weights.
 
         Raises:
             ApiError: the name or the variant is unknown, or the endpoint is not in service, not healthy, or
@@ -322,7 +322,7 @@ class Endpoint:
         if not self.status.is_healthy:
             raise ApiError(503, "ServiceUnavailable", f"No instance of endpoint {name} passes its health check.")
         if variant is None and not any(weights.values()):
-            raise validation_error(f"No variant of endpoint {name} has a weight; name one with TargetVariant.")
+            raise validation_error(f"No variant of endpoint {name} has a weight; choose a variant with TargetVariant.")
         return variant or random.choices(list(weights), list(weights.values()))[0]
 
     def component(self, component: str | None) -> Component | None:

@@ -1,4 +1,4 @@
-"""Replacement of moto's operations with the emulator's, for as long as the emulator runs."""
+"""Replace moto's operations with the emulator's, for as long as the emulator runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ def patched(replacements: Replacements) -> Iterator[None]:
 
 
 def result(operation: Operation) -> Any:
-    """Return a method for moto's response classes that responds with an operation's result; None is an empty response.
-
-    It is for the services whose responses moto encodes from botocore's API model.
+    """Return a method for moto's response classes that responds with an operation's result.
+    If the result is None, the response is empty. For services whose responses moto encodes by botocore's API model.
     """
 
     def respond(self: BaseResponse) -> Any:

@@ -1,4 +1,4 @@
-"""Client of the container, whose responses are relayed whole, as event stream messages, or byte by byte."""
+"""A client of the container, which relays responses whole, as event stream messages, or unchanged in pieces."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _LARGE = 2**19  # bytes; larger bodies are wrapped in a file object, as aiohttp 
 
 
 class Relay:
-    """HTTP client of one container.
+    """An HTTP client of one container.
 
     Args:
         container: the URL of the container, without a path.
@@ -186,7 +186,7 @@ async def messages(
 ) -> AsyncIterator[bytes]:
     """Yield the response's body as event stream messages, as it arrives.
 
-    If the body breaks off, the last message is an exception.
+    If the body is cut off, the last message is an exception.
 
     Args:
         part_bytes: maximum payload of a message, in bytes, or None to encode each piece of the body as one message.

@@ -46,7 +46,7 @@ _OPENAI = "openai/v1/chat/completions"
 
 
 class _Checked(NamedTuple):
-    """A request that is to be served.
+    """A request that has passed the checks, with the container that serves it.
 
     Attributes:
         relay: relay of the container.
@@ -124,7 +124,7 @@ class Runtime:
 
     async def _invoke_async(self, request: web.Request) -> web.StreamResponse:
         self._check_request(request, ASYNC)
-        raise validation_error("The endpoint has no AsyncInferenceConfig; lmi deploy local --aws emulates it.")
+        raise validation_error("The endpoint has no AsyncInferenceConfig, which only lmi deploy local --aws emulates.")
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
         """Respond to InvokeInferenceRouter. The router's only target is the endpoint."""

@@ -47,16 +47,16 @@ class Accepted:
     """An accepted asynchronous request.
 
     Attributes:
-        store: the S3 with the permissions of the model's role.
+        store: S3, used with the permissions of the model's role.
         id: the InferenceId of the request.
-        body: inline body, or empty if `location` is given.
+        body: inline body, or empty if `location` is not None.
         location: the S3 URI of the request's body (InputLocation), or None if the body is inline.
-        topics: the ARNs of the SNS topics to notify, by SuccessTopic and ErrorTopic.
+        topics: maps SuccessTopic and ErrorTopic to the ARNs of the SNS topics to notify.
         output: the S3 URI to which the response is written.
-        failure: the S3 URI to which the reason of a failure is written.
+        failure: the S3 URI to which the reason for a failure is written.
         ttl: maximum time in the queue, in seconds (RequestTTLSeconds).
-        timeout: timeout of the container's response, in seconds (InvocationTimeoutSeconds).
-        waits: whether the request is never executed, because the endpoint has no instance and no policy adds one.
+        timeout: timeout for the container's response, in seconds (InvocationTimeoutSeconds).
+        waits: whether the request is never executed, as the endpoint has no instance and no policy adds an instance.
         since: time of acceptance, on the monotonic clock.
     """
 
@@ -233,7 +233,7 @@ class Runtimes:
     """The emulators of all endpoints of the account, each started at its endpoint's first request.
 
     Args:
-        plan: endpoint with the container behind all endpoints, its state, and the limits.
+        plan: pattern for all endpoints, with their container, its state, and the limits.
         loop: event loop that runs the emulators. The methods are called from other threads.
     """
 
@@ -361,7 +361,7 @@ def _pieces(
     """Yield the pieces of a response as they arrive.
 
     If the client disconnects, the generator is closed, and with it the connection to the emulator. If the response
-    breaks off, the client's connection is reset, because an ordinary close would mark a complete response.
+    is cut off, the client's connection is reset, because an ordinary close would mark a complete response.
     """
     try:
         while data := reply.read1(_PIECE):

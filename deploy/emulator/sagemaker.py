@@ -114,7 +114,7 @@ SAID = {
     "inference-component": "inference component",
     "transform-job": "requested job with name",
 }
-"""Names of the kinds of resources in AWS's messages."""
+"""Maps each kind of resource to its name in AWS's messages."""
 
 
 @dataclass
@@ -234,7 +234,7 @@ class SageMaker:
         raise Invalid(f"Could not find resource {arn}")
 
     def _now(self) -> datetime.datetime:
-        """Return the current time, or a later time than all resources have, so that the newest resource is known."""
+        """Return the current time, and at least 1 ms more than the last time, so that the newest resource is known."""
         self._last = max(now(), self._last + datetime.timedelta(milliseconds=1))
         return self._last
 
@@ -675,7 +675,7 @@ def _copies(runtime: dict[str, Any]) -> dict[str, Any]:
 
 
 def replacements(state: SageMaker) -> Replacements:
-    """Return SageMaker's operations as replacements for moto's."""
+    """Return SageMaker's operations as replacements for moto's operations."""
     operations = Operations(state)
     own = methods(operations, result, "describe", "list_kind")
     for kind in _KINDS:

@@ -223,7 +223,7 @@ async def _containers(
 
 
 class _Signals:
-    """Handler of SIGINT and SIGTERM. The first signal ends `wait`; later signals call `on_second`."""
+    """A handler for SIGINT and SIGTERM. The first signal ends `wait`; later signals call `on_second`."""
 
     def __init__(self) -> None:
         self._stop = asyncio.Event()

@@ -1,6 +1,6 @@
 """The processes of `lmi deploy local FILE`: one for the endpoint, or one for each inference component.
 
-Each process is one copy of this package's server. The specification's image, instances and scaling apply on AWS only.
+Each process is one copy of this package's server. The specification's image, instances and scaling apply only on AWS.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _refuse_without_room(spec: Spec, machine: Machine) -> None:
 
 
 def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
-    """Return the variable that assigns GPUs to each component, each GPU to one only, as SageMaker does."""
+    """Return the variable that assigns GPUs to each component. As on SageMaker, components do not share GPUs."""
     left = list(machine.gpus)
     variables: dict[str, dict[str, str]] = {}
     for server in servers(spec):
@@ -189,13 +189,13 @@ def _model(server: Spec, who: str) -> dict[str, str]:
 
 
 def _directories(spec: Spec, adapters: Mapping[str, str]) -> dict[str, str]:
-    """Return the directories of the adapters to load, by name. Those of components without copies are not loaded."""
+    """Return the directories of the adapters to load, by name. Components without copies load no adapters."""
     loaded = [(item.name, adapter.name) for item in spec.components if item.copies for adapter in item.adapters]
     for component, adapter in loaded:
         if adapter not in adapters:
             raise SpecError(
                 f"component {component}: adapters: {adapter} is in S3, not on this machine",
-                f"Unpack the adapter, and give its directory: --adapter {adapter}=PATH",
+                f"Unpack the adapter, and pass its directory: --adapter {adapter}=PATH",
             )
     if unknown := adapters.keys() - {adapter.name for item in spec.components for adapter in item.adapters}:
         raise SpecError(f"--adapter {sorted(unknown)[0]}: there is no such adapter (components[].adapters)")

@@ -110,9 +110,8 @@ class Operations:
         job.status, job.reason = ("Failed", reason) if reason else ("Completed", None)
 
     def _transform(self, request: dict[str, Any], role: str, region: str) -> str:
-        """Transform the job's objects. Return why an object failed, or an empty string if all succeeded.
-
-        An object that fails gets no output and does not stop the others.
+        """Transform the job's objects. Return why an object failed, or an empty string if all objects succeeded.
+        An object that fails gets no output and does not stop the other objects.
         """
         source, output = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"], request["TransformOutput"]
         store = RoleStore(self._cloud, role, Where(region, ACCOUNT), output.get("KmsKeyId"))
@@ -198,5 +197,5 @@ def _summary(job: Thing) -> dict[str, Any]:
 
 
 def replacements(cloud: Cloud) -> Replacements:
-    """Return the operations for transform jobs as replacements for moto's."""
+    """Return the operations for transform jobs as replacements for moto's operations."""
     return [(SageMakerResponse, methods(Operations(cloud), result))]

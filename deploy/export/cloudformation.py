@@ -35,7 +35,7 @@ LACKING: Mapping[Kind, Mapping[str, bool]] = {
 
 
 def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a resource's properties that CloudFormation supports, and the paths of those that it does not support.
+    """Return the properties that CloudFormation supports, and the paths of the properties that it does not support.
 
     Raises:
         Refused: omitting a property would do harm.
@@ -46,7 +46,7 @@ def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dic
     if harm := [path for path in lost if lacking[path]]:
         raise Refused(
             f"CloudFormation does not support {', '.join(harm)} of {resource.key}",
-            "Leave it out, or create the endpoint with `lmi deploy up`.",
+            "Omit it, or create the endpoint with `lmi deploy up`.",
         )
     return kept, lost
 
@@ -74,9 +74,8 @@ TYPES = {
     Kind.ALARM: "AWS::CloudWatch::Alarm",
 }
 _UNIQUE = (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)
-"""Kinds whose logical name is the kind itself, so that a new version replaces the old one.
-
-The models of pools and components beyond the first have the component's name appended.
+"""Kinds whose logical name is the kind itself, so that a new version replaces the old version.
+If components use several models, the component's name is appended for each model after the first.
 """
 
 _NAME_PROPERTIES = {
@@ -85,7 +84,7 @@ _NAME_PROPERTIES = {
     "EndpointConfigName": (Kind.ENDPOINT_CONFIG, "EndpointConfigName"),
     "EndpointName": (Kind.ENDPOINT, "EndpointName"),
 }
-"""Properties that name another resource, with its kind and the attribute that contains its name."""
+"""Maps each property that names another resource to that resource's kind and the attribute with its name."""
 
 _UPDATE_PROPERTIES = ("DeploymentConfig", "ExcludeRetainedVariantProperties", "RetainAllVariantProperties")
 """Arguments of UpdateEndpoint in the API that are properties of the endpoint in a template."""
@@ -138,7 +137,7 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
     if (size := len(body.encode())) > _MAX_INLINE_TEMPLATE:
         raise Refused(
             f"the template has {size:,} bytes, but an inline template may have at most {_MAX_INLINE_TEMPLATE:,}",
-            "Export CloudFormation, upload the template to S3, and set the stack's template_url to its URL.",
+            "Export for CloudFormation, upload the template to S3, and set the stack's template_url to its URL.",
         )
     stack = {
         "name": f"lmi-{_deployment(resources)[0]}",  # unlike an endpoint's, a stack's name must begin with a letter

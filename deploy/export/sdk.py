@@ -22,14 +22,14 @@ _CLASSES = {
     Kind.ENDPOINT: ("endpoint", "Endpoint"),
     Kind.COMPONENT: ("component", "InferenceComponent"),
 }
-"""For each kind, a variable and a class of `sagemaker.core.resources`. Arguments of `create` are in snake case."""
+"""Maps each kind to a variable and a class of `sagemaker.core.resources`. `create` takes arguments in snake case."""
 
 _BOTO3 = {
     Kind.SCALABLE_TARGET: ("target", "scaling", "register_scalable_target"),
     Kind.SCALING_POLICY: ("policy", "scaling", "put_scaling_policy"),
     Kind.ALARM: ("alarm", "alarms", "put_metric_alarm"),
 }
-"""For each kind, a variable, a variable for a boto3 client, and a method of this client."""
+"""Maps each kind to a variable for the response, a variable for a boto3 client, and a method of that client."""
 
 _CLIENTS = {"control": "sagemaker", "scaling": "application-autoscaling", "alarms": "cloudwatch"}
 _WAITED_FOR = (Kind.ENDPOINT, Kind.COMPONENT)
@@ -72,7 +72,7 @@ def sdk_program(resources: Sequence[Resource], region: str) -> str:
             created.append(_call(resource, *_BOTO3[resource.kind][1:], resources, names))
         elif dropped := sorted(set(_dropped(resource.request))):
             created.append(
-                f"# With boto3, as sagemaker-core {OLDEST} drops values of 0 and False: {', '.join(dropped)}"
+                f"# Sent with boto3, as sagemaker-core {OLDEST} drops values of 0 and False: {', '.join(dropped)}"
             )
             operation = f"create_{xform_name(_CLASSES[resource.kind][1])}"
             created += [_call(resource, "control", operation, resources, names), *_waiting(resource)]

@@ -1,4 +1,4 @@
-"""ARNs of the resources that a deployment creates and uses. Pure."""
+"""ARNs of the resources that a deployment creates and uses."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ class Arns:
         return self._sagemaker("endpoint-config", [_versions(self.spec.name)] if self.spec.endpoint is None else [])
 
     def endpoint(self) -> list[str]:
-        """Return the ARNs of the deployment's own endpoint, or of the shared one that it uses."""
+        """Return the ARNs of the deployment's own endpoint, or of the shared endpoint that it uses."""
         return self._sagemaker("endpoint", [self.spec.endpoint_name])
 
     def own_endpoint(self) -> list[str]:
         return self.endpoint() if self.spec.endpoint is None else []
 
     def shared_endpoint(self) -> list[str]:
-        """Return the ARNs of another deployment's endpoint and of all configurations, as its own is unknown."""
+        """Return the ARNs of the shared endpoint and of all configurations, because the endpoint's own is unknown."""
         return [] if self.spec.endpoint is None else [*self.endpoint(), *self.every("endpoint-config")]
 
     def components(self) -> list[str]:
@@ -174,7 +174,7 @@ class Arns:
         return _once(served.model.token_secret for served, _ in self._served)
 
     def keys(self) -> list[str]:
-        """Return the ARNs of all KMS keys of the account in the region, and of the volumes' key if it is elsewhere."""
+        """Return the ARNs of all of the account's KMS keys in the region, and of the volume key if it is elsewhere."""
         if not (self.checked or self.spec.topics or self.secrets() or self.encryption.volume_key):
             return []
         own = self.of("kms", "key/")

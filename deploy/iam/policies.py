@@ -1,4 +1,4 @@
-"""IAM policies with the least privileges that a specification needs. Pure.
+"""IAM policies with the least privileges that a specification needs.
 
 There are policies for the execution role (used by SageMaker and the container), the deployer (who runs `lmi deploy`),
 the invoker (who sends requests) and the checker (who checks with `simulation.py` whether the other policies are in
@@ -57,7 +57,7 @@ def statements(rows: Iterable[Row], arns: Arns) -> list[Statement]:
 
 
 def _scopes(resources: Sequence[str] | Sequence[Scope]) -> list[Scope]:
-    """Return the scopes with resources, in which those without a condition are one scope."""
+    """Return the scopes that contain resources. Resources without a condition are merged into one scope."""
     plain = Scope([item for item in resources if isinstance(item, str)])
     return [scope for scope in (plain, *resources) if isinstance(scope, Scope) and scope.resources]
 
@@ -259,7 +259,7 @@ ADOPTING = (  # names of configurations and models are known only from the endpo
 
 
 def policies(spec: Spec, decision: Decision, *, adopt: bool = False) -> dict[str, Policy]:
-    """Return the policies of all parties by name, and as `trust` the role's trust policy, which trusts SageMaker.
+    """Return the policies of all parties by name, and the role's trust policy for SageMaker under the name `trust`.
 
     Args:
         adopt: whether the deployer takes over another owner's endpoint, or adds a shadow to it.
@@ -275,7 +275,7 @@ def policies(spec: Spec, decision: Decision, *, adopt: bool = False) -> dict[str
     return {"trust": policy([trusted]), **{who: policy(statements(some, arns)) for who, some in rows.items()}}
 
 
-# -- split policies into parts that AWS accepts. Pure ------------------------------------------------------------------
+# -- split policies into parts that AWS accepts ------------------------------------------------------------------------
 
 
 MOST = 6144
@@ -288,7 +288,7 @@ def length(policy: Policy) -> int:
 
 
 def parts(policy: Policy, maximum: int = MOST) -> list[Policy]:
-    """Split a policy into policies of at most `maximum` characters, which together allow the same as it does."""
+    """Split a policy into policies of at most `maximum` characters, which together allow the same actions."""
     policies: list[Policy] = []
     for statement in policy["Statement"]:
         rest: dict[str, Any] | None = statement
@@ -306,10 +306,10 @@ def parts(policy: Policy, maximum: int = MOST) -> list[Policy]:
 def _split(
     policy: Policy, before: list[dict[str, Any]], statement: dict[str, Any], maximum: int
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return the part of a statement that fits after the others, and the rest.
+    """Return the part of a statement that fits after the statements in `before`, and the rest.
 
     Only a statement that is too long for a policy of its own is divided, by its resources or by the values of a
-    condition. Each of these is sufficient for a match, so they can be in separate statements.
+    condition. Each resource or value is sufficient for a match, so they can be in separate statements.
     """
 
     def fits(others: list[dict[str, Any]], statement: dict[str, Any]) -> bool:

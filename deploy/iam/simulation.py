@@ -70,14 +70,14 @@ def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterat
         if isinstance(failure, NotAllowed):
             raise NotAllowed(
                 str(failure),
-                "--check needs iam:SimulatePrincipalPolicy on the principal that it checks. `iam --who checker` prints "
-                "that policy.",
+                "--check needs iam:SimulatePrincipalPolicy on the principal that it checks. `lmi deploy iam --who "
+                "checker` prints that policy.",
             ) from None
         raise DeployError(f"{principal}: {failure}", failure.advice) from None
 
 
 def _example(resource: str) -> str:
-    """Return an example that matches a pattern, as IAM simulates no pattern except `*`."""
+    """Return an example that matches a pattern, because IAM cannot simulate patterns other than `*`."""
     return resource if resource == "*" else resource.replace("*", "x")
 
 

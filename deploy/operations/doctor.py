@@ -1,6 +1,6 @@
 """Measurements of SageMaker behaviour that AWS does not document, made through the public API on a live endpoint.
 
-`lmi deploy doctor NAME --live` runs them. Each measurement returns one `Finding`, also if it fails. A finding describes
+`lmi deploy doctor NAME --live` runs them. Each measurement returns one `Finding`, even if it fails. A finding describes
 SageMaker, and does not judge the endpoint.
 """
 
@@ -141,7 +141,7 @@ def _accept_plain(target: Target) -> tuple[str, Mapping[str, Any]]:
 
 
 def _accept_stream(target: Target) -> tuple[str, Mapping[str, Any]]:
-    """Find whether the Accept parameter changes a stream's content type. It is sent as X-Amzn-SageMaker-Accept."""
+    """Measure whether the Accept parameter, sent as X-Amzn-SageMaker-Accept, changes a stream's content type."""
 
     def content_type(accept: str) -> str:
         response = target.stream(_prompt(1), Accept=accept)
@@ -202,7 +202,7 @@ def _headers(target: Target) -> tuple[str, Mapping[str, Any]]:
         for name, value in response["ResponseMetadata"]["HTTPHeaders"].items()
         if name.startswith(("x-amzn-", "x-request", "content-type"))
     }
-    return f"{len(back)} are returned: {', '.join(sorted(back))}", {"headers": back}
+    return f"{len(back)} headers are returned: {', '.join(sorted(back))}", {"headers": back}
 
 
 def _session(target: Target) -> tuple[str, Mapping[str, Any]]:

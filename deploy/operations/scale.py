@@ -18,8 +18,8 @@ class ScalingTarget:
         name: name of the endpoint or the component.
         variant: name of the endpoint's variant; empty for a component.
         count: desired number of instances or copies.
-        scaling: its automatic scaling, or None if it does not scale automatically.
-        sleeps: whether it can scale to zero, as components and asynchronous endpoints can.
+        scaling: settings of automatic scaling, or None if the target does not scale automatically.
+        sleeps: whether the target can scale to zero, as components and asynchronous endpoints can.
     """
 
     kind: Kind
@@ -62,7 +62,7 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
         raise Refused(f"{endpoint} has several components", f"Choose a --component: {', '.join(sorted(components))}.")
     if component is not None and component not in components:
         raise NotThere(
-            f"{endpoint} has no component {component!r}", f"It has: {', '.join(sorted(components)) or 'none'}."
+            f"{endpoint} has no component {component!r}", f"Its components: {', '.join(sorted(components)) or 'none'}."
         )
     if components:
         name = component or next(iter(components))
@@ -90,7 +90,7 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
         advice = "An endpoint without components needs at least one instance."
         if what.sleeps:
             advice = "An asynchronous endpoint scales to zero by itself (scaling.min: 0) when no request waits."
-        raise Refused(f"{what.target} cannot be scaled to {count}", advice)
+        raise Refused(f"{what.target} cannot be scaled to {count} instances or copies", advice)
     bounds = what.scaling
     if bounds is not None and not bounds.min <= count <= bounds.max:
         raise Refused(
@@ -132,7 +132,7 @@ def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None)
     high = what.scaling.max if high is None else high
     if not 0 <= low <= high or high == 0:
         raise Refused(
-            f"{what.target}: the bounds {low} to {high} are invalid", "0 <= --min <= --max, and --max is at least 1."
+            f"{what.target}: the bounds {low} to {high} are invalid", "Use 0 <= --min <= --max, and 1 <= --max."
         )
     if low == 0 and not what.sleeps:
         raise Refused(

@@ -225,7 +225,7 @@ def _types(variant: Mapping[str, Any]) -> str | None:
 
 
 def _in_pools(variant: Mapping[str, Any]) -> str:
-    """Return the number of instances of each type in a variant's pools, as text; empty if it has no pools."""
+    """Return a text with the number of instances of each type in a variant's pools, or "" if it has no pools."""
     pools = variant.get("InstancePools", ())
     return ", ".join(f"{pool['CurrentInstanceCount']} x {pool['InstanceType']}" for pool in pools)
 
@@ -260,11 +260,11 @@ _METRICS = {
     "latency_p50_ms": ("ModelLatency", "p50", 1e-3),
     "latency_p95_ms": ("ModelLatency", "p95", 1e-3),
 }
-"""Metrics by our name: CloudWatch's name, the statistic, and a factor that converts microseconds to milliseconds."""
+"""Maps each metric to CloudWatch's name, the statistic, and the factor that converts CloudWatch's unit to ours."""
 
 
 def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the metrics of the endpoint's first variant, as our endpoints have only one."""
+    """Return the metrics of the endpoint's first variant. A deployment's endpoint has only one variant."""
     variants = endpoint.get("ProductionVariants", [])
     if not variants:
         return {}
@@ -297,7 +297,7 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _read_if_allowed(read: Any, what: str, unread: list[str]) -> Any:
-    """Return the result of `read`. If AWS rejects the call, return nothing and add a note to `unread`."""
+    """Return the result of `read`. If AWS rejects the call, return () and add a note to `unread`."""
     try:
         return read()
     except ClientError as error:

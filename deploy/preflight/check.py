@@ -27,7 +27,7 @@ class Check:
 
     Attributes:
         name: name of the check.
-        says: what was found.
+        says: result of the check as a phrase.
         advice: how to fix the problem, or empty.
     """
 

@@ -1,4 +1,4 @@
-"""All preflight checks. They only read, and report a missing permission to read as a warning."""
+"""All preflight checks. They only read, and report a missing read permission as a warning."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _plan_check(context: Context, name: str, plan: Mapping[str, Any]) -> Check:
         return error("reservation", f"{name} is for {', '.join(types)}, but the endpoint uses {instance_type}", advice)
     if plan["Status"] != "Active":
         start = plan.get("StartTime", "a later time")
-        advice = "No instance starts before then. Wait, or leave `reservation` out."
+        advice = "No instance starts before then. Wait, or omit `reservation`."
         return warning("reservation", f"{name} is {plan['Status']} and starts at {start}", advice)
     if available < needed:
         advice = "Instances that already serve this endpoint do not count as free. No additional instance would start."
@@ -114,7 +114,7 @@ def preflight(
 
 
 def refuse_errors(checks: Sequence[Check]) -> None:
-    """Raise an error if a check found one.
+    """Raise `Refused` if a check found an error.
 
     Raises:
         Refused: a check found an error. The advice lists the errors of other checks.
@@ -130,7 +130,7 @@ def refuse_errors(checks: Sequence[Check]) -> None:
 def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
     """Send an HTTP request, follow redirects, and return the status and body. The body of an error is empty.
 
-    A redirect to another host does not get the Authorization header.
+    The Authorization header is not sent along with a redirect to another host.
     """
     request = urllib.request.Request(url, method=method, headers=dict(headers))
     try:
@@ -199,7 +199,7 @@ def _role(context: Context) -> Check:
         actions = ", ".join(dict.fromkeys(need.action for need in denied))
         advice = (
             "Attach the policy that `lmi deploy iam --who execution-role` prints. "
-            "Policies of buckets, keys and repositories may allow the same; they are not checked."
+            "Policies of buckets, keys and repositories, which are not checked, may also allow these actions."
         )
         return warning("role", f"{arn} is not allowed {actions}", advice)
     return ok("role", arn)
@@ -220,7 +220,7 @@ def _trusts_sagemaker(document: Any) -> bool:
 def _quota(context: Context) -> list[Check]:
     """Check the endpoint quota of each instance type. Instances that other endpoints use are not taken into account.
 
-    A pool without quota is only a warning if another pool has some, since AWS accepts the endpoint then.
+    A pool without quota is only a warning if another pool has quota, because AWS then accepts the endpoint.
     """
     if context.spec.endpoint is not None:  # another deployment owns the instances
         return []

@@ -102,7 +102,7 @@ def compared(context: Context, use: Use, keys: Mapping[str, str | None]) -> list
         checks.append(ok("key", f"{option} encrypts {use.what}"))
     elif option is not None and keys and use.at_rest:
         says = f"encryption.{use.option}: {option} does not encrypt {', '.join(keys)}"
-        checks.append(warning("key", says, f"Correct encryption.{use.option}, or leave it out.{use.hint}"))
+        checks.append(warning("key", says, f"Correct encryption.{use.option}, or omit it.{use.hint}"))
     return checks
 
 

@@ -46,7 +46,7 @@ def _upload(path: str, planned: UploadPlan) -> list[Check]:
     checks = [ok("model", f"{path} to {planned.prefix}: {planned}")]
     if planned.foreign:
         says = f"{planned.prefix} contains other objects ({len(planned.foreign)}), e.g. {planned.foreign[0]}"
-        advice = "SageMaker loads them too. Delete those that do not belong to the model."
+        advice = "SageMaker loads them too. Delete the objects that do not belong to the model."
         checks.append(warning("model", says, advice))
     return checks + _as_checks([*planned.findings, *planned.foreign_findings])
 
@@ -82,7 +82,7 @@ def _contents(context: Context, uri: str, read: Artifact) -> Iterator[Check]:
         yield error("model", says, f"Set environment.OPTION_MODEL_ID: {MODEL_DATA}/{read.folder}")
     if _SCRIPT in read.others and not any(_SCRIPT in value for value in context.spec.environment.values()):
         says = f"{uri} contains {_SCRIPT}, which the server does not run"
-        yield warning("model", says, "Move its functions to a file model.py (documents: custom-code).")
+        yield warning("model", says, "Move its functions to a file model.py beside the weights.")
 
 
 _SCRIPT = "inference.py"  # the user's code in PyTorch's containers and in those of Hugging Face's inference toolkit
@@ -124,7 +124,7 @@ def _hub(context: Context, model_id: str) -> Check:
 
 
 def secret(context: Context) -> Check | list[Check] | None:
-    """Check that the hub token's secret exists in this region, and its KMS key. The secret's value is not read."""
+    """Check that the secret with the hub token exists in this region, and check its KMS key. Its value is not read."""
     arn = context.spec.model.token_secret
     if arn is None:
         return None

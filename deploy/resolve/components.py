@@ -29,7 +29,7 @@ class Placed:
         copies: initial number of copies.
         gpus: number of GPUs for each copy.
         memory_mb: host memory for each copy, in MB.
-        cpus: number of cores for each copy, or 0 if none are requested.
+        cpus: number of cores for each copy, or 0 if the component requests no cores.
         fit: memory that the model needs, or None if the model's size or the instance type is unknown.
     """
 
@@ -44,7 +44,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Sums:
-    """The resources that the initial copies of all components need, and those that the instances have.
+    """The resources that the initial copies of all components need, and the resources that the instances have.
 
     Attributes:
         placed: components, each with the resources that it needs.
@@ -92,7 +92,7 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
 
 
 class Served(NamedTuple):
-    """A server of components, and its resolution."""
+    """A server that serves components, and its resolution."""
 
     server: Spec
     resolution: Resolution
@@ -159,7 +159,7 @@ def _resources(instance: InstanceType) -> list[tuple[str, Callable[[Placed], flo
 
 
 def _held(item: Placed) -> float:
-    """Return the GiB of a copy's weights and other memory, without its KV cache."""
+    """Return the size of a copy's weights and other memory, without its KV cache, in GiB."""
     return 0.0 if item.fit is None else round(item.fit.weights + item.fit.rest, 1)
 
 
@@ -173,7 +173,7 @@ def _of_one(server: Spec, resolve: Callable[[Spec], Resolution], *, alone: bool)
 
 
 def _common_type(spec: Spec, served: Sequence[Served]) -> str:
-    """Return the cheapest instance type that fits each model, and has enough resources for all initial copies.
+    """Return the cheapest instance type on which each model fits, with enough resources for all initial copies.
 
     Raises:
         DoesNotFit: there is no such type.
@@ -191,14 +191,14 @@ def _common_type(spec: Spec, served: Sequence[Served]) -> str:
 
 
 def _types_of_all(candidates: Sequence[Sequence[Fit]]) -> list[str]:
-    """Return the instance types that fit each model, by their worst rank for any model."""
+    """Return the instance types on which each model fits, sorted by their worst rank for any model."""
     ranks = [{item.instance.name: rank for rank, item in enumerate(fits)} for fits in candidates]
     fitting = [{item.instance.name for item in fits if item.fits} for fits in candidates]
     return sorted(set.intersection(*fitting), key=lambda name: (max(of_model[name] for of_model in ranks), name))
 
 
 def _sums(spec: Spec, served: Sequence[Served], instance: InstanceType | None) -> Sums:
-    """Return the resources that the copies need, and those of the specification's number of instances."""
+    """Return the resources that the copies need, and the resources that the specification's instances have."""
     needed = []
     for server, resolution in served:
         needed += [placed(item, server.model, resolution.decision, resolution.chosen) for item in server.components]
@@ -216,7 +216,7 @@ def _instances(spec: Spec) -> int:
 
 
 def _one_host(served: Sequence[Served]) -> None:
-    """Check that all images can run on the same host AMI, as an endpoint configuration has only one.
+    """Check that all images can run on the same host AMI, as an endpoint configuration has only one AMI.
 
     Raises:
         SpecError: the images need different values of InferenceAmiVersion.
@@ -263,8 +263,8 @@ def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
 def _left_over(sums: Sums) -> str:
     """Return a component whose copies find no instance if larger copies are placed first, or an empty string.
 
-    The amount of work is bounded, as there are at most a thousand copies and instances, and equal ones are placed
-    together.
+    The amount of work is bounded, because there are at most a thousand copies and instances, and equal copies are
+    placed together.
     """
     assert sums.instance is not None
     resources = [resource for resource in _resources(sums.instance) if resource[2]]
@@ -287,12 +287,12 @@ class Room(NamedTuple):
         return min((int(has // need) for has, need in zip(self.free, needs, strict=True) if need), default=maximum)
 
     def less(self, needs: Sequence[float], copies: int, instances: int) -> Room:
-        """Return some of the instances, each with `copies` more."""
+        """Return what is free on some of the instances after placing `copies` more copies on each."""
         return Room([has - copies * need for has, need in zip(self.free, needs, strict=True)], instances)
 
 
 def _distribute(left: int, needs: Sequence[float], free: Sequence[Room]) -> tuple[list[Room], int]:
-    """Place copies on instances. Return what is free then, and the number of copies that are left.
+    """Place copies on instances. Return what is still free, and the number of copies that could not be placed.
 
     Args:
         left: number of copies to place.

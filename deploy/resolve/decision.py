@@ -44,14 +44,14 @@ class Decision:
         ami: the InferenceAmiVersion, or None to use SageMaker's default host (for CPU types and unknown CUDA versions).
         model_data: prefix or archive in S3 that SageMaker downloads to /opt/ml/model, or None if the container loads
             the model from the hub.
-        download: timeout of the model data's download, 60 to 3600 seconds.
+        download: timeout for downloading the model data, 60 to 3600 seconds.
         startup: timeout until /ping responds with 200, 60 to 3600 seconds.
         provision: timeout to find an instance, in seconds, or None for AWS's default.
         tensor_parallel: number of GPUs for one copy of the model, or None for CPU types and if it is unknown.
         expert_parallel: whether each GPU has whole experts, because the degree does not divide them.
         warnings: sentences for the user to read before confirming.
-        pools: the instance pools by priority. Empty if the specification has none.
-        shadow: decision for the shadow variant, or None if the specification has none.
+        pools: the instance pools by priority, or () if the specification has no pools.
+        shadow: decision for the shadow variant, or None if the specification has no shadow.
         components: decisions for inference components by name. They may differ in image, model data, timeouts and
             tensor parallel degree.
     """

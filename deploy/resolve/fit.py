@@ -199,9 +199,8 @@ def cpu_limit(instance: InstanceType, usable: float = _USABLE) -> float:
 
 
 def _degrees(need: Need, instance: InstanceType) -> Sequence[tuple[int, bool]]:
-    """Return the numbers of GPUs per copy to try, and whether with expert parallelism.
-
-    The number is the user's if set, otherwise each that the engine accepts.
+    """Return the pairs to try: a number of GPUs per copy, and whether each GPU has whole experts.
+    The number is the user's if it is set. Otherwise, all numbers that the engine accepts are tried.
     """
     if instance.gpus == 0:
         return ((1, False),)
@@ -274,7 +273,7 @@ def _problem(
     if instance.blackwell and need.cuda is not None and need.cuda < _BLACKWELL_CUDA:
         return f"the {instance.gpu} needs CUDA 12.8, but the image has {need.cuda[0]}.{need.cuda[1]}"
     if degree > max(1, instance.gpus):
-        return f"the tensor parallel degree is {degree}, but it has {instance.gpus} GPU{'s' * (instance.gpus != 1)}"
+        return f"the tensor parallel degree, {degree}, exceeds the number of GPUs, {instance.gpus}"
     where = f"each of {degree} GPUs" if degree > 1 else "the GPU" if instance.gpus else "RAM"
     if tokens == 0:
         return (
@@ -290,7 +289,7 @@ def _problem(
 
 
 def too_old(instance: InstanceType, built_for: tuple[int, int] | None) -> str:
-    """Return why the GPU is too old for the image's kernels, or an empty string if it is not or this is unknown.
+    """Return why the GPU is too old for the image's kernels, or an empty string if it is new enough or this is unknown.
 
     Args:
         built_for: minimum compute capability that the image has kernels for, or None if it is unknown.
@@ -322,7 +321,7 @@ def _remarks(need: Need, instance: InstanceType, degree: int, experts: bool) -> 
     if instance.gpus and instance.compute < _AMPERE and need.built_for is None:
         remarks.append(f"the {instance.gpu} is older than Ampere, and AWS's vLLM is built for Ampere and newer")
     if instance.gpus and need.dtype in _IN_16_BITS and instance.compute < LEAST_CAPABILITIES[need.dtype]:
-        remarks.append(f"no support for {need.dtype} on the {instance.gpu}: less memory, but computation in 16 bits")
+        remarks.append(f"the {instance.gpu} computes {need.dtype} weights in 16 bits, so they save only memory")
     if not instance.gpus and not instance.family.endswith("7i"):
         remarks.append("no AMX, so bf16 is slow")
     if not instance.gpus and instance.vcpus < 4:
@@ -341,7 +340,7 @@ def _bus_bound(item: Fit) -> bool:
 
 BEYOND_ONE_MACHINE = (
     "A SageMaker endpoint cannot split a model across machines. Dynamo on HyperPod can: put this server in front of it "
-    "(lmi serve --engine openai; documents: engines-by-url)."
+    "(lmi serve --engine openai)."
 )
 
 
@@ -419,7 +418,7 @@ def too_small(small: Fit, fits: Sequence[Fit]) -> DoesNotFit:
 
     Args:
         small: the model's memory on this type.
-        fits: the model's memory on other types, best first, to advise types that are large enough.
+        fits: the model's memory on other types, best first. The advice names types that are large enough.
     """
     advice = []
     if small.tokens >= 1024:
@@ -474,7 +473,7 @@ def rows(candidates: Candidates) -> tuple[tuple[str, ...], ...]:
     """Return the rows of the table, with the columns of COLUMNS: the best types, and in any case the chosen type.
 
     There is only one row for types of the same family with the same number of GPUs. Sizes are per GPU, and requests are
-    concurrent requests of the full context. The last column marks the chosen type, and has its problem or remarks.
+    concurrent requests of the full context. The last column marks the chosen type, and states its problem or remarks.
     """
     best: dict[tuple[str, int], Fit] = {}
     for item in candidates.fits:

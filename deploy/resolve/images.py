@@ -46,7 +46,7 @@ AMI_CUDA_12 = "al2-ami-sagemaker-inference-gpu-3-1"
 """Host AMI with NVIDIA driver 550."""
 
 AMI_CUDA_13 = "al2023-ami-sagemaker-inference-gpu-4-1"
-"""Host AMI with NVIDIA driver 580, the newest one. Blackwell GPUs need it."""
+"""The newest host AMI, with NVIDIA driver 580. Blackwell GPUs need it."""
 
 KNOWN_AMIS = (
     "al2-ami-sagemaker-inference-gpu-2",
@@ -243,8 +243,8 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         if code in ("RepositoryNotFoundException", "ImageNotFoundException"):
             what = "repository" if code.startswith("Repository") else "image"
             raise NotThere(
-                f"image: there is no {what} {match['repository']}:{match['tag']} in {match['account']}'s ECR "
-                f"of {match['region']}",
+                f"image: there is no {what} {match['repository']}:{match['tag']} in ECR of the account "
+                f"{match['account']} in {match['region']}",
                 push_instructions(match.string),
             ) from None
         raise

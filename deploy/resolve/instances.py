@@ -83,7 +83,7 @@ def all_types() -> tuple[InstanceType, ...]:
 
 
 def find(name: str) -> InstanceType | None:
-    """Return the instance type with a name, or None if it is not in the tables.
+    """Return the instance type with this name, or None if it is not in the tables.
 
     Raises:
         SpecError: the type is an arm64 host, or has accelerators that are not NVIDIA GPUs.
@@ -155,7 +155,7 @@ def _gpu_type(name: str, row: dict[str, str | int]) -> InstanceType:
 
 
 def device_warnings(spec: Spec, instance: InstanceType | None, degree: int) -> tuple[str, ...]:
-    """Return a warning for each component or instance whose engines leave GPUs idle, or one if the engine uses none.
+    """Return a warning for each component or instance with idle GPUs, or just one if the engine uses no GPU.
 
     Args:
         instance: the instance type, or None if it is unknown. Then nothing is checked.

@@ -90,7 +90,7 @@ class Prices:
 
         Args:
             name: name of the instance type.
-            own: the user's price, which overrides the others, or None.
+            own: the user's price, which overrides other prices, or None.
         """
         if own is not None:
             return Price(own, exact=True)
@@ -163,7 +163,7 @@ def _prices(aws: Aws) -> Iterator[tuple[str, float]]:
 
 
 def _price(product: object) -> Iterator[tuple[str, float]]:
-    """Yield the instance type and hourly price of a product. Yield nothing unless it is an endpoint's instance."""
+    """Yield the instance type and hourly price of a product, or nothing unless it is an endpoint's instance."""
     used = _HOURLY.fullmatch(str(part(part(product, "product"), "attributes").get("usagetype")))
     if used is None:
         return

@@ -86,7 +86,7 @@ def _on_pool(spec: Spec, index: int, resolve: Callable[[Spec], Resolution]) -> R
 
 
 def _one_host(decisions: list[Decision]) -> None:
-    """Check that all instance types can use the same host AMI, as an endpoint configuration has only one.
+    """Check that all instance types can use the same host AMI, as an endpoint configuration has only one AMI.
 
     Raises:
         SpecError: the pools mix CPU and GPU types, or the types need different values of InferenceAmiVersion.
@@ -185,7 +185,7 @@ def times(
 
 
 def _rounded(seconds: float) -> int:
-    """Round up to whole minutes, ignoring fractions of a second, and to at most SageMaker's maximum."""
+    """Drop fractions of a second, and round up to whole minutes, but to at most SageMaker's maximum."""
     return min(_LONGEST, -(-int(seconds) // 60) * 60)
 
 
@@ -196,7 +196,7 @@ _UNKNOWN_CONTEXT = f"The model's maximum context is unknown; {_CONTEXT} tokens a
 _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 
 _FOR_GPUS = re.compile("/(djl-inference|lmi-handler(-[a-z0-9]+)?)[:@]")
-"""Pattern for AWS's images and for this project's, which have vLLM for GPUs only. Others may have vLLM's CPU build."""
+"""Matches AWS's images and this project's images, whose vLLM is for GPUs only. Others may have vLLM's CPU build."""
 
 _FOR_VLLM = (
     "the tensor parallel degree {} does not divide the experts, so OPTION_ENABLE_EXPERT_PARALLEL leaves them whole if "
@@ -215,7 +215,7 @@ _PRECISIONS: dict[str, Precision] = {
     "fp32": "fp32",
     "float32": "fp32",
 }
-"""Precisions of the weights by the value of an option, used if model.dtype is `auto`."""
+"""Maps an option's value to the precision of the weights, which applies if model.dtype is `auto`."""
 
 
 @dataclass(frozen=True)
@@ -394,7 +394,7 @@ def _readable(aws: Aws | None, read: Callable[[Aws], T | None]) -> T | None:
 
 
 def _need(spec: Spec, shape: Shape, image: images.ResolvedImage) -> Need:
-    """Return the model with its settings."""
+    """Return the model's shape and the settings that determine how much memory it needs."""
     kv = str(spec.options.get("kv_cache_dtype", "auto")).lower()
     usable = spec.options.get("gpu_memory_utilization")
     return Need(
@@ -426,7 +426,7 @@ def _frees_windows(spec: Spec) -> bool:
 def _expert_parallel(spec: Spec) -> bool | None:
     """Return whether experts stay whole, or None if the engine leaves the choice, as vLLM does.
 
-    An image whose engine the specification does not say is taken for one with vLLM; `_remarks` says so.
+    If the specification does not say which engine the image has, vLLM is assumed, and `_remarks` reports that.
     """
     value = spec.options.get("enable_expert_parallel")
     return (None if _engine(spec) in ("", "vllm") else False) if value is None else str(value).lower() == "true"
@@ -458,8 +458,8 @@ class Choice(NamedTuple):
 
     Attributes:
         instance: the instance type, or None if it is not in the tables.
-        fit: memory that the model needs on it, or None if the instance type or the model's size is unknown.
-        fits: all candidates by price, or () if the model's size is unknown.
+        fit: memory that the model needs on that type, or None if the type or the model's size is unknown.
+        fits: all candidates, best first, or () if the model's size is unknown.
         warnings: warnings about the choice, each as a sentence.
     """
 
@@ -470,10 +470,10 @@ class Choice(NamedTuple):
 
 
 def _choose(spec: Spec, image: images.ResolvedImage, need: Need | None, prices: Prices) -> Choice:
-    """Choose the instance type, or check the specification's.
+    """Choose the instance type, or check the specification's type.
 
     Raises:
-        SpecError: `auto` cannot choose a type, or the type looks like a typing error.
+        SpecError: `auto` cannot choose a type, or the type is probably a typo.
         DoesNotFit: the image or the model does not fit.
     """
     if spec.instance.type == "auto":
@@ -515,7 +515,7 @@ def _check_host(
     """Check that the image can run on the instance type.
 
     Raises:
-        DoesNotFit: the image needs a GPU, or a newer one.
+        DoesNotFit: the image needs a GPU, or a newer GPU.
     """
     if not instance.gpus and _needs_gpus(spec, image.uri):
         on_gpus = () if need is None else rank(need, prices=prices)
@@ -541,7 +541,9 @@ def _on_cpu(spec: Spec) -> bool:
 
 
 def _degree_option(spec: Spec) -> int | None:
-    """Return the tensor parallel degree in the options, or each component's number of GPUs, or None if that varies."""
+    """Return the tensor parallel degree that the specification determines, or None.
+    It is the number in the options, or else 1 if options.replicas is set without the degree, or else the number of
+    GPUs of the components if all have the same number."""
     degree = _number(spec, "tensor_parallel_degree")
     if degree is not None:
         return degree
@@ -552,7 +554,7 @@ def _degree_option(spec: Spec) -> int | None:
 
 
 def _gpus_per_copy(spec: Spec) -> int | None:
-    """Return the number of GPUs of one copy: tensor parallel degree times pipeline stages times context parts."""
+    """Return one copy's number of GPUs (tensor parallel degree times pipeline stages times context parts), or None."""
     others = _others(spec)
     return others * (_degree_option(spec) or 1) if others > 1 else _degree_option(spec)
 
@@ -589,7 +591,7 @@ def _volume_warnings(spec: Spec, instance: InstanceType | None) -> Iterator[str]
     if spec.instance.volume_gb is not None:
         raise SpecError(
             f"instance.volume_gb: {instance.name} has {instance.nvme_gb} GB of NVMe, and cannot have an EBS volume",
-            "Leave instance.volume_gb out.",
+            "Omit instance.volume_gb.",
         )
     if spec.encryption.volume_key is not None:
         yield f"encryption.volume_key does not apply to the NVMe disk of {instance.name}, which encrypts itself."
@@ -637,23 +639,23 @@ def _size(spec: Spec, chosen: Fit, fits: Sequence[Fit]) -> Iterator[str]:
     sequences = chosen.sequences * num_engines(spec, gpus, chosen.degree)
     held = f"{server} has room for {sequences} concurrent requests of the full context"
     if sequences >= requests:
-        yield f"{held}. For more, use more instances (instance.count, scaling.max), not larger ones."
+        yield f"{held}. For more, use more instances (instance.count, scaling.max), not larger instances."
         return
     bigger = next((item for item in fits if item.fits and item.sequences >= requests), None)
     name = "a larger instance"
     if bigger is not None:
         name = f"{bigger.instance.name} ({bigger.price.text}), which has room for {bigger.sequences}"
     yield (
-        f"{held}. For {requests}, use {name}, or set a shorter model.context. More instances serve more requests, but "
-        "not longer requests."
+        f"{held}. For {requests} requests, use {name}, or set a shorter model.context. More instances serve more "
+        "requests, but not longer requests."
     )
 
 
 def _advised_number(spec: Spec, decision: Decision) -> Iterator[str]:
     if spec.instance.count == 1 and spec.scaling is None and spec.instance.managed is None and not spec.components:
         yield (
-            "A single instance has no spare. With two (instance.count: 2), one keeps serving while the other fails or "
-            "is replaced."
+            "A single instance has no spare. With two instances (instance.count: 2), one keeps serving while the other "
+            "fails or is replaced."
         )
 
 
@@ -662,5 +664,5 @@ def _routing(spec: Spec) -> Iterator[str]:
     if count >= _MANY and isinstance(spec.routing, PrefixAware):
         yield (
             f"With up to {count} instances: prefix-aware routing compares the beginnings of prompts, not the caches. "
-            "Dynamo on HyperPod routes by each worker's cache: compare both for long shared prompts."
+            "Dynamo on HyperPod routes by each worker's cache: compare both if prompts share long beginnings."
         )

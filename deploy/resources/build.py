@@ -40,7 +40,7 @@ def endpoint(
             {
                 "EndpointName": spec.name,
                 "EndpointConfigName": config.name,
-                # Keep the number of instances that automatic scaling has set, but not one that was set by hand.
+                # Keep a number of instances that automatic scaling has set, but not a number that was set manually.
                 "RetainAllVariantProperties": scaled,
                 "DeploymentConfig": endpoint_deployment(spec, decision, alarms),
             },
@@ -104,7 +104,7 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
     served = None
     if spec.endpoint is None:
         config, watching = endpoint_config(spec, decision, models, marks, shadow), endpoint_alarms(spec, marks)
-        # An update names its alarms, so they exist before the endpoint.
+        # An update names its alarms, so they are created before the endpoint.
         served = endpoint(spec, decision, config, watching, marks)
         built += [config, *watching, served]
     if served is not None and not spec.components:

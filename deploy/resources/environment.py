@@ -1,7 +1,8 @@
 """The container's environment variables: the handler's options, the model's location, and settings for SageMaker.
 
 Each of the handler's options has an environment variable (docs/options.md): OPTION_X for `option.x`, and SERVING_X for
-the few without `option.`. Everyone who may describe the model can read the environment, so it must not contain secrets.
+the few options without that prefix. Everyone who may describe the model can read the environment, so it must not
+contain secrets.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TOTAL = 32 * 1024
 _NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 _SAME = {**{name: variable(key) for name, key in ENVIRONMENT.items()}, "OPTION_MAX_SEQ_LEN": "OPTION_MAX_MODEL_LEN"}
-"""Names of the variables that have the same meaning in the handler as others, by the other name."""
+"""Maps names of variables to other names with the same meaning in the handler."""
 
 
 def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> dict[str, str]:
@@ -57,7 +58,7 @@ def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool 
                 f"{setting.name}={setting.value})"
             )
             if before in user_settings:
-                advice.append(f"Leave {before.origin} out.")
+                advice.append(f"Omit {before.origin}.")
         settings_by_name.setdefault(key, setting)
     for setting in _defaults(spec, decision):
         settings_by_name.setdefault(_key(setting.name), setting)
@@ -93,7 +94,7 @@ def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:
         if is_aws_image(decision.image):
             raise SpecError(
                 "model.token_secret: AWS's image does not read secrets; only this project's images do",
-                "Use an image of this project (documents: container), or a model in S3 (model.s3, model.path).",
+                "Use an image of this project, or a model in S3 (model.s3, model.path).",
             )
         yield Setting("HF_TOKEN_SECRET_ARN", model.token_secret, "model.token_secret")
     if str(spec.options.get("replicas", 1)) != "1":  # DJL Serving has its own workers, and rejects the option
@@ -122,7 +123,7 @@ def _refuse_secrets(settings: Iterable[Setting]) -> None:
         if name == "LMI_API_KEY":
             raise Refused(
                 f"{origin}: on SageMaker, clients authenticate with SigV4 or bearer tokens, not with the server's keys",
-                "Leave LMI_API_KEY out, and allow sagemaker:InvokeEndpoint to those who may call the endpoint (`lmi "
+                "Omit LMI_API_KEY, and allow sagemaker:InvokeEndpoint for everyone who may call the endpoint (`lmi "
                 "deploy iam`).",
             )
         if is_secret(name, value):

@@ -5,8 +5,8 @@ templates.
 
 Resources are sorted by the order of their creation, which follows from `needs`. Alarms come before the endpoint,
 because its updates refer to them. The alarm that scales a component from zero comes after the policy that it triggers.
-Requests refer to a value that AWS assigns at creation, such as a policy's ARN, with a `Ref`, which is replaced before
-the call.
+In requests, a `Ref` stands for a value that AWS assigns at creation, such as a policy's ARN. It is replaced before the
+call.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Resource:
         kind: kind of the resource, which determines the boto3 calls (`deployer/calls.py`).
         name: name of the resource in AWS. It is unique for its kind in the account and region.
         request: keyword arguments of the boto3 call that creates the resource, tags included.
-        needs: keys of the resources that must exist before this one is created.
+        needs: keys of the resources that must exist before this resource is created.
         update: keyword arguments of the boto3 call that updates the resource. If empty, the call uses `request` without
             tags, or the resource cannot be updated.
     """
@@ -121,7 +121,7 @@ def resolved(value: Any, look_up: Callable[[Ref], Any]) -> Any:
 
 # -- names and tags of resources, which later runs use to find them ----------------------------------------------------
 # AWS cannot change models and endpoint configurations, so their names end in a digest of their content. Changed content
-# results in a new resource, unchanged content in the existing one.
+# results in a new resource, unchanged content in the existing resource.
 
 TAG_DEPLOYMENT = "lmi:deployment"
 """Tag of every resource with the deployment's name, which is the endpoint's name or `NAME@ENDPOINT`."""
@@ -152,7 +152,7 @@ def version_name(name: str, content: Mapping[str, Any]) -> str:
 
 
 def batch_name(deployment: str) -> str:
-    """Return the base name of models for batch transform, which differs from that of the deployment's other models."""
+    """Return the base name of models for batch transform. The deployment's other models have another base name."""
     return f"{deployment[:48].rstrip('-')}-batch"
 
 
@@ -224,7 +224,7 @@ def component_request(
 ) -> Mapping[str, Any]:
     """Return a component's request merged with the user's fields.
 
-    The result has Specification, or Specifications (one for each instance type) if the user's fields have it.
+    The result has Specification. If the user's fields contain Specifications, it has these, one for each instance type.
 
     Args:
         request: request with the field Specification.

@@ -164,7 +164,7 @@ _SUM = {"Statistic": "Sum"}
 
 
 class _Watch(NamedTuple):
-    """A metric, and the threshold for its alarm in the metric's unit. `statistic` has PutMetricAlarm's field for it."""
+    """A metric, and the threshold for its alarm in the metric's unit. `statistic` is a field of PutMetricAlarm."""
 
     suffix: str
     metric: str
@@ -182,7 +182,7 @@ def endpoint_alarms(spec: Spec, tags: list[dict[str, str]]) -> list[Resource]:
 
 
 def component_alarms(spec: Spec, component: str, tags: list[dict[str, str]]) -> list[Resource]:
-    """Build the alarms of one component. Requests without a copy are an alarm only if it cannot scale to zero."""
+    """Build the alarms of one component. Requests that find no copy raise an alarm only if it cannot scale to zero."""
     if spec.alarms is None:
         return []
     watches = [*_watches(spec.alarms, asynchronous=False)]

@@ -53,7 +53,7 @@ def component_deployment(
 
 
 def update_warnings(spec: Spec) -> tuple[str, ...]:
-    """Return a warning for each part of the deployment that cannot be updated in batches as the specification asks."""
+    """Return a warning for each part of the deployment that cannot be updated in batches as specified."""
     if spec.update.policy != "rolling":
         return ()
     sentences = []
@@ -100,7 +100,7 @@ def _size(spec: Spec, count: int, unit: str) -> int:
 
 
 def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
-    """Return TrafficRoutingConfiguration: a canary for blue/green updates of several instances, else all at once."""
+    """Return TrafficRoutingConfiguration: a canary for blue/green updates of several instances, or else all at once."""
     shift: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": spec.update.wait}
     if spec.update.policy == "blue_green" and count > 1:
         shift |= {"Type": "CANARY", "CanarySize": {"Type": unit, "Value": _size(spec, count, unit)}}
@@ -108,7 +108,7 @@ def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
 
 
 def _longest(spec: Spec, decision: Decision, batches: int) -> int:
-    """Return the timeout of an update in seconds. Each batch finds instances, starts and waits."""
+    """Return the timeout of an update in seconds. In each batch, AWS finds instances, starts them and waits."""
     batch = (decision.provision or _PROVISION) + decision.start + spec.update.wait
     return min(max(batches * batch, _SHORTEST), _LONGEST)
 

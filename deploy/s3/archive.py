@@ -1,4 +1,4 @@
-"""Read the file names and serving.properties of an archive in S3 without unpacking it, or those of a prefix."""
+"""Read an archive's file names and serving.properties in S3 without unpacking it, or a prefix's serving.properties."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Artifact:
         variables: settings of serving.properties, as variables. They override the container's variables, as in LMI.
         repository: texts of the files of a Triton repository with parameters, by path.
         others: names of further files, which are known only for an archive.
-        weights: name of a weight file, or a reason to assume that there is one, or "" if there are no weights.
+        weights: name of a weight file, or a reason to assume that there are weights, or "" if there are none.
         folder: only directory at the archive's top level, if it contains all files, or "".
         fault: reason why SageMaker cannot unpack the archive, or "" if none was found.
         problem: reason why the data was not read, or "" if it was read.
@@ -188,7 +188,7 @@ def variable_of_key(key: str) -> str:
 
 
 class _TooLongError(Exception):
-    """An error about a stream that exceeds the maximum number of bytes."""
+    """The error for a stream that exceeds the maximum number of bytes."""
 
 
 class _Bounded:

@@ -1,8 +1,8 @@
 """Check whether SageMaker and the engines can load model data, on this machine or in S3.
 
 In uncompressed model data (S3DataSource), SageMaker allows no object whose key ends in a slash, no key that is both a
-file and a directory, and no name above 255 bytes. Both a directory and a prefix are given as a list of `Entry` and a
-`Read`.
+file and a directory, and no name above 255 bytes. `lint` takes a directory or a prefix as a list of `Entry` and
+a `Read`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of model data. `place` is the name of the file, or "" if the problem is not about one file."""
+    """A problem with model data. `place` is the name of the file, or "" if the problem is not about one file."""
 
     level: Level
     place: str
@@ -61,7 +61,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a directory to upload, and the problems found."""
+    """The files of a directory to upload, and the problems with the directory."""
 
     files: tuple[Entry, ...]
     findings: tuple[Finding, ...]
@@ -149,7 +149,7 @@ def _leads_out(name: str, target: Path) -> Finding:
 
 
 def _without_duplicates(files: list[Entry]) -> list[Entry]:
-    """Leave out weights in other formats if there are safetensors files, as they would double upload and storage."""
+    """Omit weights in other formats if there are safetensors files, as they would double the upload and the storage."""
     if not any(entry.name.endswith(".safetensors") and "/" not in entry.name for entry in files):
         return files
     return [
@@ -160,7 +160,7 @@ def _without_duplicates(files: list[Entry]) -> list[Entry]:
 
 
 def lint(entries: Sequence[Entry], read: Read, *, isolated: bool = False, own_code: bool = False) -> list[Finding]:
-    """Return all problems of model data.
+    """Return all problems with model data.
 
     Args:
         entries: all files or objects.
@@ -172,7 +172,7 @@ def lint(entries: Sequence[Entry], read: Read, *, isolated: bool = False, own_co
 
 
 def lint_layout(entries: Sequence[Entry]) -> Iterator[Finding]:
-    """Yield the problems of names and sizes."""
+    """Yield the problems with names and sizes."""
     names = {entry.name for entry in entries}
     parents = {parent.as_posix() for name in names for parent in PurePosixPath(name.rstrip("/")).parents}
     for entry in entries:
@@ -181,7 +181,7 @@ def lint_layout(entries: Sequence[Entry]) -> Iterator[Finding]:
                 Level.ERROR,
                 entry.name or "the prefix itself",
                 "a 0-byte object that represents a folder" if entry.size == 0 else "a name that ends in a slash",
-                "Delete the object, which the S3 console creates: SageMaker cannot load it.",
+                "Delete the object: SageMaker cannot load it. The S3 console creates such objects.",
             )
         elif entry.name in parents:
             yield Finding(Level.ERROR, entry.name, "both a file and a directory", "Delete the object, or rename it.")
@@ -242,7 +242,7 @@ def _model_elsewhere(read: Read) -> str | None:
 
 
 def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_code: bool) -> Iterator[Finding]:
-    """Check the Python files that `auto_map` names as `module.Class`, or `REPOSITORY--module.Class` if elsewhere."""
+    """Check the Python files that `auto_map` names: `module.Class`, or `REPO--module.Class` in another repository."""
     auto_map = config.get("auto_map")
     if not isinstance(auto_map, dict):
         return

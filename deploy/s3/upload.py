@@ -1,6 +1,6 @@
 """Upload a model's directory to S3 without compression, and verify the result.
 
-Only missing files are uploaded, in parallel parts. The metadata of each object has its file's SHA-256 and the
+Only missing files are uploaded, in parallel parts. Each object's metadata contains its file's SHA-256 and the
 deployment's name. There is no manifest, as SageMaker would load a manifest in the prefix as model data, and a manifest
 elsewhere could be out of date. Parts that a killed run uploaded are found in S3's list of unfinished uploads.
 """
@@ -175,7 +175,7 @@ class PartUploader:
         """Return the content of a part and its SHA-256.
 
         Raises:
-            Failed: the file has become shorter, or has changed, which only a file of one part shows here.
+            Failed: the file has become shorter, or a file with only one part has changed.
         """
         path = self._directory / part.name
         with path.open("rb") as file:
@@ -260,7 +260,7 @@ class UploadPlan:
         missing: names of files that are not in S3 with the same content.
         changed: names from `missing` that are in S3 with different content.
         foreign: further objects under the prefix. They are kept, and SageMaker loads them, too.
-        findings: problems of the directory.
+        findings: problems with the directory.
         foreign_findings: problems that `foreign` causes together with the files.
     """
 

@@ -57,9 +57,10 @@ class Spec(Section):
 
     name: Name = Field(description="Name of the endpoint, and prefix of all other names.")
     endpoint: Name | None = Field(
-        None, description="Another deployment's endpoint for the components; `instance` must describe its instances."
+        None,
+        description="Another deployment's endpoint for components; `instance` must describe that endpoint's instances.",
     )
-    region: Region | None = Field(None, description="AWS region; default: boto3's.")
+    region: Region | None = Field(None, description="AWS region; default: boto3's setting.")
     role: RoleArn = Field(description="ARN of the execution role.")
     image: Image = Field(
         description="The container image, here or in each component: exactly one of `uri`, `repository`, `aws`."

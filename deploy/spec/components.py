@@ -27,8 +27,8 @@ _OWN = ("model", "image")
 def servers(spec: Spec) -> list[Spec]:
     """Return a specification for each server.
 
-    Without components, it is the whole specification. Otherwise, its `components` are those that share the server, and
-    their own settings replace those of the top level.
+    Without components, it is the whole specification. Otherwise, it contains the components that share the server, and
+    their own settings replace the top level's.
     """
     if not spec.components:
         return [spec]
@@ -59,7 +59,7 @@ def with_parts_of_components(content: Any) -> Any:
     """Return a file's content with a model and an image at the top level, even if only the components have them.
 
     The added model or image is the first component's, and no component uses it: a component without its own gets an
-    empty one, so that the error message names this component.
+    empty section, so that the error message names this component.
     """
     items = content.get("components") if isinstance(content, Mapping) else None
     if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
@@ -119,7 +119,7 @@ class Batch(Section):
         None, description="Concurrent requests per instance; default: option.max_rolling_batch_size."
     )
     payload_mb: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
-        None, description="Maximum size of a line in MB; times concurrency, it must be at most 100. Default: 6 or less."
+        None, description="Maximum MB of a line; its product with concurrency must be at most 100. Default: 6 or less."
     )
     timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Timeout for each line, in seconds.")
     retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Additional attempts after a failure.")
@@ -136,7 +136,7 @@ class Batch(Section):
 
 
 class Shadow(Section):
-    """A shadow variant, which has another image, model or options. It gets copies of requests."""
+    """A shadow variant with another image, model or options. It gets copies of requests."""
 
     percent: Annotated[int, Field(ge=1, le=100)] = Field(description="Percentage of requests to copy.")
     image: Image | None = Field(None, description="Image of the shadow variant; default: `image`.")
@@ -205,7 +205,7 @@ def name_and_endpoint(deployment: str) -> tuple[str, str]:
 
 
 def is_guest(deployment: str) -> bool:
-    """Return whether a deployment uses another deployment's endpoint, by its name in tags."""
+    """Return whether a deployment uses another deployment's endpoint, judging by its name in tags."""
     return _AT in deployment
 
 
@@ -214,7 +214,7 @@ def guest_contradictions(spec: Spec) -> Iterator[str]:
     if spec.endpoint is None:
         return
     if spec.endpoint == spec.name:
-        yield f"endpoint: {spec.endpoint} is this deployment's own name; use another name, or leave endpoint out"
+        yield f"endpoint: {spec.endpoint} is this deployment's own name; use another name, or omit endpoint"
     if not spec.components:
         yield "endpoint: requires components, which are added to the other deployment's endpoint"
     if spec.instance.type == "auto":

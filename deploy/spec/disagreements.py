@@ -1,4 +1,4 @@
-"""Contradictions between sections of a specification, mainly between `sagemaker` and the others."""
+"""Contradictions between sections of a specification, mainly between `sagemaker` and other sections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LAYOUTS = f"{_VARIANT}.AcceleratorPartitionLayouts"
 
 
 def disagreements(spec: Spec) -> Iterator[str]:
-    """Yield a line for each contradiction. It starts with the field's name."""
+    """Yield a line for each contradiction. Each line starts with the field's name."""
     config = spec.sagemaker.endpoint_config
     if spec.sagemaker.component and not spec.components:
         yield "sagemaker.component: requires components"
@@ -116,7 +116,7 @@ def _shadows(spec: Spec) -> Iterator[str]:
 def _partitions(spec: Spec) -> Iterator[str]:
     """Yield contradictions in the partitions of accelerators.
 
-    SageMaker places one component on each partition, if the instances have its type and the component asks for it.
+    SageMaker places one component on each partition, if the instances have partitions of the type that it requests.
     """
     layouts = spec.sagemaker.variant.get("AcceleratorPartitionLayouts", ())
     there = [kind for layout in layouts for kind in layout.get("AcceleratorPartitionTypes", ())]

@@ -27,7 +27,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "model": ("CreateModel", ""),
     "endpoint": ("UpdateEndpoint", ""),
 }
-"""The API operation of each part of `sagemaker`, and the member of its request that has the fields, or ""."""
+"""Maps each part of `sagemaker` to its API operation, and the member of the request that has the fields, or ""."""
 
 _TIMES = {
     "ModelDataDownloadTimeoutInSeconds": "timeouts.download",
@@ -123,7 +123,7 @@ OWNED: Mapping[str, Mapping[str, str]] = {
         "DeploymentConfig.AutoRollbackConfiguration": "alarms",
     },
 }
-"""Settings of the specification that determine a field, by part and the field's dotted name without list indices."""
+"""For each part, maps the dotted names of fields, without list indices, to the settings that determine them."""
 
 _FILLED = ("Specifications.ComputeResourceRequirements.MinMemoryRequiredInMb",)
 """Required fields that are taken from the specification if they are missing."""
@@ -142,7 +142,7 @@ TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "double": ((int, float), "a number"),
     "boolean": ((bool,), "true or false"),
 }
-"""Python types by botocore's type name, with their names in messages. Timestamps are not checked, as none is used."""
+"""Maps botocore's type names to Python types and their names in messages. There are no fields with timestamps."""
 
 
 class _Field(NamedTuple):
@@ -167,12 +167,12 @@ class _Field(NamedTuple):
 
 
 def problems(part: str, content: Fields) -> Iterator[str]:
-    """Yield a line for each error in the fields of one part of `sagemaker`. It starts with the field's dotted name."""
+    """Yield a line for each error in one part of `sagemaker`. Each line starts with the field's dotted name."""
     return _structure(_Field(part), shape_of(part), content)
 
 
 def _checked(content: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    """Check the fields of the part that the section's field names; a component's own fields are in `sagemaker`."""
+    """Check the fields of the part that `info` names. The field `sagemaker` contains a component's own fields."""
     part = "component" if info.field_name == "sagemaker" else str(info.field_name)
     if lines := [*problems(part, content)]:
         raise ValueError("\n".join(lines))
@@ -284,7 +284,7 @@ def _either(values: Any) -> str:
 
 def _given(value: Any) -> str:
     if value is None:
-        return "; leave it out, or set a value"
+        return "; omit it, or set a value"
     return f" (given: {json.dumps(value, ensure_ascii=False)})" if isinstance(value, str | int | float) else ""
 
 
@@ -305,7 +305,7 @@ def _shortest_paths(part: str) -> Mapping[str, str]:
     """Return the shortest dotted name of each field in a part, by the field's name, except for fields in `OWNED`."""
     paths: dict[str, str] = {}
     structures = [("", shape_of(part))]
-    for path, shape in structures:  # it grows level by level, so the first path of a name is the shortest
+    for path, shape in structures:  # the list grows level by level, so the first path of a name is the shortest
         for name, member in shape.members.items():
             full_path = f"{path}.{name}".removeprefix(".")
             if full_path in OWNED[part] or path.count(".") > 5:

@@ -19,7 +19,7 @@ from deploy.spec.values import EXAMPLES, Section
 from handler.core.text_files import read_text
 
 _TAGS = ("prefix_aware", "strategy")
-"""Names of union branches in the locations of pydantic's errors. Messages leave them out."""
+"""Names of union branches in the locations of pydantic's errors. Messages omit them."""
 
 _SECRET = ("token", "secret", "key", "password")
 
@@ -116,7 +116,7 @@ def _siblings(parents: Sequence[str]) -> dict[str, str]:
 
 
 def _everywhere(section: type[Section], prefix: str = "") -> dict[str, str]:
-    """Return the dotted names (`instance.type`) of settings by names that users may write (`type`, `instance_type`)."""
+    """Map names that users may write (`type`, `instance_type`) to the dotted names of settings (`instance.type`)."""
     names: dict[str, str] = {}
     for name in _names(section):
         names.setdefault(f"{prefix}{name}".replace(".", "_"), f"{prefix}{name}")
@@ -140,7 +140,7 @@ def _sections(section: type[Section]) -> dict[str, type[Section]]:
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    """Return the section class in a type annotation, which may be in a union or tuple, or None if it has none."""
+    """Return the section class that a type annotation contains, even in a union or tuple, or None."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((below for item in get_args(annotation) if (below := _section_in(item)) is not None), None)
@@ -158,7 +158,7 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
         SpecError: the file cannot be read, or the specification is invalid. The message lists all errors.
     """
     if path is None and not settings:
-        raise SpecError("no specification was given", "Give its FILE, or its settings with --set KEY=VALUE.")
+        raise SpecError("there is no specification", "Pass its FILE, or its settings with --set KEY=VALUE.")
     content = _content(path) if path is not None else {}
     for setting in settings:
         _set(content, setting)
@@ -171,7 +171,7 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
 
 
 def content_problems(content: Mapping[str, Any]) -> list[str]:
-    """Return a line for each error in a specification's content. It starts with the location."""
+    """Return a line for each error in a specification's content. Each line starts with the error's location."""
     try:
         Spec.model_validate(content)
     except ValidationError as error:
@@ -235,7 +235,7 @@ _SURROGATE = "a lone surrogate (half of a character)"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """YAML loader that rejects lone surrogates, and duplicate keys, of which PyYAML would silently use the last."""
+    """A YAML loader that rejects lone surrogates and duplicate keys. PyYAML would silently use the last duplicate."""
 
     def construct_scalar(self, node: yaml.ScalarNode) -> Any:
         if _HALF.search(str(node.value)):
@@ -262,7 +262,7 @@ def _content(path: Path) -> dict[str, Any]:
     except _NOT_YAML as error:
         raise SpecError(f"{path}: is not valid YAML: {_where(error)}") from None
     if content is None:
-        raise SpecError(f"{path}: is empty", "It needs at least name, role, image and model (documents: deploy).")
+        raise SpecError(f"{path}: is empty", "It needs at least name, role, image and model.")
     if not isinstance(content, dict):
         raise SpecError(f"{path}: must be a mapping of names to values")
     return content
@@ -298,6 +298,6 @@ def _set(content: dict[str, Any], setting: str) -> None:
 
 
 def _where(error: Exception) -> str:
-    """Return PyYAML's message in one line."""
+    """Return PyYAML's message on one line."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark and problem else str(error)

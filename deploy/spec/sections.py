@@ -78,12 +78,12 @@ class Shape(Section):
     splits: list[Annotated[int, Field(gt=0)]] = Field(
         [],
         max_length=16,
-        description="Numbers that the tensor parallel degree must divide, such as intermediate_size, in FP8 blocks.",
+        description="Sizes that the tensor parallel degree must divide, such as intermediate_size; for FP8, in blocks.",
     )
     expert_splits: int | None = Field(
         None,
         gt=0,
-        description="The same for experts: moe_intermediate_size. Expert parallelism needs no such division.",
+        description="Like `splits`, for experts: moe_intermediate_size. Not needed with expert parallelism.",
     )
     context: int | None = Field(None, gt=0, description="max_position_embeddings, the maximum context.")
     embeddings: float | None = Field(
@@ -185,7 +185,7 @@ class Instance(Section):
 class Timeouts(Section):
     """Timeouts of a start, in seconds. Their defaults depend on the size of the model."""
 
-    download: Seconds | None = Field(None, description="Timeout of the model data's download, in seconds.")
+    download: Seconds | None = Field(None, description="Timeout for downloading the model data, in seconds.")
     startup: Seconds | None = Field(None, description="Timeout until /ping responds with 200, in seconds.")
     provision: Annotated[int, Field(ge=300, le=3600)] | None = Field(
         None, description="Timeout to find instances, in seconds; default: AWS's."
@@ -206,14 +206,14 @@ class PrefixAware(Section):
 class Adapter(Section):
     """A LoRA adapter, which is an inference component that uses a base component."""
 
-    name: Name = Field(description="Name of the component, which requests use.")
+    name: Name = Field(description="Name that requests use for the component.")
     artifact: ArtifactUri = Field(description="S3 URI of the adapter's .tar.gz archive.")
 
 
 class Component(Section):
     """An inference component: copies of a model on the endpoint's instances."""
 
-    name: Name = Field(description="Name of the component, which requests use.")
+    name: Name = Field(description="Name that requests use for the component.")
     copies: Count = Field(1, description="Number of copies; AWS does not create components with 0 copies.")
     accelerators: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Number of GPUs for each copy.")
     memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Minimum memory for each copy, in MB.")
@@ -223,10 +223,10 @@ class Component(Section):
     model: Model | None = Field(None, description="The component's own model, instead of `model`.")
     image: Image | None = Field(None, description="The component's own image, instead of `image`.")
     options: dict[str, Option | None] = Field(
-        default_factory=dict, description="Options that override `options`; null removes one."
+        default_factory=dict, description="Options that override `options`; null removes an option."
     )
     environment: dict[str, Variable | None] = Field(
-        default_factory=dict, description="Variables that override `environment`; null removes one."
+        default_factory=dict, description="Variables that override `environment`; null removes a variable."
     )
     sagemaker: PassedFields = Field(default_factory=dict, description="Further fields of CreateInferenceComponent.")
 

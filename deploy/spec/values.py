@@ -116,14 +116,14 @@ TagValue = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]*$", "letters, digit
 
 
 def _scalar(value: Any) -> Any:
-    """Check that a value has one of the four types. Pydantic would report a separate error for each type."""
+    """Check that a value is a string, number or boolean. Pydantic would report a separate error for each type."""
     if not isinstance(value, str | int | float):
         raise ValueError("must be a string, a number, true or false (put JSON in quotes)")
     return value
 
 
 def _variable(value: Any) -> Any:
-    """Check that a variable's value is a string: YAML changes `0777` and `12:30:45` to other numbers, `on` to true."""
+    """Check that a variable's value is a string: YAML changes `0777` and `12:30:45` to numbers, and `on` to true."""
     if not isinstance(value, str):
         raise ValueError("must be a string (put it in quotes)")
     if any(unicodedata.category(character) == "Cc" for character in value):

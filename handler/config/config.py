@@ -18,7 +18,7 @@ class Config(Options):
     """The typed and checked values of all options, which docs/options.md describes.
 
     Attributes:
-        engine_options: the values of the engine's own options, by name. Options without a value are left out.
+        engine_options: the values of the engine's own options, by name. Options without a value are omitted.
         warnings: warnings about the options, for the log.
         directory: the directory of serving.properties, or None if there is no such file.
         origins: the origin of each option's value, by the option's key.
@@ -40,20 +40,20 @@ class Config(Options):
 
     @property
     def name(self) -> str:
-        """The model's own name, the first of option.model_name."""
+        """The model's own name: the first name in option.model_name."""
         return self.model_name[0]
 
     @property
     def label(self) -> str:
-        """The model's name in metrics and traces: the first of option.served_model_name, as in vLLM, or model_name."""
+        """The model's name in metrics and traces: the first of option.served_model_name, as in vLLM, or else `name`."""
         return next((name for name in self.served_model_name or () if name != "*"), self.name)
 
     @property
     def async_schema(self) -> bool:
         """Return whether /invocations uses the schema of LMI's async mode.
 
-        LMI has async mode since 0.33, and uses it by default since 0.35. It is not the default with the variables of
-        AWS's vLLM image, which set `openai_compat`.
+        LMI has had async mode since 0.33, and has used it by default since 0.35. It is not the default with the
+        variables of AWS's vLLM image, which set `openai_compat`.
         """
         if self.async_mode is not None:
             return self.async_mode and self.lmi_version >= ASYNC_SINCE

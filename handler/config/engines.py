@@ -13,7 +13,7 @@ class EngineEntry(NamedTuple):
         package: the pip package that installs the engine.
         isolated: whether the engine runs in a separate process. An engine whose steps take no time runs in a thread.
         pools: whether the engine also computes embeddings, scores and classifications.
-        transcribes: whether the engine transcribes audio clips.
+        transcribes: whether the engine transcribes audio.
         remote: whether the models run on the servers of option.base_url.
         spreads: whether the engine can spread a model over several devices. GPU engines can, and CPU engines cannot.
         caches_prefixes: whether the engine reuses the KV cache of common prompt prefixes by default.
@@ -37,7 +37,7 @@ ENGINES = {
     "grpc": EngineEntry("smg_grpc_proto", "lmi-handler[grpc]", pools=True, remote=True),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }
-"""Engines by name. The name is also that of a folder in `engines/`."""
+"""Maps each engine's name to its entry. A folder in `engines/` has the same name."""
 
 LLM_ENGINES = ("auto", *ENGINES)
 """The values of option.llm_engine."""

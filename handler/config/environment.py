@@ -93,11 +93,11 @@ def of_worker() -> dict[str, str]:
 def restore_text() -> None:
     """Restore variables in which Java has replaced each byte outside ASCII with a question mark.
 
-    Without a UTF-8 locale, Runtime.exec of the JDK cannot encode such variables. The environments of the processes
-    above this one still contain them (proc(5)).
+    Without a UTF-8 locale, Runtime.exec of the JDK cannot encode such variables. The environments of this process's
+    ancestors still contain the original values (proc(5)).
     """
     pid = os.getppid()
-    with contextlib.suppress(OSError):  # the process of another user, or none
+    with contextlib.suppress(OSError):  # the process belongs to another user, or has ended
         while pid:
             for line in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 name, _, value = line.partition(b"=")

@@ -35,7 +35,7 @@ _END_MARKS = {
     *(b"<|end_of_text|>", b"<end_of_utterance>", b"<eos>", b"<turn|>", b"<|tool_response>"),
     "<｜end▁of▁sentence｜>".encode(),
 }
-"""The texts of tokens that end an answer, whatever else the header contains."""
+"""The texts of tokens that end a response, whatever else the header contains."""
 _USED = (_ARCHITECTURE, _TYPE, _PARTS, _ALIGNMENT)  # keys whose values are needed
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84)}
 _BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
@@ -56,10 +56,10 @@ def context_length(path: Path) -> int | None:
 
 
 def end_ids(path: Path) -> frozenset[int]:
-    """Return the ids of the tokens that end an answer, as llama.cpp does (src/llama-vocab.cpp, `special_eog_ids`).
+    """Return the IDs of the tokens that end a response, as llama.cpp does (src/llama-vocab.cpp, `special_eog_ids`).
 
-    These are the header's tokens for the end of the text, turn and message, and all tokens with a text in `_END_MARKS`:
-    the end of the text alone is often not what the chat template ends a turn with.
+    These are the header's tokens for the end of the text, turn and message, and all tokens with a text in `_END_MARKS`.
+    The end of the text alone is not enough, because a chat template often ends a turn with another token.
 
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if it ends inside its header.
@@ -69,14 +69,14 @@ def end_ids(path: Path) -> frozenset[int]:
     ids += [id for id, text in enumerate(tokens) if text in _END_MARKS]
     texts, no_ends = {tokens[id] for id in ids}, set[bytes]()
     if texts >= {b"<|return|>", b"<|call|>"} or texts >= {b"<|calls|>", b"<|flush|>"}:
-        no_ends.add(b"<|end|>")  # Harmony's, and Solar Open's: the end of a message, not of the answer
+        no_ends.add(b"<|end|>")  # Harmony's, and Solar Open's: the end of a message, not of the response
     if b"<|tool_response>" in texts:
         no_ends.add(b"</s>")  # Gemma 4's: a word of its vocabulary
     return frozenset(id for id in ids if tokens[id] not in no_ends)
 
 
 def contents(path: Path) -> tuple[str, int]:
-    """Return a file's kind, and the number of files into which the model is split, from its header.
+    """Read from a file's header its kind, and the number of files into which the model is split.
 
     The kind is "model", or llama.cpp's name for a file that accompanies a model: "mmproj", "adapter" or "imatrix".
 
@@ -126,7 +126,7 @@ def check_complete(path: Path) -> None:
 def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
     kind, parts = _contents(values)
     if kind != "model":
-        raise ValueError(f"{path} is not a model, but a file for one ({kind}): name the file of the model itself")
+        raise ValueError(f"{path} is not a model, but a file for a model ({kind}): name the file of the model itself")
     if parts > 1:
         raise ValueError(f"{path} is one of the parts of {in_parts(parts, path.name)}")
     for key, what in _NEEDED.items():

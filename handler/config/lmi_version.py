@@ -9,7 +9,7 @@ KEY = "option.lmi_version"
 
 
 class LmiVersion(NamedTuple):
-    """A release of LMI, numbered like its DJL Serving. It can be compared with a tuple such as `(0, 32)`."""
+    """A release of LMI, with the version of its DJL Serving. It can be compared with a tuple such as `(0, 32)`."""
 
     major: int
     minor: int

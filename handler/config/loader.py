@@ -60,7 +60,7 @@ MOST_BYTES = 1 << 20
 """Maximum size of a serving.properties, in bytes."""
 
 _HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
-"""Parts of the names of djl_python's modules, and the engines that these modules run."""
+"""Maps a part of the name of a module of djl_python to the engine that the module runs."""
 
 _OF_JAVA = ("rust", "onnxruntime", "pytorch")
 _POOLS = frozenset(one for task, others in TASKS.items() if task != "text-generation" for one in (task, *others))
@@ -86,7 +86,7 @@ def settings_of(text: str, name: str) -> Iterator[Setting | Problem]:
 
     Args:
         text: the text that `decode_properties` returns.
-        name: the name of the file, for origins.
+        name: the name of the file, for the origins of settings.
     """
     stream = io.StringIO(text)
     elements = javaproperties.parse(stream)
@@ -122,8 +122,8 @@ def _with_repeated(items: Iterable[Setting | Problem]) -> Iterator[Setting | Pro
 def decode_properties(data: bytes) -> str:
     """Decode a properties file as UTF-8, or else as ISO 8859-1, which was the encoding of such files before Java 9.
 
-    A continued line is joined with the lines that continue it, which become blank, because javaproperties would need
-    time quadratic in their number.
+    A continued line is joined with the lines that continue it, which become blank. Otherwise the time that
+    javaproperties needs would grow with the square of their number.
 
     Raises:
         ValueError: if the file is UTF-16.
@@ -145,7 +145,8 @@ def decode_properties(data: bytes) -> str:
 def encode_properties(text: str) -> str:
     """Return a properties file in ASCII, which all readers read alike. Java reads a file's bytes as ISO 8859-1.
 
-    An odd backslash before a character outside ASCII has no meaning, but would end the escape sequence.
+    A single backslash before a character outside ASCII has no meaning. It is dropped, because it would escape the
+    backslash of the new escape sequence.
     """
 
     def escaped(match: re.Match[str]) -> str:
@@ -156,9 +157,9 @@ def encode_properties(text: str) -> str:
 
 
 def misread_by_java(file: Path) -> Iterator[str]:
-    """Yield what DJL Serving does not read in a model directory's serving.properties, although this package reads it.
+    """Yield messages about parts of a model directory's serving.properties that only this package reads correctly.
 
-    Its ModelInfo reads the bytes as ISO 8859-1, and its BaseModelLoader reads UTF-8 and raises MalformedInputException.
+    DJL's ModelInfo reads the bytes as ISO 8859-1. Its BaseModelLoader reads UTF-8, and raises MalformedInputException.
     """
     with contextlib.suppress(OSError), file.open("rb") as stream:
         data = stream.read(MOST_BYTES)
@@ -169,7 +170,7 @@ def misread_by_java(file: Path) -> Iterator[str]:
         first = next(from_file(file), None)
         if data.startswith(codecs.BOM_UTF8) and isinstance(first, Setting) and first.origin.endswith(", line 1"):
             where = f"{first.key} ({first.origin})"
-            yield f"DJL Serving does not read {where}: a byte order mark is before it; save the file without one"
+            yield f"DJL Serving does not read {where}: a byte order mark precedes it; save the file without the mark"
 
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -208,7 +209,7 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
 
     Args:
         environ: the environment.
-        engine: the engine that the options name, or "" if they name none.
+        engine: the engine that the options select, or "" if they select no engine.
     """
     for item in translate(environ, engine):
         if not isinstance(item, Own):
@@ -218,7 +219,7 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
 
 
 _Item: TypeAlias = Setting | Problem | Note | Unknown
-"""What a source contains."""
+"""An item of a source: a setting, a problem, a note or an unknown name."""
 
 _Kind = TypeVar("_Kind", Setting, Problem, Note, Unknown)
 
@@ -275,13 +276,13 @@ def _update(values: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 _RENAMED = {"option.runner": "option.task", "option.convert": "option.task", "option.s3url": "option.model_id"}
-"""Options of vLLM, and LMI's former name for option.model_id, by which other options can be set."""
+"""Maps two options of vLLM, and LMI's former name of option.model_id, to the options that they set."""
 
 
 def as_lmi_reads(
     settings: Iterable[Setting], environ: Mapping[str, str], djl: str, *, java: bool, is_mode_given: bool
 ) -> list[Setting]:
-    """Translate settings into those with the same meaning in LMI.
+    """Translate settings into settings with the same meaning in LMI.
 
     LMI's release is implied by DJL Serving's version, by async mode, or by variables of AWS's vLLM image. The engine is
     implied by a module of LMI in option.entryPoint. In async mode, Java does not batch, and needs
@@ -296,7 +297,7 @@ def as_lmi_reads(
         is_mode_given: whether the host has determined the mode in which Java calls the handler.
 
     Returns:
-        The settings, weakest first. Settings that have been translated are left out.
+        The translated settings, weakest first.
     """
     settings = list(settings)
     last = {setting.key: setting for setting in settings}
@@ -366,7 +367,7 @@ def _release(mode: Setting | None, environ: Mapping[str, str], djl: str) -> Iter
 
 
 def _renamed(last: Mapping[str, Setting]) -> Iterator[Setting]:
-    """Yield the settings in `_RENAMED` as settings of the other options. Those options themselves override them."""
+    """Yield settings whose keys are in `_RENAMED`, with the new keys. Other settings of the new keys override them."""
     for key, option in _RENAMED.items():
         if key in last and (key != "option.convert" or last[key].value.strip() not in ("auto", "none")):
             yield last[key]._replace(key=option)
@@ -375,11 +376,11 @@ def _renamed(last: Mapping[str, Setting]) -> Iterator[Setting]:
 def named_engine(settings: Iterable[Setting], auto: str) -> str:
     """Return the name of the engine that settings select, or "" if they do not select a known one.
 
-    The engine must be known before values are checked, because engines may have different options of one name.
+    The engine must be known before values are checked, because engines may have different options of the same name.
 
     Args:
         settings: the settings, weakest first.
-        auto: the engine to return if no setting names one.
+        auto: the engine to return if no setting names an engine.
     """
     texts = {"option.llm_engine": "auto", "option.rolling_batch": "auto"}
     texts |= {setting.key: setting.value.strip() for setting in settings if setting.key in texts}
@@ -429,10 +430,10 @@ def read_config(
     djl: str = "",
     auto: str = "openvino",
 ) -> Reading:
-    """Read all sources and check all values. Nothing is raised: problems are in the result.
+    """Read all sources and check all values. The result contains the problems; none of them is raised.
 
     1. Read the sources, weakest first, and join the dotted names of each source.
-    2. Translate the settings into those with the same meaning in LMI (`as_lmi_reads`). This determines the engine.
+    2. Translate the settings as LMI reads them (`as_lmi_reads`). This determines the engine.
     3. Find the option of each setting. The last setting of an option counts.
     4. Parse the values. An invalid value is a problem, and the default replaces it.
     5. Warn of options without effect, and check options against each other.
@@ -445,7 +446,7 @@ def read_config(
             is kept.
         java: whether DJL Serving's Java side runs the handler and reads its own keys.
         djl: the version of DJL Serving, or "" if it is not known.
-        auto: the engine to use if no option names one, or "" if that is not known.
+        auto: the engine to use if no option names an engine, or "" if that is not known.
     """
     environ, settings = os.environ if environ is None else environ, list(settings)
     own: list[list[_Item]] = [
@@ -524,7 +525,7 @@ class _Reader:
         return {name: value for name, value in values.items() if value is not None}
 
     def _arguments(self, engine_args: dict[str, Any]) -> dict[str, Any]:
-        """Return the native arguments, set as options or in `engine_args`. Check names and types of the latter."""
+        """Return the native arguments that options or `engine_args` set. Check names and types in `engine_args`."""
         chosen = [option for option, _ in self.chosen.values() if option.argument and self.engine in option.engines]
         values = {option.key.removeprefix("option."): self._value(option) for option in chosen}
         for message in wrong_arguments(engine_args, self.engine):
@@ -574,14 +575,14 @@ class _Reader:
         if java_setting is not None and not self._java:
             yield (
                 f"{java_setting.key}={java_setting.value.strip()} ({java_setting.origin}): DJL's own engines do not "
-                f"run here; {self.engine} computes the model's embeddings or scores (documents: embeddings)"
+                f"run here; {self.engine} computes the model's embeddings or scores (documentation: embeddings)"
             )
 
     def _of_unknown(self) -> Iterator[str]:
         """Yield a warning about unknown names, which LMI ignores.
 
         Unknown names that resemble a known name become problems instead. With LMI_UNKNOWN_OPTIONS=error, all unknown
-        names do.
+        names become problems.
         """
         strict, dropped = self._environ.get(_UNKNOWN_OPTIONS, "warn"), []
         if strict not in ("warn", "error"):
@@ -594,7 +595,7 @@ class _Reader:
             else:
                 dropped.append(name.origin if name.key in name.origin else f"{name.key} ({name.origin})")
         if dropped:
-            yield _without(", ".join(dropped), f"no option has this name; {_UNKNOWN_OPTIONS}=error refuses them")
+            yield _without(", ".join(dropped), f"no option has this name; {_UNKNOWN_OPTIONS}=error refuses such names")
 
     def _overridden(self) -> Iterator[str]:
         """Yield a warning for each environment variable that serving.properties overrides with another value."""
@@ -624,7 +625,7 @@ class _Reader:
         return (_without(", ".join(names), reason) for reason, names in settings.items())
 
     def all_problems(self, config: Config) -> tuple[Problem, ...]:
-        """Return all problems in the order of the sources, with the contradictions between options."""
+        """Return all problems in the order of the sources, including contradictions between options."""
         problems = [*_with_comments_named(self._problems, self.chosen), *_contradictions(config, self._problems)]
         items = (item for item in self._items if not isinstance(item, Note))
         origins = (item.where if isinstance(item, Problem) else item.origin for item in items)
@@ -640,7 +641,7 @@ def read_server_config(
 ) -> Reading:
     """Read the configuration of an embedded server.
 
-    If no serving.properties is given, the one in the model directory is read, as in DJL.
+    If `properties` is None, the serving.properties in the model directory is read, as in DJL.
 
     Args:
         model: the model, which overrides all other sources, or None.
@@ -678,7 +679,7 @@ _OF_HANDLES = ("option.predict_timeout", "option.model_loading_timeout", "option
 
 
 def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping[str, str]) -> Reading:
-    """Return the reading for a model.py that answers all requests. All other options are left to the model.py.
+    """Return the result for a model.py that answers all requests. Problems with options that only it uses are dropped.
 
     Args:
         reading: the reading of all sources without an engine.
@@ -692,7 +693,7 @@ def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping
         directory=directory,
         settings=settings,
         handle_role=Role.ALONE,
-        warnings=("no engine is loaded: the function handle of model.py answers requests (documents: custom-code)",),
+        warnings=("no engine is loaded: handle in model.py responds to all requests (documentation: custom-code)",),
     )
     problems = [
         problem for problem in reading.problems if not problem.name.startswith("option.") or problem.name in _OF_HANDLES
@@ -717,7 +718,7 @@ def _is_read(option: Option) -> bool:
 
 
 def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tuple[Problem | None, str]:
-    """Return the problem with an option that the engine does not support, or None, and why it has no effect, or ""."""
+    """Return the problem with an unsupported option, or None, and the reason why the option has no effect, or ""."""
     if not _is_read(option):
         refusal = _refusal(option, setting)
         return (_wrong_value(option, setting, refusal), "") if refusal else (None, option.help)
@@ -757,8 +758,8 @@ def _coarser(config: Config) -> Iterator[str]:
     key = "option.load_in_8bit" if options.get("load_in_8bit") else "option.quantize"
     if options.get("load_in_8bit") or options.get("quantization") == "bitsandbytes8":
         yield (
-            f"{key} ({config.where(key)}): vLLM's bitsandbytes uses 4 bits, unless the checkpoint has 8; "
-            "option.quantize=fp8 uses 8"
+            f"{key} ({config.where(key)}): vLLM's bitsandbytes uses 4 bits unless the checkpoint has 8-bit weights; "
+            "option.quantize=fp8 uses 8 bits"
         )
 
 

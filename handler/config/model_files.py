@@ -91,7 +91,7 @@ def find_task(task: str, model: Path | None) -> Task:
 
 
 def label_names(model: Path | None) -> tuple[str, ...]:
-    """Return the labels in a classifier's config.json, in order. The default is that of transformers: two labels."""
+    """Return the labels in a classifier's config.json, in order. By default there are two, as in transformers."""
     if model is None or not model.is_dir():
         return ()
     labels = read_json(model / "config.json").get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
@@ -99,7 +99,7 @@ def label_names(model: Path | None) -> tuple[str, ...]:
 
 
 def tokenizer_config(model: Path | None) -> dict[str, Any]:
-    """Read tokenizer_config.json, with a string for each token and without the names of files, or a GGUF file."""
+    """Read tokenizer_config.json, or a GGUF file. Each token becomes a string, and the names of files are omitted."""
     if model is not None and model.suffix == ".gguf":
         return gguf.tokenizer_config(model)
     if model is None or not model.is_dir():
@@ -157,7 +157,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
         raise ConfigError(f"{path / 'openvino_model.xml'} is missing, but {path} has other OpenVINO files")
     if (path / "config.json").is_file():
         return ModelFiles("huggingface", path)
-    below = "" if (lower := model_below(path)) is None else f"; {lower} does: use that directory"
+    below = "" if (lower := model_below(path)) is None else f"; {lower} contains one: use that directory"
     raise ConfigError(f"{path} contains no model: no openvino_model.xml, no .gguf file, no config.json{below}")
 
 
@@ -167,7 +167,7 @@ def visible(directory: Path, pattern: str) -> list[Path]:
 
 
 def holds_model(directory: Path) -> bool:
-    """Return whether a directory has files whose names are those of a model."""
+    """Return whether a directory contains files with the names that a model's files have."""
     return (directory / "config.json").is_file() or is_openvino(directory) or bool(visible(directory, "*.gguf"))
 
 
@@ -243,7 +243,7 @@ def check_content(path: Path) -> None:
 
 
 def read_text_config(directory: Path) -> dict[str, Any]:
-    """Read config.json. The keys of `text_config`, which models with several parts have, override its own.
+    """Read config.json. The keys in `text_config`, which models with several parts have, override the top-level keys.
 
     Raises:
         ConfigError: if config.json or `text_config` is not a JSON object.
@@ -370,7 +370,7 @@ def file_values(config: Config, model: Path | None) -> dict[str, Any]:
 
 
 def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
-    """Return the default sampling parameters: those of the file, if the option enables it, and those of the override.
+    """Return the default sampling parameters from the file, if the option enables it, and from the override.
 
     Raises:
         ConfigError: if the file cannot be read.

@@ -246,10 +246,10 @@ def _failed(file: Path, why: str) -> None:
 
 
 def _reason(output: str, status: int) -> str:
-    """Return the reason of a failure on one line: pip's last error, which is the most specific."""
+    """Return the reason for a failure on one line: pip's last error, which is the most specific."""
     failures = _FAILURE.findall(output)
     reason = log_words(failures[-1]) if failures else f"pip exited with status {status}"
-    if reason == "Exception:":  # a traceback of pip's follows, whose last line names the exception
+    if reason == "Exception:":  # pip's traceback follows, whose last line names the exception
         reason = log_words(output.rstrip().rpartition("\n")[2])
     if not _UNREACHABLE.search(output):
         return reason
@@ -258,7 +258,7 @@ def _reason(output: str, status: int) -> str:
 
 
 def _see_new_packages() -> None:
-    """Make new packages importable in this process, including those in a user site directory that is new."""
+    """Make new packages importable in this process, even if pip has just created the user site directory."""
     importlib.invalidate_caches()
     own = site.getusersitepackages()
     if site.ENABLE_USER_SITE and os.path.isdir(own) and own not in sys.path:

@@ -66,7 +66,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Container
     parser.add_argument("--engine", help="option.llm_engine")
     parser.add_argument("--port", help=f"port to listen on (default: {_BIND}, or {_PORT} if it is not set)")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--check", action="store_true", help="list every problem of the configuration, start nothing")
+    parser.add_argument("--check", action="store_true", help="only list every problem of the configuration")
     parser.add_argument("-m", "--models", nargs="+", default=[], help="DJL Serving's flag; must be the model directory")
     parser.add_argument("-s", "--model-store", help="DJL Serving's flag; must be the model directory")
     for short, name in _OF_DJL_SERVING.items():
@@ -95,7 +95,7 @@ def _named(flags: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
     The flag for a model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or only a URL.
 
     Raises:
-        ConfigError: if a flag names another directory or several models, or is one that only DJL Serving supports.
+        ConfigError: if a flag names another directory or several models, or if only DJL Serving supports it.
     """
     for name in _OF_DJL_SERVING.values():
         if getattr(flags, name.strip("-").replace("-", "_")) is not None:

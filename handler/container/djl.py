@@ -47,7 +47,7 @@ _IN_ITS_PLACE = ["engine=Python", "option.task=pooling"]
 """Settings that replace DJL's own engine for embeddings. The exact task is read from the model's files."""
 
 RETRIES = {"SERVING_RETRY_THRESHOLD": "10"}
-"""Worker failures in a whole run after which DJL Serving gives up the model. Since 0.30, its default is 0."""
+"""Number of worker failures in a run after which DJL Serving gives up on the model. Since 0.30, its default is 0."""
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -77,10 +77,10 @@ def version(directory: Path) -> tuple[int, ...]:
 def make_model(
     arguments: ContainerArguments, source: ModelSource, environ: Mapping[str, str], target: Path, since: tuple[int, ...]
 ) -> str:
-    """Make a model directory at `target`, because SageMaker's is read-only and lacks the settings that Java needs.
+    """Make a model directory at `target`. SageMaker's own is read-only, and lacks the settings that Java needs.
 
     The directory has links to the files of the model data, and a copy of serving.properties with the handler's lines
-    added. The packages of requirements.txt are installed here and the file is left out, because DJL would install
+    added. The packages of requirements.txt are installed here and the file is omitted, because DJL would install
     them offline and without dependencies (`ai.djl.offline`).
 
     Args:
@@ -177,9 +177,9 @@ def command(directory: Path, configuration: Path, name: str, model: Path, *, gpu
 
 
 def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """Return the environment of Java and its worker, in which the user's own values override ours.
+    """Return the environment of Java and its worker. The user's own values override our values.
 
-    HF_MODEL_ID is left out because Java would load it as a second model. The serving.properties already names it.
+    HF_MODEL_ID is omitted, because Java would load a second model from it. serving.properties already names the model.
     """
     server_home = directory if (directory / "plugins").is_dir() else scratch
     (server_home / "plugins").mkdir(exist_ok=True)  # Java needs the directory, even empty
@@ -193,7 +193,7 @@ def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> d
 
 
 def _model_id(model: str, weights: Path) -> str:
-    """Return a model directory or a name on the hub, as DJL would take the path of a file for a name on the hub.
+    """Return a model directory or a name on the hub, because DJL would mistake the path of a file for such a name.
 
     If the model is a file, the directory is `weights`, with a link to the file.
     """
@@ -209,10 +209,10 @@ def _model_id(model: str, weights: Path) -> str:
 
 
 def _check(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> None:
-    """Check the options, and that a program is installed with which Java can download models from S3.
+    """Check the options. If they name a model on S3, check that Java has a program to download it.
 
     Raises:
-        ConfigError: if an option is invalid, or names a model on S3, and neither s5cmd nor aws is installed.
+        ConfigError: if an option is invalid, or if a model is on S3 and neither s5cmd nor aws is installed.
     """
     # In async mode, Java gets `disable`, although the handler batches.
     rolling = [Setting("option.rolling_batch", "auto", "async mode")] if asynchronous else []
@@ -225,7 +225,7 @@ def _check(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> Non
             continue
         if not S5CMD.is_file() and shutil.which("aws", path=environ.get("PATH")) is None:
             raise ConfigError(
-                f"{key}={url}: DJL Serving needs {S5CMD} or aws to download it, and this image has neither; leave the "
-                "option out, and name the prefix as ModelDataSource for SageMaker to download"
+                f"{key}={url}: DJL Serving needs {S5CMD} or aws to download it, and this image has neither; omit the "
+                "option, and set the prefix as ModelDataSource, which SageMaker downloads"
             )
         log.info("%s=%s is downloaded by DJL Serving's Java side", key, url)

@@ -86,7 +86,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
         driver: the GPU driver. By default, it is read from NVML.
 
     Raises:
-        ConfigError: if the server cannot start. The error contains all problems that were found.
+        ConfigError: if the server cannot start. The error contains all problems.
         OSError: if the scratch directory cannot be written to.
     """
     problems = Problems()
@@ -208,7 +208,7 @@ def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
     if not arn:
         return environ
     if environ.get(_TOKEN):
-        raise ConfigError(f"{_TOKEN} and {_ARN} are both set: remove {_TOKEN}, as environment variables are no secret")
+        raise ConfigError(f"{_TOKEN} and {_ARN} are both set: remove {_TOKEN}, as environment variables are not secret")
     region = _FORM.fullmatch(arn)
     if region is None:
         raise ConfigError(f"{_ARN}={arn}: is not a secret's ARN (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)")

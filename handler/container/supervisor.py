@@ -176,9 +176,9 @@ def supervise(
 
 
 def run_as_init(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a server that drains itself, while this process does the duties of process 1: it also reaps orphans.
+    """Run a server that drains itself. This process acts as process 1, and so also reaps orphaned processes.
 
-    Signals are passed on to the server. It starts with the signals blocked until it has installed its handlers.
+    Signals are passed on to the server, which starts with them blocked until it has installed its handlers.
 
     Returns:
         The server's exit status.
@@ -208,7 +208,7 @@ def _kill(child: int) -> None:
 
 def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
     began = time.monotonic()
-    log.info("%s: stopping; answers to finish: %s", name, _waiting(port))
+    log.info("%s: stopping; responses to finish: %s", name, _waiting(port))
 
     def wait_until(deadline: float, done: Callable[[], bool]) -> bool:
         """Wait until `done` or the deadline; return whether the server has exited. A second signal ends the wait."""
@@ -223,7 +223,7 @@ def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
     if wait_until(began + drain, lambda: _waiting(port) == 0):
         return 0
     if left := _waiting(port):
-        log.warning("answers cut off after %.0f s: %s", time.monotonic() - began, left)
+        log.warning("responses cut off after %.0f s: %s", time.monotonic() - began, left)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGTERM)
     if not wait_until(began + end, lambda: False):
@@ -236,7 +236,7 @@ def _waiting(port: int) -> int:
     try:
         return sum(connection.waits(_QUIET) for connection in connections(port))
     except OSError as error:
-        log.warning("the kernel does not report connections (%s): not waiting for answers to finish", error)
+        log.warning("the kernel does not report connections (%s): not waiting for responses to finish", error)
         return 0
 
 

@@ -39,7 +39,7 @@ def run(
 
     Args:
         doing: text to show together with the percentage that the program reports with `tell`, or None to show nothing.
-            If it is given, the program's standard output is discarded and its standard error is captured.
+            If it is a text, the program's standard output is discarded and its standard error is captured.
         stop: signal that ends the program early.
         options: arguments of `subprocess.Popen`.
 
@@ -81,7 +81,7 @@ def _follow(child: subprocess.Popen[bytes], doing: str) -> bytes:
 
 
 def tell(done: float) -> None:
-    """Report the finished fraction of the work, 0 to 1, to the process that started this one with `run`."""
+    """Report the finished fraction of the work, 0 to 1, to the process that started this process with `run`."""
     print(f"{done * 100:.0f} % done", file=sys.stderr, flush=True)
 
 
@@ -133,12 +133,12 @@ def python(function: str, argument: str) -> list[str]:
 
 
 def start(function: str, channel: socket.socket, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a Python process in a session of its own, so that it gets no signals to the terminal's group.
+    """Start a Python process in a new session, so that signals to the terminal's process group do not reach it.
 
     Args:
         function: the function as `MODULE:FUNCTION`. It calls `serving_host` with its only argument.
-        channel: the process's end of a channel to this process.
-        environ: the environment of the process, by default this one's.
+        channel: the new process's end of a channel to this process.
+        environ: the environment of the new process, by default a copy of this process's environment.
     """
     fd = channel.fileno()
     return subprocess.Popen(
@@ -150,7 +150,7 @@ def start(function: str, channel: socket.socket, environ: Mapping[str, str] | No
 def serving_host(fd: str) -> Iterator[socket.socket]:
     """Open the channel of a process that `start` has started, and end the process after the block.
 
-    The process also ends with its host, to which it leaves the signals that end it.
+    The process also ends when its host ends. It ignores SIGINT and SIGTERM, because only the host handles them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -181,7 +181,7 @@ def stop_all() -> None:
 
 
 def disk_is_full(directory: Path) -> bool:
-    """Return whether a directory has no room for another megabyte, as C++ libraries do not say why a write failed."""
+    """Return whether a directory lacks room for a megabyte. C++ libraries do not report why a write failed."""
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(bytes(1 << 20))

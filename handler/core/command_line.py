@@ -1,4 +1,4 @@
-"""Command-line parsing, with errors that suggest the nearest known word and show the command's usage."""
+"""Command-line parsing, with errors that suggest the most similar known word and show the command's usage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLAIN = {
     r"expected one argument": "needs a value",
     r"expected at least one argument": "needs at least one value",
 }
-"""Plainer words for argparse's messages, by regular expression."""
+"""Maps regular expressions for argparse's messages to plainer texts."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,8 +29,8 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         hint: text appended to the error about an unknown flag; `{word}` is the flag's name without dashes.
-        meant: choices that other programs accept, with the equivalent choice here.
-        rewrite: function that converts the words of a command line to those that argparse reads.
+        meant: maps choices of other programs to the equivalent choices of this program.
+        rewrite: function that converts the words of a command line before argparse parses them.
     """
 
     hint = ""
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self.rewrite(words), namespace)
 
     def parse_all(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line. Exit with status 2 and the command's usage if a word is not known."""
+        """Parse a command line. Exit with status 2 and the command's usage if a word is unknown."""
         arguments: argparse.Namespace
         arguments, unknown = self.parse_known_args(words)
         if unknown:
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
 class KeptLines(argparse.HelpFormatter):
     """Help formatter that keeps a description's line breaks.
 
-    Continuation lines are indented to a line's second column, if it has one.
+    If a line has two columns, its continuation lines are indented to the second column.
     """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -121,7 +121,7 @@ def port(text: str) -> int:
 
 
 def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """Return an error message that names the unknown words of a command line, with the nearest known flag."""
+    """Return an error message that names unknown words of a command line, and suggests the most similar known flag."""
     flags = [word for word in words if word.startswith("-")]
     if not flags:
         return f"unexpected arguments: {' '.join(words)}"
@@ -131,9 +131,9 @@ def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
 
 
 def hint_of(word: str, known: Iterable[str]) -> str:
-    """Return text such as `; did you mean NAME?`, or "" if no known word is near.
+    """Return text such as `; did you mean NAME?`, or "" if no known word is similar.
 
-    The nearest word is the shortest one that begins with `word`, or else the one with the fewest different letters.
+    The text suggests the shortest known word that begins with `word`, or else the most similar known word.
     """
     known = [*known]
     begun = sorted((name for name in known if len(word.strip("-")) > 1 and name.startswith(word)), key=len)

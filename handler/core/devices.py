@@ -1,4 +1,4 @@
-"""The NVIDIA driver and the GPUs that a process may use, found without CUDA and torch."""
+"""The NVIDIA driver and the GPUs that a process may use, detected without CUDA or torch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _AMI = {
     13: "al2023-ami-sagemaker-inference-gpu-4-1 (driver 580, CUDA 13.0)",
     12: "al2-ami-sagemaker-inference-gpu-3-1 (driver 550, CUDA 12.4)",
 }
-"""InferenceAmiVersion by the major CUDA version of the image (SageMaker API reference, ProductionVariant)."""
+"""Maps an image's major CUDA version to the InferenceAmiVersion (SageMaker API reference, ProductionVariant)."""
 
 
 class DriverCheck(NamedTuple):
@@ -112,7 +112,7 @@ def check_driver(driver: Driver | None, environ: Mapping[str, str], compat: Path
         return DriverCheck(line)
     library = next((path.parent for path in sorted(compat.glob("**/libcuda.so.1"))), None)
     if library is not None:
-        return DriverCheck(f"{line}; using its compatibility library in {library}", str(library))
+        return DriverCheck(f"{line}; using the image's compatibility library in {library}", str(library))
     if driver.cuda[0] < image[0]:
         ami = f"InferenceAmiVersion={_AMI[image[0]]}" if image[0] in _AMI else "a newer driver"
         raise ConfigError(

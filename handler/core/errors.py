@@ -8,14 +8,14 @@
         ├── InvalidParameter 400    a parameter has a wrong type or range, or the engine does not support it
         │   └── RefusedByEngine     the server that is used as the engine rejects the request
         ├── TooLong          400    more tokens than the model accepts
-        │   ├── PromptTooLong       the prompt leaves no room for an answer
-        │   └── AnswerTooLong       prompt and answer together are too long
+        │   ├── PromptTooLong       the prompt leaves no room for a response
+        │   └── AnswerTooLong       prompt and response together are too long
         ├── UnsupportedMedia 415    a content type that no dialect reads
         ├── TooSlow          408    the body did not arrive in time
         ├── TooLarge         413    the body exceeds max_request_size
-        ├── GenerationFailed 424    the engine raised, hung or died while it worked on the request
-        ├── FormatterFailed  424    a function of the user's model.py raised, or returned a wrong value
-        ├── InternalError    500    a bug of ours, caught at the edge so that it ends one request only
+        ├── GenerationFailed 424    the engine raised an exception, hung or died during the request
+        ├── FormatterFailed  424    a function of the user's model.py raised an exception or returned a wrong value
+        ├── InternalError    500    a bug in this server, caught so that only one request fails
         ├── BadRequest       400    an invalid call of the adapter API, or a server without adapters
         │   └── InvalidSession      a session that does not exist, or an invalid call about a session
         ├── NotFound         404    an adapter that does not exist
@@ -31,8 +31,8 @@
         └── Unavailable      503    the engine is down, or the server is stopping
             └── Overloaded          the queue is full, the wait was too long, or the engine's servers are busy
 
-A dialect uses these statuses except for those that its `ErrorFormat` replaces: LMI answers 424 to every error that its
-handler finds (djl_python of DJL Serving). The statuses of the adapter API are those of DJL Serving.
+A dialect uses these statuses unless its `ErrorFormat` replaces them: LMI uses 424 for every error that its handler
+finds (djl_python of DJL Serving). The statuses of the adapter API are those of DJL Serving.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Problem(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        """Return the location and the message. If the message begins with the argument itself, that is not repeated."""
+        """Return the location and the message. A location that the message repeats at its start appears only once."""
         message = self.message.removeprefix(f"{self.where.removeprefix('-o ')}: ")
         return f"{self.where}: {message}" if self.where else message
 
@@ -94,10 +94,9 @@ def refuse(problems: Iterable[Problem | str]) -> None:
 
 
 class Problems(list[Problem]):
-    """Problems from several steps: `with problems:` collects those of a ConfigError, and execution continues after the
-    block.
+    """Problems from several steps. `with problems:` collects the problems of a ConfigError and suppresses the error.
 
-    A problem is left out if its message names an option that already has a problem, as it follows from that one.
+    A problem is omitted if its message names an option that already has a problem, as it follows from that problem.
     """
 
     def __enter__(self) -> None:
@@ -119,7 +118,7 @@ class Problems(list[Problem]):
 class ServingError(Exception):
     """An error that ends one request.
 
-    If a subclass sets a status of its own, every dialect uses it, unless the dialect's table contains that very class.
+    If a subclass sets its own status, every dialect uses that status, unless the dialect's table contains the subclass.
 
     Args:
         detail: text for the log only, such as another program's message.
@@ -161,7 +160,7 @@ class InvalidPayload(_OfTheClient):
 
 
 class InvalidParameter(_OfTheClient):
-    """A parameter is refused. The message begins with `NAME=VALUE`, as in `parameters.top_p=2: …`, or only names."""
+    """A parameter is refused. The message begins with `NAME=VALUE`, such as `parameters.top_p=2: …`, or with a name."""
 
     @property
     def public(self) -> str:
@@ -188,7 +187,7 @@ class RefusedByEngine(InvalidParameter):
 
     @property
     def tells_overflow(self) -> bool:
-        """True if the server has too little room for the prompt, as vLLM, SGLang or TensorRT-LLM tell it."""
+        """True if the message is that of vLLM, SGLang or TensorRT-LLM for a prompt that is too long."""
         return bool(self._OVERFLOW.search(self.message))
 
     @property
@@ -199,8 +198,8 @@ class RefusedByEngine(InvalidParameter):
 class TooLong(_OfTheClient):
     """The request needs more tokens than the model accepts.
 
-    The messages contain OpenAI's and vLLM's words for it, and TGI's if the fields are TGI's. Clients search for these
-    words, to shorten a conversation or to use another model (tests/joints/test_error_words.py).
+    The messages contain the words of OpenAI and vLLM for this error, and TGI's words if the fields are TGI's. Clients
+    search for these words, to shorten a conversation or to use another model (tests/joints/test_error_words.py).
     """
 
     @staticmethod
@@ -213,12 +212,12 @@ class PromptTooLong(TooLong):
     """The prompt is too long.
 
     Args:
-        limit: maximum number of tokens in prompt and answer together. None if there is no answer.
+        limit: maximum number of tokens in prompt and response together, or None for a request without generated text.
 
     Attributes:
         name: name of the prompt in the client's dialect.
-        num_prompt: number of tokens in the prompt, or a lower bound of it.
-        given: `num_prompt` in words.
+        num_prompt: number of tokens in the prompt, or a lower bound.
+        given: `num_prompt` as text, such as "at least 100".
         most: maximum number of tokens in the prompt.
     """
 
@@ -325,7 +324,7 @@ class ModelNotFound(NotFound):
         served: names of the models that are served. The message lists the first names, but no paths of this machine.
 
     Attributes:
-        served: end of the message, with these names; "" if there are none.
+        served: end of the message, which lists these names; "" if there are none.
     """
 
     type = "ModelNotFoundException"
@@ -416,7 +415,7 @@ _KEYS = re.compile(
     r"|(?i:\b(?:x-)?(?:api[-_ ]?key|access[-_ ]?token|authorization|password|secret|signature)\b['\"]?\s*[:=]\s*['\"]?"
     r"(?:(?:bearer|basic)\s+)?)"
     r"(?!\[key\])[^\s'\",;&}]{4,}"
-    rf"|{TOKENS}"  # last: the wider forms above hide a longer word whole
+    rf"|{TOKENS}"  # last, because the patterns above mask longer words
 )
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@]{1,500}@")
 

@@ -59,7 +59,7 @@ def dumps_decoded(value: Any) -> bytes:
 
 
 def refuse_constant(name: str) -> None:
-    """Raise ValueError for NaN and infinities; to be passed to `json.loads` as `parse_constant`."""
+    """Raise ValueError for NaN and infinities. This is a `parse_constant` for `json.loads`."""
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -105,7 +105,7 @@ TOKEN_SLOTS = Token(NUMBER, SLOT, SLOT, False)
 
 
 def template(data: bytes) -> bytes:
-    """Return a `%` format made from an encoded event. Its placeholders become `%d` and `%b`, in the same order.
+    """Convert an encoded event to a `%` format. The event's placeholders become `%d` and `%b`, in the same order.
 
     JSON contains no zero byte, so a client's text cannot be mistaken for a placeholder.
     """
@@ -131,24 +131,24 @@ JSON_TEXTS = _JsonTexts()
 
 
 def fill(event: bytes, tokens: Sequence[Token]) -> bytes:
-    """Return one event for each token. `event` contains one `%b`, which is replaced by the token's text as JSON."""
+    """Return one event for each token. The only `%b` in `event` is replaced by the token's text as JSON."""
     if len(tokens) == 1:
         return event % JSON_TEXTS[tokens[0].text]
     return b"".join([event % JSON_TEXTS[token.text] for token in tokens])
 
 
 KEEP_ALIVE = b":\n\n"
-"""Comment in a stream of server-sent events, which keeps an idle connection open."""
+"""A comment that keeps the connection of an idle stream of server-sent events open."""
 
 FRAMINGS = {framing.name: framing for framing in (JSON, JSONLINES, SSE)}
-"""Framings by the value of `option.output_formatter`; the values are LMI's."""
+"""Maps each value of `option.output_formatter` to its framing. The values are those of LMI."""
 
 
 # -- maximum nesting of lists and objects in JSON ----------------------------------------------------------------------
 
 
 MAX_DEPTH = 200
-"""Maximum nesting of lists and objects. Recursive code, such as chat templates, can process deeper values than this."""
+"""Maximum nesting of lists and objects. Recursive code, such as chat templates, can still process values this deep."""
 
 
 def is_too_deep(value: Any, text: str | bytes) -> bool:

@@ -41,7 +41,7 @@ def set_up(environ: Mapping[str, str]) -> bool:
     """Send the log records of this process to standard error, and return whether they are written as JSON.
 
     Raises:
-        ConfigError: LMI_LOG_LEVEL or LMI_LOG_FORMAT has a wrong value. Logging then uses the defaults.
+        ConfigError: LMI_LOG_LEVEL or LMI_LOG_FORMAT has an invalid value. Logging then uses the defaults.
     """
     problems, level, as_json = Problems(), environ.get("LMI_LOG_LEVEL", "INFO").upper(), False
     with problems:
@@ -64,7 +64,7 @@ def set_up_child() -> None:
 
 
 def format_as_json() -> None:
-    """Make the log handlers that the host application has installed write JSON."""
+    """Make the log handlers of the host application write JSON."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(JsonFormatter())
 
@@ -134,7 +134,7 @@ def captured(as_json: bool = True) -> Iterator[None]:
     Log records go directly to stderr. An uncaught exception is logged.
 
     Args:
-        as_json: whether output is captured, as `set_up` returns it.
+        as_json: whether to capture output; the result of `set_up`.
     """
     if not as_json:
         yield
@@ -166,14 +166,14 @@ def _log_uncaught_in_thread(failure: threading.ExceptHookArgs) -> None:
 
 
 class _Relay:
-    """Reads lines that are written to a descriptor. A handler writes them to its original destination."""
+    """Reads the lines written to a file descriptor. A handler writes them to the descriptor's original destination."""
 
     def __init__(self, descriptor: int, handler: _Handler) -> None:
         self._descriptor, self._handler = descriptor, handler
         self._before = os.dup(descriptor)
         handler.setStream(os.fdopen(self._before, "w", encoding="utf-8", errors="backslashreplace", closefd=False))
         self._pipe, self._entry = os.pipe()  # kept open, so that closing the descriptor does not end the relay
-        self._end = b"\0%s\0" % os.urandom(16).hex().encode()  # a mark that nobody else can write
+        self._end = b"\0%s\0" % os.urandom(16).hex().encode()  # a marker that nobody else can write
         os.dup2(self._entry, descriptor)
         self._thread = threading.Thread(target=self._run, name=f"log-{descriptor}", daemon=True)
         self._thread.start()

@@ -42,7 +42,7 @@ def start_now(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
     """Run a coroutine up to its first wait, then continue it as a task.
 
     A coroutine that does not wait needs no iteration of the event loop. An exception before the first wait is raised
-    here.
+    by this function.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -113,8 +113,8 @@ class StopSignals:
 
     Before `listen` the first signal raises SystemExit(0) for SIGTERM or KeyboardInterrupt for SIGINT. After `listen` no
     signal raises an exception. After `leave` the first signal is ignored. While there is no listener, a second signal
-    ends the process at once. A signal during an import does so too, because an exception there would crash orjson and
-    become an ImportError in numpy.
+    ends the process at once. Before `leave`, so does a signal during an import, because an exception there would crash
+    orjson and become an ImportError in numpy.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class StopSignals:
         self._leaving = False
 
     def install(self) -> None:
-        """Install the signal handlers, and unblock the signals. Signals that arrived meanwhile are delivered then."""
+        """Install the signal handlers, and unblock the signals. Signals that were blocked are delivered then."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
         atexit.register(_ignore)  # Python restores the default handlers before it ends, and SIGTERM would kill it
@@ -171,7 +171,7 @@ def _ignore() -> None:
 
 
 # -- end of a process whose event loop is blocked, so that its parent can start it again -------------------------------
-# A process of its own watches the loop (`loop_watcher.py`), because C code that blocks the loop may also block all
+# A separate process watches the loop (`loop_watcher.py`), because C code that blocks the loop may also block all
 # Python threads. It sends the loop a byte each second, which the loop reads. Python's C signal handler writes the
 # numbers of signals to the same socket, so the watcher also notices a SIGTERM that the loop does not handle.
 
@@ -198,7 +198,7 @@ class LoopWatch:
         self._opened = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Start to watch the running loop. Outside the main thread do nothing: the process may not be ours."""
+        """Start to watch the running loop. Do nothing outside the main thread, as a host may own the process."""
         if not self._seconds or sys.platform != "linux" or self._watcher is not None:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -240,8 +240,8 @@ def _read(receiving: socket.socket) -> None:
 
 
 # -- schedule of Python's garbage collection, by time and by number of new objects -------------------------------------
-# A collection holds the GIL for about 0.3 microseconds an object. After `gc.freeze` it visits only the objects of
-# requests, not the hundreds of thousands of modules, vocabulary and libraries.
+# A collection holds the GIL for about 0.3 microseconds per object. After `gc.freeze` it visits only the objects of
+# requests, not the hundreds of thousands of objects of modules, the vocabulary and libraries.
 
 YOUNG_SECONDS = 2.0
 """Seconds between collections of the young generations."""
@@ -250,12 +250,12 @@ FULL_SECONDS = 20.0
 """Seconds between collections of all generations."""
 
 CROWD = 80_000
-"""Live objects (those of about 570 streams) above which a full collection is postponed, as it would take too long."""
+"""Number of live objects (about 570 streams) above which a full collection is postponed, as it would take too long."""
 
 CROWD_SECONDS = 600.0
 """Maximum seconds by which a full collection is postponed."""
 
-_YOUNG = 50_000  # number of new objects (those of about 300 new streams) that starts a young collection at once
+_YOUNG = 50_000  # number of new objects, as about 300 new streams create, that starts a young collection at once
 _MIDDLE = 1  # every third young collection includes the middle generation
 _NEVER = 1 << 30
 _THREAD = "garbage"
@@ -309,6 +309,6 @@ def _collect() -> None:
 
 
 def _trim() -> None:
-    """Release the memory that the C library keeps after `free`. After a large request this may be much."""
+    """Release the memory that the C library keeps after `free`, which may be much after a large request."""
     with contextlib.suppress(AttributeError):  # not the GNU C library
         ctypes.CDLL(None).malloc_trim(0)  # without the GIL

@@ -1,4 +1,4 @@
-"""Program that watches a server's event loop from a small process of its own, which `loop.py` starts."""
+"""Program that watches a server's event loop from a small separate process, which `loop.py` starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def watch(pid: int, sending: socket.socket, receiving: socket.socket, stacks: in
     Args:
         pid: process id of the parent.
         sending: socket that sends bytes to the parent's event loop.
-        receiving: the event loop's end of that socket, where this process peeks at the bytes that the loop has not
+        receiving: the event loop's end of that socket. This process peeks there at the bytes that the loop has not
             read.
         stacks: descriptor of the file to which the parent writes its stacks.
         dump: signal on which the parent writes its stacks.
@@ -46,7 +46,7 @@ def watch(pid: int, sending: socket.socket, receiving: socket.socket, stacks: in
             continue
         if passed > _LATE or (state := _state(pid)) in _PAUSED:
             continue
-        if before and turns:  # a thread that waits now has not been charged for it
+        if before and turns:  # the kernel adds the time of a wait for a CPU only when the wait ends
             computed, delayed = turns[0] - before[0], turns[1] - before[1]
             passed = min(passed, computed) if state == "R" else max(0.0, passed - delayed)
         stops = sum(number in (signal.SIGTERM, signal.SIGINT) for number in waiting)
@@ -77,7 +77,7 @@ def _waiting(receiving: socket.socket) -> bytes:
 
 
 def _state(pid: int) -> str:
-    """Return the letter of the main thread's state: R if it computes or waits for a CPU, "t" also with a debugger."""
+    """Return the letter of the main thread's state, such as R (running or waiting for a CPU), or t under a debugger."""
     try:
         with open(f"/proc/{pid}/status") as file:
             fields = dict(line.split(":", 1) for line in file if ":" in line)
@@ -87,9 +87,7 @@ def _state(pid: int) -> str:
 
 
 def _turns(pid: int) -> tuple[float, float] | None:
-    """Return how long, in seconds, the main thread has run on a CPU and has waited for a CPU.
-
-    The result is None if the kernel does not count this.
+    """Return the seconds that the main thread has run on a CPU and has waited for a CPU, or None if unknown.
 
     Source: docs.kernel.org, "Scheduler Statistics": the first two numbers of /proc/PID/schedstat are nanoseconds. All
     are 0 in a kernel without CONFIG_SCHEDSTATS.
@@ -123,7 +121,7 @@ def _end(pid: int) -> None:
 def _end_with_parent() -> None:
     import ctypes
 
-    # Block all signals except the one for the parent's end: signals to the terminal's group are not for the watcher.
+    # Block all signals: those to the terminal's group are not for the watcher, and `sigtimedwait` takes SIGUSR2.
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
     ctypes.CDLL(None).prctl(1, signal.SIGUSR2)  # PR_SET_PDEATHSIG
 

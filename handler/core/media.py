@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 
 def new_uuid() -> str:
-    """Return a random UUID (version 4) without a system call, after which the thread might have to wait for the GIL."""
+    """Return a random UUID (version 4) without a system call, which would release the GIL and wait for it again."""
     digits = new_digits()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
@@ -22,7 +22,7 @@ def new_digits() -> str:
 
 
 def new_secret() -> str:
-    """Return 128 bits in hexadecimal that cannot be guessed, for ids that give access to something."""
+    """Return 128 unguessable bits in hexadecimal, for ids that give access to data."""
     return secrets.token_hex(16)
 
 
@@ -49,12 +49,12 @@ class Upload(NamedTuple):
 
 
 class MediaSource(NamedTuple):
-    """An image or audio clip in a message, as the client sent it.
+    """An image or audio in a message, as the client sent it.
 
     Attributes:
         kind: a key of `MEDIA`.
-        data: content of the file, or None if `url` is given.
-        url: address of the file, or "" if `data` is given.
+        data: content of the file, or None if only `url` is known.
+        url: address of the file, or "" if the client sent `data`.
         name: path of the field in the request's body, for error messages.
     """
 
@@ -65,13 +65,13 @@ class MediaSource(NamedTuple):
 
 
 class Medium(NamedTuple):
-    """A decoded image or audio clip.
+    """A decoded image or audio.
 
     Attributes:
         kind: a key of `MEDIA`.
-        size: width and height of an image in pixels, or the number of samples of an audio clip.
-        data: height × width × 3 bytes of an image: RGB, rows from the top, without padding. For an audio clip, float32
-            samples of one channel at SAMPLE_RATE.
+        size: width and height of an image in pixels, or the number of audio samples.
+        data: height × width × 3 bytes of an image: RGB, rows from the top, without padding. For audio, float32 samples
+            of one channel at SAMPLE_RATE.
         digest: SHA-256 of size and data in hexadecimal; equal media of the same kind have equal digests.
     """
 
@@ -86,7 +86,7 @@ class MediaPrompt(NamedTuple):
 
     Attributes:
         text: the rendered chat with its special tokens, which was encoded to the prompt's ids.
-        media: images and audio clips in the order of their placeholders in the text.
+        media: images and audio in the order of their placeholders in the text.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Numbers in text from outside: `int`, `float`, `str.isdecimal` and `\\d` also accept the digits of other scripts."""
+"""Parsing of ASCII numbers. `int`, `float`, `str.isdecimal` and `\\d` also accept the digits of other scripts."""
 
 from __future__ import annotations
 

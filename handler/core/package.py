@@ -1,4 +1,4 @@
-"""The pip command that adds an extra to this package, as it is installed here."""
+"""The pip command that installs an extra of this package from the source of the installed package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def install(requirement: str) -> str:
     """Return the command that installs a requirement.
 
     No registry has this package, so its extras are installed from its clone or wheel. If that source is unknown, the
-    package's name is enough, as pip finds the installed package.
+    command contains only the package's name, as pip finds the installed package.
 
     Args:
         requirement: `lmi-handler[EXTRA]`, or another package.
@@ -37,6 +37,6 @@ def _source() -> tuple[str, bool]:
     except PackageNotFoundError:  # a checkout on the path
         return "", False
     url = noted.get("url", "")
-    if not Path(unquote(urlsplit(url).path)).exists():  # a wheel that is gone, as in an image
+    if not Path(unquote(urlsplit(url).path)).exists():  # the wheel was deleted, as in an image
         return "", False
     return url, noted.get("dir_info", {}).get("editable", False)

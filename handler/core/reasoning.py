@@ -1,4 +1,4 @@
-"""The end of the reasoning at the beginning of a response."""
+"""Where the reasoning at the beginning of a response ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AnswerStart:
         self._space: list[str] = []  # before the first word
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text up to the end of the reasoning, and the text after it; None before the reasoning ends."""
+        """Return the text up to the end of the reasoning, and the text after it (None before the reasoning ends)."""
         self._held += text
         if not self.is_open:
             start = self._held.lstrip()

@@ -12,7 +12,7 @@ TOKENS = (
     r"|sagemaker-api-key-[A-Za-z0-9+/=_-]{20,}|glpat-[A-Za-z0-9_-]{20,}|AIza[A-Za-z0-9_-]{35}"
     r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)"
 )
-"""Regular expression, without groups, for tokens and keys of the services that models are downloaded from or run on."""
+"""Regular expression, without groups, for keys of services that provide models or run them."""
 
 # -- credentials of requests, which are never recorded -----------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-_ROUNDS_UP = 0.99995  # from this part of a unit on, the smaller unit would show 1000.0
+_ROUNDS_UP = 0.99995  # from this fraction of a unit on, the smaller unit would show 1000.0
 
 
 def format_size(size: int) -> str:

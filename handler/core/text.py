@@ -19,7 +19,7 @@ from handler.core.values import Finish, Request, Sampling, Thoughts, Token, new_
 _SPACES = b" \t\n\r\v\f"
 """Characters that a tokenizer may omit between words; str.strip() would also remove control characters."""
 
-_SLACK = 16  # tokens by which cutting a text may raise their number
+_SLACK = 16  # maximum number of tokens that cutting a text adds
 
 
 class Vocabulary:
@@ -68,7 +68,7 @@ class Vocabulary:
         return self.decode([id]) if text is None else text
 
     def ids(self, mark: bytes) -> tuple[int, ...]:
-        """Tokenize a mark by the longest match at each position. Return no ids if a byte has no token."""
+        """Tokenize a marker by the longest match at each position. Return no ids if a byte has no token."""
         if mark not in self._ids:
             ids = {piece: id for id, piece in enumerate(self.pieces) if piece and piece in mark}
             result, start = list[int](), 0
@@ -96,7 +96,7 @@ def _decode(piece: bytes) -> str | None:
 
 
 class Prompt(NamedTuple):
-    """A prompt as text and token ids, with the vocabulary of the answer.
+    """A prompt as text and token ids, with the vocabulary of the response.
 
     In the text, an image's placeholder occurs once. In the ids, it is repeated for each token that the engine computes
     for the image.
@@ -109,13 +109,13 @@ class Prompt(NamedTuple):
 
 
 def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | None) -> Prompt:
-    """Make a prompt from the token ids that a client sent.
+    """Return a prompt for the token ids that a client sent.
 
     Args:
-        vocabulary: the model's vocabulary, or None if each prompt has its own.
+        vocabulary: the model's vocabulary, or None if each prompt has its own vocabulary.
 
     Raises:
-        InvalidPayload: the engine has no vocabulary that gives the ids a meaning.
+        InvalidPayload: there is no common vocabulary, so the ids have no meaning.
         InvalidParameter: an id is not in the vocabulary.
     """
     if vocabulary is None:
@@ -132,7 +132,7 @@ def check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
 
 
 def cut_after(text: str, part: str) -> str:
-    """Cut a rendered chat after the text of its last message, which the answer continues.
+    """Cut a rendered chat after the text of its last message, which the response continues.
 
     Args:
         text: the rendered chat. Templates may strip spaces at the ends of a message.
@@ -151,11 +151,11 @@ def cut_after(text: str, part: str) -> str:
 
 
 def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
-    """Return where each token is in the prompt's text: start and end in bytes, extended to whole characters.
+    """Return the start and end of each token in the prompt's text, in bytes and extended to whole characters.
 
     Returns:
-        A pair for each token, which is (0, 0) for a token that the tokenizer added. None if the tokens are not pieces
-            of the text, because the tokenizer changed the text (lower case, NFC) or dropped a byte.
+        A pair for each token, (0, 0) for a token that the tokenizer added. None if the tokens are not pieces of the
+            text, because the tokenizer changed the text (lower case, NFC) or dropped a byte.
     """
     data, pieces, special = prompt.text.encode(), prompt.vocabulary.pieces, prompt.vocabulary.special
     result, end = [], 0
@@ -165,7 +165,7 @@ def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
             if id in special:
                 result.append((0, 0))
                 continue
-            piece = piece.removeprefix(b" ")  # SentencePiece puts one before the text, `echo` before each word
+            piece = piece.removeprefix(b" ")  # SentencePiece puts a space before the text, `echo` before each word
             start = data.find(piece, end)
             if start < 0 or data[end:start].strip(_SPACES):
                 return None
@@ -222,12 +222,12 @@ class Detokenizer:
 class StopMatcher:
     """Finds the first stop string in a text that arrives in pieces.
 
-    The stop string that is complete first wins. Of several that are complete at the same position, the longest wins.
+    The stop string that ends first wins. If several end at the same position, the longest wins.
 
     Args:
         stops: stop strings.
         include: whether the stop string is shown. No text is held back in that case.
-        thoughts: marks of a first thought, in which stop strings are ignored.
+        thoughts: markers of the reasoning, in which stop strings are ignored.
 
     Attributes:
         matched: the stop string that was found, or "".
@@ -267,13 +267,13 @@ class StopMatcher:
         return "" if self._include else held
 
     def _find(self, text: str) -> tuple[int, int]:
-        """Return (end, start) of the stop string that ends first, the longest of several, or (0, 0) if none occurs."""
+        """Return the end and the start of the stop string that wins, or (0, 0) if none occurs."""
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         return min(matches, default=(0, 0))
 
 
 def partial_mark(text: str, marks: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` that is an incomplete mark."""
+    """Return the length of the longest incomplete marker at the end of `text`."""
     longest = 0
     for mark in marks:
         if mark[:1] in text[1 - len(mark) :]:
@@ -283,7 +283,7 @@ def partial_mark(text: str, marks: Sequence[str]) -> int:
 
 
 def check_tokens(text: str, name: str, limit: int, size: int, count: Callable[[str], int]) -> None:
-    """Check that a long text does not have too many tokens, by counting them part by part.
+    """Refuse a long text with too many tokens, which are counted part by part.
 
     Args:
         name: name of the text in the client's request.
@@ -323,10 +323,10 @@ class SequenceState:
     """Converts the ids of one sequence to tokens with text, and finds the end of the sequence.
 
     Stop strings are found here, so that they work the same with all engines. The caller then cancels the sequence in
-    the engine. The texts of all tokens add up to the answer.
+    the engine. The texts of all tokens add up to the response.
 
     Attributes:
-        texts: the present text of each id, or None if `push` must be called. It is None for all ids if the request has
+        texts: the text of each id, or None if `push` must be called. It is None for all ids if the request has
             stop strings or if the last tokens end with an incomplete character.
         special: ids of control tokens.
         stopped: the stop string that has ended the sequence, or "".
@@ -363,7 +363,7 @@ class SequenceState:
         return _NO_TEXTS if self._watched or self._detokenizer.pending else self._detokenizer.texts
 
     def push(self, id: int, logprob: float | None) -> Token:
-        """Add a token other than the engine's last one, and return it with its text. A stop string sets `stopped`."""
+        """Add a token that is not the engine's last, and return it with its text. A stop string sets `stopped`."""
         text = "" if id in self._ending else self._detokenizer.feed(id)
         if self._stops is not None:
             text = self._stops.feed(text)
@@ -381,7 +381,7 @@ class SequenceState:
         """Add ids. Return them as tokens, and the finish reason if the sequence has ended.
 
         Args:
-            ids: new token ids; may be empty if `finish` is given.
+            ids: new token ids; may be empty if `finish` is not None.
             logprobs: log-probability of each id.
             finish: reason why the engine ended the sequence after these ids, or None.
             tops: most likely alternatives to each id.
@@ -409,7 +409,7 @@ class SequenceState:
 
 
 def alternatives(vocabulary: Vocabulary, top: Sequence[tuple[int, float]]) -> tuple[Token, ...]:
-    """Convert alternatives to a token, given by their ids and log-probabilities, to tokens."""
+    """Convert the ids and log-probabilities of a token's alternatives to tokens."""
     return tuple(Token(id, vocabulary.text(id), logprob, id in vocabulary.special) for id, logprob in top)
 
 

@@ -24,11 +24,12 @@ def decode(data: bytes, *, mark: bool = True, otherwise: str = "") -> str:
     """Return UTF-8 data as text. A byte order mark is removed, and each line ends with a line feed.
 
     Args:
-        mark: whether a byte order mark is allowed; some programs that read such files fail on one.
+        mark: whether a byte order mark is allowed; some programs cannot read a file with a byte order mark.
         otherwise: encoding to use if the data is not UTF-8; "" for an error.
 
     Raises:
-        ValueError: the data has another encoding. The message names it or the position of the error, but not the file.
+        ValueError: the data has another encoding. The message names the encoding or the position of the error, but not
+            the file.
     """
     if is_utf_16(data):
         raise ValueError(UTF_16)
@@ -50,7 +51,7 @@ def is_utf_16(data: bytes) -> bool:
 
 
 def placeholder(head: bytes) -> str:
-    """Return what is wrong if a file's first 64 bytes are those of a placeholder; "" for a real file."""
+    """Return an error message if a file's first 64 bytes are those of a placeholder, or "" for a real file."""
     if head.startswith(_LFS_POINTER):  # a clone without Git LFS
         return "is a Git LFS pointer, not the file: fetch it with `git lfs pull`"
     return "" if head else "is an empty file"

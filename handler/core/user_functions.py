@@ -1,4 +1,4 @@
-"""The functions of a user's code that answer requests: AWS's variables that name them, and `handle` of model.py.
+"""The functions of a user's code that serve requests: AWS's variables for their names, and `handle` of model.py.
 
 `imports` lists what such code imports, without running it.
 """
@@ -11,7 +11,7 @@ from enum import Enum
 
 HANDLERS = "write functions with @input_formatter and @output_formatter (from handler.formatters) in model.py"
 MIDDLEWARE = "write a function with @input_formatter or @output_formatter (from handler.formatters) in model.py"
-PING = "leave it out: /ping answers 200 while the engine can serve requests, otherwise 503"
+PING = "omit it: /ping returns 200 while the engine can serve requests, otherwise 503"
 THROTTLE = "use SERVING_JOB_QUEUE_SIZE, which limits the waiting requests; further requests get 503"
 
 SCRIPT = "CUSTOM_SCRIPT_FILENAME"
@@ -23,7 +23,7 @@ VARIABLES = {
     "pre": "CUSTOM_PRE_PROCESS",
     "post": "CUSTOM_POST_PROCESS",
 }
-"""Environment variables that name a user's functions, by the purpose of the function."""
+"""Maps the purpose of a user's function to the environment variable that names the function."""
 
 INSTEAD = {
     SCRIPT: "name the file model.py",

@@ -41,12 +41,12 @@ class Finish(str, Enum):
 
 
 class StructuredOutput(NamedTuple):
-    """A rule for the whole answer, or for the part after its first thought.
+    """A rule for the whole response, or for the part after its reasoning.
 
     Attributes:
         kind: json_schema, json_object, regex, grammar (EBNF), choice or structural_tag (xgrammar's).
         value: the rule as a string: JSON for a schema, a list of choices and a structural tag; "" for json_object.
-        allows_text: whether any text may precede the part of the answer to which the rule applies.
+        allows_text: whether any text may precede the part of the response to which the rule applies.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class Nature(Flag):
     """Properties of a field of Sampling. Beam search refuses fields without any property."""
 
     SAMPLED = auto()  # without effect if decoding is greedy
-    BY_HANDLER = auto()  # implemented by the handler for all engines; without `logprobs` an engine only has less to do
+    BY_HANDLER = auto()  # implemented by the handler for all engines; an engine may ignore that `logprobs` is false
     WITH_BEAMS = auto()  # supported by beam search, or without effect there
     ONLY_BEAMS = auto()  # without effect unless beam search is used
 
@@ -95,19 +95,19 @@ class Sampling(NamedTuple):
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0  # 0: no limit
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, number added to its logit
-    seed: Annotated[int | None, Nature.SAMPLED] = None  # None: the engine draws
+    seed: Annotated[int | None, Nature.SAMPLED] = None  # None: the engine chooses a seed
     stop: Annotated[tuple[str, ...], Nature.BY_HANDLER] = ()
     include_stop: Annotated[bool, Nature.BY_HANDLER] = False
     stop_token_ids: Annotated[tuple[int, ...], Nature.WITH_BEAMS] = ()
     bad_sequences: tuple[str, ...] = ()
     bad_token_ids: tuple[int, ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()  # the only ids that an answer may have; empty: all
+    allowed_token_ids: tuple[int, ...] = ()  # the only ids that a response may have; empty: all
     ignore_eos: bool = False
     skip_special_tokens: Annotated[bool, Nature.BY_HANDLER] = True
     marks: Annotated[frozenset[str], Nature.BY_HANDLER] = frozenset()  # special tokens to be shown as text
-    # Stop strings and structured output apply only after the first thought.
+    # Stop strings and structured output apply only after the reasoning.
     thoughts: Annotated[Thoughts | None, Nature.BY_HANDLER] = None
-    # Maximum number of tokens in the first thought; None: no limit.
+    # Maximum number of tokens in the reasoning; None: no limit.
     thinking_token_budget: Annotated[int | None, Nature.BY_HANDLER] = None
     n: Annotated[int, Nature.BY_HANDLER] = 1  # sequences returned
     best_of: Annotated[int, Nature.BY_HANDLER] = 1  # sequences generated, of which the best `n` are returned
@@ -123,7 +123,7 @@ class Sampling(NamedTuple):
     structured_output: StructuredOutput | None = None
     return_context_logits: Annotated[bool, Nature.WITH_BEAMS] = False
     return_generation_logits: Annotated[bool, Nature.WITH_BEAMS] = False
-    cache_salt: Annotated[str, Nature.WITH_BEAMS] = ""  # shares the prefix cache only with requests of the same salt
+    cache_salt: Annotated[str, Nature.WITH_BEAMS] = ""  # only requests with the same salt share the prefix cache
 
     def seed_of(self, sequence: int) -> int | None:
         """Return the seed with which one of several sequences can be reproduced by itself."""
@@ -161,18 +161,18 @@ class Task(str, Enum):
 
 
 POOLED = (Task.EMBEDDING, Task.CLASSIFICATION, Task.RERANK)
-"""Tasks that return a vector or scores for a whole text."""
+"""Tasks that return an embedding or scores for a whole text."""
 
 
 class Pooling(NamedTuple):
     """Parameters of a computation on a whole text. Its result is the `vector` of the last delta, not text.
 
     Attributes:
-        kind: embed (a vector of the text), score (one number for a text or a pair) or classify (a number for each
+        kind: embed (an embedding of the text), score (one number for a text or a pair) or classify (a number for each
             label).
         dimensions: number of leading components of an embedding to return, for Matryoshka models (arXiv 2205.13147);
             None returns all of them.
-        normalize: whether the vector of embed has length 1; None follows the model's own modules. For score and
+        normalize: whether an embedding is scaled to length 1; None follows the model's own modules. For score and
             classify, whether logits become numbers between 0 and 1 (sigmoid, or softmax if exactly one label applies).
         second: index of the first token of a pair's second text; set when the texts are tokenized.
         cache_salt: as in Sampling; set when the request goes to the engine.
@@ -189,7 +189,7 @@ class Truncation(NamedTuple):
     """Truncation of a prompt that has too many tokens.
 
     Attributes:
-        most: maximum number of tokens to keep; None keeps as many as fit together with the answer.
+        most: maximum number of tokens to keep; None keeps as many as fit together with the response.
         side: side where tokens are cut off, left or right. Only requests with Pooling support right.
     """
 
@@ -198,7 +198,7 @@ class Truncation(NamedTuple):
 
 
 def keep_last(most: int | None) -> Truncation | None:
-    """Return the truncation of a prompt to its last `most` tokens; -1 means the model's limit, None no truncation."""
+    """Return the truncation of a prompt to its last `most` tokens. -1 means the model's limit, None all tokens."""
     return None if most is None else Truncation(None if most == -1 else most)
 
 
@@ -228,8 +228,8 @@ class TemplateOptions(NamedTuple):
 
     Attributes:
         arguments: names and values of further template variables, such as `documents`.
-        add_generation_prompt: whether the prompt ends with the beginning of the assistant's answer.
-        continue_final_message: whether the prompt ends within the last message, which the answer continues.
+        add_generation_prompt: whether the prompt ends with the beginning of the assistant's response.
+        continue_final_message: whether the prompt ends within the last message, which the response continues.
     """
 
     arguments: tuple[tuple[str, Any], ...] = ()
@@ -241,7 +241,7 @@ PLAIN_TEMPLATE = TemplateOptions()
 
 
 class Request(NamedTuple):
-    """One request: a prompt, sampling parameters, and what the response has to contain.
+    """One request: a prompt, sampling parameters, and the contents that the response must have.
 
     The prompt is text, messages or token ids. With messages, `prompt` is empty. With token ids, `prompt` is their text
     for the response. The `content` of a message with media is a list of parts. Each medium is a part such as `{"type":
@@ -251,7 +251,7 @@ class Request(NamedTuple):
     prompt: str
     sampling: Sampling = Sampling()
     pooling: Pooling | None = None  # compute numbers for the prompt; `sampling` is then ignored
-    transcribes: bool = False  # transcribe its one audio clip; the template's arguments have language and task
+    transcribes: bool = False  # transcribe the only audio; `template.arguments` have language and task
     pair: str | None = None  # with `pooling`: a second text, tokenized as a pair with the prompt
     truncation: Truncation | None = None  # None: a prompt with too many tokens is refused
     details: bool = False
@@ -269,7 +269,7 @@ class Request(NamedTuple):
     session: str = ""  # id of the client's session
     eos_token_id: int | None = None  # a stop token that is reported as EOS
     fill_context: bool = False  # reduce the number of new tokens to what the context has room for
-    min_free_tokens: int | None = None  # number of new tokens that must fit, fewer than asked for; None: all must fit
+    min_free_tokens: int | None = None  # number of new tokens that must fit, if less than requested; None: all must fit
     names: FieldNames = LMI_NAMES
 
     @property
@@ -279,10 +279,10 @@ class Request(NamedTuple):
 
 
 class Token(NamedTuple):
-    """One token of an answer or a prompt.
+    """One token of a response or a prompt.
 
     Attributes:
-        text: text that can be shown because of this token; may be empty.
+        text: text that can be shown when this token has arrived; may be empty.
         top: the most likely alternatives, best first, if requested. Each has its own text.
     """
 
@@ -301,7 +301,7 @@ NO_TOKEN = Token(-1, "", None, True)
 
 
 class Heard(NamedTuple):
-    """A transcribed piece of an audio clip: where it begins and ends, in seconds, and its language, such as `en`."""
+    """A transcribed segment of audio: its start and end in seconds, and its language, such as `en`."""
 
     start: float
     end: float
@@ -313,12 +313,12 @@ class Extras(NamedTuple):
     response.
 
     Attributes:
-        context_logits: logits of the prompt, [tokens, vocabulary]; once, if requested.
+        context_logits: logits of the prompt, [tokens, vocabulary]; reported once, if requested.
         generation_logits: logits of this step's tokens, [tokens, vocabulary]; if requested.
-        vector: result of a request with Pooling, in its only output: an embedding, one score, or a number for each
-            label.
-        num_cached_tokens: number of the prompt's tokens that were in the engine's cache; once.
-        heard: piece of the audio clip that begins with these tokens; only in a transcription.
+        vector: result of a request with Pooling, in the request's only delta: an embedding, one score, or a number for
+            each label.
+        num_cached_tokens: number of the prompt's tokens that were in the engine's cache; reported once.
+        heard: segment of the audio that begins with these tokens; only in a transcription.
         stop: the stop string that ended the sequence. The batcher sets it.
     """
 
@@ -330,7 +330,7 @@ class Extras(NamedTuple):
     stop: str | None = None
 
     def with_defaults(self, earlier: Extras) -> Extras:
-        """Return these values, with missing values filled in from an earlier step."""
+        """Return these values, with missing values taken from an earlier step."""
         return earlier._replace(**{name: value for name, value in self._asdict().items() if value is not None})
 
 

@@ -25,7 +25,7 @@ because the request could not join the engine's current step anyway.
 
 _BEGIN = 0.1
 """Maximum seconds that a step waits for the first output of its new requests, if an empty first piece would already
-fix their status. The tokens of other requests are delayed meanwhile.
+fix their status. The tokens of other requests are delayed during this time.
 """
 
 _SETTLED = 0.005
@@ -126,7 +126,7 @@ def _has_word(task: RequestTask) -> bool:
 
 
 class RollingBatch:
-    """The requests of a rolling batch, in DJL's order. Each of DJL's calls expects a piece for every live request.
+    """The requests of a rolling batch, in the order that DJL uses. Each call of DJL expects a piece for every request.
 
     A request is closed as soon as its last piece is taken, because nothing else runs until the same call has written
     the piece.

@@ -55,7 +55,7 @@ from handler.serving.request.task import RequestTask
 log = logging.getLogger("handler.djl")
 
 _DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}
-"""The verbs of the messages of DJL's own handlers, such as "Adapter NAME registered"."""
+"""Maps each call to the verb in its message, such as "Adapter NAME registered", as in DJL's own handlers."""
 
 _CHOSEN = "property handler: a request cannot choose the function that answers it"
 
@@ -155,7 +155,7 @@ class Passive:
     """The mode of the ranks of an MPI world that do nothing. Rank 0 runs the engine and answers."""
 
     def answer(self, inputs: Input) -> Output:
-        """Answer a call that contains one or more requests, or a step of them."""
+        """Answer a call that contains one or more requests, or a step of a rolling batch."""
         return Output()
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
@@ -172,7 +172,7 @@ class _Stepped:
         self._adapters = AdapterCalls(model)
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
-        """Change an adapter, and wait for the engine. The tokens of running requests queue up meanwhile."""
+        """Change an adapter, and wait for the engine. The tokens of running requests queue up until then."""
         try:
             with self._loop.lock:
                 call = asyncio.wait_for(self._adapters.answer(inputs, what), self._seconds)
@@ -282,7 +282,7 @@ class Async:
     output of all requests.
 
     djl_python has an unlimited queue of Outputs and switches between threads for each Output. So each Output contains
-    pieces of all requests that have bytes, and the next Output is made only when the one before has been written.
+    pieces of all requests that have bytes, and the next Output is made only when the previous Output has been written.
     """
 
     def __init__(self, model: ServedModel, version: DjlVersion) -> None:
@@ -345,7 +345,7 @@ class Async:
         return not early
 
     def _messages(self, task: RequestTask) -> Iterator[bytes]:
-        """Yield a request's messages. If one cannot be written, end the request, or Java would let the client wait."""
+        """Yield a request's messages. If a message cannot be written, end the request with an error."""
         id = self._ids.get(task)
         if id is None:
             return  # the request has been answered

@@ -1,4 +1,4 @@
-"""Functions that load the worker's model by the properties of DJL's first call, and report metrics to DJL Serving."""
+"""Functions that load the worker's model from the properties in DJL's first call, and report metrics to DJL Serving."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _ADVICE = frozenset(
 """Options that DJL Serving's LmiConfigRecommender sets for a model with a config.json, whatever the engine."""
 
 _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
-"""Values that Java replaces with its own."""
+"""Options with the values that Java replaces with its own values."""
 
 _NO_ASYNC = "option.async_mode=true has no effect: async mode needs DJL Serving 0.33 or later; this one sends batches"
 
@@ -75,7 +75,7 @@ _EMBEDDED_ONLY = {
     **{key: "DJL Serving has no such routes" for key in KNOWN if key.startswith("option.batches_")},
     "option.enable_tokenizer_info_endpoint": "DJL Serving has no such route",
     "option.grpc_port": "DJL Serving has its own ports",
-    "option.batch_transform": "DJL Serving sends the statuses of refused requests",
+    "option.batch_transform": "DJL Serving sends the real status of a refused request",
     "option.client_timeout": "DJL Serving has its own time limits",
     "option.keep_alive_timeout": "DJL Serving has its own time limits",
 }
@@ -88,7 +88,7 @@ _TIME_LIMIT = 900.0  # seconds, because DJL does not report that a client has di
 
 
 def is_passive(properties: Mapping[str, Any], version: DjlVersion) -> bool:
-    """Return whether this process is a rank of an MPI world that does nothing, because the engine belongs to rank 0.
+    """Return whether this process is an idle rank of an MPI world, because the engine belongs to rank 0.
 
     No rank is passive in a world that `prepare` refuses, so that every rank reports the problem.
 
@@ -100,7 +100,7 @@ def is_passive(properties: Mapping[str, Any], version: DjlVersion) -> bool:
 
 
 def _is_refused_world(properties: Mapping[str, Any], version: DjlVersion) -> bool:
-    """Return whether this Java side would wait for the responses of all ranks and use only the last rank's."""
+    """Return whether this Java side would wait for the responses of all ranks, and use only one of them."""
     world = environment.mpi_world()[0]
     return world not in ("", "1") and version.steps_all_ranks and properties.get("rolling_batch") != "trtllm"
 
@@ -142,7 +142,7 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
 
 
 def steps_rolling(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> bool:
-    """Return whether Java calls the worker with the steps of a rolling batch."""
+    """Return whether Java calls the worker once for each step of a rolling batch."""
     return config.rolling_batch != "disable" or (version.always_steps and "rolling_batch" in properties)
 
 
@@ -173,7 +173,7 @@ def _beyond_java(config: Config, properties: Mapping[str, Any], version: DjlVers
 
 
 def own_sessions(config: Config, java: int) -> Config:
-    """Set a directory for sessions that belongs to this DJL Serving, unless option.sessions_path names one.
+    """Set a directory for sessions that belongs to this DJL Serving, unless option.sessions_path is set.
 
     All workers of one DJL Serving share the directory, including workers that replace others. Java kills its workers
     when it exits, so the directories of processes that no longer run are removed here.
@@ -205,7 +205,7 @@ def _owner(pid: int) -> str:
 
 
 def _namespace() -> int:
-    """Return the PID namespace, because another container's process IDs mean nothing here (pid_namespaces(7))."""
+    """Return the ID of the PID namespace. Another container's process IDs mean nothing here (pid_namespaces(7))."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
@@ -244,7 +244,7 @@ async def _wait_ready(model: ServedModel) -> None:
 
 
 def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: str = "") -> Reading:
-    """Read the options that Java passes, and those of serving.properties and the environment.
+    """Read the options that Java passes, and the options in serving.properties and the environment.
 
     Java passes all options without their prefix, together with its own properties. So a property that is not one of
     our options is ignored. If it is in the file, the reader of the file refuses it.
@@ -276,7 +276,7 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
     warnings += ["ignored: LMI_API_KEY; DJL Serving checks no keys"] * bool(environment.api_key())
     config = replace(config, warnings=tuple(warnings), cloudwatch_metrics_interval=0.0)
     if config.replicas != "1":
-        message = "under DJL Serving, write minWorkers and maxWorkers instead (documents: scaling)"
+        message = "under DJL Serving, write minWorkers and maxWorkers instead (documentation: scaling)"
         problems.append(config.problem("option.replicas", config.replicas, message))
     if config.request_time_limit is None:
         config = replace(config, request_time_limit=_TIME_LIMIT)
@@ -339,7 +339,7 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
 
 
 def _as_written(value: str, own: str) -> str:
-    """Return the worker's own reading of an option if Java's differs only outside ASCII, and otherwise Java's.
+    """Return the value that the worker has read if Java's value differs only outside ASCII, or else Java's value.
 
     Java reads serving.properties as ISO 8859-1, and the environment by the locale.
     """

@@ -1,6 +1,6 @@
 """DJL's worker protocol, with functions that read requests from an Input and encode responses as bytes.
 
-The protocol is the one of ai.djl.python 0.25 to 0.36. `DjlVersion` contains the differences between versions.
+It is the protocol of ai.djl.python 0.25 to 0.36. `DjlVersion` contains the differences between versions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WRAP = 1 << 16
 
 256 new requests may have 70,000 headers, because each of SageMaker's custom attributes is a header. Java sorts its map
 of properties, so `handler` comes after every `batch_...`: as long as `handler` is missing, another 65,536 properties
-follow. Contents are in the order of the requests: as long as those of the last request are missing, more contents
+follow. Contents are in the order of the requests: as long as the last request has no contents, more contents
 follow. Before 0.28, the length of a string also had 16 bits: a content's key continues as long as the number after it
 is not a valid number of bytes.
 """
@@ -133,7 +133,7 @@ class Reader:
     """Reader of Inputs that receives all available bytes at once. djl_python receives each field separately.
 
     A continuing request has three fields without content, so 128 requests would take 400 system calls per step. As long
-    as no request joins or leaves, the bytes of a step equal those of the step before, and are not parsed again.
+    as no request joins or leaves, each step has the same bytes as the previous step, and they are not parsed again.
 
     Args:
         length: the encoding of a string's length.
@@ -438,7 +438,7 @@ class PieceWriter:
         return b"".join((self._map, self._version.length.pack(len(data)), data, end))
 
     def failure(self, answer: HttpResponse, failed: ServingError) -> bytes:
-        """Return the failure of a request before any output was sent, so that the failure can set the HTTP status.
+        """Encode the failure of a request that has sent no output yet, so that the failure can set the HTTP status.
 
         Args:
             failed: the error. Its message is the reason phrase if the body has no `error`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import time
@@ -86,7 +85,7 @@ class Output(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the output contains only tokens, apart from the end of the sequence."""
+        """Whether the output contains nothing but tokens and perhaps the end of the sequence."""
         return self.prompt_logprobs is None and self.tops is None and self.extras is None
 
 
@@ -101,10 +100,12 @@ def failed(key: int, error: Exception | str) -> Output:
 
 
 def first_stop(ids: Sequence[int], stops: Collection[int], num_before: int, sampling: Sampling) -> int | None:
-    """Return the index of the first stop id, for engines that miss some, or None. A shorter answer does not stop.
+    """Return the index of the first of `ids` that ends the sequence, or None. Use this if an engine misses stop ids.
 
     Args:
-        ids: new ids of the answer, which has `num_before` earlier ones.
+        ids: new ids of the sequence.
+        stops: ids that end the sequence, but only after `min_new_tokens` ids.
+        num_before: number of the sequence's earlier ids.
     """
     places = (at for at, id in enumerate(ids) if id in stops and num_before + at >= sampling.min_new_tokens)
     return next(places, None)
@@ -123,7 +124,7 @@ def describe(error: BaseException) -> str:
 
 
 def _said(error: Exception | str) -> tuple[str, str]:
-    """Return an engine's error message for clients, and a longer one for the log if there is more to say."""
+    """Return an engine's error message for clients, and a longer message for the log, or "" if both are the same."""
     known = secrets()
     text = str(error).strip()
     reason = text if isinstance(error, str) else describe(error)
@@ -170,8 +171,8 @@ class EngineInfo:
     """Information about a loaded engine.
 
     Attributes:
-        max_total_tokens: limit for the prompt and the answer together.
-        dimensions: length of an embedding's vector.
+        max_total_tokens: maximum number of tokens in the prompt and the response together.
+        dimensions: number of dimensions of an embedding; 0 if the engine computes no embeddings.
         longest_step: upper estimate of a step's duration in seconds, as measured while loading; 0 if unknown.
     """
 
@@ -192,7 +193,7 @@ class EngineRequest(NamedTuple):
         ids: token ids of the prompt.
         parameters: `Pooling` if the engine was loaded for a pooling task, otherwise `Sampling`.
         media: the prompt's media, if the model accepts any.
-        goes_on: whether `ids` end with a part of the answer that has already been delivered.
+        goes_on: whether `ids` end with a part of the response that has already been delivered.
     """
 
     key: int
@@ -240,7 +241,7 @@ def unpack(packed: PackedRequest) -> EngineRequest:
 
 
 class Engine(Protocol):
-    """Computes many sequences at once. Only one thread uses an engine, which may block it while holding the GIL.
+    """Computes many sequences at once. Only one thread uses an engine. A call may block, even while it holds the GIL.
 
     `add` may raise an exception to refuse a request. An exception from `step` means that the engine is broken; an
     engine that breaks after it was loaded is loaded again. After a request is cancelled, or after the step in which
@@ -253,7 +254,7 @@ class Engine(Protocol):
         """Start a request. A later `step` returns its first output."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Load an adapter. Raise an exception if it is broken. Requests may also use adapters not loaded this way."""
+        """Load an adapter, or raise an exception if it is broken. Requests may use adapters that are not loaded."""
 
     def drop_adapter(self, adapter: Adapter) -> None:
         """Free an adapter. Requests added earlier may still be using it, but no later request will."""
@@ -337,10 +338,10 @@ class Tokenizer(Protocol):
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """The vocabulary of every answer, or None if each prompt has its own."""
+        """The vocabulary of every response, or None if each prompt has its own."""
 
     def encode(self, text: str) -> Prompt:
-        """Encode a prompt. Special tokens in the text are recognised. Only the model's usual first token is added."""
+        """Encode a prompt. Special tokens in it are recognised. Only the model's usual first token is added."""
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         """Encode messages with the chat template. Special tokens are recognised, but none are added, as the template
@@ -372,7 +373,7 @@ class StructuredOutputCheck(Protocol):
 
 
 JSON_TAGS = frozenset({"json"})
-"""The styles of structural tags that all versions of xgrammar have in common."""
+"""The argument styles that all versions of xgrammar support in structural tags."""
 
 _UNMAPPED = "it has no such parameter"
 
@@ -383,11 +384,13 @@ class Capabilities:
 
     Attributes:
         supports: fields of Sampling that the engine implements, not counting those that the handler implements.
-        reasons: field of Sampling -> why non-neutral values are refused. May include fields in `supports`.
-        limits: field of Sampling -> largest value.
+        reasons: maps a Sampling field to the reason why its non-neutral values are refused. May include fields in
+            `supports`.
+        limits: maps a Sampling field to its largest allowed value.
         no_adapters: why the engine does not support LoRA adapters; "" if it does.
-        no_media: kind of media -> why the engine does not accept it; "" if it does. The default is NO_MEDIA.
-        sampling_defaults: field of Sampling -> LMI's default for this engine, used with `do_sample`.
+        no_media: maps a kind of media to the reason why the engine does not accept it, or to "" if it does. The reason
+            for any other kind is NO_MEDIA.
+        sampling_defaults: maps a Sampling field to LMI's default for this engine, used with `do_sample`.
         structural_tags: argument styles that the engine supports in xgrammar's structural tags; empty if it does not
             support such tags.
     """
@@ -402,7 +405,7 @@ class Capabilities:
 
     @property
     def unsupported(self) -> Mapping[str, str]:
-        """Sampling field -> why it is refused, for every field in `reasons` or missing from `supports`."""
+        """Maps each refused Sampling field to the reason. This includes fields that nobody implements."""
         mapped = {*self.supports, *self.reasons, *BY_HANDLER}
         return {**self.reasons, **{name: _UNMAPPED for name in Sampling._fields if name not in mapped}}
 
@@ -441,7 +444,7 @@ def arguments(table: Mapping[str, Rule], sampling: Sampling, *more: Any) -> dict
     """Return the engine's arguments that correspond to a Sampling object.
 
     Args:
-        table: field of Sampling -> rule. A function that occurs more than once is called only once.
+        table: maps a Sampling field to its rule. A function that occurs more than once is called only once.
         more: arguments to pass to the functions after `sampling`.
     """
     values: dict[str, Any] = {}
@@ -471,23 +474,23 @@ def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lamb
 
 
 def passed_otherwise(*parameters: Any) -> dict[str, Any]:
-    """Return no arguments. This is the rule for fields that an engine implements without its arguments."""
+    """Return no arguments. This is the rule for fields that do not reach the engine as arguments."""
     return {}
 
 
-def top_choice(sampling: Sampling, no_top_k: int = 0) -> dict[str, Any]:
-    """Return the engine's arguments top_k and top_p. This function is a `Rule`.
+def drawn_rules(no_top_k: int = 0) -> dict[str, Rule]:
+    """Return the rules for the fields that matter only when sampling, under vLLM's and SGLang's names.
 
     Args:
         no_top_k: value of top_k that makes the engine choose among all tokens.
     """
-    if sampling.top_p == 0:  # the smallest nucleus is one token
-        return {"top_k": 1, "top_p": 1.0}
-    return {"top_k": sampling.top_k or no_top_k, "top_p": sampling.top_p}
 
+    def top(sampling: Sampling) -> dict[str, Any]:
+        if sampling.top_p == 0:  # the smallest nucleus is one token
+            return {"top_k": 1, "top_p": 1.0}
+        return {"top_k": sampling.top_k or no_top_k, "top_p": sampling.top_p}
 
-TOP_CHOICE_OR_MINUS_1: Rule = functools.partial(top_choice, no_top_k=-1)
-"""Rule for engines that choose among all tokens if top_k is -1."""
+    return {"temperature": "temperature", "top_k": top, "top_p": top, "min_p": "min_p"}
 
 
 def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
@@ -495,7 +498,7 @@ def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
 
     Args:
         greedy: arguments for greedy decoding.
-        drawn: rules for the fields that matter only when sampling. Their arguments then replace those in `greedy`.
+        drawn: rules for the fields that matter only when sampling. When sampling, their arguments override `greedy`.
     """
 
     def rule(sampling: Sampling, *more: Any) -> dict[str, Any]:
@@ -504,8 +507,25 @@ def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
     return rule
 
 
+def logprob_rules(count: Callable[[int], int] = int) -> dict[str, Rule]:
+    """Return the rules for log-probabilities in vLLM. A count of 0 asks only for those of the tokens themselves.
+
+    Args:
+        count: converts the number of alternatives that the client wants to the number that vLLM gets.
+    """
+
+    def logprobs(sampling: Sampling) -> dict[str, Any]:
+        return {"logprobs": count(sampling.top_logprobs)} if sampling.logprobs or sampling.top_logprobs else {}
+
+    def prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
+        return {"prompt_logprobs": count(sampling.prompt_top_logprobs)} if sampling.prompt_logprobs else {}
+
+    of_prompt = dict.fromkeys(("prompt_logprobs", "prompt_top_logprobs"), prompt_logprobs)
+    return {"logprobs": logprobs, "top_logprobs": logprobs, **of_prompt}
+
+
 def override(arguments: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an engine's arguments with those in `more` in their place. JSON objects are merged by their keys."""
+    """Add the arguments in `more` to an engine's arguments, or replace these. JSON objects are merged key by key."""
     nested = {
         name: {**arguments[name], **value}
         for name, value in more.items()
@@ -526,7 +546,7 @@ COMMON_RULES: Mapping[str, Rule] = {
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
 PENALTIES: Mapping[str, Rule] = {name: unless_neutral(name) for name in _PENALTIES}
-"""Rules for TensorRT-LLM's fields, which have no neutral value."""
+"""Rules for TensorRT-LLM's penalties. Neutral values are omitted, because its fields have no neutral value."""
 
 
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")

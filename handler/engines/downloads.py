@@ -24,7 +24,7 @@ from handler.core.errors import ConfigError
 from handler.core.sizes import format_size
 
 _STOP = signal.SIGUSR1
-"""Signal that ends a download. Terminals and service managers send other signals to all processes at once."""
+"""Signal that ends a download. Terminals and service managers do not send it to all processes at once."""
 
 _UNFINISHED = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
 """Matches names of huggingface_hub's partial files, which are never resumed. Older releases use other names."""
@@ -34,7 +34,7 @@ def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
     """Call `download(name, *arguments)` in another process, and return the path of the downloaded directory or file.
 
     Args:
-        download: a module's function, which may raise ConfigError.
+        download: module-level function, which may raise ConfigError.
         arguments: values that can be encoded as JSON.
 
     Raises:
@@ -69,7 +69,7 @@ def run_call(call: str) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Delete partially downloaded files and end the process at once. These files can be found only on Linux."""
+    """Delete partially downloaded files (only on Linux), and end the process at once."""
     for link in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):  # closed meanwhile
             if _UNFINISHED.search((path := link.readlink()).name):
@@ -89,7 +89,7 @@ UNKNOWN_LAYOUT = 65
 """Exit status of a converter that does not support the model."""
 
 _NO_SPACE = re.compile(rb"No space left on device|Disk quota exceeded|File too large|iostream error")
-"""Matches messages about failed writes. The last is from OpenVINO, which then deletes the file, freeing the space."""
+"""Matches messages about failed writes. After the last, OpenVINO deletes the file, which frees the space."""
 _NO_MEMORY = re.compile(rb"MemoryError|bad_alloc|(cannot|can't) allocate memory|not enough memory", re.IGNORECASE)
 
 
@@ -167,7 +167,7 @@ def run_converter(
         )
     except child_processes.Stopped:
         raise ConfigError(f"stopped while {source} was being converted") from None
-    # Converters only warn of a tokenizer that they cannot convert, but no engine loads the result.
+    # If a converter cannot convert the tokenizer, it only prints a warning, but no engine can load the result.
     missing = [name for name in needed if not (target / name).is_file()]
     if not process.returncode and not missing:
         (target / SOURCE).write_text(str(source.absolute()))
@@ -192,4 +192,4 @@ def run_converter(
 
 def _no_space(directory: Path) -> ConfigError:
     free = format_size(shutil.disk_usage(directory).free)
-    return ConfigError(f"no space left in {directory}: {free} are free; free more, or change LMI_CACHE")
+    return ConfigError(f"no space left in {directory}, where {free} are free: free some space, or change LMI_CACHE")

@@ -37,14 +37,14 @@ SETTINGS = ("serving.properties", "*.py", "*.txt", "*.jinja", "*.yaml", "*.yml",
 _FORM = "write it as s3://BUCKET/PREFIX/, a directory with the model's files"
 
 _MOST_OBJECTS = 10_000  # of a model; a bucket's root may have millions
-_MOST_PAGES = 1_000  # of a listing, one request each; a page of S3 has up to 1,000 objects
+_MOST_PAGES = 1_000  # of a listing; each page takes a request and has up to 1,000 objects
 _REQUESTS = 24  # at the same time; one connection reaches about 80 MB/s
 _TRIES = 5  # attempts to read a complete response
 _PIECE = 32 << 20  # bytes per request for larger files
 _SECONDS = 10.0  # between two progress lines; also the timeout for connecting
 _CURE = (
     "SageMaker itself downloads the files, with its own permissions, if they are the model's ModelDataSource and "
-    "option.model_id is left out"
+    "option.model_id is not set"
 )
 
 _ADVICE = {
@@ -63,7 +63,7 @@ _SAME = {"403": "AccessDenied", "AllAccessDisabled": "AccessDenied", "404": "NoS
 
 
 class _Source(NamedTuple):
-    """Where a model is on S3. The prefix ends with a slash or is empty."""
+    """The location of a model on S3. The prefix ends with a slash or is empty."""
 
     url: str
     bucket: str
@@ -92,7 +92,7 @@ def check(url: str) -> None:
     """
     _split(url)
     if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(f"{url}: downloads need boto3: {install('lmi-handler[container]')}. Or without it: {_CURE}")
+        raise ConfigError(f"{url}: downloads need boto3: {install('lmi-handler[container]')}. Without boto3: {_CURE}")
 
 
 def _split(url: str) -> _Source:
@@ -219,7 +219,7 @@ def _listed(client: Any, source: _Source, only: Sequence[str]) -> list[_Object]:
     """List the objects below the prefix. Omit keys that end with a slash, as they only mark directories.
 
     Raises:
-        ConfigError: there are no objects or too many, none belongs to a model, or a name leads out of the directory.
+        ConfigError: there are no objects or too many, no object belongs to a model, or a name is not a valid path.
     """
     objects: list[_Object] = []
     num_listed, url = 0, source.url
@@ -302,7 +302,7 @@ def _alone(path: Path, url: str) -> Iterator[None]:
 
 
 def _fill(client: Any, source: _Source, part: Path, objects: Collection[_Object]) -> None:
-    """Download the objects to `part`, except for those that an earlier start has downloaded completely.
+    """Download the objects to `part`, except for objects that an earlier start has downloaded completely.
 
     Raises:
         ConfigError: the objects do not fit on the disk, or a file does not have the size that S3 listed.
@@ -355,10 +355,10 @@ class _Progress:
 
 
 class _Subscriber:
-    """Tells s3transfer an object's listed size, counts its bytes, and gives the complete file the object's time.
+    """Tells s3transfer an object's listed size and ETag, counts received bytes, and sets the file's modification time.
 
-    S3 sends parts of a large object only while its ETag matches the listing. Smaller objects are checked against the
-    next listing.
+    S3 sends parts of a large object only while the object's ETag matches the listing. A change of a smaller object is
+    noticed when the prefix is listed again after the download.
     """
 
     def __init__(self, url: str, item: _Object, path: Path, progress: _Progress) -> None:

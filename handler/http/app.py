@@ -58,11 +58,11 @@ from handler.serving.user_code import model_formatters
 log = logging.getLogger("handler.server")
 
 _TRANSFORM = 100
-"""Maximum total megabytes of the payloads that SageMaker's batch transform sends concurrently."""
+"""Maximum total size, in megabytes, of the payloads that SageMaker's batch transform sends concurrently."""
 
 
 class App:
-    """The ASGI application of a served model. It requires the ASGI extension in `http/protocol.py`.
+    """The ASGI application of a served model. It requires the ASGI extension that `http/protocol.py` defines.
 
     Args:
         access: the API keys and origins that may use the application.
@@ -125,7 +125,7 @@ class App:
         if self._cors.is_preflight(scope):
             return await self._cors.answer_preflight(scope, send)
         if self._cors.is_forgery(scope):
-            message = "a page of another origin may only send JSON as application/json; --allow-origin allows it"
+            message = "a page of another origin may only send JSON as application/json (or use --allow-origin)"
             return await send_error(scope, send, Forbidden(message))
         admitted = self._keys.admits(scope)
         if scope["path"] == "/invocations" and (path := in_attributes(headers, "route")) is not None:
@@ -140,7 +140,7 @@ class App:
             await self._inner(scope, receive, send)
 
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Call the application of a path. Most are in a dictionary, since the router tries all routes in turn."""
+        """Call the application of a path. A dictionary has the fixed paths, as the router tries all routes in turn."""
         app = self._exact.get(scope["path"])
         if app is None:
             return self._router(scope, receive, send)
@@ -176,7 +176,7 @@ class App:
         description: DescribedModel = {
             "modelName": config.name,
             "modelUrl": config.model_id,
-            "engine": model.info.name if model.info else config.llm_engine,
+            "engine": model.engine_name,
             "batchSize": config.batch_size,
             "maxBatchDelayMillis": config.max_batch_delay,
             "queueSize": config.job_queue_size,
@@ -202,8 +202,8 @@ class App:
         return [{"id": id, "startTime": started, "status": status} for id, status in enumerate(states, 1)]
 
     def _execution_parameters(self, scope: Scope) -> ExecutionParameters:
-        """Answer batch transform, which asks before a job how to send it: one record per request, and as many
-        concurrent requests as the engine accepts.
+        """Tell batch transform how to send a job's records: each in its own request, and as many requests concurrently
+        as the engine runs sequences, up to `_TRANSFORM`.
         """
         concurrent = min(self._model.max_sequences, _TRANSFORM)
         return {
@@ -269,7 +269,7 @@ def create_app(
 
 
 def users_functions(config: Config) -> Formatters:
-    """Import the user's code, which runs it, and return its formatters and handlers.
+    """Import and thereby run the user's code, and return its formatters and handlers.
 
     Raises:
         ConfigError: the user's code cannot be used.
@@ -325,7 +325,7 @@ class MountedApp:
                 functions = users_functions(self._config)
                 self._handlers = functions.handlers
                 self._model = await at_end.enter_async_context(running(self._config, functions))
-            except Exception as error:  # servers take a raised exception for a missing lifespan, and go on
+            except Exception as error:  # if it were raised, servers would assume no lifespan support, and continue
                 message = str(error) if isinstance(error, ConfigError) else traceback.format_exc()
                 return await send({"type": "lifespan.startup.failed", "message": message})
             await send({"type": "lifespan.startup.complete"})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from starlette.datastructures import QueryParams
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -63,8 +65,8 @@ class BatchRoutes:
             route("/v1/batches/{batch}/cancel", POST=self._one(BatchStore.cancel)),
         ]
 
-    def _json(self, answer: Callable[[Scope, Receive], Awaitable[Answered | None]]) -> Handle:
-        async def checked(scope: Scope, receive: Receive) -> Answered | None:
+    def _json(self, answer: Callable[[Scope, Receive], Awaitable[Answered]]) -> Handle:
+        async def checked(scope: Scope, receive: Receive) -> Answered:
             if scope["method"] in ("POST", "DELETE"):
                 self._model.availability.check_open()
             return await answer(scope, receive)
@@ -72,7 +74,7 @@ class BatchRoutes:
         return json_handler(self._model, checked, ERRORS)
 
     def _one(self, method: Callable[[BatchStore, str, str], Any]) -> Handle:
-        """Return a handler that calls a method of the store with the owner and the id in the path."""
+        """Return a handler that calls a method of the store with the request's owner and the ID in the path."""
 
         async def answer(scope: Scope, receive: Receive) -> Answered:
             (id,) = scope["path_params"].values()
@@ -81,7 +83,7 @@ class BatchRoutes:
         return self._json(answer)
 
     def _many(self, method: Callable[[BatchStore, str, Page], tuple[list[Any], bool]], *limits: int) -> Handle:
-        """Return a handler that calls a method of the store with the owner and the requested page of a list.
+        """Return a handler that calls a method of the store with the request's owner and the requested page of a list.
 
         Args:
             limits: maximum and default number of items on a page, as for `read_page`.
@@ -108,15 +110,13 @@ class BatchRoutes:
         """
         store = self._store
         if self._waiting.value >= _MOST_WAITING:
-            raise Overloaded(f"{_MOST_WAITING} calls to routes of files and batches are waiting already")
+            raise Overloaded(f"{_MOST_WAITING} requests for files and batches are already waiting")
         with self._waiting:
             return await store.call(method, store, *arguments)
 
-    async def _create(self, scope: Scope, receive: Receive) -> Answered | None:
+    async def _create(self, scope: Scope, receive: Receive) -> Answered:
         store = self._store
         body = await read_body(scope, receive, _FORM, self._model)
-        if body is None:
-            return None
         params = read_batch(decode(body), self._endpoints, self._model.context)
         batch = await self._call(BatchStore.create, _owner(scope), params)
         store.created.set()
@@ -124,7 +124,7 @@ class BatchRoutes:
 
     # -- the contents of files -----------------------------------------------------------------------------------
 
-    async def _upload(self, scope: Scope, receive: Receive) -> Answered | None:
+    async def _upload(self, scope: Scope, receive: Receive) -> Answered:
         store = self._store
         if media_type(scope["headers_by_name"]) != "multipart/form-data":
             raise UnsupportedMedia("a file must be sent as multipart/form-data")
@@ -137,8 +137,6 @@ class BatchRoutes:
         try:
             with self._model.receiving:
                 form = await asyncio.wait_for(self._receive(scope, receive, store.path(id), most), _UPLOAD_SECONDS)
-            if form is None:
-                return None
             new = read_file(form, self._model.context)
             file = await self._call(BatchStore.keep, id, new)
             kept = True
@@ -151,15 +149,15 @@ class BatchRoutes:
             if not kept:
                 await store.call(store.drop, id)
 
-    async def _receive(self, scope: Scope, receive: Receive, path: Path, most: int) -> dict[str, Any] | None:
-        """Write the form's file to `path`. Return the form, or None if the client has disconnected."""
-        with open(path, "xb", opener=_private) as file:
+    async def _receive(self, scope: Scope, receive: Receive, path: Path, most: int) -> dict[str, Any]:
+        """Write the form's file to `path`, and return the form."""
+        with open(path, "xb", opener=functools.partial(os.open, mode=0o600)) as file:
             form = FormReader(scope["headers_by_name"]["content-type"], _bounded(file, most))
             size, more = 0, True
             while more:
                 message = await asyncio.wait_for(receive(), self._model.config.client_timeout)
                 if message["type"] == "http.disconnect":
-                    return None
+                    raise ClientDisconnect
                 part, more = message.get("body", b""), message.get("more_body", False)
                 if not more:
                     del scope[GIVEN_UP]
@@ -202,10 +200,6 @@ def _owner(scope: Scope) -> str:
 
 def _too_large(most: int) -> TooLarge:
     return TooLarge(f"'file' has more than {most} bytes (option.batches_max_file_bytes)")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _bounded(file: BinaryIO, most: int) -> Callable[[memoryview], None]:

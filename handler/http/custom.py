@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import http.client
 import inspect
 import json
 import logging
@@ -69,7 +70,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 class HandleRoutes:
     """An ASGI application that calls `handle` of model.py on its routes.
 
-    It passes all other requests, and those that the function passes on, to the server's own application.
+    Requests for other routes, and requests that the function passes on, go to the server's own application.
     """
 
     def __init__(self, handle: CustomHandle, model: ServedModel, app: ASGIApp) -> None:
@@ -101,7 +102,7 @@ class HandleRoutes:
                 close_parts(result)
 
     def _is_called(self, scope: Scope) -> bool:
-        """Return whether the function serves this path, and the path names this model."""
+        """Return whether the function serves this path, the path names this model, and the model is in service."""
         match = self._paths.fullmatch(scope["path"]) if scope["method"] == "POST" else None
         if match is None or self._model.availability.state in ("loading", "stopping"):
             return False
@@ -109,10 +110,10 @@ class HandleRoutes:
         return name in self._model.config.model_name and version in ([], ["1"])
 
     def _call(self, scope: Scope, body: bytes) -> Call:
-        """Create the function's input: headers become its properties; body, form and query its contents.
+        """Create the function's input. Headers become properties; the body, the form and the query become contents.
 
         Raises:
-            ServingError: the request is invalid, as in DJL Serving, or its format is not supported.
+            ServingError: DJL Serving would reject the request, or its format is not supported.
         """
         headers = headers_by_name(scope)
         properties = {name: value for name, value in headers.items() if name != ATTRIBUTES}
@@ -127,7 +128,7 @@ class HandleRoutes:
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media.startswith("multipart/"):
             raise UnsupportedMedia(
-                f"content type {media} is not supported by handle of model.py: send one value as the body, or {_FORM}"
+                f"handle in model.py does not support content type {media}: send one value as the body, or {_FORM}"
             )
         if media == _FORM and not body.lstrip().startswith((b"{", b"[")):  # `curl -d` sends JSON as a form
             contents |= _fields(body.decode("latin-1"))
@@ -161,7 +162,7 @@ async def _unless_gone(work: Coroutine[Any, Any, T], exchange: AnyExchange) -> T
 async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange) -> None:
     """Send a response part by part, until the last part has been sent or the client has disconnected."""
     parts, body = answer.parts, answer.body
-    headers = _headers(scope, answer)
+    headers = _with_own(scope, encoded(answer.headers), is_sized=parts is None)
     if answer.status in _WITHOUT_BODY:
         body, parts = b"", None
     elif parts is None:
@@ -174,14 +175,17 @@ async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange)
         await send({"type": "http.response.body", "body": body})
 
 
-def _headers(scope: Scope, answer: Answer) -> Headers:
-    """Return the function's headers, and the server's default headers that the function has not set."""
-    answered = encoded(answer.headers)
-    names = {name for name, _ in answered}
+def _with_own(scope: Scope, headers: Headers, *, is_sized: bool) -> Headers:
+    """Return the headers of a user's function, and the server's headers that the function has not set.
+
+    Args:
+        is_sized: whether the length of the body is known before it is sent.
+    """
+    names = {name.lower() for name, _ in headers}
     own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
-    if answer.parts is not None:
+    if not is_sized:
         own.append(AS_IT_COMES)
-    return [*answered, *(header for header in own if header[0].lower() not in names)]
+    return [*headers, *(header for header in own if header[0].lower() not in names)]
 
 
 _RESPONSES = {name: value for name, value in vars(responses).items() if name.endswith("Response")}
@@ -202,12 +206,12 @@ FASTAPI = StandIn(
 
 
 def missing_of(config: Config) -> list[str]:
-    """Return warnings about imports of the user's files that are not available in this server."""
+    """Return warnings about imports in the user's files that are not available in this server."""
     return [message for path in users_files(config) for message in missing(path, (FASTAPI, STANDARDS, DJL_PYTHON))]
 
 
 class _State(datastructures.State):
-    """The state in `request.app.state`, whose attributes the user's code sets. Attributes of vLLM do not exist."""
+    """The value of `request.app.state`. It has the attributes that the user's code sets, but none of vLLM's own."""
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -219,7 +223,7 @@ class _State(datastructures.State):
 class CustomCode:
     """An ASGI application with the user's handlers in front of the server's own, and the user's middleware around both.
 
-    An exception in the user's code ends its own request only.
+    An exception in the user's code ends only its own request.
 
     Args:
         app: application of the server's routes.
@@ -249,9 +253,10 @@ class CustomCode:
                 body = await read_body(scope, receive, self._model.config.max_request_size, self._model, memory)
             except ServingError as error:
                 return await send_error(scope, send, error)
-            if body is not None:  # otherwise the client has disconnected
-                memory.set(len(body))
-                await self._run(scope, again(body, receive), send)
+            except ClientDisconnect:
+                return
+            memory.set(len(body))
+            await self._run(scope, again(body, receive), send)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         framed = _Framed(scope, send)
@@ -263,7 +268,7 @@ class CustomCode:
             log.exception("request %s: custom code failed", id, extra=of_request(id))
             if not framed.begun:
                 await send_error(scope, send, InternalError(f"custom code raised {_shown(error)}"))
-            elif exchange := scope["extensions"].get(EXCHANGE):  # it is removed after the response: background tasks
+            elif exchange := scope["extensions"].get(EXCHANGE):  # removed before background tasks run
                 exchange.drop()
 
 
@@ -320,7 +325,7 @@ class _Framed:
             start = {**start, "headers": [*start["headers"], (b"content-length", str(length).encode())]}
         await self._send(start)
         if self._has_body and length is None:
-            self._scope["extensions"][EXCHANGE].send_head()  # as Starlette does, since the first part may take long
+            self._scope["extensions"][EXCHANGE].send_head()  # as Starlette does: the first part may be late
 
     def _declared(self) -> int | None:
         """Return the Content-Length that the user's code has set, or None if it is missing or not valid."""
@@ -431,9 +436,9 @@ async def _answer_nobody(send: Send) -> None:
 
 
 class _Overrides:
-    """An ASGI application with the user's handlers of /invocations and /ping.
+    """An ASGI application with the user's handlers for /invocations and /ping.
 
-    While the model is loading, the server's own application serves both routes.
+    While the model is loading or stopping, the server's own application serves both routes.
     """
 
     def __init__(self, handlers: Handlers, model: ServedModel, app: ASGIApp) -> None:
@@ -446,21 +451,16 @@ class _Overrides:
         if handler is None or self._model.availability.state in ("loading", "stopping"):
             return await self._app(scope, receive, send)
         scope["extensions"][EXCHANGE].send_whole()  # as in AWS's image, a half-closed connection counts as disconnected
-        own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
 
         async def send_with_own(message: Message) -> None:
-            await send(_with_headers(message, own) if message["type"] == "http.response.start" else message)
+            if message["type"] == "http.response.start":  # a handler may send one object for all requests
+                headers = [*message.get("headers", ())]
+                is_sized = any(name.lower() == b"content-length" for name, _ in headers)
+                message = {**message, "headers": _with_own(scope, headers, is_sized=is_sized)}
+            await send(message)
 
         response = await _answer(handler, Request(scope, receive, send))
         await response(scope, receive, send_with_own)
-
-
-def _with_headers(message: Message, own: Headers) -> Message:
-    """Return the start of a response with the server's headers. A handler may send one object for all requests."""
-    headers = [*message.get("headers", ())]
-    names = {name.lower() for name, _ in headers}
-    added = own if b"content-length" in names else [*own, AS_IT_COMES]
-    return {**message, "headers": headers + [header for header in added if header[0] not in names]}
 
 
 async def _answer(handler: Callable[..., Any], request: Request) -> Response:
@@ -519,13 +519,12 @@ def _plain(value: Any) -> Any:
 
 def _refused(error: exceptions.HTTPException) -> Response:
     """Return the response for an HTTPException that the user's code has raised."""
-    with contextlib.suppress(ValueError):
-        return _failed(error.detail, HTTPStatus(error.status_code).phrase, error.status_code, error.headers)
-    return _failed(error.detail, "", error.status_code, error.headers)  # HTTPStatus does not know the status code
+    phrase = http.client.responses.get(error.status_code, "")
+    return _failed(error.detail, phrase, error.status_code, error.headers)
 
 
 def _failed(message: Any, kind: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error response in vLLM's format, which AWS's image uses for errors of handlers too."""
+    """Return an error response in vLLM's format, which AWS's image also uses for errors of handlers."""
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status, headers)
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -17,7 +18,7 @@ from handler.http.inference import Endpoint, Handle, Inference, read_body, send_
 from handler.protocols.kernel.body import PYDANTIC, decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.readers import show
-from handler.protocols.kernel.texts import MAX_TEXTS
+from handler.protocols.kernel.texts import MAX_TEXTS, read_string
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.registry import TOKENIZING, TRITON_MODEL
 from handler.protocols.tgi.api import UNHEALTHY, TgiInfo
@@ -85,19 +86,19 @@ class VllmRoutes:
             with self._model.adapters.calls:
                 try:
                     body = await self._read(scope, receive)
-                    if body is None:
-                        return
-                    text = await change(_text(body, "lora_name"), body)
+                    text = await change(read_string(body.get("lora_name"), "lora_name"), body)
                 except ServingError as error:
                     return await send_answer(scope, send, ERRORS.whole(error))
+                except ClientDisconnect:
+                    return
                 ignored = ignored_header([name for name in body if name not in _KNOWN])
                 extra = [(name.encode(), value.encode()) for name, value in ignored.items()]
                 await send_answer(scope, send, HttpResponse(200, "text/plain; charset=utf-8", text.encode()), extra)
 
         return handle
 
-    async def _read(self, scope: Scope, receive: Receive) -> Mapping[str, Any] | None:
-        """Return the parameters in the body, or None if the client has disconnected."""
+    async def _read(self, scope: Scope, receive: Receive) -> Mapping[str, Any]:
+        """Return the parameters in the body."""
         if not self._may_update:
             raise NotFound(
                 f"{scope['path']} is available only with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true in the environment; "
@@ -105,8 +106,6 @@ class VllmRoutes:
             )
         self._model.adapters.registry.check()
         body = await read_body(scope, receive, _BODY, self._model)
-        if body is None:
-            return None
         value = decode(body)
         if not isinstance(value, dict):
             raise InvalidPayload("the body must be a JSON object with 'lora_name'")
@@ -116,7 +115,7 @@ class VllmRoutes:
         return value
 
     async def _register(self, name: str, body: Mapping[str, Any]) -> str:
-        adapters, src = self._model.adapters, _text(body, "lora_path")
+        adapters, src = self._model.adapters, read_string(body.get("lora_path"), "lora_path")
         if _flag(body, "is_3d_lora_weight"):
             raise BadRequest("is_3d_lora_weight=true is not supported: engines detect this from the adapter's files")
         if name in self._model.context.model_names:
@@ -138,13 +137,6 @@ class VllmRoutes:
 
 _NAMES = {"src": "lora_path=", "name": "lora_name="}
 _KNOWN = ("lora_name", "lora_path", "load_inplace", "is_3d_lora_weight", "lora_int_id")
-
-
-def _text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not value:
-        raise InvalidPayload(f"'{name}' must be a non-empty string")
-    return value
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
@@ -264,7 +256,7 @@ class TritonRoutes:
         return {
             "name": name,
             "versions": [VERSION],
-            "platform": self._platform,
+            "platform": self._model.engine_name,
             "inputs": _described(model.inputs),
             "outputs": _described(model.outputs),
         }
@@ -275,21 +267,16 @@ class TritonRoutes:
         inputs = _configured(model.inputs)
         return {
             "name": name,
-            "platform": self._platform,
-            "backend": self._platform,
+            "platform": self._model.engine_name,
+            "backend": self._model.engine_name,
             "max_batch_size": 1,
             "input": [{**tensor, "optional": tensor["name"] != model.prompt} for tensor in inputs],
             "output": _configured(model.outputs),
             "model_transaction_policy": {"decoupled": True},
         }
 
-    @property
-    def _platform(self) -> str:
-        model = self._model
-        return model.info.name if model.info else str(model.config.llm_engine)
-
     def _of_model(self, handle: Handle) -> Handle:
-        """Return a handler that refuses paths with the name or the version of another model."""
+        """Wrap a handler so that it refuses a path with another model's name, or with another version."""
 
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
             name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)

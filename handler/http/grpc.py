@@ -10,7 +10,7 @@ import contextlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -22,7 +22,7 @@ from tritonclient.grpc import service_pb2
 from handler.core.errors import ConfigError, InvalidPayload
 from handler.http.inference import again
 from handler.http.protocol import EXCHANGE, AsgiExchange
-from handler.http.security import Access
+from handler.http.security import KEY_HEADERS, Access, Keys
 from handler.protocols.triton.api import VERSION
 from handler.protocols.triton.grpc import FRAMES, body_of, check_fields, empty_final, failure, messages, stops
 from handler.protocols.triton.infer import HEADER
@@ -31,11 +31,12 @@ log = logging.getLogger("handler.server")
 
 SERVICE = "inference.GRPCInferenceService"
 INFER, STREAM = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
-"""Paths of calls. The model's name and its version follow them in the path of the application's request."""
-_MAX_REQUESTS = 128  # running requests of one stream; further ones are read when others end
-_MAX_UNSENT = 1 << 16  # bytes in front of a stream's writer
+"""Paths of the calls for inference. The application receives them with the model's name and version appended."""
+_HEALTH = "/grpc.health.v1.Health/Check"  # the only call that needs no key; its message is not read
+_MAX_REQUESTS = 128  # maximum number of running requests of a stream; more are read only as these end
+_MAX_UNSENT = 1 << 16  # bytes of a stream that may wait to be sent
 _OVERHEAD = 1 << 16  # bytes of a message besides its tensors
-_MAX_MESSAGE = 1 << 24  # bytes; those of a message that arrives take memory before the server can count them
+_MAX_MESSAGE = 1 << 24  # bytes; an arriving message takes memory before the server can count it
 _OWN_HEADERS = ("content-type", "content-encoding", "content-length", "host", "origin", HEADER)
 
 _SHARED_MEMORY = {
@@ -44,6 +45,10 @@ _SHARED_MEMORY = {
     for call, path in {"Status": "status", "Register": "region/-/register", "Unregister": "unregister"}.items()
 }
 """Maps calls about shared memory to their routes."""
+
+_INDEX = "/v2/repository/index"
+_POSTS = {_INDEX, *(path for path in _SHARED_MEMORY.values() if path.endswith("register"))}
+"""Paths of calls that are POST requests. All others are GET requests."""
 
 _CODES = defaultdict(lambda: grpc.StatusCode.INVALID_ARGUMENT) | {
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -55,7 +60,7 @@ _CODES = defaultdict(lambda: grpc.StatusCode.INVALID_ARGUMENT) | {
     501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
-"""Maps HTTP statuses to gRPC's. All others are INVALID_ARGUMENT."""
+"""Maps HTTP status codes to gRPC status codes. All other HTTP codes map to INVALID_ARGUMENT."""
 
 
 def _error(status: int, body: bytes) -> str:
@@ -68,7 +73,7 @@ def _error(status: int, body: bytes) -> str:
 
 
 class _Outbox:
-    """The messages of a stream that the client has not taken yet."""
+    """The messages of a stream that have not been sent yet."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -84,7 +89,7 @@ class _Outbox:
         self._messages.put_nowait(None)
 
     async def room(self) -> None:
-        """Wait until little is left to send."""
+        """Wait until at most `_MAX_UNSENT` bytes are left to send."""
         while self.size > _MAX_UNSENT:
             self._room.clear()
             await self._room.wait()
@@ -99,12 +104,12 @@ class _Outbox:
 
 
 class _Exchange(AsgiExchange):
-    """The exchange of one request of a stream, whose frames go to the outbox.
+    """The exchange of one request in a stream. It puts the messages of the response into the outbox.
 
     Args:
-        id: id of the request.
-        drop: ends the stream's call.
-        patience: maximum seconds that the outbox may be full.
+        id: ID of the request.
+        drop: function that ends the stream's call.
+        patience: maximum time that the outbox may stay full, in seconds.
     """
 
     def __init__(self, id: str, outbox: _Outbox, drop: Callable[[], object], patience: float) -> None:
@@ -159,9 +164,25 @@ class _Exchange(AsgiExchange):
 
 
 async def _never() -> Message:
-    """Wait without an end, as a call that ends is cancelled."""
+    """Wait forever. The caller is cancelled when its call ends."""
     message: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
     return await message
+
+
+class _KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Refuses calls without a valid key before their messages are read, as these take memory.
+
+    Args:
+        refuse: responds to such a call.
+    """
+
+    def __init__(self, keys: Iterable[str], refuse: Callable[[Any, Any], AsyncIterator[bytes]]) -> None:
+        self._keys, self._refusal = Keys(keys), grpc.stream_stream_rpc_method_handler(refuse)
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        metadata = dict(call.invocation_metadata)
+        has_key = self._keys.owner(*(str(metadata.get(name, "")) for name in KEY_HEADERS))
+        return await continuation(call) if has_key or call.method == _HEALTH else self._refusal
 
 
 class GrpcServer:
@@ -169,31 +190,33 @@ class GrpcServer:
 
     Args:
         app: the application that responds.
-        patience: maximum seconds that a client may leave its stream unread.
+        access: the clients that may use the server.
+        patience: maximum time that a client may leave its stream unread, in seconds.
         max_bytes: maximum size of a request's body.
-        max_calls: maximum number of concurrent calls of a connection. The queue bounds the requests of all.
+        max_calls: maximum number of concurrent calls per connection. The queue limits the requests of all connections.
     """
 
-    def __init__(self, app: ASGIApp, *, patience: float, max_bytes: int, max_calls: int) -> None:
-        self._app, self._patience = app, patience
+    def __init__(self, app: ASGIApp, access: Access, *, patience: float, max_bytes: int, max_calls: int) -> None:
+        self._app, self._access, self._patience = app, access, patience
         options = [
             ("grpc.max_receive_message_length", min(max_bytes, _MAX_MESSAGE) + _OVERHEAD),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", max_calls),
         ]
-        self._server = grpc.aio.server(options=options)
-        health = {"Check": grpc.unary_unary_rpc_method_handler(self._check)}
+        checks = [_KeyCheck(access.keys, self._refuse)] if access.keys else []
+        self._server = grpc.aio.server(interceptors=checks, options=options)
+        health = {"Check": grpc.stream_unary_rpc_method_handler(self._check)}
         self._server.add_registered_method_handlers(SERVICE, self._handlers())
-        self._server.add_registered_method_handlers("grpc.health.v1.Health", health)
+        self._server.add_registered_method_handlers(_HEALTH.split("/")[1], health)
 
-    async def start(self, host: str, port: int, access: Access) -> int:
+    async def start(self, host: str, port: int) -> int:
         """Listen, and return the port.
 
         Raises:
             ConfigError: the server cannot listen on this address.
         """
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address, access = f"[{host}]:{port}" if ":" in host else f"{host}:{port}", self._access
         try:
             if access.certfile is None:
                 bound = self._server.add_insecure_port(address)
@@ -222,7 +245,7 @@ class GrpcServer:
                 lambda request: f"{_path(request)}/stats" if request.name else "/v2/models/stats"
             ),
             **{name: self._reader(path) for name, path in _SHARED_MEMORY.items()},
-            "RepositoryIndex": self._reader("/v2/repository/index", "models"),
+            "RepositoryIndex": self._reader(_INDEX, "models"),
             "ModelInfer": self._infer,
         }
         methods = {name: self._handler(name, method) for name, method in methods.items()}
@@ -232,7 +255,10 @@ class GrpcServer:
         request, response = (getattr(service_pb2, f"{name}{kind}") for kind in ("Request", "Response"))
 
         async def handle(data: bytes, context: Any) -> Any:
-            value = await method(await _parsed(request, data, context), context)
+            try:
+                value = await method(await _parsed(request, data, context), context)
+            except InvalidPayload as error:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
             if isinstance(value, response):
                 return value
             return json_format.ParseDict(value, response(), ignore_unknown_fields=True)
@@ -240,11 +266,11 @@ class GrpcServer:
         return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
     def _reader(self, path: str | Callable[[Any], str], field: str | None = None) -> Callable[[Any, Any], Any]:
-        """Return a call that responds as a route does, whose status alone tells whether something is ready."""
+        """Return a call that responds as a route does. For the field `live` or `ready`, only the HTTP status counts."""
 
         async def read(request: Any, context: Any) -> Mapping[str, Any]:
             route = path if isinstance(path, str) else path(request)
-            status, body = await self._call(context, "POST" if route.endswith(("/index", "register")) else "GET", route)
+            status, body = await self._call(context, "POST" if path in _POSTS else "GET", route)
             if field in ("live", "ready") and status not in (401, 403):
                 return {field: status == 200}
             if status >= 400:
@@ -254,9 +280,15 @@ class GrpcServer:
 
         return read
 
-    async def _check(self, request: bytes, context: Any) -> bytes:
+    async def _refuse(self, _: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """End a call without a valid key, with the error that an HTTP request gets. The call is counted and logged."""
+        status, body = await self._call(context, "POST", f"{INFER}/-")
+        await context.abort(_CODES[status], _error(status, body))
+        yield b""
+
+    async def _check(self, request: AsyncIterator[bytes], context: Any) -> bytes:
         """Return the state for a health check: SERVING or NOT_SERVING (grpc/grpc, health.proto)."""
-        status, _ = await self._call(context, "GET", "/v2/health/ready")
+        status, _ = await self._call(context, "GET", "/health")
         return b"\x08\x01" if status == 200 else b"\x08\x02"
 
     async def _infer(self, request: Any, context: Any) -> Any:
@@ -272,7 +304,7 @@ class GrpcServer:
         return response.infer_response
 
     async def _stream(self, _: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """Respond to the requests of a stream concurrently. An error of one request does not end the stream."""
+        """Respond to the requests of a stream concurrently. An error in one request does not end the stream."""
         outbox, running, call = _Outbox(), dict[asyncio.Future[Any], str](), asyncio.current_task()
         drop = call.cancel if call is not None else bool
 
@@ -281,10 +313,18 @@ class GrpcServer:
             if reader.done() and not running:
                 outbox.end()
 
+        async def receive() -> bytes:
+            await outbox.room()
+            message: bytes = await context.read()  # the iterator would keep the last one
+            return message
+
         async def read() -> None:
-            while (data := await context.read()) is not grpc.aio.EOF:  # the iterator would keep the last message
-                await outbox.room()
-                request = await _parsed(service_pb2.ModelInferRequest, data, context)
+            while (data := await receive()) is not grpc.aio.EOF:
+                try:
+                    request = await _parsed(service_pb2.ModelInferRequest, data, context)
+                except InvalidPayload as error:
+                    outbox.put(failure("", error.message))
+                    continue
                 if request.id and stops(request):
                     for task in [task for task, id in running.items() if id == request.id]:
                         task.cancel()
@@ -292,7 +332,7 @@ class GrpcServer:
                     continue
                 task = asyncio.ensure_future(self._request(STREAM, request, context, outbox, drop))
                 running[task] = request.id
-                del data, request  # the next one may be long in coming
+                del data, request  # the next message may take long to arrive
                 task.add_done_callback(ended)
                 if len(running) >= _MAX_REQUESTS:
                     await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -308,15 +348,15 @@ class GrpcServer:
                 task.cancel()
 
     async def _request(self, path: str, request: Any, context: Any, outbox: _Outbox, drop: Callable[[], object]) -> int:
-        """Put the messages of a request's response into the outbox, and return its status."""
+        """Put the messages of a request's response into the outbox, and return the response's status."""
         id, name, version = request.id, request.model_name, request.model_version
         try:
-            body = body_of(request)
+            body, length = body_of(request)
         except InvalidPayload as error:
             outbox.put(failure(id, error.message))
             return 400
-        headers = [(HEADER, str(body.length)), ("content-length", str(len(body.data)))]
-        receive, exchange = again(body.data, _never), _Exchange(id, outbox, drop, self._patience)
+        headers = [(HEADER, str(length)), ("content-length", str(len(body)))]
+        receive, exchange = again(body, _never), _Exchange(id, outbox, drop, self._patience)
         del request, body  # the application frees the body once it is decoded
         path = f"{path}/{_escaped(name)}" + (f"/versions/{_escaped(version)}" if version else "")
         scope = _scope(context, exchange, "POST", path, headers)
@@ -328,7 +368,7 @@ class GrpcServer:
                 AsgiExchange.drop(exchange)
             raise
         except Exception:  # one request must not end the others of its stream
-            log.exception("request %s failed", id)
+            log.exception("request %r failed", id)
         finally:
             exchange.close()
         if not exchange.is_over:
@@ -354,31 +394,33 @@ class GrpcServer:
 
 
 async def _parsed(kind: Any, data: bytes, context: Any) -> Any:
-    """Return the message in a call's bytes. If they are not valid, end the call as Triton does."""
+    """Parse the bytes of a call's message. If they are not valid, end the call with the status that Triton uses.
+
+    Raises:
+        InvalidPayload: the message may need much more memory than its bytes.
+    """
+    if kind is service_pb2.ModelInferRequest:
+        check_fields(data)
     try:
-        if kind is service_pb2.ModelInferRequest:
-            check_fields(data)
         return kind.FromString(data)
-    except InvalidPayload as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
     except DecodeError:
         await context.abort(grpc.StatusCode.INTERNAL, "Unable to parse request")
 
 
 def _path(request: Any) -> str:
-    """Return the path of a model. The version keeps it apart from routes such as /v2/models/stats."""
+    """Return the path of a model. The version distinguishes it from routes such as /v2/models/stats."""
     return f"/v2/models/{_escaped(request.name)}/versions/{_escaped(request.version or VERSION)}"
 
 
 def _escaped(name: str) -> str:
-    """Return a name without slashes, which would name another route. No name becomes a space."""
+    """Escape the slashes in a name, because they would select another route. An empty name becomes a space."""
     return name.replace("/", "%2F") or " "
 
 
 def _scope(
     context: Any, exchange: AsgiExchange, method: str, path: str, headers: Iterable[tuple[str, str]] = ()
 ) -> Scope:
-    """Return the ASGI scope of a call. The call's metadata are the request's headers."""
+    """Return the ASGI scope of a call. The call's metadata become the request's headers."""
     metadata = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
     passed = [pair for pair in metadata if pair[0] not in _OWN_HEADERS and not pair[0].startswith("grpc-")]
     pairs = [("host", "localhost"), *headers, *passed]

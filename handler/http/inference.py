@@ -1,4 +1,4 @@
-"""The routes for inference: read a request, and send its response until it is complete or the client disconnects."""
+"""The routes for inference. They read a request, and send its response until it ends or the client disconnects."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import Any, cast
 from urllib.parse import parse_qs
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
 from handler.core.errors import MethodNotAllowed, ModelNotFound, Overloaded, ServingError, TooLarge, TooSlow
@@ -55,7 +56,8 @@ class Endpoint:
 
     Attributes:
         handlers: handlers by method.
-        errors: format of the errors for other methods and for requests without an API key, or None for the server's.
+        errors: format of the errors for other methods and for requests without an API key. None stands for the server's
+            own format.
     """
 
     handlers: Mapping[str, Handle]
@@ -77,8 +79,8 @@ class Endpoint:
 
 async def read_body(
     scope: Scope, receive: Receive, limit: int, model: ServedModel, memory: Share | None = None
-) -> bytes | None:
-    """Return the request's body, or None if the client has disconnected.
+) -> bytes:
+    """Return the request's body.
 
     Args:
         limit: maximum size of the body, in bytes.
@@ -90,6 +92,7 @@ async def read_body(
         TooLarge: the body is larger than `limit`.
         TooSlow: the body was not received in time.
         Overloaded: there is not enough memory for the body.
+        ClientDisconnect: the client has disconnected.
     """
     body = start_now(_read_body(scope, receive, limit, memory or Share(model.admission.memory)))
     if body.done():  # it was received together with the head
@@ -109,7 +112,7 @@ def declared_length(scope: Scope) -> int:
     return int(length[:_MOST_DIGITS]) if is_digits(length) else 0
 
 
-async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) -> bytes | None:
+async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) -> bytes:
     if (length := declared_length(scope)) > limit:
         scope[GIVEN_UP] = True
         raise TooLarge(f"the body has {length} bytes; at most {limit} are allowed (max_request_size)")
@@ -118,7 +121,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) 
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return None
+            raise ClientDisconnect
         part = message.get("body", b"")
         size += len(part)
         more = message.get("more_body", False)
@@ -214,7 +217,7 @@ class Writing(IntEnum):
         OPEN: more chunks may follow.
         ENDED: the last chunk has been written.
         BROKEN: the connection cannot be written to any more.
-        OVERFLOWED: the connection was given up because the client read too slowly.
+        OVERFLOWED: the client was disconnected, because it read too slowly.
     """
 
     OPEN = 0
@@ -292,7 +295,7 @@ class BodyWriter:
             self._count()
 
     def _count(self) -> None:
-        """Count the bytes that are buffered for the client, and give up the client if there are too many."""
+        """Count the bytes that are buffered for the client, and disconnect it if there are too many."""
         try:
             self._set_unsent(self._size + self._channel.num_unsent)
         except Overloaded:
@@ -398,11 +401,12 @@ class Inference:
             return
         try:
             body = await read_body(scope, receive, self._model.config.max_request_size, self._model, task.memory)
-            if body is not None:
-                self._model.check_room()  # the queue may have filled up while the body was received
-                await task.parse(body)  # from here on the request is answered even after SIGTERM
+            self._model.check_room()  # the queue may have filled up while the body was received
+            await task.parse(body)  # from here on the request is answered even after SIGTERM
         except ServingError as error:
             task.refuse(error)
+        except ClientDisconnect:
+            pass
 
 
 def path_of(scope: Scope) -> str:
@@ -412,7 +416,7 @@ def path_of(scope: Scope) -> str:
 
 
 class _ResponseSender:
-    """The sender of a request's response as it is generated, until it is complete or the client has disconnected."""
+    """Sends a response while it is generated, until it is complete or the client has disconnected."""
 
     def __init__(self, scope: Scope, send: Send, task: RequestTask, exchange: AnyExchange) -> None:
         self._scope, self._send, self._task, self._exchange = scope, send, task, exchange

@@ -26,7 +26,7 @@ EXCHANGE = "lmi.http.exchange"
 
 
 class Exchange:
-    """A request and its response, with operations that ASGI does not offer, or only at the cost of a task.
+    """A request and its response, with operations that ASGI does not offer, or offers only at the cost of a task.
 
     Attributes:
         wake: function that ends the current or the next `wait`.
@@ -88,7 +88,7 @@ class Exchange:
         await _wait(self._cycle.message_event, seconds)
 
     async def read(self) -> None:
-        """Wait until the client has read the response, except for what fits into buffers, or has disconnected."""
+        """Wait until the client has disconnected, or has read the response except for what fits into buffers."""
         if self._cycle.flow.write_paused:
             await self._cycle.flow.drain()
 
@@ -107,10 +107,10 @@ class Exchange:
 
 
 class AsgiExchange:
-    """An exchange for other ASGI servers, which uses `receive` and `send` only.
+    """An exchange for other ASGI servers, which uses only `receive` and `send`.
 
-    A task waits for the client's disconnect, and another one sends the chunks. The application must call the exchange's
-    `send` instead of the server's. The attributes are those of `Exchange`.
+    One task waits for the client's disconnect, and another task sends the chunks. The application must call the `send`
+    of the exchange instead of the server's. It has the same attributes as `Exchange`.
     """
 
     is_paused = True  # everything is written with `send`
@@ -201,7 +201,7 @@ async def _wait(event: asyncio.Event, seconds: float | None) -> None:
             timer.cancel()
 
 
-HEAD_SECONDS = 60.0  # maximum seconds for request line and headers, from their first byte or from a new connection on
+HEAD_SECONDS = 60.0  # maximum seconds for the request line and headers, from their first byte or the connection's start
 LINGER_SECONDS = 2.0
 """Seconds for which unwanted bytes are read and discarded: the rest of a refused body, and bytes after the last
 response. An immediate close would reset the connection, and the client might lose a response that it has not read yet.
@@ -210,13 +210,13 @@ _MAX_HEAD = 1 << 16  # maximum size of request line, headers and trailers, in by
 MAX_FIELDS = 128  # maximum number of headers and trailers; Apache and gunicorn allow 100
 _PIECE = 1 << 11  # bytes of a head or of chunks that are parsed at a time
 _MAX_PARTS = 64  # maximum pieces and parts of bodies of a connection that are parsed before it waits for a turn
-_MAX_AHEAD = 1 << 16  # bytes behind a pipelined request from which on the connection is not read
+_MAX_AHEAD = 1 << 16  # bytes behind a pipelined request; the connection is not read while more are held
 _HEAD_END = b"\r\n\r\n"
 _MAX_BEGUN = 16  # maximum number of requests that begin in an iteration of the event loop,
 _MAX_QUICK = 8  # of which this many have no body; a page may take milliseconds
-_MAX_CALLS = 1024  # maximum number of calls in an iteration, with those of clients that have left
-_NEW_CONNECTION = 1  # minus this for each new connection, as the next one in the kernel's queue may be for /ping
-_QUICK_METHODS = (b"GET ", b"HEAD ")  # of a health check; parsed at once also while clients connect
+_MAX_CALLS = 1024  # maximum number of calls in an iteration, including calls of clients that have left
+_NEW_CONNECTION = 1  # each new connection lowers _MAX_BEGUN by this: the next in the kernel's queue may be for /ping
+_QUICK_METHODS = (b"GET ", b"HEAD ")  # methods of a health check, parsed at once even while clients connect
 _PROBES = ("/ping", "/health")  # these begin at once
 
 
@@ -224,8 +224,9 @@ class LoopTurns:
     """The shares of connections in the iterations of the event loop.
 
     In each iteration the loop reads all connections with new bytes, so everything that a connection starts delays the
-    others. Heads are parsed first; while clients connect, only those of GET and HEAD are. Then requests begin in turns,
-    a few in each iteration, and fewer while many clients connect. Requests without a body go before others.
+    others. Heads are parsed first; while clients connect, only heads of GET and HEAD requests are parsed. Then requests
+    begin in turns, a few in each iteration, and fewer while many clients connect. Requests without a body begin before
+    other requests.
 
     Attributes:
         num_new: number of connections that clients have made in this iteration.
@@ -254,7 +255,7 @@ class LoopTurns:
 
         Args:
             call: function that returns False if it had nothing to do; such a call takes no turn.
-            quick: whether the call goes before those that are not.
+            quick: whether the call goes before calls that are not quick.
             later: whether the call must not be made now.
         """
         self._expect(loop)
@@ -341,15 +342,16 @@ _STOPPING = Unavailable("the server is stopping")
 
 
 class Protocol(HttpToolsProtocol):
-    """A connection. `uvicorn_internals` lists what it uses of uvicorn. It differs from uvicorn's in these points:
+    """An HTTP connection. `uvicorn_internals` lists the parts of uvicorn that it uses. It differs from uvicorn's own
+    class in these points:
 
-    * Request line, headers and trailers are limited in size and number. Trailers are discarded, and never count as
+    * The request line, headers and trailers are limited in size and number. Trailers are discarded, and never count as
       headers.
     * Heads and chunks are parsed in pieces, and requests begin in turns (`LoopTurns`).
     * Offers to upgrade the protocol are ignored. Java's HttpClient and `curl --http2` offer HTTP/2 in every request.
     * HTTP/1.0 clients can read streams too. They get no chunked encoding; the end of the connection ends the stream.
     * Only one pipelined request waits behind the current one. The bytes after it are not parsed. Up to 64 KiB of them
-      are read, so that the client's disconnect is noticed. uvicorn parses all that it gets.
+      are read, so that the client's disconnect is noticed. uvicorn parses all bytes that it receives.
     * If a connection must be closed early, earlier requests still get their complete responses, in order.
     * `timeout_keep_alive_task` is the connection's only timer. It limits heads, idle time and the final close.
     """
@@ -469,12 +471,12 @@ class Protocol(HttpToolsProtocol):
             self._advance()
 
     def _limit_reading(self) -> None:
-        """Stop or go on reading. The client's disconnect is noticed only while the connection is read."""
+        """Stop or resume reading. The client's disconnect is noticed only while the connection is read."""
         if not self._eof:
             self.flow.set_held(len(self._held) > (_MAX_AHEAD if self.pipeline else 0))
 
     def _advance(self) -> bool:
-        """Parse received bytes up to the end of a request that waits behind the current one, or of this turn.
+        """Parse received bytes until a request waits behind the current request, or until this turn ends.
 
         Returns:
             Whether there was something to parse.
@@ -514,7 +516,7 @@ class Protocol(HttpToolsProtocol):
         """Parse bytes, ignoring offers to upgrade the protocol.
 
         The parser always stops after a head that contains such an offer. A new parser then reads the same head without
-        the offer, because the old one would accept no more data after `Connection: close`.
+        the offer, because the old parser would accept no more data after `Connection: close`.
         """
         while True:
             try:

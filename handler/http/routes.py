@@ -1,4 +1,4 @@
-"""Routes without inference: models, adapters, stored responses, and records of requests."""
+"""The routes for models, adapters, stored responses, batch transform and pages."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.datastructures import QueryParams
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -62,25 +63,25 @@ Answered = tuple[Any, Sequence[str]]
 
 
 def json_handler(
-    model: ServedModel, answer: Callable[[Scope, Receive], Awaitable[Answered | None]], errors: ErrorFormat = SERVER
+    model: ServedModel, answer: Callable[[Scope, Receive], Awaitable[Answered]], errors: ErrorFormat = SERVER
 ) -> Handle:
-    """Return a handler that sends the result of `answer` as JSON, or nothing if the result is None."""
+    """Return a handler that sends the result of `answer` as JSON, or nothing if the client has disconnected."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         with model.adapters.calls:
             try:
-                answered = await answer(scope, receive)
+                value, ignored = await answer(scope, receive)
             except ServingError as error:
                 return await send_refusal(scope, send, errors.whole(error))
-            if answered is not None:
-                value, ignored = answered
-                await send_json(scope, send, 200, value, encoded(ignored_header(ignored).items()))
+            except ClientDisconnect:
+                return
+            await send_json(scope, send, 200, value, encoded(ignored_header(ignored).items()))
 
     return handle
 
 
 class ModelRoutes:
-    """Routes that describe models. Model ids may contain slashes.
+    """Routes that describe models. Model IDs may contain slashes.
 
     Clients that send Anthropic's version header get responses in Anthropic's format, all others in OpenAI's.
     """
@@ -116,7 +117,7 @@ class ModelRoutes:
         return await send_json(scope, send, 200, self._describe(id, ids[id]))
 
     def _ids(self) -> dict[str, str | None]:
-        """Return the names of the model and of its adapters; the value of an adapter is the name of its base model."""
+        """Map each name of the model to None, and each adapter's name to the name of its base model."""
         config = self._model.config
         own = [*(name for name in config.served_model_name or () if name != "*"), config.name]
         if config.async_schema:
@@ -140,7 +141,7 @@ class ModelRoutes:
 
 
 def _modalities(context: ServerContext) -> list[str]:
-    """Return what requests may contain. Only a model that generates text reads more than its task's own input."""
+    """Return the kinds of input that the model takes. Only models that generate text take media besides text."""
     if context.task is Task.TRANSCRIPTION:
         return ["audio"]
     return ["text", *(taken_media(context) if context.task is Task.GENERATION else ())]
@@ -155,7 +156,7 @@ def _is_anthropic(scope: Scope) -> bool:
 # the same.
 
 _ALIAS = "x-amzn-sagemaker-adapter-alias"
-"""SageMaker's header with the adapter name that its user has chosen."""
+"""SageMaker's header with the adapter name that the user has chosen."""
 
 _PAGE = 100  # maximum and default number of adapters in a list
 _BODY = 1 << 20  # bytes
@@ -174,8 +175,8 @@ class AdapterRoutes:
             for path, endpoint in (("", many), ("/{adapter}", adapter), ("/{adapter}/update", update))
         ]
 
-    def _handler(self, answer: Callable[[Scope, Receive], Awaitable[Answered | None]]) -> Handle:
-        async def checked(scope: Scope, receive: Receive) -> Answered | None:
+    def _handler(self, answer: Callable[[Scope, Receive], Awaitable[Answered]]) -> Handle:
+        async def checked(scope: Scope, receive: Receive) -> Answered:
             own = self._model.config.model_name
             if (model := scope["path_params"].get("model", own[0])) not in own:
                 raise NotFound(f"The model {model} was not found; served here: {', '.join(own)}")
@@ -197,10 +198,8 @@ class AdapterRoutes:
     async def _describe(self, scope: Scope, receive: Receive) -> Answered:
         return _description(self._adapters.registry.get(scope["path_params"]["adapter"])), ()
 
-    async def _register(self, scope: Scope, receive: Receive) -> Answered | None:
+    async def _register(self, scope: Scope, receive: Receive) -> Answered:
         call = await self._read_call(scope, receive)
-        if call is None:
-            return None
         name = required(call.name, "name")
         src, preload = required(call.src, "src"), call.preload is not False
         settled = await self._adapters.register(name, src, preload=preload)
@@ -208,10 +207,8 @@ class AdapterRoutes:
         change["id"] = settled.number
         return change, call.ignored
 
-    async def _update(self, scope: Scope, receive: Receive) -> Answered | None:
+    async def _update(self, scope: Scope, receive: Receive) -> Answered:
         call = await self._read_call(scope, receive)
-        if call is None:
-            return None
         name = scope["path_params"]["adapter"]
         if call.name not in (None, name):
             raise BadRequest(f"name={call.name}: an adapter cannot be renamed")
@@ -223,12 +220,10 @@ class AdapterRoutes:
         self._adapters.unregister(name)
         return _status(scope, name, "unregistered"), tuple(_query(scope))
 
-    async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall | None:
-        """Read the parameters of a call from both query and body. Return None if the client has disconnected."""
+    async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall:
+        """Read the parameters of a call from both query and body."""
         values: dict[str, Any] = dict(_query(scope))
         body = await read_body(scope, receive, _BODY, self._model)
-        if body is None:
-            return None
         if body.strip():
             for name, value in _object(body).items():
                 if values.setdefault(name, value) != value:
@@ -310,7 +305,7 @@ class Records(Inference):
 
 
 StoredAnswer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
-"""Function that returns the JSON value for a request, given the store, the owner, the response's id and the query."""
+"""Function that takes the store, the owner, the response's ID and the query, and returns the JSON value to send."""
 
 
 class ResponseRoutes:
@@ -363,7 +358,8 @@ async def _input_items(store: ResponseStore, owner: str, id: str, query: QueryPa
     page = await asyncio.wrap_future(store.input_items(owner, id, limit=limit, after=after, newest_first=newest_first))
     if page is None:
         raise not_kept(id) if not after else NotKept(f"after={after[:128]}: response {id[:128]!r} has no such item")
-    return listed(page.items, has_more=page.has_more)
+    items, has_more = page
+    return listed(items, has_more=has_more)
 
 
 async def _delete(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
@@ -402,7 +398,7 @@ ASSETS = {
     for path in sorted(_DIRECTORY.rglob("*"))
     if path.suffix in (".js", ".css", ".svg")
 }
-"""Files of the pages by URL path, including the libraries in `vendor/`."""
+"""Maps URL paths to the files of the pages, including the libraries in `vendor/`."""
 
 OPEN_PATHS = frozenset(("GET", path) for path in ("/", "/docs", *ASSETS))
 """Methods and paths that need no API key. The pages reveal nothing about the model, and ask the user for the key."""
@@ -432,7 +428,7 @@ class PageRoutes:
         return [Route(path, Endpoint({"GET": handler})) for path, handler in handlers.items()]
 
     def beside(self, path: str) -> dict[str, Handle]:
-        """Return the page's handlers for a path that a dialect uses too, by method."""
+        """Map methods to the page's handlers for a path that a dialect also uses."""
         return {"GET": self._root} if path == "/" else {}
 
     async def _root(self, scope: Scope, receive: Receive, send: Send) -> None:

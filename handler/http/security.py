@@ -34,7 +34,7 @@ class Access:
     Attributes:
         keys: API keys, each of which gives access. If empty, no key is needed. The repr does not show them.
         origins: origins of web pages that may call the server from a browser; `*` allows all.
-        hosts: allowed values of the Host header in addition to those of this machine; `*` allows all.
+        hosts: allowed values of the Host header in addition to this machine's own names; `*` allows all.
         certfile: PEM file with the certificate for HTTPS, or None for HTTP.
         keyfile: PEM file with the private key, or None if `certfile` contains it.
     """
@@ -148,6 +148,7 @@ def _no_password() -> str:
 
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
+KEY_HEADERS = ("authorization", "x-api-key")
 
 
 class Keys:
@@ -179,17 +180,17 @@ class ApiKeys:
         self._open = frozenset(open_paths)
 
     def admits(self, scope: Scope) -> bool:
-        """Return whether the request is admitted. Remove its key, so that neither model.py nor a log can contain it."""
+        """Return whether the request is admitted. Remove its key, so that it reaches neither model.py nor a log."""
         if self._keys is None:
             return True
-        sent_keys = [scope["headers_by_name"].pop(name, "") for name in ("authorization", "x-api-key")]
+        sent_keys = [scope["headers_by_name"].pop(name, "") for name in KEY_HEADERS]
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if owner := self._keys.owner(*sent_keys):
             scope["headers_by_name"][OWNER] = owner
         return bool(owner) or (method, scope["path"]) in self._open
 
     async def refuse(self, scope: Scope, send: Send, routes: Sequence[Route]) -> bool:
-        """Send an error response in place of the route's. If no route has this path, send nothing and return False."""
+        """Send an error response for the route, and return True. If no route has this path, only return False."""
         route = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)
         if route is None:
             return False
@@ -203,8 +204,8 @@ class ApiKeys:
 
 
 def _error_format(route: Route, routes: Sequence[Route]) -> ErrorFormat:
-    """Return the error format of a route; or else of the first route with the same first path segment that has one, so
-    that GET /v1/models is refused in the same format as POST /v1/chat/completions; or else the server's.
+    """Return the error format of a route, or else of the first route with the same first path segment that has one, or
+    else the server's. So GET /v1/models is refused in the same format as POST /v1/chat/completions.
     """
     family = f"/{route.path.split('/')[1]}/"
     relatives = [candidate for candidate in routes if candidate.path.startswith(family)]
@@ -245,7 +246,7 @@ class AllowedHosts:
         return cls([*_LOCAL, host.lower(), *access.hosts])
 
     def admits(self, header: str) -> bool:
-        """Return whether the Host header is allowed. A missing header is: such a request cannot come from a browser."""
+        """Return whether the Host header is allowed. A request without it is allowed, as browsers always send it."""
         if self._names is None or not header:
             return True
         name = _name(header)
@@ -284,7 +285,7 @@ EXPOSED = tuple(dict.fromkeys((
     "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-session-id", "x-amzn-sagemaker-closed-session-id",
     *(name for dialect in dialects().values() for name in dialect.response_headers),
 )))  # fmt: skip
-"""Response headers that a web page may read: the server's own, those of sessions, and those of the dialects."""
+"""Response headers that a web page may read: the server's own headers, and headers of sessions and of dialects."""
 
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{0,4096}")
 _READING = ("GET", "HEAD", "OPTIONS")

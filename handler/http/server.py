@@ -1,4 +1,4 @@
-"""The server: it loads the model while the socket already answers 503, serves until a signal, and then drains."""
+"""The server. It answers with status 503 while the model loads, serves until a signal arrives, and then drains."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BACKLOG = 4096
 _ACCEPTS = 16  # maximum number of connections that are accepted in an iteration of the event loop
 _DRAIN = 20.0  # seconds for running requests to finish after SIGTERM; SageMaker sends SIGKILL after 30
 _LAST_REQUESTS = 0.1  # seconds for reading requests that arrived before the last response was sent,
-_MAX_LAST_REQUESTS = 20  # repeated at most this often, as long as requests are answered meanwhile
+_MAX_LAST_REQUESTS = 20  # repeated at most this many times, as long as more requests are answered
 
 
 _DESCRIPTORS = 1 << 16  # number of open files and connections to allow, if the system's hard limit is not lower
@@ -86,7 +86,7 @@ class HttpServer(uvicorn.Server):
     """The uvicorn server, except that running requests may finish after SIGTERM while new requests get status 503.
 
     Args:
-        app: application, which refuses new requests once the server is asked to stop.
+        app: application, which refuses new requests as soon as the server is stopping.
         access: access settings, whose certificate determines whether the server uses HTTPS.
         keep_alive_timeout: maximum seconds that a connection may be idle between two requests.
     """
@@ -131,7 +131,7 @@ class HttpServer(uvicorn.Server):
             timer.cancel()
 
     def signalled(self, number: signal.Signals) -> None:
-        """Start to drain at the first signal, and end running requests at the second one. The event loop calls this
+        """Start to drain on the first signal, and end running requests on the second signal. The event loop calls this
         method, not a signal handler.
         """
         if self._deadline is not None:
@@ -141,7 +141,7 @@ class HttpServer(uvicorn.Server):
             self._app.drain()
             busy = self._app.num_requests
             again = "Ctrl-C" if number == signal.SIGINT else "signal"
-            waiting = f"; answers to finish: {busy}, within {_DRAIN:g} s; a second {again} ends them at once"
+            waiting = f"; responses to finish: {busy}, within {_DRAIN:g} s; a second {again} ends them at once"
             log.info("%s: stopping%s", number.name, waiting if busy else "")
         self._wake()
 
@@ -153,7 +153,7 @@ class HttpServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept the waiting connections, answer their requests with 503, and close them.
 
-        Otherwise the kernel would reset connections that were not accepted, or closed with unread bytes.
+        Otherwise the kernel would reset connections that are not accepted, or that are closed with unread bytes.
         """
         for _ in range(_MAX_LAST_REQUESTS):
             num_answered = self.server_state.total_requests
@@ -193,7 +193,7 @@ def serve(
 
     Raises:
         ConfigError: the configuration is wrong, the server cannot listen on the address, the user's code cannot be
-            used, or the model or the engine is not available. The error lists all problems found.
+            used, or the model or the engine is not available. The error lists all problems.
     """
     for warning in config.warnings:
         log.info("%s", warning)
@@ -263,7 +263,7 @@ async def _serve(
 
 
 async def _serve_grpc(config: Config, host: str, app: ASGIApp, access: Access) -> GrpcServer:
-    """Serve Triton's gRPC clients, beside HTTP.
+    """Start the gRPC server for Triton's clients.
 
     Raises:
         ConfigError: grpcio is not installed, or the server cannot listen.
@@ -273,8 +273,9 @@ async def _serve_grpc(config: Config, host: str, app: ASGIApp, access: Access) -
     except ImportError:
         raise ConfigError(f"option.grpc_port needs {install('lmi-handler[triton]')}") from None
     max_calls = config.max_rolling_batch_size + config.job_queue_size
-    server = GrpcServer(app, patience=config.client_timeout, max_bytes=config.max_request_size, max_calls=max_calls)
-    port = await server.start(host, config.grpc_port, access)
+    max_bytes = config.max_request_size
+    server = GrpcServer(app, access, patience=config.client_timeout, max_bytes=max_bytes, max_calls=max_calls)
+    port = await server.start(host, config.grpc_port)
     log.info("gRPC: listening on %s:%d", host, port)
     return server
 
@@ -285,7 +286,7 @@ async def _host(
     make: Callable[[ServedModel], App],
     serving: asyncio.Future[None],
 ) -> None:
-    """Run the model until the server ends, and pass all requests to its application.
+    """Run the model until the server ends, and pass all requests to the model's application.
 
     Raises:
         ConfigError: the model or the engine is not available.
@@ -317,7 +318,7 @@ _EXAMPLES = {
         "/v1/rerank": '{"query":"pets","documents":["A cat","A car"]}',
     },
 }
-"""A body, or curl's option for a form, for one route of each API, by task."""
+"""For each task, maps one route of each API to an example body, or to curl's option for a form."""
 
 
 def _greeting(listener: socket.socket, access: Access, model: ServedModel, users: Formatters) -> str:
@@ -377,7 +378,7 @@ class StartingApp:
 
     @property
     def num_requests(self) -> int:
-        """Return the number of running requests; those answered with 503 do not count."""
+        """Return the number of running requests. Requests that are answered with 503 do not count."""
         return self._model.num_requests if self._model is not None else 0
 
     def drain(self) -> None:

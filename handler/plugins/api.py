@@ -57,7 +57,7 @@ class Sequence:
     """The tokens of a sequence so far. `get_next_token` returns each token once.
 
     Args:
-        with_index: whether `get_next_token` also returns the token's index, which it does since LMI 0.32.
+        with_index: whether `get_next_token` also returns the token's index, as it has done since LMI 0.32.
     """
 
     def __init__(self, *, with_index: bool = True) -> None:
@@ -87,7 +87,7 @@ class Sequence:
     def get_next_token(self) -> tuple[Any, ...]:
         """Return the next token, its index, whether it is the first token, and whether it is the last.
 
-        If there is no next token, the result is (None, 0, False, False). Without `with_index`, the index is left out.
+        If there is no next token, the result is (None, 0, False, False). Without `with_index`, the index is omitted.
         """
         token, *rest = self._next()
         return (token, *rest) if self._with_index else (token, *rest[1:])

@@ -1,7 +1,7 @@
 """Custom handlers and middleware in a user's script, in the form of AWS's vLLM image.
 
 The names are the same as in the package model-hosting-container-standards, 0.1.16 and 0.1.17. A function that a
-variable names overrides a decorated function, and a decorated function overrides a function found by its name.
+variable names overrides a decorated function, and a decorated function overrides a function with a known name.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ STANDARDS = StandIn(
     },
     first=True,
 )
-"""Stand-in for AWS's package. It replaces an installed package, too, because this server does not read its registry."""
+"""Stand-in for AWS's package. It also replaces the installed package, whose registry this server does not read."""
 
 
 # -- finding the files and functions -----------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def check_handlers(home: Path, variables: Mapping[str, str]) -> None:
 def find_handlers(
     home: Path, variables: Mapping[str, str], decorated: Mapping[str, Callable[..., Any]]
 ) -> Handlers | None:
-    """Import the user's script, and return its handlers and those that variables name, or None if there are none.
+    """Import the user's script. Return its handlers and the handlers that variables name, or None if there are none.
 
     Args:
         home: the directory of the script.
@@ -282,7 +282,7 @@ def _parts(variable: str, spec: str) -> tuple[str, str]:
 
 
 def _file(source: str, home: Path, script: Path) -> Path | None:
-    """Return the file that a variable names by `file.py` or `model`, or None if the variable names a module."""
+    """Return the file that a variable names as `file.py` or `model`, or None if the variable names a module."""
     if source == "model":
         return script
     return home / source if source.endswith(".py") else None

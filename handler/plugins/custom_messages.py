@@ -1,4 +1,4 @@
-"""Readers of requests and replies that call the formatters of a user's model.py (docs/formatters.md)."""
+"""The reader and the replies that call the formatters in a user's model.py (docs/formatters.md)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_formatter(
         call: the parsed request.
         formatter: the user's output formatter.
         body: the body from which `call` was parsed.
-        given: the object that the input formatter returned, or None to make a TextInput for the output formatter.
+        values: the object that the input formatter returned, or None to make a TextInput for the output formatter.
         tgi_compat: whether `option.tgi_compat` is set.
         session: the client's session, or None if it has none.
     """
@@ -94,7 +94,7 @@ class ValueReply(WrappedReply):
             raise failed(self._formatter, "returned something that is not JSON", error) from None
 
     def _apply(self, value: Any) -> Any:
-        """Apply the formatter to a value. A generated text of null is left out, as LMI's examples take its length."""
+        """Apply the formatter to a value, but omit a generated text of null, because LMI's examples take its length."""
         names = list(value) if isinstance(value, dict) and value.get(_TEXT, "") is None else []
         if names:
             del value[_TEXT]
@@ -303,7 +303,7 @@ class CustomReader:
     Args:
         formatter: the user's function.
         decode: a function that decodes the body, for formatters that take the decoded payload.
-        keywords: the keyword arguments that a formatter may have.
+        keywords: the keyword arguments that a formatter may accept.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class CustomReader:
         value = run(formatter, item, **keywords)
         with users_objects(formatter):
             read, formatted = self._read(value)
-        if adapters is not None:  # LMI reads it before it calls the formatter, which may drop it
+        if adapters is not None:  # LMI reads them before it calls the formatter, which may drop them
             read.setdefault("adapters", adapters)
         return read, formatted
 
@@ -360,7 +360,7 @@ class CustomReader:
         return self._plain(value), result
 
     def _plain(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Copy the value by encoding it as JSON and decoding it, so that it contains no objects of the user's."""
+        """Copy the value by encoding it as JSON and decoding it, so that it contains none of the user's objects."""
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             text.encode()

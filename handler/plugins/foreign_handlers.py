@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from handler.core.errors import refuse
@@ -18,7 +18,7 @@ from handler.plugins.stand_ins import StandIn
 PACKAGE = "model_hosting_container_standards"
 
 FUNCTIONS = {"custom_sagemaker_invocation_handler": "invoke", "custom_sagemaker_ping_handler": "ping"}
-"""Functions that AWS's package finds by their names, and the handler that each of them defines."""
+"""Maps the names of functions that AWS's package recognizes to the handlers that the functions define."""
 
 _INSTEAD = {"invoke": HANDLERS, "ping": PING}
 
@@ -40,7 +40,7 @@ _DECORATORS = {
     "register_close_session_handler": _SESSIONS,
     "bootstrap": _BUILT_IN,
 }
-"""Names in AWS's package, and what to use instead."""
+"""Maps names in AWS's package to what to use instead."""
 
 
 def refuse_foreign_handlers(path: Path, tree: ast.Module, *, called: StandIn | None) -> None:
@@ -78,7 +78,7 @@ def refuse_predictors(path: Path, tree: ast.Module) -> None:
     """Check that a script is not written for LMI's scikit-learn and XGBoost handlers.
 
     Raises:
-        ConfigError: if it is. The message names each function with its line.
+        ConfigError: if it is written for them. The message names each function with its line.
     """
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     marks = [(node, {ast.unparse(arg).rpartition(".")[2] for arg in node.decorator_list}) for node in functions]
@@ -89,7 +89,7 @@ def refuse_predictors(path: Path, tree: ast.Module) -> None:
         ]
     refuse(
         f"{path}, line {node.lineno}: {node.name} is for LMI's scikit-learn and XGBoost handlers and is not called: "
-        "this server only serves language models (documents: custom-code)"
+        "this server only serves language models (documentation: custom-code)"
         for node in predictors
     )
 
@@ -122,7 +122,7 @@ def _bound(node: ast.stmt) -> list[str]:
 # -- packages and objects that a user's file uses and this environment does not have -----------------------------------
 
 
-VLLMS_OWN = "vLLM's own objects are not available: use the server's routes instead (documents: migrating/aws-vllm)"
+VLLMS_OWN = "vLLM's own objects are not available: use the server's routes instead (documentation: migrating/aws-vllm)"
 
 
 def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
@@ -141,14 +141,15 @@ def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
         package = module.partition(".")[0]
         if package not in partly and not _is_here(package, path.parent):
             reasons.add((line, f"{package} is not installed"))
-    state = list(_of_state(ast.walk(tree)))
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    state = [node for node in attributes if ast.unparse(node.value).endswith(".app.state")]
     own = {node.attr for node in state if isinstance(node.ctx, ast.Store)}
     reasons |= {(node.lineno, f"request.app.state.{node.attr}: {VLLMS_OWN}") for node in state if node.attr not in own}
     return [f"{path}, line {line}: {what}" for line, what in sorted(reasons)]
 
 
 def _needed(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield all nodes except those inside a `try` for an import and those inside `if TYPE_CHECKING`."""
+    """Yield all nodes except nodes inside a `try` for an import or inside `if TYPE_CHECKING`."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -174,11 +175,3 @@ def _is_here(package: str, beside: Path) -> bool:
         return importlib.util.find_spec(package) is not None
     except ValueError:  # the package was imported in an unusual way
         return True
-
-
-def _of_state(nodes: Iterable[ast.AST]) -> Iterator[ast.Attribute]:
-    """Yield the attributes of `….app.state`."""
-    for node in nodes:
-        match node:
-            case ast.Attribute(value=ast.Attribute(attr="state", value=ast.Attribute(attr="app"))):
-                yield node

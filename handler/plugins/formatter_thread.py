@@ -1,4 +1,4 @@
-"""Thread for the functions of a user's model.py, so that a function that hangs does not block the event loop."""
+"""A thread for the functions in a user's model.py, so that a function that hangs does not block the event loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT = 10.0
 _TURN = 0.01  # seconds for which one request's deltas are formatted before the next request's turn
 
 _Formatted = list[tuple[int, Delta, bytes, bool]]
-"""Request number, delta, its bytes, and whether the reply is finished."""
+"""For each delta: the request's number, the delta, its formatted bytes, and whether the reply is finished."""
 
 Post = Callable[[Callable[[], None]], object]
 """A thread-safe function that schedules a function on the host's own thread."""
@@ -51,7 +51,7 @@ class FormatterThread:
     and the result of the call is ignored. All threads are daemons, so that they do not delay the exit of the process.
 
     Args:
-        post: schedules a function on the host's own thread.
+        post: a function that schedules another function on the host's own thread.
         limit: the maximum seconds for a call.
         late: the error to raise for a call that takes longer.
     """
@@ -125,7 +125,7 @@ class FormatterThread:
 
 
 class _Phase(Enum):
-    """What a threaded reply does: nothing, formatting on the thread, or nothing any more."""
+    """The phase of a threaded reply: it waits for deltas, formats deltas on the thread, or is closed."""
 
     IDLE = 0
     FORMATTING = 1

@@ -51,8 +51,8 @@ class InputFormatter(NamedTuple):
     Attributes:
         takes_payload: whether the function takes the decoded body instead of an `Input`.
         accepts: the names of its keyword arguments, or None if it accepts any.
-        is_annotated: whether its first argument has a type annotation. If it has none, LMI's async mode passes the
-            decoded body.
+        is_annotated: whether its first argument has a type annotation. Without an annotation, LMI's async mode passes
+            the decoded body.
     """
 
     name: str
@@ -62,7 +62,7 @@ class InputFormatter(NamedTuple):
     is_annotated: bool = True
 
     def as_in(self, *, asynchronous: bool) -> InputFormatter:
-        """Return the formatter for async mode or another mode. LMI's async mode may pass it another argument."""
+        """Return the formatter for async mode or other modes. LMI's async mode may pass it a different argument."""
         return self if self.is_annotated or not asynchronous else self._replace(takes_payload=True)
 
     @property
@@ -74,7 +74,7 @@ class OutputFormatter(NamedTuple):
     """A function that writes responses.
 
     Attributes:
-        unpacks_index: whether it expects `get_next_token` to return the token's index too, as it does since LMI 0.32.
+        unpacks_index: whether it expects `get_next_token` to also return the token's index, as in LMI since 0.32.
     """
 
     name: str
@@ -88,7 +88,7 @@ class OutputFormatter(NamedTuple):
 
 
 class Formatters(NamedTuple):
-    """The user's functions that the server calls. Each is None if there is none.
+    """The user's functions that the server calls. Each of them is None if the user has not defined it.
 
     Attributes:
         configs: the keyword argument `configs` of input formatters.
@@ -180,9 +180,9 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
 
 
 def _bare_formatters(tree: ast.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the kind of each formatter whose only decorator marks it as one, and an empty function with its signature.
+    """Yield the kind of each formatter that has no other decorator, and an empty function with its signature.
 
-    No user code runs. AWS's package has decorators of the same names for middleware, which are left out.
+    No user code runs. Decorators of the same names in AWS's package are skipped, because they mark middleware.
     """
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     ours = [
@@ -214,10 +214,10 @@ F = TypeVar("F", InputFormatter, OutputFormatter)
 
 
 def choose(formatters: Mapping[str, F], name: str | None, kind: str) -> F | None:
-    """Return the formatter of a name, or the only formatter if no name is given, or None if there are no formatters.
+    """Return the formatter with this name. If `name` is None, return the only formatter, or None if there is none.
 
     Raises:
-        ValueError: if no formatter has the name, or if there are several and no name is given.
+        ValueError: if no formatter has the name, or if `name` is None and there are several formatters.
     """
     if name is not None and name not in formatters:
         builtin = "json, jsonlines, sse, or " if kind == "output" else ""
@@ -255,7 +255,7 @@ def import_once(path: Path) -> ModuleType:
 
 
 def _find_imported(path: Path) -> ModuleType | None:
-    """Return the module of a file that has been imported, under any name. DJL's name depends on DJL's version."""
+    """Return the module of a file that was imported under any name. The name that DJL uses depends on its version."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and Path(file).name == path.name and os.path.exists(file) and path.samefile(file):
@@ -264,7 +264,7 @@ def _find_imported(path: Path) -> ModuleType | None:
 
 
 class _SourceOnly(importlib.machinery.SourceFileLoader):
-    """Loader that always compiles the source. Python's cache misses a change within a second that keeps the length."""
+    """Loader that always compiles the source. Python's cache misses a change in the same second that keeps the size."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -486,7 +486,7 @@ class AdapterFormatters:
         self._note()
 
     def of(self, adapter: Adapter | None, base: Formatters) -> Formatters:
-        """Return the formatters for a request: those of its adapter, and the model's where the adapter has none."""
+        """Return the formatters for a request. The model's formatters replace formatters that its adapter lacks."""
         own = None if adapter is None else self._by_path.get(adapter.path)
         if own is None:
             return base

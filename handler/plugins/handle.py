@@ -96,7 +96,7 @@ Result = Answer | PassOn
 def find_handle(
     path: Path, role: Role, options: Mapping[str, str], *, release: tuple[int, int], device: str = "-1"
 ) -> Handle | None:
-    """Import a model.py, and return its function `handle`, or None if it has none or imports one of LMI's own.
+    """Import a model.py, and return its function `handle`. Return None if it has none, or imports one from LMI.
 
     Args:
         path: the path of the model.py.
@@ -321,9 +321,9 @@ def _translation(message: str) -> Answer:
 
 
 def _answer(output: Any) -> Answer:
-    """Return an Output as a response, as DJL Serving does.
+    """Convert an Output to a response, as DJL Serving does.
 
-    The properties are the headers, and the content `data` or else the first content is the body.
+    The properties become the headers, and the content `data` or else the first content becomes the body.
     """
     status, headers = _status(output.code), _headers(output.properties)
     if output.stream_content is not None:
@@ -352,7 +352,7 @@ def _status(code: Any) -> int:
 
 
 def _headers(properties: Mapping[Any, Any]) -> list[tuple[str, str]]:
-    """Return properties as headers, without those that the server sets itself.
+    """Return properties as headers, without the headers that the server sets itself.
 
     Raises:
         ValueError: if a property is not a valid header.
@@ -368,7 +368,7 @@ def _headers(properties: Mapping[Any, Any]) -> list[tuple[str, str]]:
 
 
 def _error(status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> Answer:
-    """Return an error response in the format in which Java returns the error of a handler."""
+    """Return an error response in Java's format for errors of a handler."""
     kept = [header for header in headers if header[0] != "content-type"]
     return Answer(status, [("content-type", "application/json"), *kept], _error_line(status, text).rstrip(b"\n"))
 
@@ -388,7 +388,7 @@ def _encoded(output: Any) -> Iterator[bytes]:
 
 
 async def _begun(outputs: Any) -> Answer:
-    """Wait for the first Output, and return a response with its status and headers. More Outputs continue its body."""
+    """Wait for the first Output, and return a response with its status and headers. Later Outputs continue the body."""
     try:
         first = await anext(outputs)
     except StopAsyncIteration:

@@ -1,4 +1,4 @@
-"""Loader of a user's own parser of tool calls: a file with `make_parser`, `MARKS` and `NOTATION` (docs/models.md)."""
+"""Loader of a user's own tool call parser: a file with `make_parser`, `MARKS` and `NOTATION` (docs/models.md)."""
 
 from __future__ import annotations
 

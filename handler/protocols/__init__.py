@@ -1,1 +1,1 @@
-"""The dialects, which parse requests and render answers. README.md explains how to add a dialect."""
+"""The dialects, which parse requests and render responses. README.md explains how to add a dialect."""

@@ -1,4 +1,4 @@
-"""The types of the server's own answers, which belong to no dialect. They declare every field on the wire."""
+"""The types of the server's own responses, which belong to no dialect. They declare every field on the wire."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ReadyReplicas(TypedDict):
 
 
 class ModelState(TypedDict):
-    """The answer of /ping: the model's state."""
+    """The response of /ping: the model's state."""
 
     status: Literal["Healthy", "Unhealthy"]
     state: str
@@ -87,7 +87,7 @@ class Adapters(TypedDict):
 
 
 class AdapterChange(TypedDict):
-    """The answer to a call that changes an adapter. Only registration returns the adapter's `id`."""
+    """The response to a call that changes an adapter. Only registration returns the adapter's `id`."""
 
     status: str
     id: NotRequired[Count]

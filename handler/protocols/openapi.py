@@ -31,7 +31,7 @@ SESSION_PARAMETER: Mapping[str, Any] = {
     "name": "X-Amzn-SageMaker-Session-Id",
     "in": "header",
     "schema": TEXT,
-    "description": "The id of the session, or NEW_SESSION in the call that opens one",
+    "description": "The id of the session, or NEW_SESSION in the call that opens a session",
 }
 """The header that names a session. It is optional in every request for inference."""
 
@@ -50,7 +50,7 @@ _SESSION_EXAMPLE = {"result": "Session 6a1f4c2f-0d0c-4c7e-9d5a-3b1e2f4a5c6d crea
 
 
 def add_session_calls(operation: dict[str, Any]) -> None:
-    """Add the calls that open or close a session, and their answers, to an operation for inference."""
+    """Add the calls that open or close a session, and their responses, to an operation for inference."""
     answer = operation["responses"]["200"]
     answer["headers"] = {**answer["headers"], **_SESSION_HEADERS}
     _add_body(operation["requestBody"]["content"], "SessionCall", {"requestType": "NEW_SESSION"})
@@ -139,7 +139,7 @@ def _paths(routes: Iterable[DocumentedRoute], *, locked: bool, has_sessions: boo
 
 
 def components(context: ServerContext) -> dict[str, Shape]:
-    """Return the schemas of all requests and answers by name."""
+    """Return the schemas of all requests and responses by name."""
     types = [
         *(kind for entry in DESCRIPTIONS.values() for kind in (entry.answer, entry.chunk, entry.error, entry.failure)),
         *(kind for operation in OPERATIONS.values() for _, kind, _ in operation.answers.values()),
@@ -196,7 +196,7 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
         content["text/plain"] = {"schema": {"type": "string"}}
     forms = [ref(dialect.description.request) for dialect in dialects if dialect.forms]
     titles = ", ".join(entry.title for entry in described)
-    group, summary = INFERENCE.get(path, (next(iter(GROUPS)), "Generate an answer"))
+    group, summary = INFERENCE.get(path, (next(iter(GROUPS)), "Generate a response"))
     return {
         "tags": [group],
         "summary": summary,
@@ -213,7 +213,7 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
         },
         "responses": {
             "200": {
-                "description": "The answer. For a stream, the schema describes one value of it",
+                "description": "The response. For a stream, the schema describes one value of the stream",
                 "headers": _HEADERS,
                 "content": content,
             },

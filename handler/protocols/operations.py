@@ -81,7 +81,7 @@ from handler.protocols.triton.api import (
 from handler.protocols.vllm.api import ERRORS as VLLM_ERRORS
 from handler.protocols.vllm.api import VllmError, VllmLoad, VllmText, VllmTokens, VllmVersion
 
-# -- example answers: each dialect parses its own example and answers it with fixed tokens, without an engine ----------
+# -- example responses: each dialect parses its own example and renders fixed tokens, without an engine ----------------
 
 
 _CONTEXT = ServerContext("echo", task=Task.CLASSIFICATION, labels=("NEGATIVE", "POSITIVE"), no_media={"audio": ""})
@@ -100,7 +100,7 @@ _FIXED = 1760000000  # replaces times and seeds
 
 @functools.cache
 def answer_to(dialect: Dialect) -> Any:
-    """Return the dialect's whole answer to its own example request. Ids, times and seeds are fixed."""
+    """Return the dialect's non-streaming response to its own example. Ids, times and seeds are fixed."""
     parsed = dialect.parse(dialect.description.example, _CONTEXT)
     if parsed.take_prompt is not None:
         parsed.take_prompt(Prompt("", [0] * _NUM_PROMPT_TOKENS, Vocabulary([b""])))
@@ -108,7 +108,7 @@ def answer_to(dialect: Dialect) -> Any:
     for index, request in enumerate(parsed.requests):
         parsed.reply.start(index, _NUM_PROMPT_TOKENS)
         for delta in _deltas(index, request):
-            if not parsed.reply.finished:  # a document that depends only on the prompt ends with the first delta
+            if not parsed.reply.finished:  # a document made from the prompt alone ends with the first delta
                 body += parsed.reply.feed(index, delta)
     text = _DRAWN.sub(rf'"\1":{_FIXED}', _ID.sub(r'"\g<1>0"', body.decode()))
     return json.loads(text)
@@ -119,20 +119,20 @@ def _deltas(index: int, request: Request) -> list[Delta]:
     if request.pooling is not None:
         return [Delta(1, 0, (), Finish.STOP, extras=Extras(vector=_VECTORS[request.pooling.kind][index]))]
     token = _SPEECH if request.transcribes else _CITIES[index]
-    if request.messages:  # a chat's answer begins without a space
+    if request.messages:  # the response to a chat begins without a space
         token = token._replace(text=token.text.lstrip())
     return [Delta(1, 0, (token,)), Delta(1, 0, (_END,), Finish.EOS)]
 
 
 Answer = tuple[str, Any, Any]
-"""The content type, the Python type and an example of an answer."""
+"""The content type, the Python type and an example of a response."""
 
 
 class Operation(NamedTuple):
     """An operation that is not for inference.
 
     Attributes:
-        answers: maps a status to its answer.
+        answers: maps a status to its response.
         query: maps the names of query parameters to their schemas.
         body: the schema of an optional JSON body.
         form: the schema of a required form.
@@ -150,10 +150,10 @@ class Operation(NamedTuple):
 
 # -- routes for inference ----------------------------------------------------------------------------------------------
 
-_SHAPED = "Generate a whole answer or a stream; the body's fields select the request format"
+_SHAPED = "Generate a response, whole or as a stream; the body's fields select the request format"
 _TRITON_WHOLE, _TRITON_STREAM = (
-    "Generate a whole answer, as Triton's generate extension does",
-    "Generate an answer as a stream of events, as Triton's generate extension does",
+    "Generate a non-streaming response, as Triton's generate extension does",
+    "Generate a response as a stream of events, as Triton's generate extension does",
 )
 _INFER = "Generate a non-streaming response from tensors, as JSON or binary data"
 _OF_VERSION = "; this path includes the version"
@@ -163,20 +163,20 @@ INFERENCE: dict[str, tuple[str, str]] = {
     "/predictions/{model}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path"),
     "/predictions/{model}/{version}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path with the version"),
     "/models/{model}/invoke": ("SageMaker and LMI", f"{_SHAPED}. The path of multi-model endpoints"),
-    "/": ("TGI", "Answer as TGI, MindIE (option.root_schema) or text-embeddings-inference does at its root path"),
-    "/generate": ("TGI", "Generate a whole answer to `inputs`"),
-    "/generate_stream": ("TGI", "Generate an answer to `inputs` as a stream of events"),
+    "/": ("TGI", "Respond as TGI, MindIE (option.root_schema) or text-embeddings-inference does at its root path"),
+    "/generate": ("TGI", "Generate a non-streaming response to `inputs`"),
+    "/generate_stream": ("TGI", "Generate a response to `inputs` as a stream of events"),
     "/v1/chat/completions": (
         "OpenAI",
-        "Answer a chat with a whole answer or a stream; supports tools, images and structured output",
+        "Respond to a chat, whole or as a stream; supports tools, images and structured output",
     ),
     "/v1/completions": ("OpenAI", "Continue or score one or more prompts"),
-    "/v1/responses": ("OpenAI", "Answer a request of the Responses API"),
+    "/v1/responses": ("OpenAI", "Respond to a request of the Responses API"),
     "/v1/responses/input_tokens": ("OpenAI", "Count the tokens of a request to /v1/responses without answering it"),
-    "/v1/embeddings": ("OpenAI", "Compute a vector for each text"),
-    "/v1/audio/transcriptions": ("OpenAI", "Transcribe an audio clip in the language that is spoken"),
-    "/v1/audio/translations": ("OpenAI", "Translate an audio clip into English text"),
-    "/v1/messages": ("Anthropic", "Answer a conversation, as Anthropic's Messages API does"),
+    "/v1/embeddings": ("OpenAI", "Compute an embedding for each text"),
+    "/v1/audio/transcriptions": ("OpenAI", "Transcribe audio in the spoken language"),
+    "/v1/audio/translations": ("OpenAI", "Translate audio into English text"),
+    "/v1/messages": ("Anthropic", "Respond to a conversation, as Anthropic's Messages API does"),
     "/v1/messages/count_tokens": ("Anthropic", "Count the tokens of a request to /v1/messages without answering it"),
     "/v2/models/{model}/generate": ("Triton", _TRITON_WHOLE),
     "/v2/models/{model}/generate_stream": ("Triton", _TRITON_STREAM),
@@ -186,17 +186,17 @@ INFERENCE: dict[str, tuple[str, str]] = {
     "/v2/models/{model}/versions/{version}/generate_stream": ("Triton", _TRITON_STREAM + _OF_VERSION),
     "/embed": (
         "Text Embeddings Inference",
-        "Compute a vector for each text; the answer is a list without other fields",
+        "Compute an embedding for each text; the response is a list without other fields",
     ),
     "/similarity": ("Text Embeddings Inference", "Compare a sentence with each of several other sentences"),
     "/rerank": ("Text Embeddings Inference", "Rank texts by how well they answer a query"),
     "/predict": ("Text Embeddings Inference", "Label texts, or pairs of texts"),
-    "/v1/rerank": ("Cohere", "Rank documents by how well they answer a query; the answer repeats them"),
-    "/v2/rerank": ("Cohere", "Rank documents by how well they answer a query; the answer has their indexes"),
+    "/v1/rerank": ("Cohere", "Rank documents by how well they answer a query; the response repeats the documents"),
+    "/v2/rerank": ("Cohere", "Rank documents by how well they answer a query; the response contains their indexes"),
     "/score": ("vLLM", "Score pairs of texts"),
     "/v1/score": ("vLLM", "Score pairs of texts; this path includes the API's version"),
     "/pooling": ("vLLM", "Return the output of the model's pooler for each text"),
-    "/classify": ("vLLM", "Label texts; the answer has the probability of each label"),
+    "/classify": ("vLLM", "Label texts; the response contains the probability of each label"),
 }
 """Maps the path of an inference route to its group and its summary."""
 
@@ -230,7 +230,7 @@ PATH_PARAMETERS: dict[str, str] = {
 
 
 def _failure(errors: ErrorFormat, kind: Any, error: ServingError) -> Answer:
-    """Return the answer that a route gives to an error, in the given error format."""
+    """Return a route's response to an error, in the format `errors`."""
     return _JSON, kind, errors.body(error)
 
 
@@ -293,7 +293,7 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
         "Unregister an adapter", AdapterChange, {"status": "Adapter sql unregistered"}, 400, 404, 409
     ),
     ("POST", "/adapters/{adapter}/update"): _adapters(
-        "Reload an adapter from its directory, or from another one",
+        "Reload an adapter from its directory, or from another directory",
         AdapterChange, {"status": "Adapter sql updated"}, 400, 404, 409, 424, 503,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"src": "adapters/sql"}),
     ),
@@ -310,7 +310,7 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
         "Page", "Return the OpenAPI 3.1 document of all routes", {200: (_JSON, dict, {"openapi": "3.1.0"})}
     ),
     ("GET", "/ping"): Operation(
-        "State", "Report whether the model can serve, in the form that SageMaker and DJL Serving expect",
+        "State", "Report whether the model can serve, in the format that SageMaker and DJL Serving expect",
         {200: (_JSON, ModelState, {"status": "Healthy", "state": "ready"}),
          503: (_JSON, ModelState, {"status": "Unhealthy", "state": "loading"})}, open=True,
     ),
@@ -460,7 +460,7 @@ _OF_BATCHES: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/batches"): _of_batches("List batches", OpenAiBatches, listed([_BATCH], has_more=False), query=_LIST),
     ("POST", "/v1/batches"): _of_batches(
-        "Start a batch that answers the requests of a file", OpenAiBatch, _BATCH,
+        "Start a batch that runs the requests of a file", OpenAiBatch, _BATCH,
         body=record(
             dict.fromkeys(_NEW_BATCH, TEXT),
             {"metadata": {"type": "object"}, "output_expires_after": {"type": "object"}},
@@ -530,10 +530,10 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
         (method, f"/v2/{kind}sharedmemory{path}"): Operation("Triton", f"{summary} of {kind} shared memory", answers)
         for kind in ("system", "cuda")
         for method, path, summary, answers in (
-            ("GET", "/status", "List the regions, none,", {200: (_JSON, list[str], [])}),
-            ("POST", "/region/{region}/register", "Refuse a region", {400: _NO_SHARED_MEMORY}),
-            ("POST", "/unregister", "Forget all regions, none,", {200: (_TEXT, str, "")}),
-            ("POST", "/region/{region}/unregister", "Forget a region", {200: (_TEXT, str, "")}),
+            ("GET", "/status", "Return the empty list of regions", {200: (_JSON, list[str], [])}),
+            ("POST", "/region/{region}/register", "Refuse to register a region", {400: _NO_SHARED_MEMORY}),
+            ("POST", "/unregister", "Accept the removal of all regions", {200: (_TEXT, str, "")}),
+            ("POST", "/region/{region}/unregister", "Accept the removal of a region", {200: (_TEXT, str, "")}),
         )
     },
     ("POST", "/v2/repository/index"): Operation(
@@ -605,4 +605,4 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **_OF_TRITON,
     **_OF_VLLM,
 }
-"""Maps a method and path to its operation, for the routes without inference."""
+"""Maps the method and path of a non-inference route to its operation."""

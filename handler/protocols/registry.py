@@ -39,7 +39,7 @@ _TENSORS = "inputs[0].datatype"
 
 
 class DispatchByField(Dialect):
-    """A route with several dialects, from which a body's fields select one.
+    """A route with several dialects. The fields of a body select the dialect.
 
     `inputs` selects the dialect of the server's mode. In a body without `inputs`, the first field of `others` that is
     present selects the dialect. Fields that are null count as absent.
@@ -48,7 +48,8 @@ class DispatchByField(Dialect):
         mode: the dialect of the server's mode.
         others: maps a field to the dialect that it selects.
         before: the fields of `others` that select a dialect even if the body has `inputs`.
-        otherwise: the field of `others` whose dialect refuses bodies without any known field. By default, `mode` does.
+        otherwise: the field of `others` whose dialect refuses bodies without any known field; by default, `mode`
+            refuses them.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class DispatchByField(Dialect):
 class DispatchByOpenAi(DispatchByField):
     """The dialects of /invocations under OpenAI's conventions, as in AWS's vLLM image and in TGI.
 
-    An unknown `model` is ignored, and the server's own model answers.
+    An unknown `model` is ignored, and the server's own model responds.
     """
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
@@ -234,8 +235,8 @@ def routes(root_schema: str, task: Task = Task.GENERATION) -> dict[str, Dialect]
 def choose(config: Config, task: Task = Task.GENERATION) -> Dialect:
     """Choose the dialect of /invocations.
 
-    With `tgi_compat`, answers have the form of Hugging Face's containers. With `openai_compat`, chats are answered as
-    on /v1/chat/completions. In LMI's async mode, the engine trtllm has its own dialects.
+    With `tgi_compat`, responses have the format of Hugging Face's containers. With `openai_compat`, chats get the same
+    responses as on /v1/chat/completions. In LMI's async mode, the engine trtllm has its own dialects.
     """
     tgi_compat, asynchronous = config.tgi_compat, config.async_schema
     if task in POOLED_INVOCATIONS:
@@ -286,7 +287,7 @@ PATHS = frozenset(path for path in (*_REASONS, *ROUTES, *chain(*POOLED_ROUTES.va
 def refuse_path(path: str, task: Task) -> HttpResponse | None:
     """Return the error response for a path that is not served, or None if the path belongs to no dialect.
 
-    The error has the form of the path's dialect.
+    The error has the format of the path's dialect.
     """
     error = NotFound(f"{path[:64]} is not served here{_why(path, task)}; /docs lists the routes that are")
     for other in (ROUTES, *POOLED_ROUTES.values()):

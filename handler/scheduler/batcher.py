@@ -23,7 +23,7 @@ log = logging.getLogger("handler.batcher")
 
 _MALFORMED = "request failed in the engine: it returned malformed output, or an id that the tokenizer does not have"
 _EXPIRY_INTERVAL = 0.25  # minimum seconds between two checks for expired requests
-_PATIENCE = 10.0  # seconds that an owner without a started batch request waits until another owner's makes room
+_PATIENCE = 10.0  # seconds after which an owner without started batch requests may displace another owner's request
 
 
 class ClientChannel(Protocol):
@@ -34,11 +34,11 @@ class ClientChannel(Protocol):
 
 
 class FastPath:
-    """A shortcut that encodes the plain tokens of a stream without creating a `Delta` for each.
+    """A shortcut that encodes the plain tokens of a stream without creating a `Delta` for each token.
 
     Attributes:
         id: the batcher's id of the request.
-        encode: encodes a token as the next bytes of the stream.
+        encode: function that encodes a token as the next bytes of the stream.
         channel: connection to write the encoded bytes to, or None if `keep` gets all of them.
         keep: called with encoded bytes that the channel cannot write immediately.
         num_tokens: number of tokens encoded so far.
@@ -100,7 +100,7 @@ class RunningRequest:
 
         Returns:
             The new tokens; the finish reason, or None if the sequence continues; and the prompt's tokens, or None if
-            the output has no log-probabilities for them. None in place of the tuple if the sequence had already ended.
+            the output has no log-probabilities for them. If the sequence had already ended, the result is None.
         """
         state = self.sequences[output.sequence]
         if state is None:
@@ -119,7 +119,7 @@ class RunningRequest:
 Item = TypeVar("Item")
 
 MAX_OVERTAKES = 10
-"""Maximum number of consecutive requests that may leave the queue before the oldest one."""
+"""Maximum number of consecutive requests that may leave the queue before the oldest request."""
 
 
 class _Rank(NamedTuple):
@@ -196,13 +196,14 @@ class RequestQueue(Generic[Item]):
 
 
 class Background:
-    """The requests of batches that wait in front of the queue, so that all batches together leave room for others.
+    """The requests of batches, which wait in front of the queue so that they leave room for other requests.
 
-    Owners take turns: the next request is of the owner with the fewest sequences in the queue and the engine. While
-    there is no room for it, only owners without any sequences may start before it, at most MAX_OVERTAKES in a row.
+    Owners take turns: the next request is that of the owner with the fewest sequences in the queue and the engine.
+    While there is no room for this request, only owners without any sequences may start a request before it, at most
+    MAX_OVERTAKES in a row.
 
     Args:
-        most: maximum number of these requests' sequences in the queue and the engine. A larger request starts alone.
+        most: maximum number of batch sequences in the queue and the engine. A request with more sequences starts alone.
     """
 
     def __init__(self, most: int) -> None:
@@ -219,7 +220,7 @@ class Background:
         self._waiting.setdefault(owner, {})[active.id] = active
 
     def take(self) -> ActiveRequest | None:
-        """Remove and return the next request, or None if there is none, or no room for it."""
+        """Remove and return the next request. Return None if no request waits, or there is no room for the next one."""
         for index, (owner, active) in enumerate(self._next()):
             num_sequences = active.request.sampling.num_sequences
             if not self._started or self._sequences.total() + num_sequences <= self._most:
@@ -231,7 +232,7 @@ class Background:
         return None
 
     def _next(self) -> Iterator[tuple[str, ActiveRequest]]:
-        """Yield the owners whose oldest request may start if there is room for it, in their order, and the request."""
+        """Yield each owner whose oldest request may start if there is room, with that request, in order of turns."""
         for index, owner in enumerate(sorted(self._waiting, key=self._sequences.__getitem__)):
             if index and (owner in self._sequences or self._overtakes >= MAX_OVERTAKES):
                 return
@@ -244,7 +245,7 @@ class Background:
             self._waiting[owner] = waiting
 
     def end(self, id: int) -> bool:
-        """Remove a request, and return whether that makes room for others. Unknown ids are ignored."""
+        """Remove a request, and return whether this makes room for other requests. Unknown ids are ignored."""
         active = self._started.pop(id, None)
         if active is None:
             for owner in [owner for owner, waiting in self._waiting.items() if id in waiting]:
@@ -257,9 +258,9 @@ class Background:
         return True
 
     def to_displace(self, now: float) -> ActiveRequest | None:
-        """Return a started request that must wait again, because an owner has waited too long for its first one.
+        """Return a started request that must make room, because an owner has waited too long for its first request.
 
-        It is the newest one of the owner with the most sequences, unless that is this owner's only request.
+        This is the newest request of the owner with the most sequences, unless that owner has no other request.
         """
         for owner, first in self._next():
             if owner in self._sequences or first.start_by > now:
@@ -274,7 +275,7 @@ class Background:
 
 
 class Batcher:
-    """A queue of requests in front of an engine, which starts them in order and returns their deltas step by step.
+    """A queue of requests in front of an engine. It starts requests in order and returns their deltas step by step.
 
     Request ids are unique for the life of the process. A request waits in a `RequestQueue` until the engine has room
     for all its sequences. If a request fails, only that request ends. If the engine fails, all running requests end,
@@ -287,9 +288,9 @@ class Batcher:
         max_queued: maximum number of waiting requests (`job_queue_size`).
         max_background: maximum number of sequences of batches in the engine (`option.batches_concurrency`).
         queue_timeout: maximum seconds that a request waits for the engine (`option.predict_timeout`).
-        time_limit: maximum seconds from `submit` to the end of a request (`option.request_time_limit`); 0 disables it.
-            It ends only requests that run in the engine. For a request of a file's batch, the time begins when the
-            request leaves the background.
+        time_limit: maximum seconds from `submit` to the end of a request (`option.request_time_limit`); 0 disables the
+            limit. Only requests that run in the engine are ended. For a request of a file's batch, the time begins when
+            the request moves from `Background` to the queue.
 
     Attributes:
         num_tokens: number of tokens generated so far.
@@ -340,7 +341,7 @@ class Batcher:
 
     @property
     def num_active(self) -> int:
-        """Return the number of engine requests: single sequences and beam searches."""
+        """The number of engine requests: single sequences and beam searches."""
         return len(self._in_engine)
 
     @property
@@ -355,7 +356,7 @@ class Batcher:
     def submit(
         self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None, *, follows: bool = False
     ) -> int:
-        """Accept a request and return its id, which its deltas carry.
+        """Accept a request, and return the id that its deltas contain.
 
         Args:
             started: called when the engine gets the request, possibly before `submit` returns.
@@ -525,7 +526,7 @@ class Batcher:
                 self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
-        """Yield one engine request for a beam search, or one for each sample. If the request has a seed, so do they."""
+        """Yield one engine request for a beam search, or one for each sample. Samples have different seeds, if any."""
         request, prompt = active.request, active.prompt
         sampling = request.sampling
         active.unfinished = sampling.num_sequences
@@ -569,7 +570,7 @@ class Batcher:
         return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
 
     def _expire(self, now: float) -> list[Delta]:
-        """Fail requests that have exceeded the queue timeout or the time limit, or must make room in the background."""
+        """Fail requests that have exceeded the queue timeout or the time limit, or must make room for another batch."""
         displaced = self._background.to_displace(now)
         late = [active for active in self._queue if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]
@@ -577,7 +578,7 @@ class Batcher:
         not_finished = GenerationFailed(
             f"the request was not finished within {self._time_limit:g} s (option.request_time_limit)"
         )
-        again = Overloaded("the request makes room for another key's batch (option.batches_concurrency)")
+        again = Overloaded("the request makes room for another API key's batch (option.batches_concurrency)")
         expired = Overloaded("Request timeout expired")  # Triton's words
         ends = [
             (late, self._queue_timeout, unstarted),

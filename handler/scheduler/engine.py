@@ -21,7 +21,7 @@ class SteppedEngine(Protocol):
     def ready(self) -> bool: ...
 
     def admits(self, request: Request, prompt: Prompt) -> bool:
-        """Return whether the engine accepts a request now. If so, the next calls of `add` pass its sequences."""
+        """Return whether the engine accepts a request now. If so, the next calls of `add` pass the sequences."""
 
     def continues(self, key: int) -> bool:
         """Return whether the engine accepts another part of a request that ran in the last step. If so, the next call
@@ -63,7 +63,7 @@ def join(steps: Sequence[Step]) -> Step:
                 else:
                     others.append(earlier)
             others.append(output)
-    later = {output.key for output in others}  # the tokens in columns of these keys come after the outputs
+    later = {output.key for output in others}  # for these keys, the tokens in columns come after the outputs
     others += [Output(key, ids[key], logprobs[key]) for key in ids if len(ids[key]) > 1 or key in later]
     single = [key for key in ids if len(ids[key]) == 1 and key not in later]
     return Step(single, [ids[key][0] for key in single], [logprobs[key][0] for key in single], others)
@@ -78,12 +78,12 @@ _TAIL = 256  # last characters of the text, enough for a marker and the rest of 
 
 
 class ReasoningEngine:
-    """A `SteppedEngine` that applies structured output after the reasoning only, and enforces the reasoning's budget.
+    """A `SteppedEngine` that applies structured output only after the reasoning, and limits the reasoning's tokens.
 
-    Such a request runs in two parts. The first part generates the reasoning, without structured output, and is
-    cancelled where the reasoning ends. The second part generates the response with structured output; its prompt ends
-    with the reasoning. Engines therefore need no feature of their own, and most of the second prompt is in their prefix
-    cache. All other requests are passed to the engine unchanged.
+    A request that needs this runs in two parts. The first part generates the reasoning, without structured output, and
+    is cancelled where the reasoning ends. The second part generates the response with structured output, and its prompt
+    ends with the reasoning. Engines therefore need no feature of their own, and most of the second prompt is in their
+    prefix cache. All other requests are passed to the engine unchanged.
 
     Args:
         engine: engine that runs both parts.
@@ -113,7 +113,7 @@ class ReasoningEngine:
         reasoning, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output
         if reasoning is None or (budget is None and (rule is None or rule.allows_text)):
             return self._engine.add(request)
-        assert self._vocabulary is not None  # without one, the engine's capabilities exclude `thinking_token_budget`
+        assert self._vocabulary is not None  # otherwise the engine's capabilities exclude `thinking_token_budget`
         part = _FirstPart(request, reasoning, self._vocabulary)
         if reasoning.is_open and budget == 0 and sampling.max_new_tokens > len(reasoning.closing):
             self._continue(part, _End(reasoning.closing), Output(request.key, (), ()), self._late, fits=True)
@@ -168,7 +168,7 @@ class ReasoningEngine:
         key, output = output.key, output._replace(key=part.request.key)
         try:
             end = None if output.finish is Finish.ERROR else part.feed(output)
-        except IndexError:  # not an id of the vocabulary: the batcher then ends this request only
+        except IndexError:  # an id outside the vocabulary: the batcher ends only this request
             return others.append(output)
         if end is not None:
             del self._first[key]
@@ -245,7 +245,7 @@ class _FirstPart:
     Attributes:
         ids: ids of the tokens generated so far.
         held: outputs kept back while `undecided`.
-        undecided: whether it is not yet known if the output begins with reasoning. Until then the client gets nothing.
+        undecided: whether it is still unknown if the output begins with reasoning. If so, the client gets nothing yet.
     """
 
     def __init__(self, request: EngineRequest, reasoning: Thoughts, vocabulary: Vocabulary) -> None:
@@ -296,7 +296,7 @@ class _FirstPart:
 
     @property
     def _is_spent(self) -> bool:
-        """Return whether the reasoning is open and has used up its token budget."""
+        """Whether the reasoning is open and has used up its token budget."""
         return self._budget is not None and self._start.is_open and self._num_reasoning >= self._budget
 
     def _leave(self, id: int, index: int, response: str) -> _End | None:

@@ -5,7 +5,7 @@
     registered  yes                           leaving when it is unregistered, or when its update is registered
     leaving     no, older requests use it     removed from the engine when no request uses it any more
 
-A restarted engine has no adapters. Each request carries its adapter, and the engine loads it when it needs it.
+A restarted engine has no adapters. Each request carries its adapter, which the engine loads if it is missing.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def adapters_of(directory: Path) -> dict[str, Path]:
     """Return the adapters in the subdirectories of a directory, by name. Hidden subdirectories are skipped.
 
     Raises:
-        ConfigError: an adapter cannot be used; the message names it.
+        ConfigError: an adapter cannot be used; the message names the adapter.
     """
     paths = (path for path in sorted(directory.iterdir()) if path.is_dir() and not path.name.startswith("."))
     own = {path.name: str(path.absolute()) for path in paths if path.name != _OF_MACOS}
@@ -161,10 +161,10 @@ def named_adapters(paths: Mapping[str, str], base: Path | None, option: str = ""
     """Return the directories of adapters by name, after checking them. Relative paths are resolved against `base`.
 
     Args:
-        option: option that names them, or "" for those in a directory.
+        option: option that lists the adapters, or "" if they are in a directory.
 
     Raises:
-        ConfigError: an adapter cannot be used; the message names it.
+        ConfigError: an adapter cannot be used; the message names the adapter.
     """
     adapters = {}
     for name, path in paths.items():
@@ -196,7 +196,7 @@ class Registered(NamedTuple):
 
     Attributes:
         adapter: adapter that the engine loads. Each update has a new `id`.
-        number: number that clients see: 1, 2, ... in order of registration. It survives updates and is never reused.
+        number: number that clients see: 1, 2, ... in order of registration. An update keeps it; it is never reused.
         preload: whether the engine loaded the adapter at its registration.
     """
 
@@ -216,7 +216,7 @@ Change = Callable[[Then], None]
 
 
 class _Command(NamedTuple):
-    """A command that the engine has not answered yet: a load, or a drop if `then` is None."""
+    """A command to which the engine has not replied yet: a load, or a drop if `then` is None."""
 
     adapter: Adapter
     then: Then | None
@@ -233,11 +233,11 @@ class _Link(NamedTuple):
 class AdapterRegistry:
     """The adapters of a model, in order of registration.
 
-    `find`, `by_number`, `get` and `check` may be called on any thread, all other methods on the batcher's only.
+    `find`, `by_number`, `get` and `check` may be called on any thread, all other methods only on the batcher's thread.
 
     Args:
         limit: maximum number of adapters, or None for no limit.
-        base: directory that a relative `src` is resolved against.
+        base: directory against which a relative `src` is resolved.
         unavailable: reason why this server does not support adapters; "" if it supports them.
     """
 
@@ -261,7 +261,7 @@ class AdapterRegistry:
 
         Args:
             keys: unused keys for engine commands.
-            requests: returns all queued and running requests.
+            requests: function that returns all waiting and running requests.
         """
         self._link = _Link(engine, keys, requests)
 
@@ -324,10 +324,10 @@ class AdapterRegistry:
     def update(self, name: str, then: Then, path: Path | None = None, preload: bool | None = None) -> None:
         """Replace an adapter, or reload changed weights from the same directory.
 
-        Running requests keep the earlier version of the adapter, and later requests use the new one.
+        Running requests keep the earlier version of the adapter, and later requests use the new version.
 
         Args:
-            path: directory of the new version; by default that of the earlier version.
+            path: directory of the new version; by default the directory of the earlier version.
             preload: whether the engine loads the new version now; by default as for the earlier version.
 
         Raises:
@@ -474,7 +474,7 @@ _KNOWN = {"name", "src", "preload", "pin"}
 
 
 class AdapterCall(NamedTuple):
-    """The parameters of a call that changes an adapter; None for those that are not given.
+    """The parameters of a call that changes an adapter. A missing parameter is None.
 
     Attributes:
         ignored: names of unknown parameters.

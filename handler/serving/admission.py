@@ -31,13 +31,13 @@ from handler.serving.turns import TurnThreads
 T = TypeVar("T")
 
 Hold = Callable[[Callable[[], object]], None]
-"""Holds something for a request, whose end calls the argument (see `Life.hold`)."""
+"""Type of a function that registers a callback for the end of a request (see `Life.hold`)."""
 
 TOKENIZER_THREADS = 2
 MOST_TOKENIZING = 4 * TOKENIZER_THREADS
 """Maximum number of concurrent requests that only tokenize. Requests for inference use the same threads."""
 _PARSE_INLINE = 1 << 16  # bytes; larger bodies are parsed on a thread
-_MEASURE_INLINE = 1 << 10  # lists and objects; small bodies with more keep the estimate of their memory
+_MEASURE_INLINE = 1 << 10  # lists and objects; the memory of a small body with more of them is only estimated
 _TOKENIZE_INLINE = 1 << 10  # bytes; larger bodies are tokenized on a thread
 _TOKENIZE_STEPPED = 1 << 13  # the same for a stepped loop, which sees a thread's result only in its next step
 _ESTIMATED = 1 << 15  # bytes of memory; larger values are measured after they have been decoded
@@ -68,7 +68,7 @@ class InferenceRoutes:
         return any(pattern.fullmatch(path) for pattern, _ in self._patterns)
 
     def dialect(self, path: str) -> Dialect | None:
-        """Return the dialect of a path, or None for the configured one.
+        """Return the dialect of a path, or None for the configured dialect.
 
         Raises:
             InvalidPayload: no route matches the path.
@@ -118,7 +118,7 @@ class Admission:
 
     @functools.cached_property
     def formatters(self) -> FormatterThread:
-        """Return the thread that runs the formatters of model.py and of adapters. It is started by the first call."""
+        """The thread that runs the formatters of model.py and of adapters. The first access starts it."""
         return FormatterThread(self._loop.call_soon_threadsafe)
 
     async def inflate(self, body: bytes, head: Head, memory: Share) -> bytes:
@@ -161,14 +161,17 @@ class Admission:
         return await self.run(len(body), decode)
 
     async def recall(self, body: Decoded, size: int, head: Head, memory: Share) -> Recalled | None:
-        """Load the stored responses that a body of `size` bytes refers to, or return None if it uses none.
+        """Load the stored responses that a body of `size` bytes refers to.
 
         Args:
             memory: share of the memory quota, which grows before a stored response is read.
 
+        Returns:
+            The stored responses, or None if the request neither uses stored responses nor stores its own response.
+
         Raises:
             ServingError: there is not enough memory, too many requests are waiting for stored responses, or there is no
-                room to store the new one.
+                room to store the new response.
         """
         store, dialect = self.preprocessor.store, self.preprocessor.dialect_of(head)
         if store is None or (wanted := await self.run(size, functools.partial(dialect.wanted, body.value))) is None:
@@ -191,7 +194,7 @@ class Admission:
 
         Args:
             size: size of the request's body, in bytes.
-            hold: holds the media's memory until the request has ended.
+            hold: function that holds the media's memory until the request has ended.
 
         Raises:
             ServingError: the prompt is too long, a medium cannot be loaded, or the engine does not support the
@@ -210,21 +213,18 @@ class Admission:
 
         Args:
             size: size of the request's body, in bytes.
-            hold: holds the media's memory until the request has ended.
+            hold: function that holds the media's memory until the request has ended.
 
         Raises:
             Overloaded: too many requests are being tokenized.
             ServingError: the prompt cannot be tokenized.
         """
-        media = await self._load_media(request, head, hold)  # media have their own limits, and may take long to load
+        media = await self._load_media(request, head, hold)  # not counted: media have limits of their own
         if self._num_tokenizing.value >= MOST_TOKENIZING:
             raise Overloaded(f"too many requests are being tokenized: {MOST_TOKENIZING}")
         with self._num_tokenizing:
-            use = functools.partial(self._tokenize_for, take)
-            await self._tokenizing(use, request, size, media)
-
-    def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
-        take(self.preprocessor.encoder.tokenize(request, media))
+            encoder = self.preprocessor.encoder
+            await self._tokenizing(lambda *arguments: take(encoder.tokenize(*arguments)), request, size, media)
 
     async def _load_media(self, request: Request, head: Head, hold: Hold) -> Sequence[Medium]:
         """Load a request's media and hold their memory. If the caller is cancelled, the downloads are cancelled too."""
@@ -287,7 +287,7 @@ class Admission:
             self.formatters.close()
 
 
-_SMALL = 1 << 20  # bytes; a part of the memory is reserved for requests that need no more: bodies of 256 KiB
+_SMALL = 1 << 20  # bytes; a part of the memory is reserved for requests that need no more, as for 256 KiB of body
 
 
 def _memory(config: Config) -> Quota:

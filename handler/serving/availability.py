@@ -40,10 +40,11 @@ class Availability:
     def follow(self, on_state: OnState, finish: Callable[[], Awaitable[object]] | None) -> OnState:
         """Return a function that must be called with each state of the engine.
 
-        It calls `on_state`, with the state ready only when `finish` has ended, and with closed if that failed.
+        This function calls `on_state`: with READY only after `finish` has succeeded, and with CLOSED if it has failed.
 
         Args:
-            finish: finishes the start of the model when its engine is ready, or None if nothing is left to do.
+            finish: function that finishes the start of the model when its engine is ready, or None if nothing is left
+                to do.
         """
 
         def changed(state: State) -> None:
@@ -76,7 +77,7 @@ class Availability:
 
     @property
     def reason(self) -> str:
-        """Return the reason why the engine cannot serve, if known, without details that only the log may show."""
+        """The reason why the engine cannot serve, if known, without details that only the log may show."""
         return client_words(self.engine.reason, secrets())
 
     @property
@@ -88,7 +89,7 @@ class Availability:
         return self.opened.done() and self.opened.exception() is None
 
     def check_engine(self) -> None:
-        """Raise `Unavailable` if the engine cannot be started any more, or if `check_open` raises it."""
+        """Raise `Unavailable` if the engine is lost for good, or for the same reasons as `check_open`."""
         if self.engine.state is State.CLOSED and not self.draining:
             raise Unavailable(f"the engine is down: {self.reason}")
         self.check_open()

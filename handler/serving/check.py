@@ -68,7 +68,7 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
 
 
 def _check_engine(reading: Reading, directory: Path | None, problems: Problems) -> None:
-    """Add the problems of the engine, its arguments and the adapters."""
+    """Add the problems of the engine, its arguments and the adapters to `problems`."""
     config, arguments = reading.config, EngineConfig(reading.config)
     with problems:
         found = Problems()
@@ -104,7 +104,7 @@ def _check_tool_parser(config: Config) -> None:
 
 
 def _with_origin(problem: Problem, config: Config) -> Problem:
-    """Add the origin of the first option that an engine's problem names, or of the model if it names none."""
+    """Add the origin of the first option that an engine's problem names, or of the model if it names no option."""
     named = [key for key in re.findall(r"option\.\w+", problem.message) if key in config.origins]
     key = named[0] if named else problem.name or "option.model_id"
     return Problem(config.origins.get(key, ""), key, problem.message)
@@ -146,7 +146,7 @@ def read_defaults(config: Config, model: Path | None) -> dict[str, Any]:
     """Read the sampling parameters that generation_config.json and `option.override_generation_config` set.
 
     Raises:
-        ConfigError: values are wrong, all of which the error lists; or the file cannot be read.
+        ConfigError: values are wrong, and the message lists all of them; or the file cannot be read.
     """
     values, problems = model_files.sampling_values(config, model), Problems()
     read: dict[str, Any] = {}
@@ -181,7 +181,7 @@ def response_template(config: Config, model: Path | None) -> ResponseTemplate | 
     """Return the response template in the tokenizer's files, or None if there is none or the options do not select it.
 
     A template parses complete responses. `auto` therefore selects it unless an option names another parser. With
-    `auto`, an invalid template is ignored with a warning; if an option names it, it is an error.
+    `auto`, an invalid template is ignored with a warning. If an option names it, an invalid template is an error.
 
     Args:
         model: directory or file of the model.

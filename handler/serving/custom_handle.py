@@ -45,9 +45,9 @@ class CustomHandle:
     """The user's `handle` function. A plain function runs one call at a time, as in a worker of LMI; a coroutine
     function runs calls concurrently.
 
-    A call that takes longer than option.predict_timeout is abandoned and answered with status 503. The same status
-    answers a call of a plain function when `job_queue_size` calls are waiting, and a call of a coroutine function when
-    together as many calls are running and streams are open.
+    A call that takes longer than option.predict_timeout is abandoned, and its request gets status 503. A request for a
+    plain function also gets 503 if `job_queue_size` calls are waiting. A request for a coroutine function also gets 503
+    if the running calls and the open streams together number `job_queue_size`.
     """
 
     def __init__(self, handle: Handle, config: Config) -> None:
@@ -121,7 +121,7 @@ class _Parts:
         self.ended = asyncio.Event()
 
     async def next(self) -> bytes | Broken | None:
-        """Return the next part, or None after the last one."""
+        """Return the next part, or None after the last part."""
         if self.ended.is_set():
             return None
         try:
@@ -146,11 +146,11 @@ class _Waiting(NamedTuple):
 
 
 class _OneByOne:
-    """The runner of a plain function, on one thread. A call starts when the previous one has returned its last part.
+    """The runner of a plain function, on one thread. A call starts when the previous call has returned its last part.
 
     Args:
         limit: maximum seconds of a call.
-        gate: gate of the requests, each batch of which is one call.
+        gate: gate that forms batches of requests. Each batch becomes one call.
     """
 
     def __init__(self, handle: Handle, limit: float, gate: BatchGate) -> None:
@@ -207,7 +207,7 @@ class _OneByOne:
         return result
 
     def _begin(self, turn: Turn) -> None:
-        """Call the function for the batch of a turn, once for all its turns."""
+        """Call the function once for all requests in a turn's batch."""
         if (batch := turn.result())[0] is turn:
             self._serving = asyncio.ensure_future(self._answer_all(batch))
 

@@ -24,9 +24,9 @@ class Encoder:
 
     Args:
         tokenizer: the tokenizer of the engine's model.
-        engine_info: returns the description of the engine, or None while the engine is loading.
+        engine_info: function that returns the description of the engine, or None while the engine is loading.
         max_input_len: the maximum number of tokens in a prompt, or None if only the engine limits it.
-        validator: the checker of structured output, or None if none is needed.
+        validator: the checker of structured output, or None if no check is needed.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Encoder:
         return prompt if most is None else prompt._replace(ids=prompt.ids[-most:])
 
     def _room(self, request: Request) -> int | None:
-        """Return the number of prompt tokens that leave room for the answer, or None if no engine was ever loaded."""
+        """Return the number of prompt tokens that leave room for the response, or None if no engine was ever loaded."""
         limit = self.max_tokens()
         if limit is None:
             return None
@@ -138,7 +138,7 @@ class Encoder:
 
 
 def _needed(request: Request) -> int:
-    """Return the number of tokens that must be left for the answer."""
+    """Return the number of tokens that must be left for the response."""
     wanted = request.sampling.max_new_tokens
     return wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)
 
@@ -168,7 +168,7 @@ def _check_logits(request: Request, num_prompt: int, num_ids: int) -> None:
         num_ids: number of ids in the vocabulary.
 
     Raises:
-        InvalidParameter: there are too many.
+        InvalidParameter: there are too many logits.
     """
     sampling, names = request.sampling, request.names
     rows = num_prompt * sampling.return_context_logits

@@ -121,14 +121,14 @@ def served_task(config: Config, engine: str, model_id: str | None) -> Task:
         model_id: model from the options, or the directory of a model that was downloaded from the hub.
 
     Raises:
-        ConfigError: the engine does not support the task, or the task cannot be found.
+        ConfigError: the engine does not support the task, or the task cannot be determined.
     """
     task = find_task(config.task, Path(model_id) if model_id else None)
     engines.check_task(engine, task, config.task)
     return task
 
 
-# -- the engine of a model, or its `option.replicas` engines, each with its own devices or cores -----------------------
+# -- the engine of a model, or one engine for each replica (`option.replicas`), with its own devices or cores ----------
 
 
 _KEY = "option.replicas"
@@ -171,10 +171,10 @@ def _describe(placement: Placement) -> str:
 
 
 def check_replicas(config: Config) -> None:
-    """Check the options about replicas as far as they do not depend on the machine.
+    """Check the options about replicas, as far as this does not depend on the machine.
 
     Raises:
-        ConfigError: the engine is a server at a URL, or the options run engines on threads.
+        ConfigError: several replicas are configured, but the engine is a server at a URL, or engines run on threads.
     """
     if config.replicas != "1" and config.engine and ENGINES[config.engine].remote:
         _refuse(config, "list the addresses of several servers in option.base_url, and omit option.replicas")

@@ -100,7 +100,7 @@ class EngineDriver:
         """Submit a request and return its id.
 
         Args:
-            sink: called with each delta of the request, up to the finishing one.
+            sink: called with each delta of the request, up to the last delta.
             started, follows: the arguments of `Batcher.submit`.
 
         Raises:
@@ -125,8 +125,8 @@ class EngineDriver:
     def notify(self, task: Notified) -> None:
         """Notify a request's host at the end of this step.
 
-        All bytes of a step are thus written one after the other. Between two computations, a write would find its
-        reader asleep again, and waking the reader costs more than all computation for a token.
+        All bytes of a step are thus written one after the other. If each were written after its computation, the reader
+        would have fallen asleep again before each write, and waking it costs more than all computation for a token.
         """
         self._notified[task] = None
 
@@ -156,7 +156,7 @@ class EngineDriver:
         self._timer = self.loop.call_later(seconds, self._tick)
 
     def _wake_up(self) -> None:
-        """Run a step, and rest after a long one. The event loop calls this in each iteration while messages from the
+        """Run a step, and rest if it was long. The event loop calls this in each iteration while messages from the
         engine are waiting.
         """
         began = time.monotonic()

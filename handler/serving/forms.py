@@ -20,8 +20,8 @@ Parts = dict[str, str | Upload | list[str]]
 
 
 def read_form(body: bytes, content_type: str) -> Parts:
-    """Return the parts of a form by name. If a name is repeated, its last part counts, as in JSON. The parts of a name
-    that ends with `[]` form a list.
+    """Return the parts of a form by name. If several parts have the same name, the last part counts, as in JSON. If the
+    name ends with `[]`, they form a list.
 
     Raises:
         InvalidPayload: the body is not a valid form, or has too many parts.
@@ -35,7 +35,7 @@ class FormReader:
     """An incremental parser of forms, which collects their parts.
 
     Args:
-        write: called with the pieces of the form's only file. If it is None, files are collected like other parts.
+        write: called with the pieces of the form's only file. If `write` is None, files are collected like other parts.
 
     Raises:
         InvalidPayload: the content type has no valid boundary.

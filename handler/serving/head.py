@@ -43,7 +43,7 @@ class Head(NamedTuple):
 
     Attributes:
         headers: headers by name in lower case.
-        dialect: dialect of the route, or None for the configured one.
+        dialect: dialect of the route, or None for the configured dialect.
         media_type: content type in lower case without its parameters, or "" if it is missing.
         adapter: the LoRA adapter named in the headers or the query.
         formatters: formatters of the adapter, or of the model.
@@ -59,18 +59,18 @@ class Head(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """Return the name of the API key's owner, or "" without a key. The key cannot be derived from the name."""
+        """The name of the API key's owner, or "" without a key. The key cannot be derived from the name."""
         return owner_of(self.headers)
 
     @property
     def encoding(self) -> str:
-        """Return the Content-Encoding of the body, or "" if the body is not encoded."""
+        """The Content-Encoding of the body, or "" if the body is not encoded."""
         encoding = self.headers.get("content-encoding", "").strip().lower()
         return "" if encoding == "identity" else encoding
 
     @property
     def is_prompt(self) -> bool:
-        """Return whether the body is a prompt in plain text, which only the configured dialect reads."""
+        """Whether the body is a prompt in plain text, which only the configured dialect reads."""
         return self.dialect is None and self.media_type == "text/plain"
 
 
@@ -98,7 +98,7 @@ def bearer_token(authorization: str) -> str:
 
 
 def request_id(headers: Headers) -> str:
-    """Return the request id set by DJL, SageMaker or the client, or a new id if none is set or valid."""
+    """Return the request id set by DJL, SageMaker or the client, or a new id if no valid id is set."""
     for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
         if (given := headers.get(name)) and _REQUEST_ID.fullmatch(id := given.strip()):
             return id

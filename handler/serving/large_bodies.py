@@ -45,9 +45,9 @@ _PATIENCE = 120.0  # limit of wall-clock seconds
 _MEMORY = 256 << 20  # memory limit of the process, in bytes,
 _MEMORY_FACTOR = 12  # plus this many for each byte of the body
 _NICE = 2
-_THREADS, _SLOW_THREADS = 3, 2  # bodies that are decoded concurrently: in total, and those that may take long
+_THREADS, _SLOW_THREADS = 3, 2  # bodies that are decoded concurrently: in total, and those that may take a long time
 _QUICK_BODY = 1 << 22  # maximum size of a body that is decoded quickly, in bytes
-MAX_WAITING = 16  # maximum number of bodies that wait or are being decoded; the same number of quick ones in addition
+MAX_WAITING = 16  # maximum number of bodies that wait or are being decoded; in addition, as many quick bodies
 
 _SHORT = 64  # strings and lists of numbers up to this length are pickled with the rest
 _PART = 1 << 16  # approximate number of characters or numbers in a part
@@ -93,7 +93,7 @@ class LargeBodies:
 
         Raises:
             NotJson: the body is not valid JSON.
-            TooLarge: the body contains too much, or needs too much time or memory.
+            TooLarge: the body contains too much data, or needs too much time or memory.
             Unavailable: the process cannot be started.
         """
         memory = _MEMORY + _MEMORY_FACTOR * len(body)
@@ -168,7 +168,7 @@ def check_amount(value: Any) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that leaves out long strings and long lists of numbers, which `parts` yields instead."""
+    """A pickler that omits long strings and long lists of numbers, which `parts` yields instead."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -184,7 +184,7 @@ class _Pickler(pickle.Pickler):
         return len(self._apart) - 1
 
     def parts(self) -> Iterator[list[tuple[int, Any]]]:
-        """Yield the strings and lists that were left out, in order. A long list is split into several parts."""
+        """Yield the omitted strings and lists, in order. A long list is split into several parts."""
         part: list[tuple[int, Any]] = []
         size = 0
         for index, value in enumerate(self._apart):
@@ -200,7 +200,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """The counterpart of `_Pickler`, which inserts the strings and lists from the parts."""
+    """The counterpart of `_Pickler`, which inserts the omitted strings and lists from the parts."""
 
     def __init__(self, data: bytes, parts: list[list[tuple[int, Any]]]) -> None:
         super().__init__(io.BytesIO(data))

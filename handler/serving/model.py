@@ -36,7 +36,7 @@ from handler.serving.request_log import Capture, RequestLog
 
 
 class ServedModel:
-    """A model that is served on an event loop. It must be created on the loop, but neither owns nor stops it.
+    """A model that is served on an event loop. It must be created on the loop, which it neither owns nor stops.
 
     Args:
         engine: started engine, which may still be loading.
@@ -47,8 +47,8 @@ class ServedModel:
     Attributes:
         availability: whether the model can serve.
         driver: driver of the batcher, for hosts that wait for the engine themselves.
-        handle: `handle` function of the user's model.py for hosts that call it, or None.
-        receiving: number of open requests whose bodies are being received, since a stop need not wait for them.
+        handle: `handle` function of the user's model.py, for hosts that call this function, or None.
+        receiving: number of open requests whose bodies are being received. A graceful stop does not wait for them.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class ServedModel:
 
         Args:
             headers: headers by name in lower case.
-            dialect: dialect of the request's route, or None for the configured one.
-            route: path that the request's headers name in place of its own.
+            dialect: dialect of the request's route, or None for the configured dialect.
+            route: path that the request's headers specify instead of the request's own path.
             path: path of the request with its query.
-            id: id of the request; by default from the headers, or a new one.
+            id: id of the request; by default the id in the headers, or a new id.
             on_bytes: callback of the task (see `RequestTask`).
         """
         error: ServingError | None = None
@@ -173,7 +173,7 @@ class ServedModel:
         """Connect to the engine, and call `on_state` with its state, now and after every change.
 
         The state is ready only when the adapters next to the model are loaded and `handle` of model.py has been called
-        once. If one of these fails, the state is closed.
+        once. If an adapter or the call fails, the state is closed.
         """
 
         def changed(state: State) -> None:
@@ -198,7 +198,7 @@ class ServedModel:
     def give_up(self) -> None:
         """End all running requests with an error."""
         for task in list(self._tasks):
-            task.fail(Unavailable("the server stopped before the answer was complete"))
+            task.fail(Unavailable("the server stopped before the response was complete"))
 
     def close(self) -> None:
         """Stop the engine and all threads. Further calls have no effect."""
@@ -224,27 +224,32 @@ class ServedModel:
         return self.availability.engine.info
 
     @property
+    def engine_name(self) -> str:
+        """Return the name of the engine, or the configured name while no engine is loaded."""
+        return str(self.config.llm_engine) if self.info is None else self.info.name
+
+    @property
     def replicas(self) -> Sequence[ReplicaReport]:
         return self.availability.engine.reports
 
     @property
     def max_sequences(self) -> int:
-        """Return the maximum number of sequences that all replicas together run concurrently."""
+        """The maximum number of sequences that all replicas together run concurrently."""
         return self.config.max_rolling_batch_size * max(len(self.replicas), 1)
 
     @property
     def max_batch_lines(self) -> int:
-        """Return the maximum number of sequences of files' batches in the engine."""
+        """The maximum number of sequences in the engine that belong to batches of `/v1/batches`."""
         return self.config.batches_concurrency or max(1, self.max_sequences // 2)
 
     @property
     def num_requests(self) -> int:
-        """Return the number of requests that were received completely and whose responses are not complete."""
+        """The number of requests that were received completely, but whose responses are not complete yet."""
         return len(self._tasks) + self.adapters.calls.value - self.receiving.value
 
     @property
     def num_inferences(self) -> int:
-        """Return the number of open requests for inference, without custom code and calls that change adapters."""
+        """The number of open requests for inference, without custom code and calls that change adapters."""
         return len(self._tasks)
 
     @property
@@ -261,7 +266,7 @@ class ServedAdapters:
 
     Args:
         home: registry of adapters, and the adapters to register at startup.
-        check_open: raises an error while the model is loading or stopping.
+        check_open: function that raises an error while the model is loading or stopping.
         formatters: formatters in the adapters' own model.py files.
 
     Attributes:
@@ -299,7 +304,7 @@ class ServedAdapters:
         """Update an adapter, and wait until new requests use the new version.
 
         Args:
-            src: directory of the new version; by default that of the earlier version.
+            src: directory of the new version; by default the directory of the earlier version.
             preload: whether the engine loads the new version now; by default as for the earlier version.
 
         Raises:

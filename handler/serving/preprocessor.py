@@ -43,7 +43,7 @@ _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
 """Content types of JSON lines. As in LMI, a request must contain one line; batch transform sends single lines."""
 
 _JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urlencoded|{_JSON_LINES.pattern}")
-"""Content types that are read as JSON: none, those of JSON, and the type that `curl -d` sends."""
+"""Content types that are read as JSON: JSON's own types, the type that `curl -d` sends, and a missing type."""
 
 _FORM = "multipart/form-data"
 
@@ -70,18 +70,18 @@ class Preprocessor:
     """The reader of requests, which decodes, parses and checks them. Thread-safe.
 
     Args:
-        dialect: dialect of routes that have none of their own.
+        dialect: dialect of the routes that do not have a dialect of their own.
         context: facts about the server that dialects need.
         tokenizer: tokenizer of the engine's model.
-        engine_info: returns the description of the engine, or None while the engine is loading.
+        engine_info: function that returns the description of the engine, or None while the engine is loading.
         formatters: input and output formatters of model.py.
-        validator: checker of structured output, or None if none is needed.
+        validator: checker of structured output, or None if no check is needed.
         sessions: open sessions, or None if sessions are off.
         store: store of responses for later requests, or None if responses are not stored.
         whole: whether the host cannot stream. A dynamic batch of DJL has one content type for all its responses.
 
     Attributes:
-        encoder: tokenizes parsed requests and checks their limits.
+        encoder: encoder that tokenizes parsed requests and checks their limits.
         adapter_formatters: formatters in the model.py files of adapters.
     """
 
@@ -155,7 +155,7 @@ class Preprocessor:
         return head.media_type == _FORM and self.dialect_of(head).forms
 
     def input_formatter(self, head: Head) -> str:
-        """Return the title of the input formatter for messages, or "" if no formatter reads the body."""
+        """Return the input formatter's title for error messages, or "" if no formatter reads the body."""
         if head.dialect is not None:
             return ""
         if self.adapter_formatters.read:
@@ -177,10 +177,10 @@ class Preprocessor:
 
         Raises:
             NotJson: the body is not valid JSON.
-            TooLarge: the body contains too much, or takes too long to decode.
+            TooLarge: the body contains too much data, or takes too long to decode.
             Unavailable: the process that decodes large bodies cannot be started.
             FormatterFailed: the input formatter failed.
-            BadRequest: the body of a call about a session is not valid.
+            BadRequest: the body is meant to open or close a session, but is not valid.
         """
         try:
             return self._decode(body, head)
@@ -216,7 +216,7 @@ class Preprocessor:
         return Decoded(self._read_value(body, head))
 
     def _input_formatter(self, body: bytes, head: Head) -> InputFormatter | None:
-        """Return the input formatter for a body: that of the adapter named in the head or the body, or the model's."""
+        """Return the input formatter of the adapter that the head or the body names, or else the model's."""
         formatters = head.formatters
         if self.adapter_formatters.read and head.adapter is None:
             with contextlib.suppress(ServingError):  # a body that is not JSON may be meant for the model's formatter
@@ -229,7 +229,7 @@ class Preprocessor:
         return None if formatter is None else formatter.as_in(asynchronous=self.context.config.async_schema)
 
     def _adapter_in(self, body: Any) -> Adapter | None:
-        """Return the adapter in the body's `adapters`, or None. An adapter named by `model` has no formatters."""
+        """Return the adapter in the body's `adapters`, or None. An adapter that `model` names has no formatters."""
         if not isinstance(body, dict):
             return None
         named = body.get("adapters")
@@ -252,8 +252,8 @@ class Preprocessor:
         """Parse a decoded body.
 
         Args:
-            recalled: stored responses that the body refers to. None if it refers to none and its own is not to be
-                stored.
+            recalled: stored responses that the body refers to. None if the body refers to no stored response, and its
+                own response is not to be stored.
 
         Raises:
             ServingError: the dialect refuses the body.
@@ -270,7 +270,7 @@ class Preprocessor:
             for request in call.requests:
                 check_task(request, self.context.task)
         if call.streams and self._whole:
-            raise InvalidPayload("'stream' is not supported by DJL's dynamic batching; it requires rolling batch")
+            raise InvalidPayload("'stream' is not supported by DJL's dynamic batching; it requires a rolling batch")
         if adapter is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         elif self.adapter_formatters.exist:

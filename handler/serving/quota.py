@@ -1,4 +1,4 @@
-"""Quotas, for example of memory, that all requests share; the share of a request; and counts of things in progress."""
+"""Quotas, for example of memory, that all requests share; a request's share; and counts of operations in progress."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Quota:
         spare: additional amount for requests that take at most `small`, so that large requests cannot block them.
         small: maximum amount of a small request.
         words: error message for a request that cannot get its amount.
-        beside: a request may take any amount while all others together have taken no more than this. By default, it may
-            not. The spare amount is left to small requests even then.
+        beside: while all other requests together have taken no more than this, a request may take any amount, but the
+            spare amount remains for small requests. With the default, this never applies.
     """
 
     def __init__(self, most: int, spare: int, small: int, words: str, beside: int = -1) -> None:
         self.most, self._beside = most, beside
         self._spare, self._small, self._words = spare, small, words
-        self.lock = threading.RLock()  # the collector may give something back while a thread takes some
+        self.lock = threading.RLock()  # the garbage collector may give back a share while this thread takes one
         self.taken = 0
         self._taken_by_large = 0
 
@@ -53,7 +53,7 @@ class Quota:
 
 
 class Count:
-    """A number of things in progress. A `with` statement counts one more until the end of its block."""
+    """A number of operations in progress. A `with` statement adds one to the number until the end of its block."""
 
     value = 0
 

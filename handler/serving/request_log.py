@@ -62,7 +62,7 @@ class Captured(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the approximate number of bytes that the request needs."""
+        """The approximate number of bytes that the request needs."""
         return len(self.body) + sum(map(len, self.answer.pieces if self.answer else ())) + _OVERHEAD
 
 
@@ -157,7 +157,7 @@ class RequestLog:
 
 
 class Capture:
-    """The capture of a request, which is written to a log when the request has ended."""
+    """The capture of a request. When the request has ended, the capture is written to a log."""
 
     def __init__(self, log: RequestLog, id: str, path: str) -> None:
         self._log, self._path = log, path
@@ -201,9 +201,9 @@ class Capture:
 
 
 class _Files:
-    """The files of the request log: the current file, older files, and those of other servers in the directory.
+    """The files of the request log: the current file, older files, and the files of other servers in the directory.
 
-    A server locks its current file, which counts as full.
+    A server locks its current file. A locked file counts as full, because its server may still fill it.
     """
 
     def __init__(self, directory: Path, file_bytes: int, total_bytes: int) -> None:
@@ -215,7 +215,7 @@ class _Files:
         """Write a line, if possible with a single system call, so that readers see complete lines only.
 
         Returns:
-            Whether the line was written. It is not if it is longer than the maximum size of a file.
+            Whether the line was written. A line that is longer than the maximum size of a file is not written.
 
         Raises:
             OSError: the disk is full or has failed. No part of the line is left in the file.
@@ -223,7 +223,7 @@ class _Files:
         if len(line) > self._file_bytes:
             return False
         fits = self._descriptor >= 0 and self._size + len(line) <= self._file_bytes
-        if not fits or not os.fstat(self._descriptor).st_nlink:  # 0 if the file was deleted, as by another server
+        if not fits or not os.fstat(self._descriptor).st_nlink:  # 0 if the file was deleted, perhaps by another server
             self._open()
         try:
             written = os.write(self._descriptor, line)
@@ -243,7 +243,7 @@ class _Files:
             os.close(descriptor)
 
     def _open(self) -> None:
-        """Start a new file, and delete the oldest ones if necessary. The files' names sort in order of creation."""
+        """Start a new file, and delete the oldest files if necessary. File names sort in order of creation."""
         self.close()
         self._make_room()
         self._number += 1

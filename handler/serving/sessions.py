@@ -60,7 +60,7 @@ class Sessions:
         root: directory that contains the directories of all sessions.
         lifetime: seconds from the opening of a session to its expiry.
         most: maximum number of open sessions in the root directory.
-        clock: returns the time in seconds since 1970.
+        clock: function that returns the time, in seconds since 1970.
 
     Raises:
         OSError: the root directory cannot be created or is not writable.
@@ -132,7 +132,7 @@ class Sessions:
         self._closed.put(closed)
 
     def remove_expired(self) -> None:
-        """Remove the directories of closed and expired sessions, including those of other processes."""
+        """Remove the directories of closed and expired sessions, including sessions of other processes."""
         with suppress(OSError):  # without a root directory there are no sessions
             for name in os.listdir(self._root):
                 if _ID.fullmatch(name) and self._is_over(name):
@@ -181,7 +181,7 @@ class Sessions:
         self._opened.discard(name)
 
     def _remove_in_time(self) -> None:
-        """Remove closed sessions immediately, and search all sessions for expired ones once per period."""
+        """Remove closed sessions immediately, and look for expired sessions once per period."""
         look_at = time.monotonic() + _PERIOD
         while not self._ended:
             try:
@@ -284,7 +284,7 @@ def session_call(body: bytes) -> str:
 
 
 def answer_call(sessions: Sessions | None, call: str, id: str | None, errors: ErrorFormat) -> ParsedRequest:
-    """Open or close a session, and return a request that is already answered.
+    """Open or close a session, and return a parsed request whose response is already known.
 
     Args:
         call: NEW_SESSION or CLOSE.

@@ -101,7 +101,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
 
 
 def _tokenizer_config(config: Config, shown: Path | str | None, spec: Spec) -> dict[str, Any]:
-    """Return what /tokenizer_info shows. A model that was converted from a GGUF file has its tokens in that file."""
+    """Return the values for /tokenizer_info. If a model was converted from a GGUF file, read them from that file."""
     if not shown or not config.enable_tokenizer_info_endpoint:
         return {}
     if found := tokenizer_config(Path(shown)):
@@ -219,7 +219,7 @@ def load_tokenizer(spec: Spec) -> Tokenizer:
 
 
 def _one_line(error: Exception) -> str:
-    """Return the most informative line of an error: the first one, or the last one for OpenVINO's errors, which start
+    """Return the most informative line of an error: the first line, or the last line for OpenVINO's errors, which start
     with names of source files.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

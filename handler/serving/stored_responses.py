@@ -77,16 +77,13 @@ DELETE FROM answers WHERE id IN (
 """
 
 
-class ItemPage(NamedTuple):
-    """A page of a response's input items."""
-
-    items: Sequence[Any]
-    has_more: bool
+ItemPage = tuple[list[Any], bool]
+"""A page of a response's input items, and whether there are more."""
 
 
 class ResponseDatabase:
-    """The database of all owners' responses; an owner can access only its own. All methods may block, and raise
-    sqlite3.Error.
+    """The database of all owners' responses. An owner can access only its own responses. All methods may block, and
+    raise sqlite3.Error.
 
     If an owner has too many responses, its least recently used responses are deleted. Responses of other owners are
     never deleted to make room. When a request continues a response, this counts as a use of the response and of all
@@ -94,9 +91,9 @@ class ResponseDatabase:
 
     Args:
         directory: directory of the database file, or None for memory.
-        config: configuration, which sets the limits of the database. `max_request_size` is also that of a conversation
-            that a request continues.
-        clock: returns the time in seconds since 1970.
+        config: configuration, which sets the limits of the database. `max_request_size` also limits the size of a
+            conversation that a request continues.
+        clock: function that returns the time, in seconds since 1970.
 
     Raises:
         OSError: the file cannot be created or opened.
@@ -173,7 +170,7 @@ class ResponseDatabase:
                 f"the response has {size} bytes, more than an API key's responses may have (option.responses_max_bytes)"
             )
         told = f"the stored responses of all API keys may have {self._config.responses_total_bytes} bytes"
-        why = "and deleting this API key's own would not make enough room"
+        why = "and deleting those of this API key would not make enough room"
         return Unavailable(f"{told}, {why} (option.responses_total_bytes)")
 
     def recall(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> Recalled:
@@ -229,7 +226,7 @@ class ResponseDatabase:
         return _Read(head=head, history=history, size=size)
 
     def _use(self, ids: Sequence[str]) -> None:
-        """Mark responses as used now, in the given order."""
+        """Mark responses as used now, in the order of `ids`."""
         now = self._clock()
         new = ((now, now + self._config.responses_expiration, id) for id in ids)
         self._database.executemany("UPDATE answers SET used = ?, expires = ? WHERE id = ?", new)
@@ -255,7 +252,7 @@ class ResponseDatabase:
         """Return a page of a response's input items, or None if the response or the item `after` does not exist."""
         with self._reading():
             rows = self._page(owner, id, limit + 1, after, newest_first)
-        return None if rows is None else ItemPage([*map(loads, rows[:limit])], len(rows) > limit)
+        return None if rows is None else ([*map(loads, rows[:limit])], len(rows) > limit)
 
     def _page(self, owner: str, id: str, most: int, after: str, newest_first: bool) -> list[bytes] | None:
         if self._head(owner, id) is None:
@@ -318,7 +315,7 @@ class ResponseStore:
 
     @property
     def may_be_full(self) -> bool:
-        """Return whether the store may be full, without querying the database. `check_room` queries it."""
+        """Whether the store may be full, as known without a query. `check_room` queries the database."""
         return self._database.may_be_full
 
     def check_room(self, owner: str, size: int) -> Future[None]:
@@ -333,7 +330,8 @@ class ResponseStore:
         """Return the stored responses and items that a request refers to.
 
         Args:
-            reserve: called on the store's thread with the bytes that are read next. Its error becomes the future's.
+            reserve: called on the store's thread with the number of bytes that are read next. If it raises an error,
+                the future raises this error.
 
         Raises:
             Overloaded: too many calls are waiting.
@@ -374,7 +372,7 @@ class ResponseStore:
         """Store a complete response, and return whether it was stored. This must be called within `write`."""
         try:
             head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
-            self._database.keep(owner, answer, head, items, len(head) + sum(len(item.json) for item in items))
+            self._database.keep(owner, answer, head, items, len(head) + sum(len(item) for _, item in items))
         except (sqlite3.Error, Unavailable) as error:  # for example a full disk
             log.error("a response could not be stored: %s", error)
             return False
@@ -407,7 +405,7 @@ class ResponseStore:
         return self.write(call)
 
     def write(self, call: Callable[[], T]) -> Future[T]:
-        """Make a call on the store's thread: `feed` of a reply, which stores the response by calling `keep`."""
+        """Make a call on the store's thread, even if many calls are waiting. A reply's `feed` is called this way."""
         future: Future[T] = Future()
         deadline = time.monotonic() + BUSY_SECONDS
 

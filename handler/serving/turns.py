@@ -16,7 +16,7 @@ from handler.core.loop import settle
 
 T = TypeVar("T")
 
-_SWEEP = 64  # number of waiting jobs up to which cancelled ones may stay in the queues
+_SWEEP = 64  # number of waiting jobs up to which cancelled jobs may stay in the queues
 
 
 class Flow:
@@ -64,12 +64,12 @@ class _Account:
 class Turns:
     """Slots for concurrent work, which are assigned fairly (start-time fair queueing). Thread-safe.
 
-    The next slot goes to the owner whose work has cost least so far, and among the requests of an owner by the cost of
-    their work. Small jobs therefore never wait for large ones.
+    The next slot goes to the owner whose work has cost least, counting the owner's next job. Among an owner's requests,
+    the request whose work has cost least comes first. An owner's small jobs therefore come before its large jobs.
 
     Args:
         slots: number of slots.
-        most: returns the maximum number of slots for a kind of work.
+        most: function that returns the maximum number of slots for a kind of work.
     """
 
     def __init__(self, slots: int, most: Callable[[str], int]) -> None:
@@ -89,7 +89,7 @@ class Turns:
             cost: expected cost of the work, in any unit. `charge` corrects it.
             kind: kind of the work.
             future: if this future is cancelled before the work gets a slot, the work is dropped.
-            begin: starts the work.
+            begin: function that starts the work.
         """
         with self._lock:
             closed = self._closed
@@ -165,7 +165,7 @@ class Turns:
             waiting.begin()  # not within the lock
 
     def _next(self) -> _Waiting | None:
-        """Assign a free slot to the next job, and remove the job from its queue. Return None if there is none."""
+        """Assign a free slot to the next job, and remove the job from its queue. Return None if no job can start."""
         with self._lock:
             if not self._free:
                 return None
@@ -247,7 +247,7 @@ class TurnThreads:
         Args:
             call: function to call.
             cost: expected cost of the call, in any unit.
-            slow: whether the call may take long.
+            slow: whether the call may take a long time.
             flow: state of the request, needed if it has an owner or several calls.
         """
         future: Future[T] = Future()

@@ -29,7 +29,7 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
 
     Args:
         config: configuration, which may name the formatters.
-        directory: directory of model.py; by default that of serving.properties, or else the model's directory.
+        directory: directory of model.py; by default the directory of serving.properties, or else the model's directory.
         handlers: whether the host also calls handlers and middleware of AWS's vLLM image, and LMI's `handle`.
 
     Raises:
@@ -77,14 +77,14 @@ def users_handle(config: Config, path: Path | None) -> Handle | None:
 
 
 def model_py_directory(config: Config) -> Path | None:
-    """Return the directory in which DJL looks for model.py: that of serving.properties, or else the model's."""
+    """Return the directory where DJL expects model.py: beside serving.properties, or else the model's directory."""
     if config.directory is not None:
         return config.directory
     return Path(config.model_id) if config.model_id and Path(config.model_id).is_dir() else None
 
 
 def handlers_home(config: Config) -> Path:
-    """Return the directory of the script for AWS's vLLM image: that of model.py, or SageMaker's model directory."""
+    """Return where the script for AWS's vLLM image is: in the directory of model.py, or SageMaker's model directory."""
     return model_py_directory(config) or environment.model_path()
 
 
@@ -98,7 +98,7 @@ def users_files(config: Config) -> list[Path]:
 
 
 def plugin_directories(config: Config) -> tuple[Path | None, Path]:
-    """Return where to look for files that options name: next to serving.properties, then in the working directory."""
+    """Return where an option's file may be: the directory of serving.properties, and the working directory."""
     return config.directory, Path()
 
 
@@ -126,8 +126,8 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
 
 
 def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]:
-    """Return the adapters to register at startup, by name: those in `adapters/` next to the model, and those of
-    option.lora_modules.
+    """Return the adapters to register at startup, by name: the adapters in `adapters/` next to the model, and the
+    adapters of option.lora_modules.
 
     Raises:
         ConfigError: an adapter cannot be used.
@@ -138,7 +138,7 @@ def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]
 
 
 def _base(config: Config, directory: Path | None) -> Path | None:
-    """Return the directory that relative paths of adapters are resolved against."""
+    """Return the directory against which relative paths of adapters are resolved."""
     if homes := adapter_directories(config, directory):
         return homes[0]
     first = next((place for place in _places(config, directory) if place.is_dir()), None)

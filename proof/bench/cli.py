@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _PICTURE = Path("lmi-bench.png")
 _DESCRIPTION = """Measure a server that streams LMI's schema: tokens per second, time to first token (TTFT), time
 between tokens (ITL) and errors. With --engine, the engine alone does the same work, alternating with the server.
-It prints a table and one line of JSON, and exits with 1 if a request failed. --compare only reads earlier results."""
+It prints a table and one line of JSON. Exit status: 1 if a request failed. --compare only reads earlier results."""
 
 
 def add_parser(commands: Any) -> None:
@@ -70,7 +70,7 @@ def add_parser(commands: Any) -> None:
         "--processes", type=count, default=2, metavar="N", help="processes of the load generator (default: %(default)s)"
     )
     load.add_argument(
-        "--repeat", type=count, default=3, metavar="N", help="repetitions, shown by medians (default: %(default)s)"
+        "--repeat", type=count, default=3, metavar="N", help="repetitions, shown as medians (default: %(default)s)"
     )
     load.add_argument(
         "--quiet",
@@ -100,11 +100,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     if not arguments.url and not arguments.engine:
         raise ConfigError("lmi bench: specify the URL of a running server, or --engine to start one")
     if arguments.url and not arguments.engine and (arguments.model or arguments.options):
-        raise ConfigError("lmi bench: a running server has its own model and options; leave out --model and -o")
+        raise ConfigError("lmi bench: a running server has its own model and options; omit --model and -o")
     if arguments.constant and not arguments.rate:
-        raise ConfigError("lmi bench: --constant requires an open loop; add --rate, or leave out --constant")
+        raise ConfigError("lmi bench: --constant requires an open loop; add --rate, or omit --constant")
     if arguments.engine and arguments.rate:
-        raise ConfigError("lmi bench: --engine does not support an open loop; leave out --engine or --rate")
+        raise ConfigError("lmi bench: --engine does not support an open loop; omit --engine or --rate")
     if arguments.engine not in (None, "auto"):
         entry(arguments.engine)
     plan = Plan(
@@ -128,7 +128,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from proof.bench.report import compare
 
     if arguments.url or arguments.engine or arguments.output:
-        raise ConfigError("lmi bench: --compare only reads results; leave out the URL, --engine and --output")
+        raise ConfigError("lmi bench: --compare only reads results; omit the URL, --engine and --output")
     curves = read_curves(arguments.compare)
     print(compare(curves))
     return draw(arguments, curves)

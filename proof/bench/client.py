@@ -34,7 +34,7 @@ class Result(NamedTuple):
     """The result of one request. Times are read from the machine's monotonic clock, which all processes share.
 
     Attributes:
-        start: when the request was sent, or in an open loop when it was due. So a late generator hides no delay.
+        start: when the request was sent, or in an open loop when it was due, so that a late generator hides no delay.
         arrivals: one time per token (or piece of text), in order. Tokens in one read have the same time.
         end: when the last byte of the response arrived, or the request failed.
         error: the kind of failure, or "" if the request succeeded.
@@ -53,13 +53,13 @@ class Result(NamedTuple):
 
 
 Ask: TypeAlias = Callable[[int], Awaitable[Result]]
-"""A function that sends the request of a given number and waits for the complete response. A failure is not raised,
-but returned as a result with an error."""
+"""A function that takes the number of a request, sends the request, and waits for the complete response. A failure is
+not raised, but returned as a result with an error."""
 
 
 @dataclass(frozen=True)
 class Closed:
-    """A load of `clients` that each send `requests` requests, or start requests for `seconds` if that is not None."""
+    """A load of `clients` clients. Each sends `requests` requests or, if `seconds` is set, requests for that time."""
 
     clients: int
     requests: int = 2
@@ -173,7 +173,7 @@ class HttpReader:
     Attributes:
         stage: what has arrived of the response.
         keep_alive: whether the connection can be used again.
-        refused: the reason why the rest of the response is not read, or "" if it is.
+        refused: the reason why the rest of the response is not read, or "" if it is read.
     """
 
     def __init__(self) -> None:
@@ -228,7 +228,7 @@ class StreamLines:
     Attributes:
         arrivals: the times at which lines arrived, except `[DONE]`.
         last: the last of these lines.
-        rest: the beginning of a line.
+        rest: the beginning of an incomplete line.
     """
 
     def __init__(self) -> None:
@@ -252,7 +252,7 @@ class StreamLines:
 
 
 class AnswerReader(HttpReader):
-    """A reader that counts the tokens of a response, one a line. Only the last line is parsed."""
+    """A reader that counts the tokens of a response, one per line. Only the last line is parsed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -489,7 +489,7 @@ async def opened(make: Callable[[], C], where: Address, timeout: float | None = 
     """Open a connection.
 
     Args:
-        make: returns the connection's protocol.
+        make: a function that returns the connection's protocol.
         timeout: seconds until the connection must be accepted, or None for the system's limit.
 
     Raises:

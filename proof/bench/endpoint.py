@@ -34,7 +34,7 @@ from proof.bench.report import (
 )
 
 HEADROOM = 0.7
-"""The recommended concurrency as a fraction of the knee, because load grows further while scaling out takes minutes."""
+"""The recommended concurrency as a fraction of the knee, because load may grow while scaling out takes minutes."""
 
 _STILL_RISING = 1.15  # ratio between the throughputs of a level and the previous one
 
@@ -119,7 +119,7 @@ def _row(level: Mapping[str, Any]) -> list[str]:
 
 
 Send: TypeAlias = Callable[[int], Result]
-"""A function that sends the request of a given number, and blocks until the response is complete."""
+"""A function that takes the number of a request, sends the request, and blocks until the response is complete."""
 
 
 def in_threads(send: Send, pool: ThreadPoolExecutor) -> Ask:
@@ -184,7 +184,7 @@ def measure_stream(open_stream: Callable[[], Stream]) -> Result:
 
 
 def _token_count(event: Any) -> int | None:
-    """Return the number of tokens if the event states it, else None."""
+    """Return the number of tokens that the event states, or None if it states no number."""
     match event:
         case Finish(details={"generated_tokens": int(number)} | {"completion_tokens": int(number)}):
             return number
@@ -223,8 +223,9 @@ def measure(plan: Plan, send: Send, warm_up: Send, report: Callable[[str], None]
     """Measure an endpoint, and return one `summary` per level.
 
     Args:
-        warm_up: sends the first request, which is not measured. It wakes an endpoint that is scaled to zero.
-        report: receives a line of text at the beginning of each level.
+        warm_up: a function that sends the first request, which is not measured. The request wakes an endpoint that is
+            scaled to zero.
+        report: a function that receives a line of text at the beginning of each level.
 
     Raises:
         RequestFailed: the first request failed.

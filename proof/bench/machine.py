@@ -110,11 +110,11 @@ def undisturbed(
     Args:
         repeat: number of measurements to return.
         quiet: number of cores that other processes may keep busy without disturbing a measurement.
-        measure: measures once. Its argument is the number of the measurement.
-        others: returns the number of cores that other processes kept busy during a measurement.
+        measure: a function that measures once. Its argument is the number of the measurement.
+        others: a function that returns the number of cores that other processes kept busy during a measurement.
 
     Returns:
-        The `repeat` least disturbed measurements, and the number of disturbed ones.
+        The `repeat` least disturbed measurements, and the number of disturbed measurements.
     """
     kept: list[T] = []
     disturbed: list[T] = []

@@ -19,7 +19,7 @@ LATENCIES = {
     "itl_ms": "time between tokens",
     "latency_ms": "time of a whole response",
 }
-"""Fields of a level that contain percentiles in milliseconds, and what they measure."""
+"""Maps the fields of a level that contain percentiles in milliseconds to what they measure."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Level:
         tokens_per_second: median of the repetitions.
         each: tokens per second of each repetition.
         engine: tokens per second of the engine alone, or None if it was not measured.
-        times: for each name in `LATENCIES`, the percentiles p50, p90 and p99 in milliseconds, or None for no response.
+        times: for each name in `LATENCIES`, the percentiles p50, p90 and p99 in milliseconds, or None if unknown.
         num_errors: number of failed requests.
-        others: the CPU cores that other processes kept busy in the most disturbed repetition, or None if unknown.
+        others: the CPU cores that other processes kept busy in the most disturbed repetition, or None if not known.
     """
 
     load: float
@@ -305,7 +305,7 @@ def _colored(curves: Sequence[Curve]) -> Iterator[tuple[str, Curve]]:
 
 
 def _short(name: str) -> str:
-    """Shorten a name to 24 characters for a legend, and remove a leading `_`, with which legends would omit it."""
+    """Shorten a name to 24 characters for a legend. Remove a leading `_`, because legends omit names with it."""
     name = name.lstrip("_")
     return name if len(name) <= 24 else f"{name[:11]}…{name[-12:]}"
 
@@ -346,7 +346,7 @@ def _load_axis(axes: Any, curves: Sequence[Curve]) -> None:
 
 
 def _legible(axes: Any, loads: Sequence[float]) -> list[float]:
-    """Return the loads whose labels do not overlap, from the highest one."""
+    """Return the loads whose labels do not overlap, beginning with the highest load."""
     positions = axes.transScale.transform([(load, 1) for load in loads])[:, 0]
     distance = 0.09 * (positions[-1] - positions[0])  # minimum distance between labels
     ticks: list[tuple[float, float]] = []

@@ -189,7 +189,7 @@ def measure(target: Target, load: Load, processes: int = 2, began: Callable[[], 
 
     Args:
         processes: maximum number of processes that generate the load.
-        began: called after the warm-up and before the load begins.
+        began: a function that is called after the warm-up and before the load begins.
 
     Raises:
         ConfigError: a process cannot connect to the server.
@@ -257,7 +257,7 @@ async def _warm_connections(share: _Share) -> Connections:
 class Work:
     """The engine-only equivalent of a closed loop: the same prompts, and as many concurrent sequences as `clients`.
 
-    If `seconds` is set, the prompts of `requests` are repeated until then.
+    If `seconds` is set, the prompts are repeated for that time.
     """
 
     clients: int
@@ -348,7 +348,7 @@ def run(engine: Engine, work: Work, prompts: list[list[int]], keys: Iterator[int
 
 
 def _outputs(step: Step) -> Iterator[Output]:
-    """Yield all outputs of a step, including those that are stored in columns."""
+    """Yield all outputs of a step, including outputs that are stored in columns."""
     for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
         yield Output(key, (id,), (logprob,))
     yield from step.others

@@ -41,7 +41,7 @@ def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
 
     Args:
         plan: the arguments of `lmi bench`.
-        print_result: draws the plot, prints the JSON document, and returns an exit status.
+        print_result: a function that draws the plot, prints the JSON document, and returns an exit status.
     """
     points = measure_all(plan)
     result = document(plan, points)
@@ -84,7 +84,7 @@ def _print_rate(point: Point) -> None:
 
 
 def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, advance: Advance) -> Point:
-    """Measure `plan.repeat` repetitions, and repeat those that other processes disturbed."""
+    """Measure `plan.repeat` repetitions. Repeat a measurement that other processes disturbed."""
 
     def repetition(turn: int) -> Repetition:
         if turn < plan.repeat:

@@ -54,11 +54,11 @@ class FrontEnd(NamedTuple):
     """A server to compare.
 
     Attributes:
-        start: starts the server with a pace in tokens per second per request, or 0 for no limit. All its processes run
-            on the current core, except an engine that is moved to the clients' core.
-        ping: path of the health check.
-        heads: number of events in a chat before the first token.
-        cpu: returns the CPU seconds of the processes on the server's core.
+        start: a function that starts the server with a pace, in tokens per second for each request, or 0 for no limit.
+            All processes of the server run on the current core, except an engine that is moved to the clients' core.
+        ping: the path of the health check.
+        heads: the number of events in a chat before the first token.
+        cpu: a function that returns the CPU seconds of the processes on the server's core.
     """
 
     start: Callable[[float], AbstractContextManager[Server]]
@@ -113,7 +113,7 @@ def _ours_apart(pace: float) -> Iterator[Server]:
 
 
 def engine_of(pid: int) -> int:
-    """Return the id of the engine's process, given the id of our server's process."""
+    """Return the ID of the engine's process. `pid` is the ID of our server's process."""
     return child_by_command(pid, b"engine_process")
 
 
@@ -218,7 +218,7 @@ Totals = TypeVar("Totals", Streams, Answers)
 
 @dataclass(frozen=True)
 class Interval(Generic[Totals]):
-    """The totals of clients before and after an interval, and the CPU seconds on the server's core in between."""
+    """The totals of clients before and after an interval, and the CPU seconds of the server's core in the interval."""
 
     before: Sequence[Totals]
     after: Sequence[Totals]
@@ -385,7 +385,7 @@ def main() -> int:
     if args.rust and not args.model:
         parser.error("--rust needs --model")
     if args.whole and args.requests:
-        parser.error("--requests always uses a whole core; leave out --whole")
+        parser.error("--requests always uses a whole core; omit --whole")
     front_ends: dict[str, FrontEnd] = {"ours": OURS}
     if args.rust:
         front_ends["vllm-rs"] = rust(args.rust, args.model)

@@ -1,6 +1,6 @@
 """Load generators that do little more than count, and health checks.
 
-More work would slow down the server under test on a machine with two cores. Each runs in separate processes on uvloop.
+More work would slow down the server under test on a machine with two cores. They run in separate processes on uvloop.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class Pings:
     Args:
         url: the URL of the health check.
         seconds: duration of the process.
-        limit: seconds to wait for a response. A missing response counts as one that took so long.
+        limit: seconds to wait for a response. A missing response counts as a response that took this long.
     """
 
     def __init__(self, url: str, seconds: float, limit: float) -> None:

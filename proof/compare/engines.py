@@ -94,7 +94,7 @@ class Sample(NamedTuple):
 
     @property
     def host(self) -> float:
-        """Return the CPU seconds per token of the server's processes, without the engine's."""
+        """Return the CPU seconds per token of the server's processes, without the engine's own processes."""
         return self.cpu.host / sum(result.num_tokens for result in self.results)
 
     @property

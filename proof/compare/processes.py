@@ -31,7 +31,7 @@ def free_port() -> int:
 def started(
     command: Sequence[str], url: str, timeout: float, environment: Mapping[str, str] | None = None
 ) -> Iterator[int]:
-    """Start a server, yield its process id when it is ready, and stop it and its children at the end.
+    """Start a server, yield its process ID when it is ready, and stop it and its children at the end.
 
     Args:
         command: the command that starts the server.
@@ -86,7 +86,7 @@ def cpu_seconds(pid: int, engine: tuple[bytes, ...] = ()) -> Cpu:
     """Return the CPU seconds of a process and its descendants. Descendants that end during the call are not counted.
 
     Args:
-        pid: id of the process.
+        pid: the ID of the process.
         engine: prefixes of the names of the engine's processes. Their descendants also count as the engine's.
 
     Raises:
@@ -108,13 +108,13 @@ def _cpu_seconds(pid: int, engine: tuple[bytes, ...], own: float, *, inside: boo
 def process_seconds(pid: int) -> float:
     """Return the user and system time of a process in seconds, including threads that have ended.
 
-    The kernel has a clock for each process, whose id is computed as in clock_getcpuclockid(3).
+    The kernel has a clock for each process. The clock's ID is computed as in clock_getcpuclockid(3).
     """
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def _command(pid: int) -> bytes:
-    """Return the title of a process if it has set one, else its command."""
+    """Return the title that a process has set for itself, or else its command."""
     return (_PROC / str(pid) / "cmdline").read_bytes()
 
 
@@ -125,14 +125,14 @@ def child_by_command(pid: int, part: bytes) -> int:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the ids of all running descendants of `pid`."""
+    """Yield the IDs of all running descendants of `pid`."""
     for child in children(pid):
         yield child
         yield from descendants(child)
 
 
 def children(pid: int) -> list[int]:
-    """Return the ids of all running children of `pid`. The list is empty if `pid` has ended."""
+    """Return the IDs of all running children of `pid`. The list is empty if `pid` has ended."""
     while True:
         try:
             threads = list((_PROC / str(pid) / "task").iterdir())
@@ -144,7 +144,7 @@ def children(pid: int) -> list[int]:
 
 
 def _started_by(thread: Path) -> list[int] | None:
-    """Return the ids of the processes that a thread has started, or None if the thread has ended."""
+    """Return the IDs of the processes that a thread has started, or None if the thread has ended."""
     try:
         return [int(child) for child in (thread / "children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Test a server against the public contracts of SageMaker and of the APIs that you name. Each rule \
-passes or fails (the report shows the request and the answer). A rule that cannot run is reported \
+passes or fails (the report shows the request and the response). A rule that cannot run is reported \
 as "not asked", with the reason. Results go to standard error, and a report in Markdown to standard \
 output at the end. LMI_API_KEY is the server's key. Exit status: 0 if no rule failed, 1 if one did, \
 2 if nothing could run."""
@@ -82,14 +82,14 @@ def add_parser(commands: Any) -> None:
         type=positive,
         default=600.0,
         metavar="S",
-        help="maximum seconds until /ping answers 200 (default: %(default)g)",
+        help="maximum seconds until /ping returns 200 (default: %(default)g)",
     )
     parser.add_argument(
         "--timeout",
         type=positive,
         default=60.0,
         metavar="S",
-        help="maximum seconds for one answer (default: %(default)g)",
+        help="maximum seconds for one response (default: %(default)g)",
     )
     parser.add_argument("--slow", action="store_true", help="also run rules that take minutes")
     add_repeatable(parser, "--rule", "rule", "RULE", "run only this rule (stream.chunked) or group (stream)")
@@ -206,7 +206,7 @@ def _tell(result: Result) -> None:
 
 
 def _is_replaceable(path: Path) -> bool:
-    """Return whether a path is that of a file, or does not exist, and is not that of a link, pipe or device."""
+    """Return whether a path is a regular file or does not exist. Links, pipes and devices must not be replaced."""
     return not path.is_symlink() and (path.is_file() or not path.exists())
 
 
@@ -222,10 +222,10 @@ def _write(path: Path, text: str) -> int:
 
 
 def _replace(path: Path, text: str) -> bool:
-    """Replace a file at once, so that it is never half written; return whether its directory and mount allow that.
+    """Replace a file atomically, and return whether its directory and mount allow that.
 
     Raises:
-        OSError: the disk is full. The file is as it was.
+        OSError: the disk is full. The file is unchanged.
     """
     part = path.with_name(f"{path.name}.part")
     try:

@@ -1,4 +1,4 @@
-"""Requests for generated text in each profile's API, and the location of the text in its answers."""
+"""Requests for generated text in each profile's API, and the location of the text in the responses."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dialect:
-    """An API's way to request generated text.
+    """The requests by which an API generates text.
 
     Attributes:
-        name: name in messages.
-        path, stream_path: routes; they may contain `{model}`.
-        body: returns a greedy request's body for a prompt, a number of tokens, and whether to stream.
-        prompt: name of the field with the prompt.
-        tokens: path of keys to the token limit.
-        temperature: path of keys to the temperature.
-        content_type: content type of a stream.
+        name: the API's name in messages.
+        path, stream_path: the routes, which may contain `{model}`.
+        body: a function that takes a prompt, a number of tokens, and whether to stream, and returns the body of a
+            greedy request.
+        prompt: the name of the field with the prompt.
+        tokens: the path of keys to the token limit.
+        temperature: the path of keys to the temperature.
+        content_type: the content type of a stream.
         endless: fields that keep an end token from ending a stream early.
         refuses_in_stream: whether a stream with a bad parameter gets status 200 and an error event, as in TGI.
     """
@@ -44,7 +45,7 @@ def change(body: Body, keys: tuple[str, ...], value: Any) -> Body:
 
 
 def merge(body: Body, more: Mapping[str, Any]) -> Body:
-    """Return a copy of the body with the fields of `more`; nested objects are merged."""
+    """Return a copy of the body with the fields of `more`. Nested objects are merged."""
     joined = dict(body)
     for name, value in more.items():
         inner = joined.get(name)
@@ -103,14 +104,14 @@ AT_INVOCATIONS = (
     Dialect("a chat", _CALLS, _CALLS, _chat, "messages", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
     Dialect("a completion", _CALLS, _CALLS, _completion, "prompt", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
 )
-"""Dialects that `/invocations` may accept; the first one that the server answers is used."""
+"""Dialects that `/invocations` may accept. The first dialect that the server accepts is used."""
 
 OF_PROFILE = {"lmi-0.28": LMI, "lmi-0.38": LMI, "tgi": TGI, "openai": CHAT, "anthropic": MESSAGES, "triton": TRITON}
 PROFILES = ("sagemaker", *OF_PROFILE)
 
 
 def text_of(value: Any) -> str | None:
-    """Return the text of a whole answer in any dialect, or None if there is no text in it."""
+    """Return the text of a complete response in any dialect, or None if it contains no text."""
     if isinstance(value, list) and value:
         value = value[0]
     match value:
@@ -126,7 +127,7 @@ def text_of(value: Any) -> str | None:
 
 
 def piece_of(event: Any) -> str:
-    """Return the text of one event of a stream in any dialect, or "" if there is no text in it."""
+    """Return the text of one event of a stream in any dialect, or "" if it contains no text."""
     match event:
         case {"token": {"special": True}} | {"token": {"special_token": True}}:
             return ""

@@ -1,4 +1,4 @@
-"""Requests to the server under test, and its answers with their arrival times."""
+"""Requests to the server under test, and its responses with their arrival times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 240
 
 
 class Recorder(BodyReader):
-    """Reader that records an answer, and the arrival times of a stream's lines or events."""
+    """A reader that records a response, and the arrival times of a stream's lines or events."""
 
     max_bytes: ClassVar[int] = 8 << 20
 
@@ -36,15 +36,15 @@ class Recorder(BodyReader):
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one request.
+    """The response to one request.
 
     Attributes:
         asked: the request on one line for a report, without API keys.
-        failure: reason why the answer is incomplete: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB` or
+        failure: the reason why the response is incomplete: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB` or
             `refused`; "" if it is complete.
-        pieces: seconds from the start of the request to each part of the body.
-        arrivals: seconds from the start of the request to each line or event of a stream.
-        late: whether the time limit that ended it is `--timeout`, not one of the contract.
+        pieces: the seconds from the start of the request to each part of the body.
+        arrivals: the seconds from the start of the request to each line or event of a stream.
+        late: whether the response was ended by the time limit `--timeout`, not by a time limit of the contract.
     """
 
     asked: str
@@ -63,7 +63,7 @@ class Answer:
 
     @property
     def is_uncut(self) -> bool:
-        """Return whether the answer is certainly complete. If it ends by closing the connection, it may be cut off."""
+        """Return whether the response is certainly complete, because its headers declare where its body ends."""
         return not self.failure and client.tells_its_end(self.headers)
 
     @property
@@ -81,7 +81,7 @@ class Answer:
 
     @property
     def value(self) -> Any:
-        """Body as JSON, or None if it is not JSON."""
+        """The body as JSON, or None if it is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
@@ -89,12 +89,12 @@ class Answer:
 
     @property
     def object(self) -> dict[str, Any]:
-        """Body as a JSON object, or {} if it is not a JSON object."""
+        """The body as a JSON object, or {} if it is not a JSON object."""
         return self.value if isinstance(self.value, dict) else {}
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """JSON objects of a stream, from its lines or its events' data. Other lines, such as `[DONE]`, are left out."""
+        """The JSON objects in a stream's lines or in its events' data, without other lines, such as `[DONE]`."""
         events = []
         for line in self.text.split("\n"):
             try:
@@ -107,7 +107,7 @@ class Answer:
 
     @property
     def got(self) -> str:
-        """Answer on one line, for a report."""
+        """The response on one line, for a report."""
         if self.failure and not self.status:
             return f"{self.failure} after {self.seconds:.1f} s"
         end = f"; then {self.failure} after {self.seconds:.1f} s" if self.failure else ""
@@ -115,14 +115,14 @@ class Answer:
 
 
 class Connection(client.Connection[Recorder]):
-    """Connection that is used for a single request."""
+    """A connection that is used for a single request."""
 
     def __init__(self) -> None:
         super().__init__(Recorder)
         self._news = asyncio.Event()
 
     async def send(self, request: bytes, label: str, timeout: float) -> Answer:
-        """Send the request and return its answer. A failed exchange is returned as an answer with `failure` set."""
+        """Send the request, and return its response. If the exchange fails, the response has a `failure`."""
         start = time.monotonic()
         failure = await self.exchange(request, timeout)
         end, reader = time.monotonic(), self.reader
@@ -138,7 +138,7 @@ class Connection(client.Connection[Recorder]):
         )
 
     async def begun(self, events: int, timeout: float) -> bool:
-        """Wait until `events` events have arrived; return False if they have not after `timeout` seconds."""
+        """Wait until `events` events have arrived, and return whether they have arrived within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while len(self.reader.arrivals) < events and not self.closed:
             self._news.clear()

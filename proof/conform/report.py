@@ -1,4 +1,4 @@
-"""Reports of results in Markdown and JSON, and comparison of several reports."""
+"""Reports of results in Markdown and JSON, and comparisons of several reports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def document(plan: Plan, results: Sequence[Result], title: str) -> dict[str, Any
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Return the report as Markdown: counts, failures with their requests and answers, and all rules."""
+    """Return the report as Markdown: counts, failures with their requests and responses, and all rules."""
     results = report["results"]
     lines = [f"# Conformance of {_plain(report['title'])}", ""]
     lines += [f"Asked by lmi-handler {report['conform']} at {report['time']}.", ""]
@@ -77,7 +77,7 @@ def line(result: Result) -> str:
 
 
 def total(results: Sequence[Result]) -> str:
-    """Return the number of results of each verdict, on one line."""
+    """Return the number of results with each verdict, on one line."""
     return ", ".join(f"{sum(result.verdict == verdict for result in results)} {verdict}" for verdict in VERDICTS)
 
 
@@ -119,7 +119,7 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def compare(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Return a Markdown comparison of reports: their counts, and the rules that failed in at least one of them."""
+    """Return a Markdown comparison of reports: their counts, and the rules that failed in at least one report."""
     titles = [_plain(report["title"]) for report in reports]
     changed = [
         {(result["profile"], result["rule"]): result["result"] for result in report["results"]} for report in reports
@@ -143,10 +143,10 @@ def compare(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape text from elsewhere so that it cannot break a Markdown table."""
+    """Escape foreign text, so that it cannot break a Markdown table."""
     return _printable(text).replace("|", "\\|").replace("`", "'")
 
 
 def _printable(text: str) -> str:
-    """Replace unprintable characters, and those that UTF-8 cannot encode, with spaces."""
+    """Replace unprintable characters, and characters that UTF-8 cannot encode, with spaces."""
     return "".join(char if char.isprintable() else " " for char in text)

@@ -1,4 +1,4 @@
-"""The rules of `lmi conform`. Each has a sentence, its public source, a check, and the profiles it applies to."""
+"""The rules of `lmi conform`. Each rule has a sentence, a public source, a check, and the profiles it applies to."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ LMI = ("lmi-0.28", "lmi-0.38")
 
 
 class Source(NamedTuple):
-    """Public document that states a rule; `url` is empty for this project's own rules."""
+    """The public document that states a rule. `url` is empty for this project's own rules."""
 
     title: str
     url: str
 
 
 class Failed(Exception):
-    """Failure of a rule.
+    """A rule has failed.
 
     Attributes:
-        expected: the expected answer.
-        asked, got: the request and the answer, or "" if there was no request.
-        late: whether the answer was not awaited beyond `--timeout`.
+        wanted: the expected response.
+        asked, got: the request and the response, or "" if there was no request.
+        late: whether the response was ended by the time limit `--timeout`.
     """
 
     def __init__(self, expected: str, answer: Answer | None = None, *, asked: str = "", got: str = "") -> None:
@@ -41,7 +41,7 @@ class Failed(Exception):
 
 
 class NotAsked(Exception):
-    """Rule that cannot be checked on this server; the message says why."""
+    """A rule cannot be checked on this server. The message says why."""
 
 
 Check = Callable[["Server"], Awaitable[None]]
@@ -49,13 +49,13 @@ Check = Callable[["Server"], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Rule:
-    """Requirement of a contract, and its check.
+    """A requirement of a contract, and its check.
 
     Attributes:
-        id: name in reports, such as `stream.chunked`: a group, a dot and a name.
+        id: the rule's name in reports, such as `stream.chunked`: a group, a dot and a name.
         sentence: the requirement in one sentence.
-        last: whether the check stops the server, so that it must run after all others.
-        check: returns if the server meets the requirement, otherwise raises `Failed` or `NotAsked`.
+        last: whether the check stops the server, so that it must run after all other checks.
+        check: a function that returns if the server meets the requirement, and raises `Failed` or `NotAsked` otherwise.
     """
 
     id: str
@@ -67,7 +67,7 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}
-"""Rules by id, in the order in which they are checked."""
+"""Maps IDs to rules, in the order in which the rules are checked."""
 
 
 def rule(
@@ -90,18 +90,18 @@ def expect(holds: object, expected: str, answer: Answer) -> None:
 
 
 def expect_fields(answer: Answer, value: Any, *fields: str) -> None:
-    """Raise `Failed` if `value`, a part of the answer, is not an object with the wanted fields."""
+    """Raise `Failed` if `value`, a part of the response, is not an object with these fields."""
     expect(isinstance(value, dict) and set(fields) <= set(value), f"the fields {', '.join(fields)}", answer)
 
 
 def expect_answer(answer: Answer) -> Answer:
-    """Return the answer, or raise `Failed` if it is not a complete answer with status 200."""
-    expect(answer.ok, "a whole answer with status 200", answer)
+    """Return the response, or raise `Failed` if it is not a complete response with status 200."""
+    expect(answer.ok, "a complete response with status 200", answer)
     return answer
 
 
 async def expect_details(server: Server, **parameters: Any) -> tuple[Answer, dict[str, Any]]:
-    """Request an answer with `details`, as clients of LMI and TGI do; return the answer and its details."""
+    """Request a response with `details`, as clients of LMI and TGI do, and return the response and its details."""
     answer = expect_answer(await server.generate(more={"parameters": {"details": True, **parameters}}))
     details = answer.object.get("details")
     expect(isinstance(details, dict), "details", answer)
@@ -110,27 +110,27 @@ async def expect_details(server: Server, **parameters: Any) -> tuple[Answer, dic
 
 
 async def greedy(server: Server, tokens: int) -> Answer:
-    """Return a greedy answer.
+    """Return a greedily decoded response.
 
     Raises:
-        NotAsked: a second answer to the same request has a different text.
+        NotAsked: a second response to the same request has a different text.
     """
     answer, again = [expect_answer(await server.generate(tokens=tokens)) for _ in range(2)]
     if text_of(answer.value) != text_of(again.value):
-        skip("two greedy answers differ")
+        skip("two greedy responses differ")
     return answer
 
 
 async def stop_word(server: Server) -> tuple[str, str]:
-    """Return the text of a greedy answer, and its third word, to be used as a stop sequence.
+    """Return the text of a greedily decoded response, and its third word, to be used as a stop sequence.
 
     Raises:
-        NotAsked: the answer has too few words, its third word also occurs before, or two greedy answers differ.
+        NotAsked: the text has too few words, its third word also occurs earlier, or two greedy responses differ.
     """
     text = text_of((await greedy(server, 16)).value) or ""
     words = text.split()
     if len(words) < 4 or words[2] in "".join(words[:2]):
-        skip(f"no word of the answer {text!r} can be used as a stop sequence")
+        skip(f"no word of the response {text!r} can be used as a stop sequence")
     return text, words[2]
 
 

@@ -1,4 +1,4 @@
-"""Run of the rules, one after another."""
+"""Functions that check the rules, one after another."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from proof.conform.server import Asking, Lifetime, Server
 __all__ = ["Plan", "Result", "rules", "run"]
 
 _RULE = 300.0
-"""Time limit of one rule in seconds; `--slow` multiplies it by ten."""
+"""The time limit of one rule, in seconds. `--slow` multiplies it by ten."""
 
 _UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Exceptions that a check may raise for an answer of the wrong structure, such as a list instead of an object."""
+"""Exceptions that a check may raise for a response with a wrong structure, such as a list instead of an object."""
 
 
 Verdict: TypeAlias = Literal["passed", "failed", "not asked"]
@@ -31,9 +31,9 @@ class Plan:
     """The arguments of `lmi conform`.
 
     Attributes:
-        only: ids of rules or groups to check; if empty, all rules of the profiles are checked.
-        left_out: ids of rules or groups to skip.
-        ready: time limit in seconds for the server to become ready.
+        only: the IDs of rules or groups to check. If it is empty, all rules of the profiles are checked.
+        left_out: the IDs of rules or groups to skip.
+        ready: the time limit for the server to become ready, in seconds.
     """
 
     asking: Asking
@@ -45,11 +45,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of one rule in one profile.
+    """The result of one rule in one profile.
 
     Attributes:
-        wanted: the expected answer if the rule failed, or the reason if it was not asked.
-        asked, got: the request and the answer of a failed rule.
+        wanted: the expected response if the rule failed, or the reason if it was not asked.
+        asked, got: the request and the response of a failed rule.
     """
 
     rule: Rule
@@ -65,16 +65,16 @@ def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object])
     """Check all rules of the plan.
 
     Args:
-        tell: called with each result as soon as it is known.
+        tell: a function that is called with each result as soon as it is known.
 
     Raises:
-        ConfigError: the server does not answer or could not be started.
+        ConfigError: the server does not respond or could not be started.
     """
     return asyncio.run(_run(plan, lifetime, tell))
 
 
 def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
-    """Return the plan's rules, each with its profile; rules that stop the server come last."""
+    """Return the plan's rules, each with its profile. Rules that stop the server come last."""
     pairs = [
         (rule, profile)
         for profile in plan.profiles
@@ -85,7 +85,7 @@ def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
 
 
 def named(rule: Rule, names: Sequence[str]) -> bool:
-    """Return whether `names` contains a rule's id or its group."""
+    """Return whether `names` contains a rule's ID or its group."""
     return any(name in (rule.id, rule.id.partition(".")[0]) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""Server under test: requests in one profile's dialect, and the start and stop of its process or container."""
+"""The server under test: requests in one profile's dialect, and the start and stop of its process or container."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Start:
     """Observations while the server started.
 
     Attributes:
-        first: answer to the first request after /ping had answered 200.
-        early: answer to a request while /ping reported that the server was not ready, or None if the port was closed
-            until then.
+        first: the response to the first request after /ping had returned 200.
+        early: the response to a request while /ping reported that the server was not ready, or None if the port was
+            closed until the server was ready.
     """
 
     first: Answer
@@ -48,9 +48,9 @@ class Stop:
     """Observations after SIGTERM.
 
     Attributes:
-        running: answer of the stream that was running.
-        later: answers to requests that were sent after the signal.
-        seconds: seconds from the signal to the end of the process, or None if it did not end.
+        running: the response of the stream that was running.
+        later: the responses to requests that were sent after the signal.
+        seconds: the seconds from the signal to the end of the process, or None if it did not end.
     """
 
     running: Answer
@@ -59,11 +59,11 @@ class Stop:
 
 
 class Lifetime(ABC):
-    """Process or container of a server, which can be stopped as SageMaker does.
+    """The process or container of a server. It is stopped in the same way as on SageMaker.
 
     Attributes:
-        ours: whether `start` starts the server; otherwise it must be running already.
-        started, stopped: observations, or None before the server was started or stopped.
+        ours: whether `start` starts the server; otherwise, the server must already be running.
+        started, stopped: the observations, or None before the server was started or stopped.
     """
 
     ours = False
@@ -84,7 +84,7 @@ class Lifetime(ABC):
 
     @abstractmethod
     async def wait(self, seconds: float) -> bool:
-        """Wait until the server has ended; return False if it has not after `seconds`."""
+        """Wait at most `seconds` for the server to end, and return whether it has ended."""
 
     @abstractmethod
     async def kill(self) -> None:
@@ -92,7 +92,7 @@ class Lifetime(ABC):
 
 
 class Command(Lifetime):
-    """Server that is started by a command, in its own process group."""
+    """A server that is started by a command, in its own process group."""
 
     ours = True
 
@@ -130,7 +130,7 @@ class Command(Lifetime):
         return await self.has_ended()
 
     async def kill(self) -> None:
-        """End the process group. SIGTERM comes first, because `docker run` stops its container only then."""
+        """End the process group. SIGTERM comes first, because `docker run` stops its container only on SIGTERM."""
         if self._process is None:
             return
         if not self._told:
@@ -142,7 +142,7 @@ class Command(Lifetime):
 
 
 class Container(Lifetime):
-    """Running container of Docker or Podman, by name or id."""
+    """A running container of Docker or Podman, identified by its name or ID."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -188,7 +188,7 @@ class Container(Lifetime):
 
 
 async def _call(*words: str) -> tuple[int, str]:
-    """Run a program; return its status, and the last line of its output, or of its errors if it failed."""
+    """Run a program, and return its status, and the last line of its output, or of its errors if it failed."""
     process = await asyncio.create_subprocess_exec(
         *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
@@ -203,22 +203,22 @@ _LONGEST = 4096
 """Maximum tokens of a stream that a rule requests."""
 
 _SHORTEST = 0.5
-"""Minimum duration in seconds of an answer that a rule observes while it is generated."""
+"""Minimum duration, in seconds, of a response that a rule observes while it is generated."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits for a server, in seconds.
+    """The limits for a server, in seconds.
 
     Attributes:
-        answer: time limit of an answer to a rule's request.
-        whole: the limit for an answer that is not streamed.
+        answer: the limit for a response to a rule's request.
+        whole: the limit for a non-streaming response.
         ping: the limit for /ping.
         connect: the limit for accepting a connection.
         stop: the time from SIGTERM to SIGKILL.
-        abandoned: time after a disconnect within which the engine must stop.
-        patience: time to wait for abandoned answers that the engine generates to their end.
-        long: duration of a stream that must not end by itself.
+        abandoned: the time after a disconnect within which the engine must stop.
+        patience: the time to wait for abandoned responses that the engine generates to their end.
+        long: the duration of a stream that must not end by itself.
         payload: the maximum body size, in bytes.
     """
 
@@ -235,13 +235,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Asking:
-    """Arguments of `lmi conform` that concern requests.
+    """The arguments of `lmi conform` that concern requests.
 
     Attributes:
         key: the API key, or "" if the server needs no key.
-        model: model name in requests, or "" to look it up.
+        model: the model name in requests, or "" to look it up.
         adapter: the NAME=DIRECTORY of a LoRA adapter on the server's machine, or "".
-        metrics: path of the server's metrics.
+        metrics: the path of the server's metrics.
         slow: whether to check rules that take minutes.
     """
 
@@ -255,10 +255,10 @@ class Asking:
 
 
 class Server:
-    """Server under test, in the dialect of one profile.
+    """The server under test, in the dialect of one profile.
 
     Attributes:
-        last: the last answer to `ask`, or None before the first one.
+        last: the last response that `ask` has received, or None if there is none.
     """
 
     def __init__(self, asking: Asking, profile: str, lifetime: Lifetime | None = None) -> None:
@@ -289,7 +289,7 @@ class Server:
 
         Args:
             body: an object to be sent as JSON, or bytes to be sent unchanged.
-            headers: headers that are added to content-type, authorization and x-api-key, or replace them.
+            headers: headers to add to content-type, authorization and x-api-key, or to replace these headers.
             keyed: whether to send the API key.
         """
         request, shown_request = self._request(method, path, body, headers or {}, keyed)
@@ -321,10 +321,10 @@ class Server:
     async def asking_for(
         self, path: str, body: Body, timeout: float | None = None
     ) -> AsyncIterator[tuple[Connection, asyncio.Task[Answer]]]:
-        """Send a request; yield its connection, which is closed at the end, and the task that waits for its answer.
+        """Send a request, and yield its connection, which is closed at the end, and the task that awaits its response.
 
         Args:
-            timeout: time limit of the answer in seconds; the default is that of a long stream.
+            timeout: the time limit of the response, in seconds. The default is the limit of a long stream.
         """
         request, label = self._request("POST", path, body, {}, True)
         connection = await connect(self.asking.url, self.limits.answer)
@@ -356,10 +356,10 @@ class Server:
     # -- in the profile's dialect --------------------------------------------------------------------------------
 
     async def dialect(self) -> Dialect:
-        """Return the profile's dialect; for SageMaker, the first one that the server answers at `/invocations`.
+        """Return the profile's dialect or, for SageMaker, the first dialect that the server accepts at `/invocations`.
 
         Raises:
-            NotAsked: the server answers none of the dialects.
+            NotAsked: the server accepts none of the dialects.
             Failed: the server does not accept the API key.
         """
         async with self._looking_up:  # concurrent requests need it too
@@ -374,11 +374,11 @@ class Server:
             if answer.ok:
                 return dialect
         if answer.status in (401, 403) and self.asking.key:
-            raise Failed("an answer with the key", answer)
-        skip("/invocations answers neither inputs, nor messages, nor prompt")
+            raise Failed("a response to a request with the key", answer)
+        skip("/invocations accepts neither inputs, nor messages, nor prompt")
 
     async def model(self) -> str:
-        """Return the model name in requests: the given one, or the first one that the server lists."""
+        """Return the model name for requests: that of `--model`, or else the first name that the server lists."""
         if not self._model:
             for method, path in (("GET", "/v1/models"), ("POST", "/v2/repository/index")):
                 match (await self.ask(method, path, {} if method == "POST" else None)).value:
@@ -442,7 +442,7 @@ class Server:
                 if await self._accepts(body):
                     return body, tokens / rate
             tokens //= 2
-        skip(f"at {rate:.0f} tokens/s, no answer takes {_SHORTEST} s")
+        skip(f"at {rate:.0f} tokens/s, no response takes {_SHORTEST} s")
 
     async def _accepts(self, body: Body) -> bool:
         """Return whether the server accepts the request and starts a stream."""

@@ -1,1 +1,1 @@
-"""`lmi replay`: sends recorded requests to a server, and compares its answers with recorded or other live ones."""
+"""`lmi replay`: sends recorded requests to a server, and compares its responses with a recording or another server."""

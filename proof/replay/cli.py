@@ -11,20 +11,20 @@ from handler.core.command_line import KeptLines, add_repeatable, positive
 from handler.core.numbers import decimal, is_digits
 
 _OUTPUT = Path("lmi-replay")
-_DESCRIPTION = """Send recorded requests to a server, and compare its answers with another server's, or with the \
-recorded ones. Each request gets a class: equal, tie (near ties of log-probabilities, nearly equal numbers), text, \
-shape (fields and types), framing, status, lost. Volatile values, such as ids, are found by sending requests twice.
+_DESCRIPTION = """Send recorded requests to a server, and compare its responses with another server's, or with the \
+recording. Each request gets a class: equal, tie (near ties of log-probabilities, nearly equal numbers), text, shape \
+(fields and types), framing, status, lost. Volatile values, such as IDs, are found by sending requests twice.
 
-TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, a `lmi serve` that is started \
-with these arguments and stopped at the end. Exit status: 1 if a class has more requests than --allow permits. Bodies \
-are not printed without --show. To continue a run that was killed, give the same command again."""
+TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, which starts `lmi serve` with \
+these arguments and stops it at the end. Exit status: 1 if a class has more requests than --allow permits. Bodies are \
+not printed without --show. To continue a run that was killed, run the same command again."""
 
 
 def add_parser(commands: Any) -> None:
     """Add `replay` to `lmi`'s subcommands."""
     parser = commands.add_parser(
         "replay",
-        help="send recorded requests to two servers, and compare their answers",
+        help="send recorded requests to two servers, and compare their responses",
         formatter_class=KeptLines,
         description=_DESCRIPTION,
     )
@@ -70,7 +70,7 @@ def add_parser(commands: Any) -> None:
         type=positive,
         default=600.0,
         metavar="S",
-        help="maximum seconds for one answer (default: %(default)s)",
+        help="maximum seconds for one response (default: %(default)s)",
     )
     pace.add_argument(
         "--patience",
@@ -110,7 +110,7 @@ def add_parser(commands: Any) -> None:
         help="directory for the journal, report.json and report.html (default: %(default)s)",
     )
     report.add_argument("--restart", action="store_true", help="discard an earlier run in the --output directory")
-    report.add_argument("--show", action="store_true", help="show requests and answers in the examples")
+    report.add_argument("--show", action="store_true", help="show requests and responses in the examples")
     parser.set_defaults(run=_replay)
 
 

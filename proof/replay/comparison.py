@@ -1,4 +1,4 @@
-"""Comparison of two answers to one request: findings, and the class of the request that follows from them."""
+"""Comparison of two responses to the same request. It yields findings, which determine the class of the request."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ _RANK = {cls: rank for rank, cls in enumerate(CLASSES)}
 
 
 class Finding(NamedTuple):
-    """Difference between two answers.
+    """A difference between two responses.
 
     Attributes:
         kind: kind of the difference, such as `usage`.
         where: the JSON path, without names that a client or a model chose.
-        change: the form of each side, without content.
+        change: how the two sides differ, without content.
         content: the content of each side, shown only with `--show`.
         learnable: whether the difference may be volatile for all requests of a kind; otherwise each request is checked
             on its own.
@@ -101,11 +101,11 @@ _SAMPLING = SAMPLED - {"seed"}
 
 
 class Traits(NamedTuple):
-    """Traits of a request that determine how its answers are compared.
+    """The traits of a request that determine how its responses are compared.
 
     Attributes:
-        greedy: whether a repeated request gets the same answer, by greedy decoding or because nothing is generated.
-        schema: requested JSON Schema of the answer's text, or None.
+        greedy: whether a repeated request gets the same response, by greedy decoding or because nothing is generated.
+        schema: the requested JSON Schema of the response's text, or None.
         json: whether JSON was requested, with or without a schema.
     """
 
@@ -119,7 +119,7 @@ def traits(request: Request, greedy: bool = False) -> Traits:
     """Return the traits of a request.
 
     Args:
-        greedy: treat the request as decoded greedily.
+        greedy: whether to treat the request as decoded greedily.
     """
     try:
         body, _ = tensors.read(request.body)
@@ -185,7 +185,7 @@ def _at(value: Any, *names: str) -> Any:
 _RELATIVE, _ABSOLUTE = 0.01, 1e-3  # tolerances of other fractional numbers, such as embeddings
 _FRAMING_LINE = re.compile(r"[\s:,\[\]]*|((data|event|id|retry) ?:[ \w.-]*)?(\[DONE\])?\s*")
 _COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
-"""Comment in an event stream, and the empty line after it."""
+"""Matches a comment in an event stream, and the empty line after it."""
 _DIGITS = re.compile(r"[0-9]+")
 _USAGE = re.compile(r"\.(\w*usage|generated_tokens|\w+_tokens|\w+_token_count)\b(?!\[)")
 _FINISH = {"finish_reason", "stop_reason", "stop_sequence"}
@@ -208,7 +208,7 @@ _MAX_TYPES = 256  # maximum types of documents
 
 
 class _Documents:
-    """JSON documents of an answer, and data that several comparisons share.
+    """The JSON documents of a response, and data that several comparisons share.
 
     Raises:
         NotJson: the body contains no JSON.
@@ -227,7 +227,7 @@ class _Documents:
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
-        """Shapes of the first document, of the last one, and of each type of documents between them."""
+        """The shapes of the first document, of the last document, and of each type of document between them."""
         parts: dict[str, list[Any]] = {}
         for name, part in frames(self.values).items():
             for value in part:
@@ -245,7 +245,7 @@ class _Documents:
 
 
 class Seen:
-    """Types and merged shapes of the reference's answers to one kind of request."""
+    """The types and merged shapes of the reference's responses to one kind of request."""
 
     def __init__(self) -> None:
         self.types: set[str] = set()
@@ -264,10 +264,10 @@ class Seen:
 
 
 def findings(reference: Answer, target: Answer, traits: Traits, seen: Seen, near: float = NEAR) -> list[Finding]:
-    """Return the differences that a client of the reference may notice in the target's answer.
+    """Return the differences that a client of the reference may notice in the target's response.
 
     Args:
-        seen: types and shapes of earlier answers to this kind of request.
+        seen: types and shapes of earlier responses to this kind of request.
         near: maximum difference between nearly equal log-probabilities.
     """
     if reference.lost or target.lost:
@@ -360,7 +360,7 @@ def _number(reference: _Documents, target: _Documents) -> Iterator[Finding]:
 
 
 def _cuts(reference: _Documents, target: _Documents) -> Iterator[Finding]:
-    """Compare whether two streams have an event for each token, or for several tokens."""
+    """Compare whether the events of two streams contain one token each, or several tokens."""
     if len(reference.values) < 2 or len(target.values) < 2:
         return
     cuts = [cut for side in (reference, target) if (cut := cut_of(side.scalars)) is not None]
@@ -373,7 +373,7 @@ def _event_names(reference: _Documents, target: _Documents, *, strict: bool) -> 
     """Compare the names of server-sent events.
 
     Args:
-        strict: require the same names in the same order; otherwise accept any name that the reference has.
+        strict: whether to require the same names in the same order; otherwise, accept any name that the reference has.
     """
     names_by_type = (event_names(side.values, side.glue) for side in (reference, target))
     for root, *names in _in_both(*names_by_type):
@@ -406,7 +406,7 @@ def _strict_shapes(reference: _Documents, target: _Documents) -> Iterator[Findin
 
 
 def _loose_shapes(target: _Documents, seen: Seen) -> Iterator[Finding]:
-    """Compare with the merged shapes of earlier answers, because answers with other content may have other fields."""
+    """Compare with the merged shapes of earlier responses, because other content may come with other fields."""
     for root in sorted(target.types - seen.types):
         yield Finding(Class.SHAPE, "type", _public(root), "absent -> present")
     yield from _shape_findings(seen.shapes, target.shapes, one_of_many=True)
@@ -475,7 +475,7 @@ def _text_finding(reference: _Documents, target: _Documents, path: str, near: fl
 
 
 def _parted(reference: _Documents, target: _Documents) -> list[Parted]:
-    """Return where the choices' texts differ first."""
+    """Return the first difference between the texts of each choice."""
     tokens = _in_both(tokens_by_choice(reference.values), tokens_by_choice(target.values))
     return [part for _, *texts in tokens if (part := parted_at(*texts))]
 
@@ -500,7 +500,7 @@ def _parsed(values: Sequence[Any]) -> list[Any]:
 
 
 def _values(reference: _Documents, target: _Documents, near: float) -> Iterator[Finding]:
-    """Compare all values. Those of two streams of equal length are compared one by one, except for texts."""
+    """Compare all values. In streams with equally many documents, values other than texts are compared one by one."""
     aligned = len(reference.values) == len(target.values)
     result: dict[tuple[str, str, str], Finding] = {}
     if aligned:  # a field that only one of several choices lost
@@ -548,10 +548,10 @@ def _unsampled(reference: _Documents, target: _Documents, near: float) -> Iterat
 
 
 def _places(reference: _Documents, target: _Documents, *, strict: bool) -> Iterator[Finding]:
-    """Compare the indexes of choices, blocks and tool calls, and which of their ids are equal.
+    """Compare the indexes of choices, blocks and tool calls, and which of their IDs are equal.
 
     Args:
-        strict: whether both answers have the same text; otherwise one may have more items than the other.
+        strict: whether both responses have the same text; otherwise, one of them may have more items.
     """
     numbers = [indexes(side.scalars) for side in (reference, target)]
     paths = numbers[0].keys() | numbers[1].keys() if strict else numbers[0].keys() & numbers[1].keys()
@@ -568,7 +568,7 @@ def _places(reference: _Documents, target: _Documents, *, strict: bool) -> Itera
 
 
 def changing_values(earlier: Answer, later: Answer, near: float) -> set[tuple[str, str, str]]:
-    """Return the keys of findings about values that differ between two successive answers of one side."""
+    """Return the keys of findings about values that differ between two successive responses of one side."""
     try:
         both = _Documents(earlier.body), _Documents(later.body)
     except NotJson:
@@ -609,7 +609,7 @@ def _numbers(values: Sequence[Any]) -> bool:
 
 
 def _schemas(reference: _Documents, target: _Documents, traits: Traits) -> Iterator[Finding]:
-    """Yield a finding if the reference's answer follows the requested schema, but the target's does not."""
+    """Yield a finding if the reference's text follows the requested schema, but the target's text does not."""
     if not traits.json:
         return
     texts = (
@@ -623,7 +623,7 @@ def _schemas(reference: _Documents, target: _Documents, traits: Traits) -> Itera
 
 
 def _answers(documents: _Documents) -> dict[str, list[str]]:
-    """Return the generated texts of an answer, by JSON path."""
+    """Return the generated texts of a response, by JSON path."""
     return {
         path: [value for value in values if isinstance(value, str)]
         for path, values in documents.places.items()

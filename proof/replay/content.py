@@ -1,13 +1,13 @@
-"""Content and shape of an answer.
+"""The content and the shape of a response.
 
-Content is stored by place, a JSON path such as `$.choices[0].delta.content`, so that streams that are cut differently
-compare as equal. The texts of a stream are joined at each place; other values are stored when they change. Items of a
-list in a stream are identified by their own `index`.
+Content is stored by JSON path, such as `$.choices[0].delta.content`, so that streams that are split differently compare
+as equal. The texts of a stream are joined at each path; other values are stored when they change. Items of a list in a
+stream are identified by their own `index`.
 
-A shape is JSON too. A scalar's shape is the name of its type, or several names such as `null|string`. An object's shape
-is `{"a": …, "b?": …}`, where `b` is optional. A list's shape is `[…]`, with one shape for all items: `[]` is always
-empty, `[…, []]` sometimes. A number is an `integer` if all its values are written without a fraction or exponent,
-because clients with types, such as Go's and Rust's, refuse 9.0 for an integer.
+A shape is also JSON. A scalar's shape is the name of its type, or several names such as `null|string`. An object's
+shape is `{"a": …, "b?": …}`, where `b` is optional. A list's shape is `[…]`, with one shape for all items: `[]` is
+always empty, `[…, []]` is sometimes empty. A number is an `integer` if all its values are written without a fraction or
+exponent, because typed clients, such as Go's and Rust's, refuse 9.0 for an integer.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _BEGIN_BYTES = re.compile(rb"(?!\[DONE\])[{\[]")
 
 
 class NotJson(ValueError):
-    """The body contains no JSON object or list, or a broken one."""
+    """The body contains no JSON object or list, or contains invalid JSON."""
 
 
 class Documents(NamedTuple):
-    """JSON objects and lists of a body, and the texts before, between and after them (`glue`)."""
+    """The JSON objects and lists in a body, and the texts before, between and after them (`glue`)."""
 
     values: list[Any]
     glue: list[str]
@@ -58,7 +58,7 @@ def read_documents(body: bytes) -> Documents:
 
 
 def _by_lines(body: bytes) -> Documents:
-    """Read at most one document per line; this is 20 times as fast as `_by_place`."""
+    """Read at most one document per line, which is 20 times as fast as `_by_place`."""
     values: list[Any] = []
     glue: list[str] = []
     text: list[bytes] = []
@@ -75,7 +75,7 @@ def _by_lines(body: bytes) -> Documents:
 
 
 def _bounded(value: Any, text: str | bytes) -> Any:
-    """Return the value, or raise NotJson if it nests too deeply for recursive functions."""
+    """Return the value, or raise NotJson if it is nested too deeply for recursive functions."""
     if is_too_deep(value, text):
         raise NotJson("too deep")
     return value
@@ -95,7 +95,7 @@ def _by_place(body: bytes) -> Documents:
     return Documents(values, [*glue, text[at:]])
 
 
-# -- content, by place -------------------------------------------------------------------------------------------------
+# -- content, by JSON path ---------------------------------------------------------------------------------------------
 
 TEXTS = frozenset(
     [
@@ -119,19 +119,19 @@ LOGPROBS = frozenset(
 )
 _COUNTS = frozenset(("completion_tokens", "output_tokens", "generated_tokens"))
 """Names of fields with the number of generated tokens."""
-_FEW = 6  # tokens, too few to tell how a stream is cut
+_FEW = 6  # a stream with fewer tokens does not show how streams are split
 _INDEX = re.compile(r"\[[0-9]+\]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-"""Field name of an API. Other names are content, such as the tokens in a completion's `top_logprobs`."""
+"""Matches the name of a field in an API. Other names are content, such as tokens in a completion's `top_logprobs`."""
 _TYPE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-"""Type of an event or a message."""
+"""Matches the type of an event or a message."""
 
 
 def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, list[Any]]:
-    """Return the scalars of an answer, in order, by place.
+    """Return the scalars of a response, in order, by JSON path.
 
     Args:
-        by_index: identify items by their own `index`, because a stream may send them in any order.
+        by_index: whether to identify items by their own `index`, because a stream may send them in any order.
     """
     scalars: dict[str, list[Any]] = {}
     for document in documents:
@@ -140,14 +140,14 @@ def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, l
 
 
 def values_by_place(scalars: Mapping[str, list[Any]], num_documents: int) -> Mapping[str, list[Any]]:
-    """Return the values at each place; those of a stream are joined, so that its cuts do not matter."""
+    """Return the values at each JSON path. The values of a stream are joined, so that its splits do not matter."""
     if num_documents < 2:
         return scalars
     return {path: _joined(path, values) for path, values in scalars.items()}
 
 
 def name_of(path: str) -> str:
-    """Return the field name at the end of a place."""
+    """Return the field name at the end of a JSON path."""
     return _INDEX.sub("", path.rpartition(".")[2]).removesuffix("[]")
 
 
@@ -156,7 +156,7 @@ def without_indexes(path: str) -> str:
 
 
 def root_of(document: Any) -> str:
-    """Return the place of a document, with the type and index of an event of Anthropic's or the Responses API."""
+    """Return the JSON path of a document, with the type and index of an event of Anthropic's or the Responses API."""
     if isinstance(document, dict) and isinstance(kind := document.get("type"), str):
         index = document.get("index", document.get("output_index"))
         kind = kind if _TYPE.fullmatch(kind) else "<name>"
@@ -165,7 +165,7 @@ def root_of(document: Any) -> str:
 
 
 def type_of(document: Any) -> str:
-    """Return the place of a document without its index, such as `$(content_block_delta)`."""
+    """Return the JSON path of a document without its index, such as `$(content_block_delta)`."""
     return without_indexes(root_of(document)).removesuffix("[]")
 
 
@@ -187,7 +187,7 @@ def _walk(value: Any, path: str, scalars: dict[str, list[Any]], by_index: bool) 
 
 
 def _alternatives_of(name: str, value: Any) -> Any:
-    """Return a completion's `top_logprobs`, objects with tokens as names, as a chat has them; other values as such."""
+    """Convert the `top_logprobs` of a completion, which have tokens as names, to a chat's form. Keep other values."""
     if name != "top_logprobs" or not isinstance(value, list):
         return value
     return [
@@ -210,7 +210,7 @@ def public_name(name: str) -> str:
 
 
 def _joined(path: str, values: list[Any]) -> list[Any]:
-    """Return the values of a stream at one place: texts joined, other values without repetitions."""
+    """Join the texts of a stream at a JSON path, or drop repetitions of other values except log-probabilities."""
     name = name_of(path)
     if name in TEXTS or name in ARGUMENTS:
         return ["".join(value for value in values if isinstance(value, str))]
@@ -223,7 +223,7 @@ def _joined(path: str, values: list[Any]) -> list[Any]:
 
 
 class Cut(NamedTuple):
-    """Number of events with text in a stream, and of its tokens."""
+    """The number of events with text in a stream, and the number of its tokens."""
 
     events: int
     tokens: int
@@ -239,7 +239,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(scalars: Mapping[str, list[Any]]) -> Cut | None:
-    """Return how a stream's text is cut, or None if the number of tokens is unknown or tools are called."""
+    """Return how a stream's text is split, or None if the number of tokens is unknown or tools are called."""
     tokens = max(
         (count for path, values in scalars.items() if name_of(path) in _COUNTS for count in _counts(values)),
         default=0,
@@ -348,8 +348,8 @@ def differences(reference: Any, target: Any, path: str = "$", *, one_of_many: bo
     A value of several types may have fewer of them, and a number may be whole. An optional field may stay optional.
 
     Args:
-        one_of_many: the reference's shape covers many answers and the target's a single one, so optional fields may be
-            missing.
+        one_of_many: whether the reference's shape covers many responses and the target's shape only one. Optional
+            fields may then be missing.
     """
     if reference == target:
         return
@@ -414,7 +414,7 @@ def has_validator() -> bool:
 def fits(text: str, schema: Mapping[str, Any] | None) -> bool:
     """Return whether a text is JSON and follows the schema.
 
-    An invalid schema, and one that takes too many steps, accept any JSON.
+    A schema that is invalid or takes too many steps accepts any JSON.
     """
     try:
         value = json.loads(text)
@@ -469,10 +469,10 @@ RELATIVE_LOGPROB = 0.05
 
 
 class Token(NamedTuple):
-    """Generated token.
+    """A generated token.
 
     Attributes:
-        others: log-probabilities of the alternative tokens, by text.
+        others: the log-probabilities of the alternative tokens, by text.
     """
 
     text: str
@@ -481,7 +481,7 @@ class Token(NamedTuple):
 
 
 def tokens_by_choice(documents: list[Any]) -> dict[int, list[Token]]:
-    """Return the generated tokens by choice; an answer without tokens gives an empty dict."""
+    """Return the generated tokens of each choice, or an empty dict if the response contains no tokens."""
     tokens: dict[int, list[Token]] = {}
     for document in documents:
         for number, answer in enumerate(document if isinstance(document, list) else [document]):
@@ -554,7 +554,7 @@ def is_number(value: Any) -> bool:
 
 
 class Parted(NamedTuple):
-    """First difference between two texts.
+    """The first difference between two texts.
 
     Attributes:
         same: pairs of tokens before the difference.

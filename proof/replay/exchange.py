@@ -1,4 +1,4 @@
-"""Recorded requests, and recorded or live answers to them."""
+"""Recorded requests, and recorded or live responses to them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 
 class Recorded(NamedTuple):
-    """Recorded answer.
+    """A recorded response.
 
     Attributes:
         status: the HTTP status, or 0 if the recording does not contain it.
-        body: bytes as they were sent.
+        body: the bytes that were sent.
     """
 
     status: int
@@ -20,15 +20,15 @@ class Recorded(NamedTuple):
 
 
 class Request(NamedTuple):
-    """Recorded request.
+    """A recorded request.
 
     Attributes:
-        id: id in the recording, unique in a run.
-        path: path with its query, such as `/v1/chat/completions`.
-        headers: headers with lower-case names, without credentials.
-        at: seconds since the epoch, or None if the recording has no times.
-        other: a shadow variant's answer to the same request.
-        unsendable: reason why the request cannot be sent, or "".
+        id: the ID in the recording, unique in a run.
+        path: the path with its query, such as `/v1/chat/completions`.
+        headers: the headers, with lower-case names and without credentials.
+        at: when it was sent, in seconds since the epoch, or None if the recording has no times.
+        other: a shadow variant's response to the same request.
+        unsendable: the reason why the request cannot be sent, or "".
     """
 
     id: str
@@ -43,25 +43,25 @@ class Request(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """Item of a recording that cannot be read as a request, with the reason.
+    """An item of a recording that cannot be read as a request, and the reason.
 
     Attributes:
-        place: file and line.
+        place: the file and the line.
     """
 
     place: str
     reason: str
 
 
-# -- an answer of a target, live or recorded ---------------------------------------------------------------------------
+# -- a response of a target, live or recorded --------------------------------------------------------------------------
 
 
 BUSY = (429, 503)
-"""Statuses of a server that may accept the request later."""
+"""HTTP statuses of a busy server, which may accept the request later."""
 
 
 class Times(NamedTuple):
-    """Times of an answer in seconds.
+    """The times of a response, in seconds.
 
     Attributes:
         first: time to the first byte of the body.
@@ -75,21 +75,21 @@ class Times(NamedTuple):
 
 
 def times_of(start: float, arrivals: Sequence[float], end: float) -> Times:
-    """Return the times of an answer from the monotonic times of its start, its pieces and its end."""
+    """Return the times of a response from the monotonic times of its start, its pieces and its end."""
     first = (arrivals[0] if arrivals else end) - start
     gap = (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None
     return Times(first, gap, end - start)
 
 
 class Answer(NamedTuple):
-    """Answer of one side.
+    """The response of one side.
 
     Attributes:
-        status: the HTTP status of the model's server, or 0 if there was no answer.
-        content_type: content type, or "" if it is unknown.
-        lost: reason why the answer is missing or incomplete, or "".
-        times: times, or None if the answer was recorded or is incomplete.
-        throttled: number of retries because the target was busy.
+        status: the HTTP status of the model's server, or 0 if there was no response.
+        content_type: the content type, or "" if it is unknown.
+        lost: the reason why the response is missing or incomplete, or "".
+        times: the times, or None if the response was recorded or is incomplete.
+        throttled: the number of retries because the target was busy.
     """
 
     status: int

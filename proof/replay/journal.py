@@ -1,4 +1,4 @@
-"""Journal of a run on disk, from which a killed run continues, and the run's summary and progress."""
+"""The journal of a run on disk, from which a killed run can continue, and the run's summary and progress."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _MAX_EXAMPLE = 64 * 1024  # maximum size of a request and its two answers in an 
 
 
 class Outcome(NamedTuple):
-    """Result of one request in the journal.
+    """The result of one request, as the journal stores it.
 
     Attributes:
-        number: number of the request in the recording.
-        names: classes and names of the findings.
-        times: times of the reference and of the target, each None if not measured.
-        throttled: number of retries for the reference and for the target.
+        number: the number of the request in the recording.
+        names: the classes and names of the findings.
+        times: the times of the reference and of the target. Each is None if it was not measured.
+        throttled: the number of retries for the reference and for the target.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 class Example(NamedTuple):
-    """Request with two answers, as the example of a class."""
+    """A request and its two responses, as an example of a class."""
 
     request: Request
     reference: Answer
@@ -57,7 +57,7 @@ class Example(NamedTuple):
 
 
 class Histogram:
-    """Histogram of times in steps of 2 %, for percentiles in constant memory."""
+    """A histogram of times in steps of 2 %, for percentiles in constant memory."""
 
     _STEP = math.log(1.02)
     _LEAST = 1e-6
@@ -82,10 +82,10 @@ class Histogram:
 
 
 class Summary:
-    """Counts, times and examples of a run.
+    """The counts, times and examples of a run.
 
     Attributes:
-        volatile: classes of the volatile differences, by path and name.
+        volatile: the classes of the volatile differences, by path and name.
     """
 
     def __init__(self) -> None:
@@ -150,12 +150,12 @@ _BEGIN = b'{"run":'
 
 
 class Journal:
-    """File with the outcomes of a run, including those from before it was interrupted.
+    """A file with the outcomes of a run, including the outcomes from before an interruption.
 
     Args:
-        directory: directory of the run; it is created if it does not exist.
-        run: settings that must be equal for a run to be continued.
-        restart: discard an earlier run in the directory.
+        directory: the directory of the run. It is created if it does not exist.
+        run: the settings that must be equal for a run to be continued.
+        restart: whether to discard an earlier run in the directory.
 
     Raises:
         ConfigError: the directory contains a different or complete run, or another process writes there. All methods
@@ -233,7 +233,7 @@ class Journal:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(f"lmi replay: --output {self._path.parent}: another lmi replay writes there") from None
+            raise ConfigError(f"lmi replay: --output {self._path.parent}: another lmi replay is using it") from None
         except OSError:  # a file system without locks
             return
 
@@ -254,7 +254,7 @@ class Journal:
                 self._flushed = now
 
     def _mark(self, number: int) -> None:
-        """Record a finished request. Only numbers above the first unfinished one are kept, so memory stays bounded."""
+        """Record a finished request. To save memory, only numbers above the first unfinished request are kept."""
         self._done.add(number)
         while self._below in self._done:
             self._done.remove(self._below)
@@ -307,7 +307,7 @@ _ON_TERMINAL, _ELSEWHERE = 0.5, 30.0  # seconds between two lines
 
 
 class Progress:
-    """Progress display: one line that is updated on a terminal, elsewhere a new line every half minute."""
+    """A progress display: on a terminal, a line that is updated; elsewhere, a new line every half minute."""
 
     def __init__(self, journal: Journal, file: TextIO | None = None) -> None:
         self._journal = journal

@@ -1,7 +1,7 @@
-"""Volatile values, such as ids and times: they differ between two answers of the same server to the same request.
+"""Volatile values, such as IDs and times, which differ between two responses of one server to the same request.
 
-A request is sent again only after a difference was found. If both answers of that server differ in the same place, the
-difference is volatile: for all requests of that kind or, if it is a text or a status, only for this request.
+A request is sent again only after a difference was found. If the two responses of that server differ at the same JSON
+path, the difference is volatile: for all requests of that kind or, if it is a text or a status, only for this request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from proof.replay.comparison import VALUES, Class, Finding, Seen, Traits, changing_values, findings
 from proof.replay.exchange import Answer, Request
 
-_CONFIRMED = 20  # a difference that was confirmed so often for one kind of request is no longer checked
+_CONFIRMED = 20  # a difference that was confirmed this often for one kind of request is no longer checked
 _LATER = 1.1  # seconds to wait, so that times in whole seconds differ
 _ASKED_LATER = 3  # how often a difference in one kind of request is checked after that wait
 _MAX_KINDS = 1000
@@ -25,7 +25,7 @@ Key = tuple[str, str, str]
 class Kind:
     """Observations about one kind of request.
 
-    Requests are of one kind if they have the same path, decoding, streaming and status.
+    Requests are of the same kind if they have the same method, path, decoding, streaming, status and content type.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Noise:
 
     Args:
         near: maximum difference between nearly equal log-probabilities.
-        later: seconds to wait before a request is sent a third time, because its second answer had the same value.
+        later: seconds to wait before a request is sent a third time, because its second response had the same value.
     """
 
     def __init__(self, near: float, later: float = _LATER) -> None:
@@ -64,11 +64,11 @@ class Noise:
     async def real(
         self, request: Request, traits: Traits, reference: Answer, target: Answer, again: Ask | None, other: Answer
     ) -> list[Finding]:
-        """Return the differences between two answers that are not volatile.
+        """Return the differences between two responses, without volatile differences.
 
         Args:
-            again: sends the request again to one of the sides, or None if both are recordings.
-            other: the earlier answer of that side.
+            again: a function that sends the request again to one of the sides, or None if both are recordings.
+            other: the earlier response of that side.
         """
         kind = self.kind(request, traits, reference)
         changes = self._compare(kind, traits, reference, target)
@@ -114,7 +114,7 @@ class Noise:
     def _without_asking(self, kind: Kind, reference: Answer, changes: Sequence[Finding]) -> list[Finding]:
         """Return the differences if no request can be sent again.
 
-        A value is then volatile if it differs between successive answers of the reference.
+        A value is then volatile if it differs between successive responses of the reference.
         """
         last, kind.last = kind.last, reference
         suspects = {item.key for item in changes if item.kind in VALUES}
@@ -124,7 +124,7 @@ class Noise:
 
 
 def _keys(changes: Iterable[Finding]) -> set[Key]:
-    """Return the keys of findings. A volatile tie makes the text volatile as well, and the reverse."""
+    """Return the keys of findings. If a tie is volatile, the text is volatile too, and vice versa."""
     keys = {item.key for item in changes}
     texts = {(cls.value, *key[1:]) for key in keys for cls in (Class.TIE, Class.TEXT) if key[1] in ("text", "number")}
     return keys | texts

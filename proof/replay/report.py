@@ -1,6 +1,6 @@
-"""Report of a run with examples: as JSON, for a terminal, and as an HTML page without scripts.
+"""The report of a run, with examples: as JSON, for a terminal, and as an HTML page without scripts.
 
-Unless content is to be shown, labels replace the values of an example; equal values have equal labels on both sides.
+Unless content is to be shown, labels replace the values of an example. Equal values have equal labels on both sides.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def _ms(seconds: float | None) -> float | None:
 
 
 BEYOND = "beyond"
-"""Last cell in the row of a class with more requests than allowed."""
+"""The last cell in the row of a class that has more requests than allowed."""
 
 _TIMES = {"first": "first byte", "gap": "between pieces", "total": "whole answer"}
 
 
 class Table(NamedTuple):
-    """Table, which is shown only if it has rows."""
+    """A table, which is shown only if it has rows."""
 
     head: Sequence[str]
     rows: list[list[str]]
@@ -88,7 +88,7 @@ def findings(report: Mapping[str, Any], maximum: int | None = None) -> Table:
     """Return the table of findings.
 
     Args:
-        maximum: number of findings per class, or None for all.
+        maximum: the maximum number of findings per class, or None for all findings.
     """
     rows = [
         [cls, name, f"{count:,}"]
@@ -216,7 +216,7 @@ def describe(example: Example, cls: Class, show: bool) -> dict[str, Any]:
     """Return an example for the journal and the reports.
 
     Args:
-        show: show content; otherwise labels replace it.
+        show: whether to show content; otherwise, labels replace it.
     """
     request = example.request
     labels = None if show else Labels()

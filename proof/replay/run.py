@@ -1,4 +1,4 @@
-"""Run of a replay: reads requests, sends them to both sides, compares the answers, and writes the reports."""
+"""The run of a replay, which sends requests to both sides, compares the responses, and writes the reports."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from proof.replay.sources import open_requests
 from proof.replay.targets import RECORDED, Paced, open_target
 
 _AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # maximum requests, and bytes of their bodies, that are read ahead
-_NO_SHADOW = "has no answer of the shadow variant, which receives only a share of the requests"
+_NO_SHADOW = "has no response of the shadow variant, which receives only a share of the requests"
 _BEGINNING = 100  # requests that are checked before the run
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Sides of the comparison; a side that is None answers from the recording.
+    """The sides of the comparison. A side that is None responds from the recording.
 
     Args:
         target: the new side.
         reference: the old side.
-        noise: a server that is equal to the reference, to which requests are sent again instead.
+        noise: a server identical to the reference, which receives the repeated requests instead of the reference.
     """
 
     target: Paced | None
@@ -49,20 +49,20 @@ class Sides:
 
     @property
     def are_asked(self) -> bool:
-        """Whether requests are sent to a server, not only read from the recording."""
+        """Whether requests are sent to any server, instead of only being read from the recording."""
         return any(side is not None for side in (self.target, self.reference, self.noise))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of a run.
+    """The settings of a run.
 
     Args:
-        concurrency: maximum concurrent requests.
-        speed: multiple of the recorded pace, or None to send each request after the previous answer.
-        greedy: treat all requests as decoded greedily.
-        show: keep content in examples.
-        expected: names of findings that do not affect the class.
+        concurrency: the maximum number of concurrent requests.
+        speed: the multiple of the recorded pace, or None to send each request after an earlier response.
+        greedy: whether to treat all requests as decoded greedily.
+        show: whether to keep content in examples.
+        expected: the names of findings that do not affect the class.
     """
 
     concurrency: int = 1
@@ -73,10 +73,10 @@ class Plan:
 
 
 class Replay:
-    """Run of a replay.
+    """A run of a replay.
 
     Args:
-        advance: called after each request.
+        advance: a function that is called after each request.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Replay:
         """Return the reason why a request cannot be compared, or ""."""
         sides = self._sides
         for side, answer, missing in (
-            (sides.reference, request.answer, "has no recorded answer"),
+            (sides.reference, request.answer, "has no recorded response"),
             (sides.target, request.other, _NO_SHADOW),
         ):
             if side is None and answer is None:
@@ -134,9 +134,9 @@ class Replay:
         return request.unsendable if sides.are_asked else ""
 
     async def _answers(self, number: int, request: Request) -> tuple[Answer, Answer]:
-        """Return the answers of both sides.
+        """Return the responses of both sides.
 
-        They are asked concurrently at a recorded pace, otherwise one after the other in alternating order.
+        At a recorded pace, both sides are asked concurrently; otherwise, one after the other, in alternating order.
         """
 
         reference = partial(_ask, self._sides.reference, request, request.answer)
@@ -151,7 +151,7 @@ class Replay:
         return answer, await target()
 
     def _again(self, reference: Answer, target: Answer) -> tuple[Ask | None, Answer]:
-        """Return a function that sends a request to one side again, or None, and that side's earlier answer."""
+        """Return a function that sends a request to one side again, or None, and the earlier response of that side."""
         sides = self._sides
         if (side := sides.noise or sides.reference) is not None:
             return side.ask, reference
@@ -163,12 +163,12 @@ class Replay:
 async def _ask(side: Paced | None, request: Request, answer: Recorded | None) -> Answer:
     if side is not None:
         return await side.ask(request)
-    assert answer is not None  # otherwise the request was left out
+    assert answer is not None  # otherwise the request was skipped
     return recorded(answer)
 
 
 class _Feed:
-    """Remaining requests with their numbers, which a thread reads in small groups."""
+    """The remaining requests and their numbers, which a thread reads in small groups."""
 
     def __init__(self, requests: Iterator[Request | Unreadable], journal: Journal) -> None:
         self._items = enumerate(requests)
@@ -203,7 +203,7 @@ class _Feed:
 
 
 class _Pace:
-    """Pace of the recorded times, from the first request on."""
+    """The pace of the recorded times, counted from the first request."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
@@ -237,7 +237,7 @@ _INTERRUPTED = 130
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `lmi replay`; return its exit status."""
+    """Run `lmi replay`, and return its exit status."""
     read, requests = beginning(open_requests(arguments.requests))
     _check(arguments, read)
     what = _what(arguments)
@@ -250,7 +250,7 @@ def _replay(arguments: argparse.Namespace, what: dict[str, Any], requests: Any, 
         print(f"lmi replay: continuing after {journal.num_done:,} requests in {arguments.output}", file=sys.stderr)
     if not has_validator():
         print(
-            "lmi replay: jsonschema is not installed (pip install jsonschema); answers are checked for JSON only",
+            "lmi replay: jsonschema is not installed (pip install jsonschema); responses are checked for JSON only",
             file=sys.stderr,
         )
     noise, progress = Noise(arguments.near), Progress(journal)
@@ -259,7 +259,7 @@ def _replay(arguments: argparse.Namespace, what: dict[str, Any], requests: Any, 
             loop.run(_run(arguments, requests, journal, noise, progress))
     except KeyboardInterrupt:
         progress.close()
-        print("lmi replay: stopped; give the same command again to continue", file=sys.stderr)
+        print("lmi replay: stopped; run the same command again to continue", file=sys.stderr)
         return _INTERRUPTED
     progress.close()
     status = _report(arguments, what, journal, noise)
@@ -268,22 +268,22 @@ def _replay(arguments: argparse.Namespace, what: dict[str, Any], requests: Any, 
 
 
 def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
-    """Raise ConfigError if the first requests of the recording have no answers or times that the arguments require."""
+    """Raise ConfigError if the first requests of the recording lack responses or times that the arguments require."""
     if not read:
-        raise ConfigError(f"lmi replay: {arguments.requests}: no request can be read at its beginning")
+        raise ConfigError(f"lmi replay: {arguments.requests}: none of its first requests can be read")
     if arguments.to == RECORDED and all(request.other is None for request in read):
-        raise ConfigError("lmi replay: --to recorded: the recording has no answers of a shadow variant")
+        raise ConfigError("lmi replay: --to recorded: the recording has no responses of a shadow variant")
     if arguments.recorded_pace and all(request.at is None for request in read):
         raise ConfigError("lmi replay: --recorded-pace: the recording has no times")
     if arguments.against == RECORDED and all(request.answer is None for request in read):
-        raise ConfigError("lmi replay: the recording has no answers; name a server with --against")
+        raise ConfigError("lmi replay: the recording has no responses; name a server with --against")
     if arguments.noise == RECORDED:
-        raise ConfigError("lmi replay: --noise recorded: a recording cannot be asked again")
+        raise ConfigError("lmi replay: --noise recorded: requests cannot be sent to a recording")
 
 
 @contextlib.contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that servers that were started are stopped."""
+    """Treat SIGTERM like Ctrl-C, so that the servers that this run has started are stopped."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

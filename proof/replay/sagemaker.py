@@ -1,4 +1,4 @@
-"""SageMaker endpoint as a target, reached by the client of `lmi deploy`, which uses boto3 on threads."""
+"""A SageMaker endpoint as a target. It is called with the client of `lmi deploy`, which uses boto3 on threads."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _ARGUMENTS = {
     "x-amzn-sagemaker-target-variant": "TargetVariant",
     "x-amzn-sagemaker-session-id": "SessionId",
 }
-"""Headers that SageMaker forwards, and the names of boto3's arguments for them."""
+"""Maps headers that SageMaker forwards to the names of boto3's arguments for them."""
 
 
 class SageMakerTarget:
-    """SageMaker endpoint.
+    """A SageMaker endpoint.
 
     Args:
-        name: name of the endpoint or, if it has several inference components, ENDPOINT/COMPONENT.
-        concurrency: maximum concurrent requests.
+        name: the name of the endpoint or, if it has several inference components, ENDPOINT/COMPONENT.
+        concurrency: the maximum number of concurrent requests.
 
     Raises:
         ConfigError: no AWS region is configured.
@@ -104,7 +104,7 @@ def _parts(response: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 def _read(parts: Iterator[bytes], until: float) -> tuple[list[bytes], list[float]]:
-    """Read a body until the time `until`; boto3 limits only the time between parts."""
+    """Read a body until the time `until`, because boto3 limits only the time between parts."""
     pieces: list[bytes] = []
     arrivals: list[float] = []
     size = 0
@@ -120,7 +120,7 @@ def _read(parts: Iterator[bytes], until: float) -> tuple[list[bytes], list[float
 
 
 def _failed(error: RequestFailed) -> Attempt:
-    """Return the container's error answer, or a lost answer if there is none."""
+    """Return the container's error response, or a lost response if the container sent none."""
     response = getattr(error.__cause__, "response", None)
     if error.original_status and isinstance(response, Mapping) and response.get("OriginalMessage"):
         answer = Answer(error.original_status, "", str(response["OriginalMessage"]).encode())

@@ -1,6 +1,6 @@
-"""Structure of an answer's documents: types, names of events, indexes, equal ids, and order.
+"""The structure of a response's documents: types, names of events, indexes, equal IDs, and order.
 
-Each function takes linear time, because an answer may be hostile.
+Each function takes linear time, because a response may be hostile.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ID = re.compile(r"(\w*_)?id")
 _EVENT = re.compile(r"^event ?: ?(.*?)\r?$", re.MULTILINE)
 _CHOICE = re.compile(r"\[[0-9]+\]")
 _PING = "$(ping)"
-"""Root of Anthropic's keep-alive events, which may arrive at any time."""
+"""The root path of Anthropic's keep-alive events, which may arrive at any time."""
 
 
 def types(documents: Iterable[Any]) -> set[str]:
@@ -29,7 +29,7 @@ def event_names(documents: Sequence[Any], glue: Sequence[str]) -> dict[str, list
     """Return the names of server-sent events without repetitions, by the type of their documents.
 
     Args:
-        glue: texts before the documents.
+        glue: the texts before the documents.
     """
     names_by_type: dict[str, list[str]] = {}
     for document, text in zip(documents, glue, strict=False):
@@ -50,7 +50,7 @@ def indexes(scalars: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
 
 
 def num_items(documents: Iterable[Any]) -> Counter[str]:
-    """Return the number of items of the lists at each place, in all documents together."""
+    """Return the number of items in the lists at each JSON path, in all documents together."""
     counts: Counter[str] = Counter()
     left = [(type_of(document), document) for document in documents]
     while left:
@@ -65,11 +65,11 @@ def num_items(documents: Iterable[Any]) -> Counter[str]:
 
 
 def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: bool) -> dict[str, list[int]]:
-    """Return ids as numbers in order of their first occurrence, so that equal ids have equal numbers.
+    """Return IDs as numbers in order of their first occurrence, so that equal IDs have equal numbers.
 
     Args:
-        common: places that both answers have.
-        first: only number the first id of each place; for a stream's id, add whether it changes.
+        common: the JSON paths that both responses have.
+        first: whether to number only the first ID at each path. For a stream's ID, add whether it changes.
     """
     numbers: dict[str, int] = {}
     result: dict[str, list[int]] = {}
@@ -84,7 +84,7 @@ def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: 
 
 
 def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
-    """Return the numbers of the first and the last document with each place."""
+    """Return the numbers of the first and the last document that contain each JSON path."""
     result: dict[str, tuple[int, int]] = {}
     for number, document in enumerate(documents):
         for path in scalars_by_place([document], by_index=True):
@@ -93,7 +93,7 @@ def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
 
 
 def misplaced(reference: Mapping[str, tuple[int, int]], target: Mapping[str, tuple[int, int]]) -> str | None:
-    """Return a place that begins or ends in another order relative to other places, or None.
+    """Return a JSON path that begins or ends in another order relative to other paths, or None.
 
     Choices of a stream may arrive in any order.
     """
@@ -112,6 +112,6 @@ def misplaced(reference: Mapping[str, tuple[int, int]], target: Mapping[str, tup
 
 
 def _ranks(numbers: Sequence[int]) -> list[int]:
-    """Return the rank of each number; equal numbers have equal ranks."""
+    """Return the rank of each number. Equal numbers have equal ranks."""
     rank = {number: at for at, number in enumerate(sorted(set(numbers)))}
     return [rank[number] for number in numbers]

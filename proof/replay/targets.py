@@ -1,4 +1,4 @@
-"""Servers to which requests are sent; while a server is busy, requests are sent more slowly and retried."""
+"""Servers to which requests are sent. While a server is busy, requests are sent more slowly and retried."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from proof.replay.exchange import BUSY, Answer, Request, lost, times_of
 
 
 class Attempt(NamedTuple):
-    """Result of one attempt to send a request.
+    """The result of one attempt to send a request.
 
     Attributes:
         busy: whether the target may accept the request later, because it throttles, is full, or is not ready.
-        after: seconds to wait according to the target, or 0.
+        after: the seconds that the target asks to wait, or 0.
     """
 
     answer: Answer
@@ -35,13 +35,13 @@ class Attempt(NamedTuple):
 
 
 class Target(Protocol):
-    """Server that receives requests. Its methods run on the event loop."""
+    """A server that receives requests. Its methods run on the event loop."""
 
     async def open(self) -> None:
-        """Raise ConfigError if no server answers."""
+        """Raise ConfigError if no server responds."""
 
     async def send(self, request: Request) -> Attempt:
-        """Send the request once, and return its complete answer. A failure is returned as a lost answer."""
+        """Send the request once, and return its complete response. A failure is returned as a lost response."""
 
     async def close(self) -> None: ...
 
@@ -54,12 +54,12 @@ _FIRST_INTERVAL, _LONGEST_INTERVAL, _LEAST_INTERVAL = 0.02, 10.0, 0.002
 
 
 class Paced:
-    """Target that is retried while it is busy.
+    """A target to which requests are sent again while it is busy.
 
-    Each refusal of a busy target doubles the interval between requests, and each other answer shortens it.
+    Each refusal of a busy target doubles the interval between requests, and each other response shortens it.
 
     Args:
-        patience: seconds after which a busy target's refusal is returned.
+        patience: the seconds after which a busy target's refusal is returned.
     """
 
     def __init__(self, target: Target, patience: float = 300.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -120,7 +120,7 @@ _OURS = {
     "transfer-encoding",
     "upgrade",
 }
-"""Headers that are not sent: those of the recorded connection, and accept-encoding, because bodies are compared."""
+"""Headers that are not sent: headers of the recorded connection, and accept-encoding, because bodies are compared."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _PATH = re.compile(r"/[\x21-\x7e]*")
@@ -135,12 +135,12 @@ class _Reader(BodyReader):
 
 
 class HttpTarget:
-    """Server that is reached by HTTP.
+    """A server that is reached by HTTP.
 
     Args:
-        url: the URL; its path is prefixed to the path of each request.
+        url: the URL. Its path is prefixed to the path of each request.
         key: the API key, which is sent as a bearer token, or "".
-        timeout: seconds after which an answer counts as lost.
+        timeout: the seconds after which a response counts as lost.
     """
 
     def __init__(self, url: str, key: str = "", timeout: float = 600.0) -> None:
@@ -217,7 +217,7 @@ def check_name(name: str) -> str:
     """Return the name of a target, or raise ValueError if it has no known form."""
     scheme, colon, rest = name.partition(":")
     if scheme in ("http", "https") and re.search(r"[@?#]", rest):
-        raise ValueError("a URL with a user or a query is not accepted, as reports show it: give the key with --key-to")
+        raise ValueError("a URL must have no user or query, because reports show it: give the key with --key-to")
     if name == RECORDED or (colon and rest and scheme in ("http", "https", "sagemaker", "serve")):
         return name
     raise ValueError(f"{name}: must be {FORMS}")
@@ -229,14 +229,14 @@ def open_target(
     """Return a target, or None for the recording.
 
     Args:
-        key_variable: environment variable with the API key, or None.
-        stack: stops the server that is started for a `serve:` target.
+        key_variable: the environment variable that contains the API key, or None.
+        stack: the exit stack that stops the server of a `serve:` target.
 
     Raises:
         ConfigError: the target cannot be used, or does not accept a key.
     """
     if key_variable is not None and (name == RECORDED or name.startswith("sagemaker:")):
-        raise ConfigError(f"lmi replay: {name} accepts no key; leave out {key_variable}")
+        raise ConfigError(f"lmi replay: {name} does not accept a key; omit {key_variable}")
     if name == RECORDED:
         return None
     return Paced(_target(name, _key(key_variable), timeout, concurrency, stack), patience)

@@ -201,7 +201,7 @@ def test_a_check_says_what_of_model_py_is_called(tmp_path: Path) -> None:
     file.write_text("engine=Python\noption.model_id=org/model\noption.rolling_batch=vllm\n")
     ended = check_serve("--properties", str(file), "--check")
     assert ended.stdout.splitlines() == [
-        "no engine is loaded: the function handle of model.py answers requests (documents: custom-code)",
+        "no engine is loaded: handle in model.py responds to all requests (documentation: custom-code)",
         f"{tmp_path}/model.py: handle answers all requests; no engine is loaded",
         "no problems; engine: none, option.model_id: not set",
     ]

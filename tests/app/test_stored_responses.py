@@ -207,7 +207,7 @@ def test_a_response_that_failed() -> None:
         assert call(server, "GET", failed["id"]).json() == failed
         message, param, _ = error(ask(server, "b", previous_response_id=failed["id"]))
         assert param == "previous_response_id"
-        assert "this response failed; continue from the one before it" in message
+        assert "this response failed; continue from the response before it" in message
 
 
 @pytest.mark.parametrize(

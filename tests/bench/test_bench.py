@@ -37,8 +37,8 @@ def test_a_running_server(echo_server: LiveServer, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model", "x.gguf"], "leave out --model and -o"),
-        (["-o", "option.dtype=fp32"], "leave out --model and -o"),
+        (["--model", "x.gguf"], "omit --model and -o"),
+        (["-o", "option.dtype=fp32"], "omit --model and -o"),
         (["--constant"], "--constant requires an open loop"),
         (["--clients", "1", "--rate", "5"], "--rate: not allowed with argument --clients"),
         (["--repeat", "0"], "--repeat: must be a whole number of at least 1"),

@@ -131,7 +131,7 @@ def test_what_cannot_be_compared_is_named(
 @pytest.mark.parametrize("more", [["http://127.0.0.1:1"], ["--engine", "echo"], ["--output", "b.json"]])
 def test_compare_measures_nothing(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--no-plot", *more, "--compare", "a.json"]) == 2
-    assert "leave out the URL, --engine and --output" in capsys.readouterr().err
+    assert "omit the URL, --engine and --output" in capsys.readouterr().err
 
 
 # -- the bar of a measurement: on a terminal it counts its steps and disappears; a pipe gets nothing of it -------------

@@ -319,7 +319,7 @@ def test_sigterm_lets_an_answer_finish_that_java_would_drop(running: Running) ->
     assert found.wait_ended(20) == 0
     assert len([first, *rest]) == 60
     assert json.loads(rest[-1])["details"]["finish_reason"] == "length"
-    assert "SIGTERM: stopping; answers to finish: 1" in found.log
+    assert "SIGTERM: stopping; responses to finish: 1" in found.log
     wait_for(lambda: not group_members(java), 5, "something is left of DJL")
 
 

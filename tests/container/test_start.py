@@ -138,7 +138,7 @@ def test_sigterm_lets_an_answer_finish(tmp_path: Path) -> None:
     assert len([first, *rest]) == 30
     assert json.loads(rest[-1])["details"]["finish_reason"] == "length"
     assert time.monotonic() - began < 25
-    assert "SIGTERM: stopping; answers to finish: 1" in found.log
+    assert "SIGTERM: stopping; responses to finish: 1" in found.log
 
 
 def test_sigterm_between_the_entry_point_and_the_server_is_not_lost(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def test_answers_are_finished_before_the_server_is_told() -> None:
             assert answer.read() == b"second"
         assert process.wait(30) == 0
         assert process.stderr is not None
-        assert "SIGTERM: stopping; answers to finish: 1" in process.stderr.read()
+        assert "SIGTERM: stopping; responses to finish: 1" in process.stderr.read()
 
 
 def test_an_answer_that_takes_too_long_is_cut_off() -> None:
@@ -98,14 +98,14 @@ def test_an_answer_that_takes_too_long_is_cut_off() -> None:
             process.send_signal(signal.SIGTERM)
             assert process.wait(30) == 0
         assert process.stderr is not None
-        assert "answers cut off after" in process.stderr.read()
+        assert "responses cut off after" in process.stderr.read()
 
 
 def test_a_second_signal_ends_the_waiting() -> None:
     with supervised() as (process, port), open_when_listening(port, "/60"):
         assert process.stderr is not None
         process.send_signal(signal.SIGTERM)
-        assert "answers to finish: 1" in process.stderr.readline()
+        assert "responses to finish: 1" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
 

@@ -52,14 +52,14 @@ TUTORIALS = {
         ),
         "31_deploy_embedding_models": Tutorial(
             'add `OPTION_TASK=text-embedding`; send `{"inputs": [text]}`',
-            "A list of texts gets a list of vectors; one text gets its vector alone.",
+            "A list of texts gets a list of embeddings; one text gets its embedding alone.",
             {"HF_MODEL_ID": "Snowflake/snowflake-arctic-embed-m", "OPTION_TASK": "text-embedding"},
             {"inputs": ["a text"]},
             (0, 7), "0.1145",
         ),
         "12_batch_transform_inference": Tutorial(
             "`image_uri` replaces the three versions",
-            "Answers have every label, the best first. Other fields of a record are ignored.",
+            "Responses contain every label, the most probable first. Other fields of a record are ignored.",
             {"HF_MODEL_ID": "cardiffnlp/twitter-roberta-base-sentiment", "HF_TASK": "text-classification"},
             {"inputs": "a text", "id": 1},
             (0, "label"), "LABEL_1", kind="batch",
@@ -67,9 +67,9 @@ TUTORIALS = {
     },
     "aws/amazon-sagemaker-examples": {
         "sagemaker-core-llama-3-8B": Tutorial(
-            "take the image `trtllm`; `OPTION_GPU_MEMORY_UTILIZATION` becomes `OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION`; "
+            "use the image `trtllm`; `OPTION_GPU_MEMORY_UTILIZATION` becomes `OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION`; "
             "send `max_new_tokens` and `temperature` in `parameters`",
-            "Beside `inputs`, both are ignored, and named in the header `x-lmi-ignored-parameters`.",
+            "Next to `inputs`, both are ignored, and the header `x-lmi-ignored-parameters` lists them.",
             {
                 "HF_MODEL_ID": "meta-llama/Meta-Llama-3-8B", "HF_TOKEN": "hf_x",
                 "OPTION_KV_CACHE_FREE_GPU_MEM_FRACTION": "0.85",
@@ -109,7 +109,7 @@ TUTORIALS = {
         ),
         "lmi-async-inference-demo": Tutorial(
             "nothing else",
-            "Both forms of its requests are answered, `inputs` and `messages`.",
+            "Both forms of its requests work, `inputs` and `messages`.",
             {"HF_MODEL_ID": "meta-llama/Llama-3.1-8B-Instruct", "HF_TOKEN": "hf_x"},
             _CHAT, ("choices", 0, "message", "content"), " user: a b", kind="async",
         ),
@@ -127,7 +127,7 @@ TUTORIALS = {
         ),
         "lmi-v16-intro": Tutorial(
             "nothing else",
-            "The component answers in LMI's [async mode](../wire/async.md), as before.",
+            "The component responds in LMI's [async mode](../wire/async.md), as before.",
             {
                 "HF_MODEL_ID": "Qwen/Qwen3-1.7B", "HF_TOKEN": "hf_x", "SERVING_FAIL_FAST": "true", **_ASYNC_MODE,
                 "OPTION_TRUST_REMOTE_CODE": "true",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 
@@ -15,6 +15,7 @@ class Output:
         self.properties: dict[str, str] = {}
         self.data = b""
         self.contents: list[bytes] = []
+        self.stream: Iterator[bytes] | None = None
 
     def add_property(self, name: str, value: str) -> Output:
         self.properties[name] = value
@@ -23,6 +24,10 @@ class Output:
     def add(self, value: bytes, key: str, batch_index: int = 0) -> Output:
         self.data += value
         self.contents.append(value)
+        return self
+
+    def add_stream_content(self, pieces: Iterator[bytes], output_formatter: None) -> Output:
+        self.stream = pieces
         return self
 
     @staticmethod

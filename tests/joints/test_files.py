@@ -356,17 +356,17 @@ PARTS = {f"m-0000{number}-of-00003.gguf": FIRST if number == 1 else LATER for nu
         ({"m-00002-of-00003.gguf": LATER}, "", "is one of the parts of a model in 3 parts: merge"),
         ({"q4.gguf": WHOLE, "q8.gguf": WHOLE}, "", r"contains 2 \.gguf files; name one of them: q4\.gguf, q8\.gguf"),
         ({"q4.gguf": WHOLE, **PARTS}, "", r"contains 4 \.gguf files; name one of them"),
-        ({"mmproj.gguf": PROJECTOR}, "", r"mmproj\.gguf is not a model, but a file for one \(mmproj\)"),
-        ({"a.gguf": PROJECTOR, "b.gguf": of_type(b"adapter")}, "", "a.gguf is not a model, but a file for one"),
+        ({"mmproj.gguf": PROJECTOR}, "", r"mmproj\.gguf is not a model, but a file for a model \(mmproj\)"),
+        ({"a.gguf": PROJECTOR, "b.gguf": of_type(b"adapter")}, "", "a.gguf is not a model, but a file for a model"),
         ({"a.gguf": POINTER, "b.gguf": POINTER}, "", "a.gguf is a Git LFS pointer, not the file"),
         ({"a.gguf": b""}, "", "a.gguf is an empty file"),
         ({"._a.gguf": APPLE_DOUBLE}, "", "contains no model"),
         (
             {f"top/{name}": data for name, data in CHECKPOINT.items()},
             "",
-            r"contains no model.*; \S+/top does: use that directory",
+            r"contains no model.*; \S+/top contains one: use that directory",
         ),
-        ({"top/q4.gguf": WHOLE, "__MACOSX/top/._q4.gguf": APPLE_DOUBLE}, "", r"/top does: use that directory"),
+        ({"top/q4.gguf": WHOLE, "__MACOSX/top/._q4.gguf": APPLE_DOUBLE}, "", r"/top contains one: use that directory"),
     ],
 )
 def test_a_directory_that_is_no_model_says_why(

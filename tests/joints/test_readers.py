@@ -63,7 +63,7 @@ REFUSED: dict[str, Any] = {
     "image": ({"type": "image"}, "send the image as an 'image_url'"),
     "image_pil": ({"type": "image_pil", "image_pil": None}, "send the image as an 'image_url'"),
     "image_embeds": ({"type": "image_embeds", "image_embeds": "aQ=="}, "send the image itself"),
-    "audio_embeds": ({"type": "audio_embeds", "audio_embeds": "aQ=="}, "send the audio clip itself"),
+    "audio_embeds": ({"type": "audio_embeds", "audio_embeds": "aQ=="}, "send the audio itself"),
     "prompt_embeds": ({"type": "prompt_embeds", "data": "aQ=="}, "send the text itself"),
     "tool_reference": ({"type": "tool_reference", "name": "f"}, "tool search is not available"),
     "computer_screenshot": ({"type": "computer_screenshot", "image_url": URL}, "send the image itself"),
@@ -220,7 +220,7 @@ def test_every_type_that_a_client_declares_is_read_or_refused_by_name(declared: 
             with pytest.raises(InvalidPayload) as raised:
                 DIALECTS["anthropic_messages"].parse(body, SEEING)
             named = f"messages[0].content[0]: '{word}' is not supported: "
-            assert raised.value.message.startswith((named, "messages[0].content[0].", "messages[0]: the answer"))
+            assert raised.value.message.startswith((named, "messages[0].content[0].", "messages[0]: the response"))
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

@@ -213,8 +213,8 @@ def test_check_shows_what_is_ignored_beside_the_problems(
         ),
         (
             "\ufeffoption.dtype=auto\n".encode(),
-            "DJL Serving does not read option.dtype (serving.properties, line 1): a byte order mark is before it; "
-            "save the file without one\n",
+            "DJL Serving does not read option.dtype (serving.properties, line 1): a byte order mark precedes it; "
+            "save the file without the mark\n",
         ),
         ("\ufeff# \u00fc\n".encode(), ""),
         ("option.model_name=\u00fc\n".encode(), ""),

@@ -358,8 +358,8 @@ def test_such_a_message_is_noticed(text: str) -> None:
     assert CHECKOUT.search(text)
 
 
-def test_the_documents_that_messages_name_exist() -> None:
-    named = {name for _, text in all_texts() for name in re.findall(r"\bdocuments: ([\w/-]+)", text)}
+def test_the_documentation_that_messages_name_exists() -> None:
+    named = {name for _, text in all_texts() for name in re.findall(r"\bdocumentation: ([\w/-]+)", text)}
     assert {"djl", "scaling"} & named
     assert [name for name in sorted(named) if not (ROOT / "docs" / f"{name}.md").is_file()] == []
 

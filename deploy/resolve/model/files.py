@@ -90,7 +90,7 @@ class Config:
         return bool(self._values.get(name))
 
     def part(self, name: str) -> Mapping[str, Any]:
-        """Return a nested object, or an empty one if it is missing."""
+        """Return a nested object, or {} if it is missing."""
         return part(self._values, name)
 
     def list(self, name: str) -> tuple[Any, ...]:
@@ -99,13 +99,13 @@ class Config:
 
 
 def part(value: object, name: str) -> Mapping[str, Any]:
-    """Return a nested object, or an empty one if it is missing."""
+    """Return a nested object, or {} if it is missing."""
     content = value.get(name) if isinstance(value, Mapping) else None
     return content if isinstance(content, Mapping) else {}
 
 
 def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
-    """Return a number in config.json, 0 for null, or the largest number of a list with a value for each layer.
+    """Return a number from config.json: 0 for null, and the maximum for a list with a value for each layer.
 
     Raises:
         SpecError: the value is negative, too large, or not a whole number.
@@ -124,7 +124,7 @@ def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
 
 
 class Files(Protocol):
-    """The files of one model, except for those in subdirectories."""
+    """The files of one model, except for files in subdirectories."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -215,7 +215,7 @@ def hub_to_ask() -> Hub | None:
 
 
 class Hub:
-    """Client of the hub at `endpoint()`. It lists each model's files once, and sends HF_TOKEN only to the hub itself.
+    """A client of the hub at `endpoint()`. It lists each model's files once, and sends HF_TOKEN only to the hub itself.
 
     Raises:
         SpecError: the hub's URL is not an http or https URL.
@@ -233,7 +233,7 @@ class Hub:
         return str(urllib.parse.urlsplit(self.endpoint).hostname)
 
     def files(self, model: str, revision: str = "main") -> HubFiles:
-        """Return the files of a model, given as `OWNER/MODEL`.
+        """Return the files of the model named `OWNER/MODEL`.
 
         Raises:
             HubError: the hub cannot be reached, or does not provide the model.
@@ -311,7 +311,7 @@ class HubFiles:
 
 
 def _sizes(answer: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of a model's files by name, except for those in subdirectories."""
+    """Return the sizes of a model's files by name, except for files in subdirectories."""
     listed = answer.get("siblings")
     sizes = {}
     for item in listed if isinstance(listed, list) else ():
@@ -322,7 +322,7 @@ def _sizes(answer: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Redirect handler that does not send a token to other hosts, such as file stores."""
+    """A redirect handler that does not send the token to other hosts, such as file stores."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -339,4 +339,4 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 OPENER = urllib.request.build_opener(_Redirects)
-"""Sends HTTP requests. A redirect to another host does not get the request's Authorization header."""
+"""Sends HTTP requests. The Authorization header is not sent along with a redirect to another host."""

@@ -21,7 +21,7 @@ HEAD = 32 << 20
 _MOST_LAYERS = 4096
 
 _PRECISIONS: dict[int, Precision] = {0: "fp32", 1: "fp16", 30: "bf16", 8: "int8", 9: "int8", 15: "int8", 39: "mxfp4"}
-"""Precisions by ggml's number of the tensor type. All other types (Q2_K to Q6_K, IQ…) count as int4."""
+"""Maps ggml's number of a tensor type to its precision. All other types (Q2_K to Q6_K, IQ…) count as int4."""
 
 _START = 4096
 """Number of bytes at the beginning of a file that show what the file contains."""
@@ -30,7 +30,7 @@ _PART = re.compile(r"-([0-9]{5})-of-([0-9]{5})\.gguf$")
 
 
 def parts(files: Files, name: str | None = None) -> list[str]:
-    """Return the names of one GGUF model's files, which are several if the model is split.
+    """Return the names of one GGUF model's files. A split model has several files.
 
     Args:
         files: the files to choose from.
@@ -83,7 +83,7 @@ class _Head(io.BytesIO):
 
 
 class _Metadata:
-    """The entries of a header that concern the model's architecture, by their names without its prefix."""
+    """The entries of a header that concern the model's architecture. Names lack the architecture's prefix."""
 
     def __init__(self, values: Mapping[bytes, object]) -> None:
         architecture = values.get(b"general.architecture")
@@ -102,7 +102,7 @@ class _Metadata:
         return value
 
     def count(self, name: str, layers: int, *, zeros: bool) -> int:
-        """Return the number of layers whose value in a list is zero, or is not; 0 if there is no list."""
+        """Return how many layers have the value 0 in a list, or another value if not `zeros`. No list counts as 0."""
         values = self.get(name)
         return sum((not value) == zeros for value in values[:layers]) if isinstance(values, list) else 0
 

@@ -41,7 +41,7 @@ _WORDS: tuple[tuple[str, Part], ...] = (
     ("mlp", "dense"),
     ("feed_forward", "dense"),
 )
-"""Parts of a model by words in the names of modules. The first matching word is used."""
+"""Maps words in the names of modules to parts of the model. The first matching word is used."""
 
 _NUMBERED_LAYER = re.compile(r"layers[.]([0-9]{1,4})[.]")
 
@@ -53,9 +53,9 @@ class Quantization:
     Attributes:
         dtype: precision of the quantized weights, or of all weights if the checkpoint is not quantized.
         width: bytes per weight with this precision, scales included.
-        kept: fraction of each part's weights that stays in 16 bits. Parts that are left out are quantized completely.
+        kept: fraction of each part's weights that stays in 16 bits. Parts that are not listed are quantized completely.
         quantized: whether config.json says that the checkpoint is quantized.
-        block: number of neighbouring weights with a common scale, or 1 if all weights of a row have one.
+        block: number of neighbouring weights with a common scale, or 1 if all weights of a row share a scale.
     """
 
     dtype: Precision
@@ -283,7 +283,7 @@ def _numbers(name: str, tensor: str, fields: Mapping[str, Any], room: int) -> tu
 
 
 def _weights(tensor: str, dtype: str, number: int, bits: int) -> float:
-    """Return the number of weights in a tensor: 0 for scales and the like, several per element if they are packed."""
+    """Return the number of weights in a tensor: 0 for scales, and several per element for packed weights."""
     if _BESIDE.search(tensor):
         return 0.0
     width = _BITS.get(dtype, bits)

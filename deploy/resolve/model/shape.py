@@ -174,7 +174,7 @@ def _weight_files(files: Files) -> list[str]:
     """Return the names of the weight files that are loaded.
 
     They are the files in the index, otherwise all .safetensors files, otherwise all .bin files. Consolidated copies are
-    left out if there are other files.
+    omitted if there are other files.
     """
     index = json_file(files, "model.safetensors.index.json") or {}
     places = index.get("weight_map")

@@ -1,4 +1,4 @@
-"""Numbers of weights and size of the cache of a model, computed from its config.json.
+"""A model's numbers of weights and the size of its cache, computed from its config.json.
 
 Weights are counted separately for each part, because quantized checkpoints keep some parts in 16 bits. Norms and biases
 are not counted, as they are less than a thousandth of the weights. If safetensors headers can be read, their total is
@@ -54,10 +54,10 @@ _NAMES = {
     "-": Kind.NONE,
     "E": Kind.NONE,
 }
-"""Kinds of layers by the words in `layer_types` and the letters in `hybrid_override_pattern`. Others count as FULL."""
+"""Maps words in `layer_types` and letters in `hybrid_override_pattern` to kinds of layers. Others count as FULL."""
 
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gemma4_text": 6, "cohere2": 4, "gpt_oss": 2}
-"""Periods of full attention by model type, for types whose config.json does not state the period.
+"""Maps each model type whose config.json does not state the period of full attention to that period.
 
 With a period of 6, every sixth layer has full attention.
 """
@@ -66,7 +66,7 @@ _EVERY_LAYER = ("mistral", "mixtral", "phi3", "starcoder2")
 """Model types whose `sliding_window` applies to all layers."""
 
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-"""Model types with layers of linear attention. In the others, the query projection also computes a gate of its size."""
+"""Model types with linear attention. In their other layers, the query projection also computes a gate of its size."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def kinds(config: Config) -> list[Kind]:
 
 
 def _listed(config: Config) -> list[Kind]:
-    """Return the kinds of layers from a list in config.json, or an empty list if it has none."""
+    """Return the kinds of layers from a list in config.json, or an empty list if there is no such list."""
     if config.words():
         return [_NAMES.get(word, Kind.FULL) for word in config.words()]
     if config.list("hybrid_layer_pattern"):  # MiMo-V2
@@ -117,7 +117,7 @@ def _listed(config: Config) -> list[Kind]:
 
 
 def _by_pattern(config: Config, layers: int) -> list[Kind]:
-    """Return the kinds of layers from the period of full attention, as given by config.json or the model's type."""
+    """Return the kinds of layers from the period of full attention in config.json or of the model's type."""
     other = Kind.WINDOW
     if config.type in _HYBRIDS:
         period, other = config.number("full_attention_interval", default=4), Kind.LINEAR
@@ -149,7 +149,7 @@ def cache(config: Config) -> Cache:
     """
     of_layers = kinds(config)
     heads, head_dim = full_attention(config)
-    # Gemma's last layers share the caches of earlier ones.
+    # Gemma's last layers share the caches of earlier layers.
     own = of_layers[: max(len(of_layers) - config.number("num_kv_shared_layers", default=0), 0)]
     window_layers = own.count(Kind.WINDOW)
     window_heads, window_dim = windowed_attention(config)

@@ -1,4 +1,4 @@
-"""The table of all options: those of `tables.py`, and the foreign names in `foreign.json`."""
+"""The table of all options: the options in `tables.py`, and the foreign names in `foreign.json`."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ COMMON = declared(Options)
 OPTIONS = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *OPENVINO, *VLLM, *TRTLLM, *REMOTE, *JAVA, *FOREIGN)
 
 KNOWN: dict[str, list[Option]] = {}
-"""Options by name and alias. Two engines may have different options of the same name."""
+"""Maps names and aliases to options. Two engines may have different options of the same name."""
 
 for _known in OPTIONS:
     for _name in (_known.key, *_known.aliases):

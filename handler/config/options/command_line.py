@@ -43,7 +43,7 @@ def listing(
         width: the number of columns at which text wraps, or None to write each option on one line.
 
     Raises:
-        ConfigError: if nothing is found. The message suggests the nearest name.
+        ConfigError: if no option matches. The message suggests the nearest name.
     """
     names = [word.strip("-").replace("-", "_") for word in words]
     if not names:
@@ -208,7 +208,8 @@ def default_of(option: Option) -> str:
     if option.default is None:
         return ""
     others = "".join(f"; {engine}: {value}" for engine, value in option.by_engine.items())
-    return f"{str(option.default).lower() if isinstance(option.default, bool) else option.default}{others}"
+    default = ", ".join(option.default) if type(option.default) is tuple else str(option.default)
+    return f"{default.lower() if isinstance(option.default, bool) else default}{others}"
 
 
 def _engines(option: Option) -> str:
@@ -239,7 +240,7 @@ _DOTTED = re.compile(r"(--?[A-Za-z][\w-]*)(\.[^=]+)(=?)(.*)", re.DOTALL)
 
 _SHOWN = {
     "dtype": "precision: auto, bf16, fp16, fp32",
-    "max-model-len": "maximum tokens of prompt and answer together",
+    "max-model-len": "maximum number of tokens in prompt and response together",
     "max-num-seqs": "maximum number of sequences in the engine at once",
     "tensor-parallel-size": "number of devices per model, or max",
     "served-model-name": "the model's name in OpenAI's API",

@@ -22,7 +22,7 @@ _CLASSES = {
     "vllm": ("vllm", "engine/arg_utils.py", "EngineArgs"),
     "trtllm": ("tensorrt_llm", "llmapi/llm_args.py", "TorchLlmArgs"),
 }
-"""Package, file and class of each engine. The source is parsed, as an import would take seconds and load the GPU."""
+"""Maps each engine to the package, file and class of its arguments. The file is parsed, as an import takes seconds."""
 
 _PLAIN = {
     "bool": "bool", "int": "int", "float": "float", "str": "str", "None": "null", "dict": "object", "Dict": "object",
@@ -39,7 +39,7 @@ _WORDS = {
     "str": "a string",
     "null": "null",
 }
-"""Types by name. The type `any` stands for a class or alias of the engine, which checks the value itself."""
+"""Describes each type. The type `any` stands for a class or alias of the engine, which checks the value itself."""
 
 _OF_JSON = {
     bool: {"bool"},
@@ -80,7 +80,7 @@ class EngineArguments(NamedTuple):
 
 @cache
 def engine_arguments(engine: str) -> EngineArguments:
-    """Return an engine's native arguments, of the installed version or else of the releases in the shipped list."""
+    """Return the native arguments of the installed engine, or else of the releases in the shipped list."""
     if engine not in _CLASSES:
         return EngineArguments(engine, {})
     package, file, name = _CLASSES[engine]
@@ -132,7 +132,7 @@ def _directories(package: str) -> list[str]:
 
 
 def _version(directory: Path) -> str:
-    """Read the version from the package's files, as builds for other devices have other names in pip's metadata."""
+    """Read the version from the package's files, because builds for other devices have other names in pip's metadata."""
     for file in ("_version.py", "version.py"):
         with suppress(OSError):
             if version := re.search(r"""__version__ = (?:version = )?["']([^"']+)""", (directory / file).read_text()):

@@ -15,7 +15,7 @@ from handler.core.numbers import whole
 
 
 def find_option(key: str, engine: str) -> Option | None:
-    """Return the option that an engine knows by a name, or else the option of another engine, or None.
+    """Return the engine's option with this name, or else another engine's option with this name, or None.
 
     Args:
         key: the name of the option.
@@ -38,7 +38,7 @@ def _argument(key: str, engine: str) -> Option | None:
 
 
 def option_key(name: str) -> str | None:
-    """Return the key of the option that DJL passes by a name without `option.`, or None if there is no such option."""
+    """Return the key of the option that DJL passes under a name without `option.`, or None if there is no such option."""
     key = next((name for name in (f"option.{name}", name) if name in KNOWN and _is_accepted(KNOWN[name], "")), None)
     if key is None:
         return None
@@ -90,7 +90,7 @@ def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
 
 
 def _similar(name: str, engine: str) -> Iterator[str]:
-    """Yield the nearest names to an unknown one, of the handler's options and of the engine's arguments."""
+    """Yield the name of an option and the name of an engine's argument that are most similar to an unknown name."""
     bare = {key.removeprefix("option."): key for key, options in KNOWN.items() if _is_accepted(options, engine)}
     yield from (repr(bare[near]) for near in _nearest(name, bare))
     arguments = engine_arguments(engine).arguments
@@ -114,7 +114,7 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _releases(name: str, engine: str) -> str:
-    """Return the part of a message that names other releases of the engine that have an argument, or ""."""
+    """Return the part of a message that names the engine's releases with this argument, or "" if none has it."""
     other = shipped(engine).arguments.get(name) if engine in NAMES else None
     if other is None:
         return ""
@@ -176,7 +176,7 @@ class Own(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A foreign variable that has no effect, and the reason."""
+    """A foreign variable or a setting that has no effect, and the reason."""
 
     foreign: str
     message: str
@@ -232,7 +232,7 @@ def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | 
 
     Args:
         environ: the environment, in which an empty value counts as unset.
-        engine: the engine that the options name, or "" if they name none. `SM_VLLM_*` variables then select vLLM.
+        engine: the engine that the options select, or "" if they select none. `SM_VLLM_*` variables then select vLLM.
     """
     values = {name: (name, value) for name, value in environ.items() if value}
     for item in (*_of_vllms_image(environ, engine), *_of_tables(environ, engine)):

@@ -38,7 +38,7 @@ class Option(NamedTuple):
         argument: whether the option is an engine's native argument.
         of_java: whether only DJL Serving's Java side reads the option.
         harmless: values without effect, which engines that do not support the option accept.
-        by_engine: the defaults of engines that have another default.
+        by_engine: maps engines with a different default to that default.
     """
 
     key: str
@@ -66,7 +66,7 @@ def option(
     prefix: str = "option.",
     by_engine: Mapping[str, _T] = MappingProxyType({}),
 ) -> _T | _D:
-    """Declare an option as a field of a dataclass. The field's name and type are those of the option."""
+    """Declare an option as a field of a dataclass. The field has the name and the type of the option."""
     row = Option(prefix, None, parse, default, help, aliases, by_engine=by_engine)
     return cast("_T | _D", field(default=default, metadata={"option": row}))
 
@@ -94,7 +94,7 @@ _MOST_NAME, _MOST_PATH = 255, 4095  # Linux's limits, in bytes
 
 
 def is_secret(setting: str) -> bool:
-    """Return whether `name=value` contains a key, token or password. It may be inside JSON or a URL."""
+    """Return whether `name=value` contains a key, token or password, even inside JSON or a URL."""
     return bool(_SECRET.search(setting)) and not _SWITCH.search(setting)
 
 
@@ -201,7 +201,7 @@ def number(least: float, most: float = 1e6) -> Callable[[str], float]:
 
 
 def precision(text: str) -> str:
-    """Parse a precision by any of the names that LMI and vLLM accept."""
+    """Parse the name of a precision, in any form that LMI or vLLM accepts."""
     names = {"auto": "auto", "fp32": "fp32", "f32": "fp32", "float32": "fp32", "float": "fp32"}
     names |= {"fp16": "fp16", "f16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
     if text.lower() not in names:
@@ -319,7 +319,7 @@ class Gone:
     Attributes:
         why: why the option is refused, and what to use instead.
         unless: values without effect, which are accepted.
-        argument: whether the option is refused in option.engine_args, too.
+        argument: whether the option is also refused in option.engine_args.
     """
 
     why: str

@@ -72,15 +72,15 @@ def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Calla
     return parse
 
 
-_NO_TOOLS = "leave the option out, and send tools with tool_choice 'required' or a tool's name, or set option.tool_parser_plugin"
-_NO_REASONING = "leave the option out for auto, or write none to leave the model's reasoning in the text"
+_NO_TOOLS = "omit the option, and send tools with tool_choice 'required' or a tool, or set option.tool_parser_plugin"
+_NO_REASONING = "omit the option for auto, or write none to leave the model's reasoning in the text"
 
 
 STAND_IN = "echo"
 """The engine for trying out the configurations of other engines. It ignores the options of other engines."""
 
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
-"""Values of option.rolling_batch that name an engine. LMI itself uses vLLM for lmi-dist."""
+"""Maps values of option.rolling_batch to the engines that they name. LMI itself uses vLLM for lmi-dist."""
 
 
 def engine_name(llm_engine: str, rolling_batch: str) -> str:
@@ -117,7 +117,8 @@ TASKS = {
     "automatic-speech-recognition": ("transcription",),
     "pooling": (),
 }
-"""Tasks, and their other names in LMI, vLLM and Hugging Face. For the names of auto, the model determines the task."""
+"""Maps each task to its other names in LMI, vLLM and Hugging Face. With a name of `auto`, the model determines the task.
+"""
 
 
 def _task(text: str) -> str:
@@ -131,7 +132,7 @@ def _pooling(text: str) -> str:
 
 
 def _directory(text: str) -> str:
-    """Parse a directory or `off`. A bucket is refused, because output files grow by lines and are locked."""
+    """Parse a directory or `off`. A bucket is refused, because output files grow line by line and are locked."""
     if text.startswith("s3://"):
         raise ValueError("must be off or a directory: responses are written one by one, which S3 does not support")
     return path(text)
@@ -145,7 +146,7 @@ class Options:
     # what is served
     model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (openvino: also owner/model/file.gguf), s3://bucket/prefix/, or `demo`", "option.model", "option.s3url")
     model_name: tuple[str, ...] = option(names, ("model",), "the name in /predictions/{name}, /v2/models/{name} and /models; further names, separated by commas, are accepted in paths", "option.modelName")
-    served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names that clients may use; answers contain the first; * accepts any name")
+    served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names that clients may use; responses contain the first; * accepts any name")
     llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto selects the engine of option.rolling_batch, or else openvino")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable selects dynamic batching; trtllm, vllm and lmi-dist (vLLM) select the engine; scheduler means auto")
     async_mode: bool | None = option(true_or_false, None, "/invocations uses the schema of LMI's async mode; wire/async.md lists the defaults")
@@ -212,15 +213,15 @@ class Options:
     batch_size: int = option(integer(1, 4096), 1, "dynamic batching: maximum number of requests in a batch", "max_dynamic_batch_size", prefix="")
     max_batch_delay: int = option(integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch", prefix="")
     max_request_size: int = option(integer(1), 67_108_864, "maximum bytes of a request body; longer bodies get 413", prefix="")
-    requests_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 28, "maximum bytes of all requests in memory, from their bodies to their unread answers; a quarter is reserved for small requests; beyond it, requests get 503, 429 or 529")
-    max_model_len: int | None = option(integer(2), None, "maximum tokens of prompt and answer together; by default the model's context length")
-    max_input_len: int | None = option(integer(1), None, "maximum tokens of a prompt; by default all that option.max_model_len allows")
+    requests_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 28, "maximum bytes of all requests in memory, from their bodies to their unread responses; a quarter is reserved for small requests; beyond it, requests get 503, 429 or 529")
+    max_model_len: int | None = option(integer(2), None, "maximum number of tokens in prompt and response together; by default the model's context length")
+    max_input_len: int | None = option(integer(1), None, "maximum number of tokens in a prompt; by default all that option.max_model_len allows")
     max_num_batched_tokens: int | None = option(integer(16), None, "maximum tokens computed in one engine step (tuning.md); by default 256 on openvino; other engines choose", "option.max_rolling_batch_prefill_tokens")
     kv_cache_gib: int = option(integer(0), 0, "GiB for the KV cache; 0 lets the engine decide (4 for vllm on a CPU)")
     enable_prefix_caching: bool | None = option(boolean, None, "reuse the KV cache of shared prompt prefixes; by default on with vllm and trtllm", "option.enable_kv_cache_reuse")
     # how long
     predict_timeout: float = option(number(0.1), 120.0, "maximum seconds that a request may wait to start; under DJL also the time limit of a dynamic batch", "option.predictTimeout")
-    request_time_limit: float | None = option(number(0), None, "maximum seconds from the time that a request is queued for the engine to its end; ends only requests that run; 0 disables the limit; by default 900 under DJL Serving, otherwise none")
+    request_time_limit: float | None = option(number(0), None, "maximum seconds from the queueing of a request for the engine until its end; only running requests are ended; 0 disables the limit; by default 900 under DJL Serving, otherwise none")
     model_loading_timeout: float = option(number(1), 240.0, "maximum seconds for the engine to load; without effect on servers at option.base_url, which are waited for")
     engine_timeout: float = option(number(0.1), 60.0, "seconds without a step after which the engine counts as hung (tuning.md)")
     event_loop_timeout: float = option(number(0), 30.0, "seconds that the event loop may be blocked before the server aborts; 0 disables the limit")
@@ -229,11 +230,11 @@ class Options:
     # the rest
     engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "where the engine runs: process or thread; auto runs echo in a thread and other engines in a separate process")
     log_prompts: bool = option(boolean, False, "write prompts to the log")
-    capture_requests: str | None = option(path, None, "directory where requests and their answers are captured (capture.md); by default none")
+    capture_requests: str | None = option(path, None, "directory where requests and their responses are captured (capture.md); by default none")
     capture_percent: float = option(number(0, 100), 100.0, "percentage of requests to capture, chosen at random")
     capture_file_mb: int = option(integer(1, 1 << 20), 64, "maximum MiB of a capture file; beyond it, a new file begins")
     capture_total_mb: int = option(integer(1, 1 << 30), 1024, "maximum MiB of all capture files; beyond it, the oldest are deleted")
-    grpc_port: int = option(integer(0, 65535), 0, "port for Triton's gRPC clients, usually 8001; 0: none (wire/triton.md)")
+    grpc_port: int = option(integer(0, 65535), 0, "port for Triton's gRPC clients, usually 8001; 0 disables gRPC (wire/triton.md)")
     tgi_metrics: bool = option(boolean, False, "the embedded server's /metrics also uses TGI's names (wire/README.md)")
     djl_metrics: bool = option(boolean, False, "log metrics of each request under DJL Serving (djl.md)")
     cloudwatch_metrics_interval: float = option(number(0), 0.0, "seconds between metrics for CloudWatch in the embedded server's log (monitoring.md); 0 disables them")
@@ -320,24 +321,24 @@ def load_format(text: str) -> str:
     """Parse a format of the weights. vLLM itself checks the name."""
     if text == "sagemaker_fast_model_loader":
         raise ValueError(
-            "is only supported by AWS's builds of vLLM in LMI's images up to v15; leave it out, and serve the model's "
-            "original files: an S3 prefix for this loader has only their shards"
+            "is only supported by AWS's builds of vLLM in LMI's images up to v15; omit the option, and serve the "
+            "model's original files: an S3 prefix for this loader contains only shards of them"
         )
     return string(text)
 
 
 def _quantization(text: str) -> str:
-    """Parse a quantization by vLLM's or LMI's name. If vLLM is installed, it checks its own names."""
+    """Parse the name of a quantization in vLLM or LMI. If vLLM is installed, it checks its own names."""
     if text == "marlin":
         raise ValueError(
-            "vLLM no longer reads checkpoints in Marlin's own format; use a GPTQ or AWQ checkpoint and leave the option "
-            "out: vLLM chooses the kernel"
+            "vLLM no longer reads checkpoints in Marlin's own format; use a GPTQ or AWQ checkpoint and omit the option: "
+            "vLLM chooses the kernel"
         )
     return text if text in BITSANDBYTES.values() else choice("vllm", "quantization", text)
 
 
 BITSANDBYTES = {"load_in_4bit": "bitsandbytes4", "load_in_8bit": "bitsandbytes8"}
-"""LMI's options for bitsandbytes, and the value of option.quantize that corresponds to each."""
+"""Maps LMI's options for bitsandbytes to the corresponding values of option.quantize."""
 
 VLLM = (
     Option("option.guided_decoding", "guided_decoding", boolean, True, "accept structured output from clients (vllm.md)", engines=_VLLM),
@@ -349,15 +350,15 @@ VLLM = (
     Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "maximum number of alternatives per token; -1 disables the limit", engines=_VLLM),
     Option("option.tokenizer_mode", "tokenizer_mode", one_of("auto", "hf", "mistral"), None, "vLLM's tokenizer: auto, hf, or mistral for Mistral's own (vllm.md)", engines=_VLLM),
     Option("option.quantize", "quantization", _quantization, None, "quantization, if the checkpoint does not name it: awq, gptq, fp8, bitsandbytes, ...", ("option.quantization",), engines=_VLLM),
-    Option("option.load_in_4bit", "load_in_4bit", boolean, None, "option.quantize=bitsandbytes, by LMI's name", engines=_VLLM, harmless=("false",)),
-    Option("option.load_in_8bit", "load_in_8bit", boolean, None, "option.quantize=bitsandbytes, by LMI's name; vLLM uses 4 bits unless the checkpoint has 8", engines=_VLLM, harmless=("false",)),
+    Option("option.load_in_4bit", "load_in_4bit", boolean, None, "LMI's name for option.quantize=bitsandbytes", engines=_VLLM, harmless=("false",)),
+    Option("option.load_in_8bit", "load_in_8bit", boolean, None, "LMI's name for option.quantize=bitsandbytes; vLLM uses 4 bits unless the checkpoint has 8-bit weights", engines=_VLLM, harmless=("false",)),
     Option("option.cpu_offload_gb_per_gpu", "cpu_offload_gb", number(0), None, "GiB of weights kept in the host's memory, for each GPU", ("option.cpu_offload_gb",), engines=_VLLM),
     Option("option.disable_sliding_window", "disable_sliding_window", boolean, None, "attend to the whole context, even with a sliding-window model", engines=_VLLM),
     Option("option.disable_custom_all_reduce", "disable_custom_all_reduce", boolean, None, "use NCCL between GPUs", engines=_VLLM),
     Option("option.distributed_executor_backend", "distributed_executor_backend", one_of("mp", "ray", "uni", "external_launcher"), None, "executor for several GPUs or hosts", engines=_VLLM),
     Option("option.fully_sharded_loras", "fully_sharded_loras", boolean, None, "also spread LoRA computation over GPUs", engines=_VLLM),
     Option("option.lora_dtype", "lora_dtype", string, None, "precision of adapters", engines=_VLLM),
-    Option("option.speculative_config", "speculative_config", json_object, None, "speculative decoding, under vLLM's names: {\"method\": \"ngram\", \"num_speculative_tokens\": 3, ...}", engines=_VLLM),
+    Option("option.speculative_config", "speculative_config", json_object, None, "speculative decoding, with vLLM's field names: {\"method\": \"ngram\", \"num_speculative_tokens\": 3, ...}", engines=_VLLM),
     Option("option.speculative_draft_model", "speculative_draft_model", string, None, "a draft model for speculative decoding (LMI)", engines=_VLLM),
     Option("option.num_speculative_tokens", "num_speculative_tokens", integer(1), None, "tokens that the draft model proposes at a time (LMI; default 5)", ("option.speculative_length",), engines=_VLLM),
     Option("option.draft_model_tp_size", "draft_model_tp_size", integer(1), None, "number of GPUs for the draft model (LMI); by default as many as for the model", ("option.speculative_draft_tensor_parallel_size",), engines=_VLLM, harmless=("1",)),
@@ -398,8 +399,8 @@ def pytorch(text: str) -> str:
 TRTLLM = (
     # lengths and sizes
     Option("option.max_output_len", "max_output_len", integer(1), None, "maximum tokens of a response; option.max_model_len becomes this plus option.max_input_len (then 1024 by default)", engines=_TRTLLM),
-    Option("option.max_seq_len", "max_seq_len", integer(2), None, "option.max_model_len by TensorRT-LLM's name", engines=_TRTLLM),
-    Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "option.max_num_batched_tokens by TensorRT-LLM's name", engines=_TRTLLM),
+    Option("option.max_seq_len", "max_seq_len", integer(2), None, "TensorRT-LLM's name for option.max_model_len", engines=_TRTLLM),
+    Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "TensorRT-LLM's name for option.max_num_batched_tokens", engines=_TRTLLM),
     Option("option.max_beam_width", "max_beam_width", integer(1), None, "maximum value of num_beams", engines=_TRTLLM),
     Option("option.stream_interval", "stream_interval", integer(1), None, "engine steps between two messages with a request's tokens", engines=_TRTLLM),
     Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds without progress after which the engine counts as hung (trtllm.md)", engines=_TRTLLM),
@@ -434,7 +435,7 @@ TRTLLM = (
     Option("option.load_format", "load_format", one_of("auto", "dummy"), None, "auto, or dummy for random weights (for benchmarks)", engines=_TRTLLM),
     Option("option.backend", "backend", pytorch, None, "the backend; only pytorch is supported", engines=_TRTLLM),
     # several GPUs
-    Option("option.pipeline_parallel_size", "trtllm_pipeline_parallel_size", integer(1), None, "option.pipeline_parallel_degree by TensorRT-LLM's name", engines=_TRTLLM),
+    Option("option.pipeline_parallel_size", "trtllm_pipeline_parallel_size", integer(1), None, "TensorRT-LLM's name for option.pipeline_parallel_degree", engines=_TRTLLM),
     Option("option.context_parallel_size", "context_parallel_size", integer(1), None, "number of GPUs that share a long prompt (context parallelism)", engines=_TRTLLM),
     Option("option.gpus_per_node", "gpus_per_node", integer(1), None, "number of GPUs per machine", engines=_TRTLLM),
     Option("option.moe_tensor_parallel_size", "moe_tensor_parallel_size", integer(1), None, "number of GPUs that share an expert (tensor parallelism)", engines=_TRTLLM),

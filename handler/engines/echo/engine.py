@@ -1,8 +1,9 @@
 """An engine without a model that repeats the words of the prompt. Each word is a token.
 
 The engine is deterministic and fast. It is meant for tests, for trying out clients and for measuring the host. The next
-word always has probability 1, so parameters that only shape a distribution have no effect. With an adapter, the number
-of words skipped is the adapter's id. An image becomes the word `<image>`, and an audio clip the word `<audio>`.
+word always has probability 1, so parameters that only shape a distribution have no effect. With an adapter, the
+repetition begins as many words later as the adapter's id says. An image becomes the word `<image>`, and audio becomes
+the word `<audio>`.
 
 Options:
     echo_tokens_per_second: steps per second, each of which produces one token for every request. 0, the default, means
@@ -162,7 +163,7 @@ _LABELS = 2
 
 
 class EchoPooling(NoAdapters):
-    """Computes vectors from a text's words. Equal texts have equal vectors, and word order matters."""
+    """Computes embeddings, scores and class logits from a text's words. Equal texts get equal numbers."""
 
     no_adapters = NO_POOLED_LORA
 
@@ -233,7 +234,7 @@ class Echo:
         self._pause = 1.0 / rate if rate else 0.0
         self._transcribes = config.task is Task.TRANSCRIPTION
         self._cues = bool(config.options.engine_options.get("echo_cues", 0))
-        self._heard: dict[int, Heard] = {}  # new clips since the last step, by key of their request
+        self._heard: dict[int, Heard] = {}  # audio that arrived since the last step, by key of its request
         self._active: dict[int, Iterator[int]] = {}  # remaining ids of each sequence, by key
         self._num_steps = 0
         self._last_steps: dict[int, int] = {}  # by key

@@ -1,1 +1,1 @@
-"""An engine that uses vLLM, SGLang and TensorRT-LLM servers through gRPC. Prompts and answers are sent as token ids."""
+"""An engine that uses vLLM, SGLang and TensorRT-LLM servers through gRPC. Prompts and responses are token ids."""

@@ -32,7 +32,7 @@ _FOREIGN = ("handshake", "http1.x server", "Expected SETTINGS frame")
 """Parts of the messages that gRPC returns if the server uses another protocol, or only one side uses TLS."""
 _OF_THE_REQUEST = ("INVALID_ARGUMENT", "OUT_OF_RANGE")
 _OF_THE_OPERATOR = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND")
-_NEAR = 0.01  # tolerance of a normalized vector's length in bf16
+_NEAR = 0.01  # tolerance for the length of a normalized embedding in bf16
 _MOST_WORDS = 4096
 _MOST_RANKS = 1024  # a message has room for millions
 
@@ -51,7 +51,7 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
         return Failed("sent a message that is too large", words)
     if code == "UNAVAILABLE" and not connected:
         if any(word in details for word in _FOREIGN):
-            return Failed("uses another protocol", f"{words}; for gRPC over TLS write grpcs://", lasts=True)
+            return Failed("uses another protocol", f"{words}; for gRPC over TLS, use grpcs://", lasts=True)
         unreachable = "failed to connect" in details
         plain = "cannot be reached" if unreachable else "closed the connection"
         return Failed(plain, words, broke_off=not unreachable, silent=unreachable)
@@ -110,7 +110,7 @@ class GrpcClient:
         return model._replace(dimensions=len(vector), normalizes=abs(length - 1) < _NEAR)
 
     async def _constrained_decoding_start(self) -> str:
-        """Return where the server starts to enforce structured output, or "" if it does not report it."""
+        """Return where the server starts to enforce structured output, or "" if the server does not report this."""
         with contextlib.suppress(Failed):  # older servers do not implement GetServerInfo
             request = self._contract.messages.GetServerInfoRequest()
             info = await self._ask(self._stub.GetServerInfo(request, timeout=INFO_TIMEOUT))
@@ -127,7 +127,7 @@ class GrpcClient:
         return _vector(await self._answer(self._stub.Embed(self._contract.embed(uuid4().hex, ids))))
 
     async def loads(self) -> Sequence[Any]:
-        """Return the load of each rank, or an empty result if the server does not report it."""
+        """Return the load of each rank, or an empty result if the server does not report its load."""
         request = self._contract.messages.GetLoadsRequest(include=["core"])
         with contextlib.suppress(Failed):
             loads = (await self._ask(self._stub.GetLoads(request, timeout=_LOADS_TIMEOUT))).loads
@@ -227,10 +227,10 @@ def _channel(api: Any, url: str, connect_timeout: float) -> Any:
 
 @functools.lru_cache
 def find_contract(urls: tuple[str, ...]) -> str:
-    """Find out the contract that all servers use. This blocks for up to 5 s per server.
+    """Find out which contract the servers use. This blocks for up to 5 s per server.
 
     Raises:
-        ConfigError: no server responds, a server uses an unknown contract, or the servers use different contracts.
+        ConfigError: the contract of no server can be determined, or the servers use different contracts.
     """
     contracts: dict[str, str] = {}
     reasons: list[str] = []

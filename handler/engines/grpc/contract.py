@@ -47,9 +47,9 @@ class Model(NamedTuple):
     """A server's description of its model.
 
     Attributes:
-        max_tokens: maximum number of tokens in the prompt and the answer together; None if not reported.
+        max_tokens: maximum number of tokens in the prompt and the response together; None if not reported.
         vocabulary: number of token ids in the model's vocabulary; None if not reported.
-        eos: ids that end an answer; empty if not reported.
+        eos: ids that end a response; empty if not reported.
         num_pieces: number of ids in the tokenizer's vocabulary, excluding added tokens; None if not reported.
         generates: whether the model generates text; otherwise it computes embeddings.
         dimensions: number of dimensions of an embedding.
@@ -70,7 +70,7 @@ class Model(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """The tokens in one message of an answer."""
+    """The tokens in one message of a response."""
 
     ids: Sequence[int] = ()
     logprobs: Sequence[float | None] = ()
@@ -95,7 +95,7 @@ class Contract:
         pools: pooling modes that the server supports, named as in a model's files.
         reports_load: whether the server implements GetLoads.
         command: part of the command that starts a server: the words after `python -m` and before the model.
-        context_flag: the server's flag that limits the number of tokens in the prompt and the answer together.
+        context_flag: the server's flag that limits the number of tokens in the prompt and the response together.
         trust_flag: the server's flag that allows code from the model's directory to run.
         dtype_flag: the server's flag for the precision; None if it has no such flag.
     """
@@ -151,7 +151,7 @@ class Contract:
         )
 
     def own_stops(self, sampling: Sampling) -> bool:
-        """Return whether this engine must look for the stop tokens of an answer, because the server would not."""
+        """Return whether this engine must look for stop tokens in a response, because the server does not."""
         return False
 
     def beside(self, sampling: Sampling) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class Contract:
         return "" if health.healthy else health.message or "it gives no reason"
 
     def chunk(self, response: Any, num_tops: int, num_prompt_tops: int) -> Chunk:
-        """Read any message of an answer except the last one, which repeats ids."""
+        """Read a message of a response. Do not call this for the last message, which repeats ids."""
         chunk = response.chunk
         scores, prompt = chunk.output_logprobs, chunk.input_logprobs
         return Chunk(
@@ -216,23 +216,24 @@ def statistics(loads: Sequence[Any]) -> EngineStatistics:
 
 
 def ranked(pairs: Any, count: int) -> Alternatives:
-    """Return the `count` most likely of several ids with their log-probabilities.
+    """Return the `count` most likely ids with their log-probabilities, best first.
 
-    Servers add the chosen token to the most likely ones, so they may return one token more than requested.
+    Servers add the chosen token to the most likely tokens, so they may return one token more than requested.
     """
     return sorted(pairs, key=lambda pair: -pair[1])[:count]
 
 
 class GrpcCall(ResponseCheck):
-    """A request to a server, with the state needed to read the answer.
+    """A request to a server, with the state needed to read the response.
 
     Args:
         most_id: upper limit for token ids; all ids are smaller.
-        eos: ids that end an answer.
+        eos: ids that end a response.
 
     Attributes:
         message: the Generate message; each attempt has a new request id.
-        stopped: whether this engine has ended the answer at a stop token; the server continues until it is told.
+        stopped: whether this engine has ended the response at a stop token. The server continues until the request is
+            aborted.
 
     Raises:
         ValueError: the server does not support the request.
@@ -253,14 +254,14 @@ class GrpcCall(ResponseCheck):
 
     @property
     def awaits_finish_reason(self) -> bool:
-        """Return whether the last token has probably arrived. If so, the answer's final message follows at once."""
+        """Whether the last token has probably arrived. If so, the response's final message follows at once."""
         return self._num_ids == self._most or self._last in self._ends
 
     def read(self, response: Any, part: Part) -> bool:
-        """Read a message and add its tokens to `part`. Return whether it contains tokens or the end of the answer.
+        """Read a message and add its tokens to `part`. Return whether it contains tokens or the end of the response.
 
         Raises:
-            Failed: the message does not belong to this answer, or cannot be read.
+            Failed: the message does not belong to this response, or cannot be read.
         """
         if response is None:
             raise Failed(UNREADABLE)

@@ -41,11 +41,11 @@ _OWN_END_SECONDS = 1.5  # for the server to free its resources; the supervisor g
 _WITHHELD = ("PYTHONPATH", "PYTHONHOME", "LMI_API_KEY")
 """Environment variables that are not passed to the server."""
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_MOST_SILENT = 3  # failures in a row, the last one a timeout, after which the own server is restarted
+_MOST_SILENT = 3  # failures in a row, of which the last is a timeout, after which the engine restarts its server
 
 
 class GrpcSetting(RemoteOptions):
-    """Options for the servers at option.base_url, or for a server that is started with option.engine_python."""
+    """The options of servers at option.base_url, or of a server that the engine starts with option.engine_python."""
 
     def check(self, model_id: str | None, config: EngineConfig) -> None:
         problems = Problems()
@@ -63,7 +63,7 @@ class GrpcSetting(RemoteOptions):
                 raise _wrong("option.engine_flags", f"option.engine_flags needs {key}")
             return super().urls(config)
         if "base_url" in options:
-            raise _wrong(key, f"{key} starts a server, and option.base_url names another one: set only one of them")
+            raise _wrong(key, f"{key} starts a server, and option.base_url names another server: set only one option")
         kind = options.get("base_url_kind", "auto")
         if kind == "auto":
             raise _wrong(key, f"{key} needs option.base_url_kind, the kind of server to start: {', '.join(CONTRACTS)}")
@@ -119,8 +119,8 @@ class OwnFiles(NamedTuple):
         vocabulary: number of token ids in the model's vocabulary; None if config.json does not specify it.
         num_pieces: number of ids in the tokenizer's vocabulary, excluding added tokens; None if tokenizer.json does not
             specify it.
-        eos: ids that end an answer.
-        config_eos: ids in config.json, which servers may report although generation_config.json replaces them.
+        eos: ids that end a response.
+        config_eos: the end ids in config.json. Servers may report these although generation_config.json replaces them.
     """
 
     vocabulary: int | None
@@ -148,7 +148,7 @@ class OwnFiles(NamedTuple):
             if theirs and own and theirs != own:
                 raise Failed("uses another tokenizer", f"it has {theirs} ids, option.model_id has {own}", lasts=True)
         if self.eos and not model.eos <= self.eos | self.config_eos:
-            detail = f"its answers end with {sorted(model.eos)}, but those of option.model_id with {sorted(self.eos)}"
+            detail = f"its responses end with {sorted(model.eos)}, but those of option.model_id with {sorted(self.eos)}"
             raise Failed("uses another tokenizer", detail, lasts=True)
 
 
@@ -212,7 +212,7 @@ class OwnServer:
 
 @contextmanager
 def _default_signals() -> Iterator[None]:
-    """Within this context, start child processes that end on the signals that this process ignores."""
+    """Let child processes that are started in this context end on SIGINT and SIGTERM, which this process ignores."""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -275,7 +275,7 @@ class ContractEngine(RemoteEngine[C]):
         contract = CONTRACTS[kind]
         task_flags = flags(contract)
         self._own: OwnServer | None = None
-        self._lost: Failed | None = None  # why the own server has to be restarted
+        self._lost: Failed | None = None  # why the engine's own server has to be restarted
         setting = "option.base_url="
         if not urls:
             setting = "the server of option.engine_python at "
@@ -348,7 +348,7 @@ class ContractEngine(RemoteEngine[C]):
         return step
 
     def statistics(self) -> EngineStatistics:
-        """Request statistics from the servers, and return the latest. If the engine is idle, wait for the responses."""
+        """Request new statistics from the servers, and return the latest that have arrived. If idle, wait for them."""
         if not self._contract.reports_load:
             return self._statistics
         rests = all(running.ended for running in self._running.values())
@@ -391,7 +391,7 @@ class GrpcEngine(ContractEngine[GrpcCall]):
 
     async def stream(self, server: RemoteServer, running: Running[GrpcCall]) -> None:
         call, part = running.call, Part()
-        call.message.request_id = uuid4().hex  # SGLang aborts all requests whose ids begin with the given one
+        call.message.request_id = uuid4().hex  # SGLang aborts all requests whose ids begin with the id in Abort
         held: Part | None = None  # the last token waits for the finish reason
         async with aclosing(self._clients[server.url].generate(call.message)) as responses:
             async for response in responses:
@@ -411,7 +411,7 @@ class GrpcEngine(ContractEngine[GrpcCall]):
             await asyncio.sleep(0)  # the server is told first, as the loop may not run again soon
             self.take(server, running, part)
         if not running.ended:
-            raise Failed("ended its answer without a last message")
+            raise Failed("ended its response without a last message")
 
 
 class EmbedCall(NamedTuple):
@@ -425,7 +425,7 @@ class EmbedCall(NamedTuple):
 class GrpcPooling(ContractEngine[EmbedCall]):
     """Engine for embeddings; see `engines.base.Engine`. Requests have Pooling instead of Sampling.
 
-    The server pools the vectors. The engine truncates them to `dimensions` and normalizes them.
+    The server pools the token embeddings. The engine truncates the result to `dimensions` and normalizes it.
     """
 
     generates = False
@@ -446,7 +446,7 @@ class GrpcPooling(ContractEngine[EmbedCall]):
 
     def new_call(self, request: EngineRequest) -> EmbedCall:
         if self._model.normalizes and request.pooling.normalize is False:
-            raise ValueError("normalize=false is not supported: the server normalizes its vectors")
+            raise ValueError("normalize=false is not supported: the server normalizes its embeddings")
         return EmbedCall(request.ids, request.pooling)
 
     async def stream(self, server: RemoteServer, running: Running[EmbedCall]) -> None:
@@ -455,16 +455,16 @@ class GrpcPooling(ContractEngine[EmbedCall]):
         call = running.call
         vector = await self._clients[server.url].embed(call.ids)
         if len(vector) != self.info.dimensions:
-            raise Failed(f"sent a vector of {len(vector)} numbers", f"they had {self.info.dimensions} at startup")
+            raise Failed(f"sent an embedding of {len(vector)} numbers", f"it had {self.info.dimensions} at startup")
         finished = self._pooling.finish(numpy.array(vector, numpy.float32), call.pooling)
         self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=finished)))
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    """Return the contract's capabilities. With `auto`, find out the servers' contract first.
+    """Return the contract's capabilities. If option.base_url_kind is auto, find out the contract first.
 
     Raises:
-        ConfigError: the servers do not respond, or do not use a known contract.
+        ConfigError: the contract of no server can be determined, or the servers use different contracts.
     """
     kind = config.options.engine_options.get("base_url_kind", "auto")
     return CONTRACTS[find_contract(_SETTING.urls(config)) if kind == "auto" else kind].capabilities

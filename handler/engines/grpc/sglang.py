@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
-from handler.engines.base import COMMON_RULES, TOP_CHOICE_OR_MINUS_1, Rule, drawn_or, regex_of
+from handler.engines.base import COMMON_RULES, Rule, drawn_or, drawn_rules, regex_of
 from handler.engines.grpc.contract import NO_FIELD, Contract
 
 _FORBIDDEN = -1e9  # added to the logit of a forbidden token
@@ -32,13 +32,8 @@ def _guide(sampling: Sampling) -> dict[str, Any]:
             return {kind: rule.value}
 
 
-_DRAWN: Mapping[str, Rule] = {
-    "temperature": "temperature",
-    "top_k": TOP_CHOICE_OR_MINUS_1,
-    "top_p": TOP_CHOICE_OR_MINUS_1,
-    "min_p": "min_p",
-}
-"""Fields that matter only when sampling."""
+_DRAWN = drawn_rules(no_top_k=-1)
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
@@ -59,7 +54,7 @@ class Sglang(Contract):
     module = "sglang_scheduler"
     service = "SglangScheduler"
     table = _TABLE
-    no_adapters = "SGLang's gRPC server, of smg-grpc-servicer 0.14, does not load adapters"
+    no_adapters = "SGLang's gRPC server (smg-grpc-servicer 0.14) does not load adapters"
     no_media = "SGLang's gRPC API accepts only preprocessed pixels"
     command = ("sglang.launch_server", "--grpc-mode", "--model-path")
     context_flag = "--context-length"

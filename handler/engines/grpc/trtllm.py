@@ -24,7 +24,7 @@ _DRAWN: Mapping[str, Rule] = {
     "top_p": "top_p",
     "min_p": unless_neutral("min_p"),
 }
-"""Fields that matter only when sampling."""
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     "do_sample": _choice,
@@ -72,8 +72,8 @@ class TrtLlm(Contract):
     def own_stops(self, sampling: Sampling) -> bool:
         """Return whether the server would miss stop tokens.
 
-        With ignore_eos, TensorRT-LLM passes none to its executor (tensorrt_llm/executor/base_worker.py). A minimum
-        length suppresses only the model's own end token.
+        With ignore_eos, TensorRT-LLM passes no stop tokens to its executor (tensorrt_llm/executor/base_worker.py). A
+        minimum length suppresses only the model's own end token.
         """
         return sampling.ignore_eos or sampling.min_new_tokens > 0
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
-from handler.engines.base import COMMON_RULES, Rule, drawn_or, top_choice, unless_neutral
+from handler.engines.base import COMMON_RULES, Rule, drawn_or, drawn_rules, logprob_rules, unless_neutral
 from handler.engines.grpc.contract import NO_FIELD, Contract
 
 _MOST_TOPS = 19  # vLLM's limit is 20, which includes the chosen token
@@ -18,21 +18,13 @@ def _folded(seed: int) -> int:
     return (seed ^ seed >> 31 ^ seed >> 62) & 0x7FFFFFFF
 
 
-def _logprobs(sampling: Sampling) -> dict[str, Any]:
-    """Request one more alternative than the client did, as vLLM replaces the least likely one with the chosen token."""
-    if not (sampling.logprobs or sampling.top_logprobs):
-        return {}
-    return {"logprobs": sampling.top_logprobs and sampling.top_logprobs + 1}  # 0: only for the chosen token
-
-
-def _prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
-    if not sampling.prompt_logprobs:
-        return {}
-    return {"prompt_logprobs": sampling.prompt_top_logprobs and sampling.prompt_top_logprobs + 1}
+def _with_chosen(num_tops: int) -> int:
+    """Request one alternative more than the client, because vLLM puts the chosen token in place of the least likely."""
+    return num_tops and num_tops + 1
 
 
 def _guide(sampling: Sampling) -> dict[str, Any]:
-    """Ask for a rule from the first token on. The Python servicer 0.14.1 ignores that beside --reasoning-parser."""
+    """Request structured output from the first token on, which servicer 0.14.1 ignores with --reasoning-parser."""
     rule = sampling.structured_output
     if rule is None:
         return {}
@@ -42,24 +34,15 @@ def _guide(sampling: Sampling) -> dict[str, Any]:
     return {rule.kind: value, "grammar_from_first_token": True}
 
 
-_DRAWN: Mapping[str, Rule] = {
-    "temperature": "temperature",
-    "top_k": top_choice,
-    "top_p": top_choice,
-    "min_p": "min_p",
-    "seed": unless_neutral("seed", make=_folded),
-}
-"""Fields that matter only when sampling."""
+_DRAWN: Mapping[str, Rule] = {**drawn_rules(), "seed": unless_neutral("seed", make=_folded)}
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
     "max_new_tokens": lambda sampling: {"max_tokens": max(sampling.max_new_tokens, 1)},
     "min_new_tokens": "min_tokens",
     "do_sample": drawn_or({"temperature": 0.0, "top_p": 1.0}, _DRAWN),
-    "logprobs": _logprobs,
-    "top_logprobs": _logprobs,
-    "prompt_logprobs": _prompt_logprobs,
-    "prompt_top_logprobs": _prompt_logprobs,
+    **logprob_rules(_with_chosen),
     "logit_bias": unless_neutral("logit_bias", make=dict),
     "structured_output": _guide,
 }

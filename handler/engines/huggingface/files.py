@@ -61,7 +61,7 @@ def check_checkpoint(directory: Path) -> None:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the weight files that transformers reads: `model.safetensors`, or else those listed in the index."""
+    """Return the weight files that transformers reads: `model.safetensors`, or else the files listed in the index."""
     if (directory / _WHOLE).is_file():  # transformers ignores an index beside it
         return [directory / _WHOLE]
     weight_map = model_files.read_json(directory / _INDEX).get("weight_map")
@@ -144,7 +144,7 @@ _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOK
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name refers to a model on the hub (`owner/model`, or `model` for old ones) and not to a path."""
+    """Return whether a name refers to a model on the hub (`owner/model`, or `model` for old models), not to a path."""
     if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
         return False
     return _NAME.fullmatch(model_id) is not None
@@ -195,7 +195,7 @@ def download(
     Args:
         revision: branch, tag or commit; None means the main branch.
         only: patterns for the files to download; None means all files.
-        without: patterns for the files to leave out.
+        without: patterns for the files to omit.
 
     Raises:
         ConfigError: the hub does not have the model, or cannot be reached.
@@ -217,9 +217,10 @@ def download(
                 ignore_patterns=list(without),
             )
         )
-    except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:  # of JSON that is not the hub's
+    except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:  # the response is not a hub's JSON
         raise _cannot_fetch(name, f"HF_ENDPOINT does not respond like a hub: {error!r}") from None
-    # The base of its HTTP library's errors, those of connections and of the cache, and of wrong names.
+    # HTTPError is the base of the HTTP library's errors. OSError comes from connections or the cache, ValueError from
+    # wrong names.
     except (HTTPError, OSError, ValueError) as error:
         if (failed := _connection_error(error, HTTPError)) is not None:
             raise _cannot_fetch(name, f"it cannot be reached ({_ERRNO.sub('', str(failed))})") from None
@@ -230,7 +231,7 @@ def download(
 
 
 def cached() -> list[Any]:
-    """Return huggingface_hub's `CachedRepoInfo` for each model in its cache; none if the package is not installed."""
+    """Return huggingface_hub's `CachedRepoInfo` for each model in its cache, or [] if the package is not installed."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -279,7 +280,7 @@ def fetch(
 ) -> str | None:
     """Download a model from the hub or S3; see `engines.fetch`.
 
-    The files downloaded from S3 are those that `download` would download from the hub.
+    From S3, all files are downloaded, or only descriptions if `download` is `download_descriptions`.
 
     Args:
         download: function that downloads a model from the hub unless it is cached.
@@ -310,9 +311,9 @@ TORCH_DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "b
 _NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
 _RECIPE = b"hf 2"  # part of every fingerprint: change it with _FROM_GGUF
 
-# transformers can make a tokenizer from the GGUF file. But that does not split digits, has another end token, and
-# decodes like SentencePiece, with which xgrammar before 0.2.8 does not recognize spaces. transformers would also save
-# some weights twice, as the embeddings and the last matrix are the same.
+# transformers can make a tokenizer from the GGUF file. But this tokenizer does not split digits, has another end token,
+# and decodes like SentencePiece, so that xgrammar before 0.2.8 does not recognize spaces. transformers would also save
+# some weights twice, because the embeddings and the last matrix are the same.
 _FROM_GGUF = """
 import json, sys
 from pathlib import Path
@@ -365,7 +366,7 @@ def find_checkpoint(model_id: str) -> Path:
     directory = Path(model_id)
     mistrals = (directory / "params.json").is_file() and not (directory / "config.json").exists()
     if mistrals or ((directory / "config.json").is_file() and model_files.visible(directory, "*.safetensors")):
-        # Other files do not matter. vLLM reads Mistral's own format.
+        # Other files in the directory do not matter. vLLM also reads Mistral's own format.
         model = model_files.ModelFiles("huggingface", directory)
     else:
         model = model_files.locate(model_id, _EXPECTED)
@@ -414,10 +415,10 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
 
 
 def eos_ids(config: EngineConfig) -> frozenset[int]:
-    """Return the ids that end an answer, for all engines.
+    """Return the ids that end a response, for all engines.
 
-    These are the tokenizer's own, and those in generation_config.json, or else config.json. A GGUF file has all of its
-    own in the header; a directory that was converted from one has them in generation_config.json.
+    These are the tokenizer's end token and the ids in generation_config.json, or else in config.json. The header of a
+    GGUF file contains all end ids. A directory converted from a GGUF file has them in generation_config.json.
     """
     assert config.model is not None
     if config.model.suffix == ".gguf":
@@ -464,7 +465,7 @@ class Tensor(NamedTuple):
 
 
 class Tensors:
-    """The tensors that transformers reads from a directory. Without an index, these are the tensors of all files.
+    """The tensors of a directory: of `model.safetensors`, or the files in its index, or else all safetensors files.
 
     Raises:
         ConfigError: a file has no header, or a tensor's position, type and shape contradict each other.

@@ -1,4 +1,4 @@
-"""Media in prompts for Hugging Face models: how many tokens an image or audio clip needs, and where they are placed."""
+"""Media in prompts for Hugging Face models: how many tokens an image or audio clip needs, and where the tokens are."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from handler.core.media import MEDIA, SAMPLE_RATE, FixedTokens, MediaTokens, Med
 from handler.engines.base import NO_MEDIA
 
 Read = Callable[[Mapping[str, Any], Path], MediaTokens | str | None]
-"""Type of a function that returns how a model counts the tokens of a medium, or the reason why it accepts none, or
-None if the type of model is unknown.
+"""Type of a function that returns a model's token counter for one kind of media, or the reason why the model accepts no
+such media, or None if the type of model is unknown.
 """
 
 
@@ -36,7 +36,7 @@ def read_tokens(model: Path | None, kind: str) -> MediaTokens | str:
     return f"{MEDIA[kind]} are not supported for model_type {config.get('model_type')} (config.json)"
 
 
-# -- tokens of images: how many a model computes for an image, by its configuration files ------------------------------
+# -- tokens of images: how many tokens a model needs for an image, according to its configuration files ----------------
 # The formulas are those of transformers' processors: `smart_resize` in models/qwen2_vl/image_processing_qwen2_vl.py,
 # and models/llava/processing_llava.py.
 
@@ -119,7 +119,7 @@ def _processor(model: Path) -> Mapping[str, Any]:
     return nested if isinstance(nested, dict) else model_files.read_json(model / "preprocessor_config.json")
 
 
-# -- tokens of audio clips: how many a model computes for a clip, by its configuration files ---------------------------
+# -- tokens of audio: how many tokens a model needs for an audio file, according to its configuration files ------------
 # The formula is that of transformers' models/qwen2_audio/processing_qwen2_audio.py.
 
 _HOP = 160  # samples per frame of the spectrogram, as in Whisper
@@ -132,7 +132,7 @@ class QwenAudioTokens:
     """Counts audio tokens for Qwen2-Audio, which needs one token for every 40 ms.
 
     Attributes:
-        placeholder: id of a clip's placeholder.
+        placeholder: id of the placeholder for audio.
         text: text of the placeholder, including the tokens around it.
     """
 

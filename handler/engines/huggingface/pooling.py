@@ -1,6 +1,6 @@
-"""Pooling models: reads their files, tokenizes texts, and converts the models' output to embeddings and scores.
+"""Reads pooling models' files, tokenizes texts for the models, and converts their output to embeddings and scores.
 
-The files are `modules.json` and those that it names, as in github.com/huggingface/sentence-transformers.
+The files are `modules.json` and the files that it names, as in github.com/huggingface/sentence-transformers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class PoolingFiles(NamedTuple):
     """How a model pools, according to its files.
 
     Attributes:
-        mode: how the tokens' vectors are reduced to an embedding: to the first (cls), last, mean or maximum (max).
+        mode: which embedding represents a text: that of the first token (cls) or the last, or the mean or the maximum
+            (max) of all token embeddings.
         normalize: whether embeddings are normalized to length 1 unless a request says otherwise.
         most_tokens: maximum number of tokens in a text, including special tokens; None means no limit.
         exclusive: whether exactly one of several labels applies.
@@ -51,10 +52,10 @@ class PoolingFiles(NamedTuple):
     exclusive: bool
 
     def finish(self, values: Any, pooling: Pooling) -> list[float]:
-        """Convert the model's output for a text to what the request asks for.
+        """Convert the model's output for a text to the numbers that the request asks for.
 
         Args:
-            values: the pooled vector, or a logit for each label, as a float32 numpy array.
+            values: the pooled embedding, or a logit for each label, as a float32 numpy array.
         """
         import numpy
 
@@ -136,7 +137,7 @@ def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
     max_seq_length = model_files.read_json(model / "sentence_bert_config.json").get("max_seq_length")
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and "roberta" in str(config.get("model_type")):
-        positions -= int(config.get("pad_token_id", 1)) + 1  # RoBERTa's positions begin after the padding's
+        positions -= int(config.get("pad_token_id", 1)) + 1  # RoBERTa's positions begin after the padding id
     own = model_files.read_json(model / "tokenizer_config.json").get("model_max_length")
     limits = [limit for limit in (max_seq_length, positions, own) if isinstance(limit, int) and 0 < limit < _ANY]
     return min(limits, default=None)
@@ -167,7 +168,7 @@ class PoolingTokenizer(Tokenizer, Protocol):
 def encode_pooled(
     request: Request, tokenizer: Tokenizer, info: EngineInfo | None = None, max_input_len: int | None = None
 ) -> tuple[Request, Prompt]:
-    """Tokenize a Pooling request. The smallest limit applies: the engine's, `option.max_input_len` or the request's.
+    """Tokenize a Pooling request. The engine, `option.max_input_len` and the request may each limit its length.
 
     Raises:
         PromptTooLong: the text has too many tokens.
@@ -181,7 +182,7 @@ def encode_pooled(
     most = min((limit for limit in limits if limit), default=None)
     if pooling.dimensions is not None and info is not None and not 0 < pooling.dimensions <= info.dimensions:
         raise InvalidParameter(
-            f"{names.dimensions}={pooling.dimensions}: the model's vectors have {info.dimensions} dimensions"
+            f"{names.dimensions}={pooling.dimensions}: the model's embeddings have {info.dimensions} dimensions"
         )
     second = None
     if request.prompt_ids is not None:
@@ -263,8 +264,8 @@ class HfPoolingTokenizer:
 def _has_types(model: Path) -> bool:
     """Return whether the model needs token_type_ids.
 
-    It does if the tokenizer lists them as input and the model has more than one type. A tokenizer.json alone does not
-    tell, as it may give the second text a type of its own even if the model was trained without types.
+    The model needs them if the tokenizer lists them as input and the model has more than one type. The file
+    tokenizer.json is not enough to decide this: it may assign types even if the model was trained without types.
     """
     inputs = read_json(model / "tokenizer_config.json").get("model_input_names")
     if isinstance(inputs, list) and "token_type_ids" not in inputs:

@@ -27,7 +27,7 @@ class ContentForms(NamedTuple):
     Attributes:
         text: whether the content may be a string.
         parts: whether the content may be a list of parts.
-        placeholders: kind of media -> text that represents such a medium if the content must be a string.
+        placeholders: maps a kind of media to the text that represents a medium if the content must be a string.
     """
 
     text: bool
@@ -37,7 +37,7 @@ class ContentForms(NamedTuple):
     def adapt(self, messages: Objects) -> Messages:
         """Convert messages so that the template can render them.
 
-        If the content must be a string, a line with a placeholder for each medium precedes the text, as in vLLM.
+        If the content must be a string, each medium becomes a line with its placeholder before the text, as in vLLM.
         """
         return [{**message, "content": self._content(message["content"])} for message in messages]
 
@@ -123,7 +123,7 @@ class HfTokenizer:
         self._fast.no_padding()
         self.vocabulary = _vocabulary(self._tokenizer)
         template = self._tokenizer.chat_template or ""
-        # If there are several, transformers uses the one named `tool_use` for tools.
+        # If there are several templates, transformers uses the template named `tool_use` for tools.
         self.chat_template = template if isinstance(template, str) else "\n".join(template.values())
         self.media_tokens: Mapping[str, MediaTokens] = media_tokens(model)
         self._forms: ContentForms | None = None
@@ -179,7 +179,7 @@ def _reason(error: Exception) -> str:
 
 
 def template_line(error: BaseException) -> str:
-    """Return words that say which line of a chat template raised an error; "" if unknown."""
+    """Return a note for a message about the line of a chat template that raised an error; "" if unknown."""
     line, at = getattr(error, "lineno", None), error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename == "<template>":  # jinja2's name of a template that is not a file
@@ -242,7 +242,7 @@ _LETTERS = _letters()
 
 _FILES = ("tekken.json", "tokenizer.model.v*", "tokenizer.mm.model.v*")
 _EOS = 2
-_CALL_ID = 9  # characters; mistral_common requires this length, and vLLM keeps the last ones
+_CALL_ID = 9  # characters; mistral_common requires this length, and vLLM keeps the last 9
 
 
 def tokenizer_file(model: Path) -> Path | None:
@@ -296,7 +296,7 @@ class MistralTokenizer:
             pieces = [name.encode() if id in special else sentence_piece(name) for id, name in enumerate(names)]
         self.vocabulary = Vocabulary(pieces, special)
         marks = sorted(self.vocabulary.marks)
-        # There is no template. The parsers of tool calls and reasoning find the marks that the model uses in this text.
+        # There is no template. In this text, the parsers of tool calls and reasoning find the markers of the model.
         self.chat_template = " ".join([*marks, *(["tools", "tool_calls"] if "[AVAILABLE_TOOLS]" in marks else [])])
 
     def encode(self, text: str) -> Prompt:

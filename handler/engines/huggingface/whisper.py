@@ -1,4 +1,4 @@
-"""Whisper support for all engines: prompt tokens, timestamps, and the division of audio clips into pieces."""
+"""Support for Whisper models in all engines: prompt tokens, timestamps, and the division of audio into pieces."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class WhisperIds(NamedTuple):
         return self.no_timestamps + 1 + round(min(max(seconds, 0.0), WINDOW) / _STEP)
 
     def language_of(self, ids: Sequence[int]) -> str:
-        """Return the language that a prompt specifies, or "" if it specifies none."""
+        """Return the code of the language that a prompt specifies, or "" if it specifies none."""
         prefix = ids[list(ids).index(self.start) + 1 :]  # this skips a client's prompt
         return next((name for name, id in self.languages.items() if id in prefix), "")
 
     def in_language(self, ids: Sequence[int], language: str) -> list[int]:
-        """Add the language to a prompt that specifies none."""
+        """Return a prompt that specifies no language, with the language added."""
         after = list(ids).index(self.start) + 1
         return [*ids[:after], self.languages[language], *ids[after:]]
 
@@ -123,7 +123,7 @@ def cut(samples: Any) -> Iterator[tuple[int, int]]:
 
 
 def with_times(vocabulary: Vocabulary, ids: WhisperIds) -> Vocabulary:
-    """Return the vocabulary with timestamps as special tokens. Some tokenizers do not contain these."""
+    """Return the vocabulary with timestamps as special tokens, which some tokenizers do not contain."""
     first, last = ids.of_time(0), ids.of_time(WINDOW)
     pieces = [*vocabulary.pieces, *[b""] * (last + 1 - len(vocabulary))]
     pieces[first : last + 1] = [f"<|{number * _STEP:.2f}|>".encode() for number in range(last + 1 - first)]

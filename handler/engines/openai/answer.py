@@ -30,7 +30,7 @@ class Event(NamedTuple):
 
 
 class EventReader:
-    """Reads events from a stream that arrives in pieces of any size. Drops an event cut off by the stream's end."""
+    """Reads events from a stream that arrives in pieces of any size. An incomplete event at the end is dropped."""
 
     def __init__(self) -> None:
         self._rest = bytearray()  # beginning of a line that later pieces continue
@@ -38,7 +38,7 @@ class EventReader:
         self._data: list[bytes] = []
         self._comments: list[bytes] = []
         self._size = 0  # bytes of the event so far, in whole lines
-        self._mark = _BYTE_ORDER_MARK  # with which the first line may begin
+        self._mark = _BYTE_ORDER_MARK  # may precede the first line
 
     def feed(self, data: bytes) -> list[Event]:
         """Return the events that `data` completes.
@@ -105,14 +105,14 @@ class EventAnswer(ResponseCheck):
     def __init__(self, body: Mapping[str, Any], request: EngineRequest) -> None:
         super().__init__(request.sampling)
         self.body = body
-        # Number of tokens that may have been in the cache.
+        # Number of prompt tokens that may have been in the cache.
         self._num_prompt = 0 if request.goes_on else len(request.ids)
         self._has_text = False
 
     def read(self, event: Event, part: Part) -> bool:
         """Read an event and add its content to `part`. Return whether `part` can be passed on.
 
-        The end of an answer has to be held back until the next event, which may contain the token counts.
+        The end of a response has to be held back until the next event, which may contain the token counts.
 
         Raises:
             Refused: the event is an error caused by the request.
@@ -124,7 +124,7 @@ class EventAnswer(ResponseCheck):
         if event.name == b"error":
             raise _event_error(event.data or event.comment)
         if event.data == b"[DONE]":
-            raise Failed("ended its answer without a finish_reason")
+            raise Failed("ended its response without a finish_reason")
         try:
             value = orjson.loads(event.data)
             if "error" in value:
@@ -145,7 +145,7 @@ class EventAnswer(ResponseCheck):
         return bool(ids) and reason is None
 
     def _count(self, event: Event, part: Part) -> None:
-        """Read how much of the prompt was cached. Ignore errors, as the answer itself is complete."""
+        """Read how many of the prompt's tokens were cached. Ignore errors, because the response is complete."""
         with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
             count = orjson.loads(event.data)["usage"]["prompt_tokens_details"]["cached_tokens"]
             if type(count) is int and count > 0 and self._num_prompt:
@@ -167,7 +167,7 @@ class EventAnswer(ResponseCheck):
 
 
 def _ranked(entry: Any, count: int) -> Alternatives:
-    """Read the alternatives to a token: an object with log-probabilities by name, or Dynamo's list of objects."""
+    """Read the alternatives to a token, from an object with log-probabilities by name, or from Dynamo's list."""
     pairs = entry.items() if isinstance(entry, dict) else [(top["token"], top["logprob"]) for top in entry]
     best = sorted(((name, score(logprob)) for name, logprob in pairs), key=lambda pair: -pair[1])[:count]
     return [(_token_id(name), logprob) for name, logprob in best]

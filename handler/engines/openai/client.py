@@ -1,4 +1,4 @@
-"""An HTTP client for the servers, based on aiohttp: one connection pool, and no redirects, proxies or cookies."""
+"""An HTTP client based on aiohttp, with one connection pool, and without redirects, proxies or cookies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLAIN = ("", "identity")
 
 
 class Model(NamedTuple):
-    """A server's model. `max_tokens` limits the prompt and the answer together; None if not reported."""
+    """A server's model. `max_tokens` limits the prompt and the response together; None if not reported."""
 
     name: str
     owner: str
@@ -110,7 +110,7 @@ class HttpClient:
                 yield _read(response.content)
 
     async def _post(self, url: str, data: bytes) -> Any:
-        """Send a request body. If the server is just closing the idle connection, try another connection."""
+        """Send a request body. If the server has just closed an idle connection, try another connection."""
         for _ in range(_MOST_STALE):
             connection: dict[str, bool] = {}
             try:
@@ -134,7 +134,7 @@ class HttpClient:
 
 
 def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Model:
-    """Return the server's model with this name and kind; None matches any.
+    """Return the server's model with this name and kind. None stands for any name or any kind.
 
     Raises:
         Failed: the server has no such model.
@@ -182,7 +182,7 @@ def _check_encoding(headers: Mapping[str, str]) -> None:
     """Raise Failed if a response is compressed, which was not requested, as it could expand to an enormous size."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in _PLAIN:
-        raise Failed("sent a compressed answer", f"Content-Encoding: {encoding[:100]}")
+        raise Failed("sent a compressed response", f"Content-Encoding: {encoding[:100]}")
 
 
 def _models(data: bytes) -> list[Model]:
@@ -210,7 +210,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
     """Find out the kind of the servers from their models' `owned_by` values. This blocks for up to 5 s.
 
     Raises:
-        ConfigError: no server responds, a server's kind is unknown, or the kinds differ.
+        ConfigError: the kind of no server can be determined, or the kinds differ.
     """
     with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
         models = dict(zip(urls, thread.submit(asyncio.run, _ask_once(urls)).result(), strict=True))
@@ -219,7 +219,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
 
 
 def _common_kind(models: Sequence[Model] | Failed) -> str:
-    """Return the only kind of server that may have all these models, or "" if there is none or there are several."""
+    """Return the only kind of server that may have all these models, or "" if no kind or several kinds may."""
     kinds = set() if isinstance(models, Failed) else {tuple(model.kinds) for model in models}
     match list(kinds):
         case [(kind,)]:

@@ -71,7 +71,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
                             self.hold(running, part)
                 self.release(server, running)
                 if not running.ended:
-                    raise Failed("ended its answer without a finish_reason")
+                    raise Failed("ended its response without a finish_reason")
         except Refused:
             if not running.call.begun:
                 await self.ask(server, again=True)  # a server with another model may refuse what this model accepts
@@ -90,10 +90,10 @@ async def _new_client(connect_timeout: float, tls: bool) -> HttpClient:
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    """Return the servers' capabilities. With `auto`, find out the kind of the servers first.
+    """Return the servers' capabilities. If option.base_url_kind is auto, find out the kind of the servers first.
 
     Raises:
-        ConfigError: a server does not respond, or its kind is unknown.
+        ConfigError: the kind of no server can be determined, or the kinds differ.
     """
     kind = config.options.engine_options.get("base_url_kind", "auto")
     return KINDS[find_kind(_SETTING.urls(config)) if kind == "auto" else kind].capabilities

@@ -15,11 +15,11 @@ from handler.core.values import Sampling
 from handler.engines.base import (
     COMMON_RULES,
     JSON_TAGS,
-    TOP_CHOICE_OR_MINUS_1,
     Capabilities,
     Rule,
     arguments,
     drawn_or,
+    drawn_rules,
     unless_neutral,
 )
 
@@ -43,7 +43,7 @@ class ServerKind(NamedTuple):
 
     Attributes:
         owner: prefix of `owned_by` in the server's models; vLLM's Rust front end writes `vllm-frontend-rs`.
-        reasons: field of Sampling -> why the server does not support it.
+        reasons: maps a Sampling field to the reason why the server does not support it.
         limits: as in `Capabilities`.
         ask: request fields that make the server return token ids.
         ranked: whether the server's log-probabilities identify tokens by id.
@@ -63,7 +63,7 @@ class ServerKind(NamedTuple):
             SUPPORTS,
             {**_REASONS, **self.reasons},
             limits={"temperature": 2.0, **self.limits},
-            no_adapters="adapters are loaded by the server at option.base_url, which serves each as a model",
+            no_adapters="adapters are loaded by the server at option.base_url, which serves each adapter as a model",
             no_media=dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens"),
             structural_tags=self.structural_tags,
         )
@@ -111,7 +111,7 @@ def _bias(logit_bias: Sequence[tuple[int, float]]) -> dict[str, float]:
 
 
 def _guide(sampling: Sampling, kind: str) -> dict[str, Any]:
-    """Return the fields for structured output: `structured_outputs`, or for Dynamo vLLM's older names."""
+    """Return the field for structured output: `structured_outputs`, or, for Dynamo, that of older vLLM versions."""
     rule = sampling.structured_output
     if rule is None:
         return {}
@@ -126,14 +126,8 @@ def _guide(sampling: Sampling, kind: str) -> dict[str, Any]:
     return {f"guided_{name}": value}
 
 
-_DRAWN: Mapping[str, Rule] = {
-    "temperature": "temperature",
-    "top_k": TOP_CHOICE_OR_MINUS_1,
-    "top_p": TOP_CHOICE_OR_MINUS_1,
-    "min_p": "min_p",
-    "seed": _seed,
-}
-"""Fields that matter only when sampling."""
+_DRAWN: Mapping[str, Rule] = {**drawn_rules(no_top_k=-1), "seed": _seed}
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,

@@ -67,7 +67,7 @@ __all__ = [
 
 _NO_ADAPTERS = "it ignores the LoRA adapter that a request selects"
 
-_DEFAULT_CONTEXT = 2048  # tokens, for models that state no context length
+_DEFAULT_CONTEXT = 2048  # tokens, for models whose files specify no context length
 
 _WARM_UP = 16  # tokens; from 8 on, the CPU plugin prepares 4-bit weights, which takes a second for 135M parameters
 
@@ -172,9 +172,10 @@ class OpenVino(NoAdapters):
         return "the request does not fit in the KV cache" if too_large else f"the request ended with status {status}"
 
     def statistics(self) -> EngineStatistics:
-        """Report the KV cache usage if the cache has a fixed size; a cache that grows as needed is always nearly full.
+        """Report the KV cache usage if the cache has a fixed size. A cache that grows as needed is always nearly full.
 
-        GenAI reports the usage at its last step, in percent. Without requests there are no steps, so report 0.
+        GenAI reports the usage of its last step, in percent. When no request is running, there are no steps, so the
+        result is 0.
         """
         if not self._cache_is_fixed:
             return EngineStatistics()
@@ -199,7 +200,7 @@ class OpenVino(NoAdapters):
             for sequence, result in best_first:
                 output = self._output(key, sequences.setdefault(sequence, len(sequences)), running, result)
                 ended = ended or output.finish is not None
-                if _is_one_token(output):
+                if output.is_plain and output.finish is None and len(output.ids) == 1 and not output.sequence:
                     step.keys.append(key)
                     step.ids.append(output.ids[0])
                     step.logprobs.append(output.logprobs[0])
@@ -237,11 +238,11 @@ class Preparation:
         self._compiler = GrammarCompiler(lambda structured_output: self._check.compile(structured_output))
         self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests after compilation
         self._scorer = make_scorer(config, config.model)
-        self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests, given the scores
+        self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests with their scores
 
     @cached_property
     def _check(self) -> OpenVinoCheck:
-        """Made for the first schema or grammar, as it takes a quarter of a second."""
+        """The check, created only for the first schema or grammar, because this takes a quarter of a second."""
         return OpenVinoCheck(self._config, self._tokenizer)
 
     def add(self, request: EngineRequest, start: Callable[[Scores | None], None]) -> None:
@@ -287,10 +288,6 @@ class Preparation:
                     begin()
         if self._unscored and (scored := self._scorer.step()) is not None:
             self._unscored.pop(scored.key)(scored)
-
-
-def _is_one_token(output: Output) -> bool:
-    return output.finish is None and len(output.ids) == 1 and output.prompt_logprobs is None and not output.sequence
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
@@ -370,7 +367,7 @@ def _choice(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:
-    # GenAI's default is 0 for every request, so that equal requests would have equal answers.
+    # GenAI's default is 0 for every request, so equal requests would get equal responses.
     return {"rng_seed": (random.getrandbits(63) if sampling.seed is None else sampling.seed) & _MAX_SEED}
 
 
@@ -387,7 +384,7 @@ _DRAWN: Mapping[str, Rule] = {
     "top_p": _top,
     "top_k": _top,
 }
-"""Fields that matter only when sampling."""
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     "max_new_tokens": "max_new_tokens",
@@ -416,7 +413,7 @@ _CAPABILITIES = Capabilities(
         "bad_sequences": "it cannot forbid token sequences",
         "bad_token_ids": "it cannot forbid tokens",
         "allowed_token_ids": "it cannot forbid tokens",
-        "cache_salt": "its prefix cache cannot be divided",
+        "cache_salt": "its prefix cache does not support salts",
         "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
         "logit_bias": "it does not implement a logit bias",
         "top_logprobs": "it reports only the log-probability of the chosen token",
@@ -439,7 +436,7 @@ def generation_config(sampling: Sampling, eos: frozenset[int]) -> Any:
     """
     import openvino_genai as genai
 
-    # Log-probabilities only on request: they make the step of a single sequence a twentieth slower.
+    # Log-probabilities are computed only on request, as they make the step of a single sequence 5 % slower.
     config = genai.GenerationConfig(logprobs=int(sampling.logprobs))
     config.apply_chat_template = False  # the template has been applied already
     for name, value in arguments(_TABLE, sampling, eos).items():

@@ -37,7 +37,7 @@ KEPT = {"Q4_0": "u4", "Q4_1": "u4", "Q4_K": "u4", "Q8_0": "i8"}
 """Kinds of weights whose blocks `exact_blocks` keeps unchanged, with their formats."""
 _CHECKED = 1024  # maximum number of rows that are compared to find a matrix in the file
 _CHUNK = 4096  # rows of a matrix that are compared or quantized at a time
-_READ, _MATCHED = 0.5, 0.4  # shares of the work: saving GenAI's graph, and matching its matrices
+_READ, _MATCHED = 0.5, 0.4  # fractions of the work: saving GenAI's graph, and matching its matrices
 _ROTARY, _DIVISORS = "rotary frequencies", "rope_freqs.weight"
 
 
@@ -111,16 +111,16 @@ class _Matcher:
 
     @property
     def done(self) -> float:
-        """Share of the weights that are matched."""
+        """The fraction of the weights that are matched."""
         left = sum(int(self._tensors[name].n_elements) for name in self.unmatched)
         return 1 - left / sum(int(tensor.n_elements) for tensor in self._tensors.values())
 
     def match(self, root: Any, values_of: Callable[[Any], _Rows]) -> _Source | None:
-        """Return the file's matrix for a matrix of the graph, or None if there is none.
+        """Return the file's matrix for a matrix of the graph, or None if no matrix matches.
 
         Args:
-            root: the matrix's node.
-            values_of: function that computes some of its rows; see `_matrices`.
+            root: the node of the graph's matrix.
+            values_of: function that computes some rows of the graph's matrix; see `_matrices`.
         """
         import numpy as np
 
@@ -151,7 +151,7 @@ class _Matcher:
         return min(apart, key=lambda name: apart[name], default=None)
 
     def _compare(self, orders: dict[str, Any], values_of: Callable[[Any], _Rows], rows: Any) -> dict[str, float]:
-        """Return the names and distances of the file's matrices that match the graph's matrix in all given rows."""
+        """Return the names and distances of the file's matrices that match the graph's matrix in all of `rows`."""
         apart = dict.fromkeys(orders, 0.0)
         for begin in range(0, len(rows), _CHUNK):
             some = rows[begin : begin + _CHUNK]
@@ -195,7 +195,7 @@ def _apart(exact: Any, values: Any, slack: Any, period: Any) -> float:
 
 
 def _replace_vectors(reader: Any, nodes: Iterable[Any]) -> list[str]:
-    """Replace the graph's vectors with the file's, and return the names of vectors that the graph does not use.
+    """Replace the graph's vectors with the file's vectors, and return the names of vectors that the graph does not use.
 
     Vectors match if they are equal in f16, because the graph of an F16 file is saved in f16.
 
@@ -331,7 +331,7 @@ def _matrix(source: _Source, weights: Weights) -> _Matrix:
 
 
 def _joined(form: str, parts: Iterable[tuple[Any, ...]]) -> _Matrix:
-    """Return the matrix with the rows of several matrices of one format."""
+    """Return a matrix with the rows of several matrices that have the same format."""
     import numpy as np
 
     return _Matrix(form, tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
@@ -381,7 +381,7 @@ def _small_blocks(data: Any, *, has_minimum: bool) -> _Rows:
 
 
 def _large_blocks(data: Any) -> _Rows:
-    """Return the same for Q4_K: two factors, scales and minimums of 6 bits, 8 groups of 32 weights."""
+    """Return the scales, minimums and packed weights of Q4_K: two factors, 6-bit scales and minimums, 256 weights."""
     from gguf.quants import Q4_K
 
     blocks = data.reshape(-1, 144)
@@ -401,8 +401,8 @@ def _from_f16(data: Any) -> Any:
 def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
     """Replace the graph's matrices with the file's, and join matrices that are multiplied by the same input.
 
-    Joining matrices, e.g. those for queries, keys and values, saves some microseconds per multiplication. Only the
-    matrices for one input are in memory at a time.
+    Joining matrices, such as the matrices for queries, keys and values, saves some microseconds per multiplication.
+    Only the matrices for one input are in memory at a time.
     """
     joined: dict[tuple[str, int, str], list[tuple[Any, _Source]]] = {}
     for source in sources:
@@ -418,7 +418,7 @@ def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
 
 
 def _product(root: Any) -> Any:
-    """Return the multiplication by a matrix, or None if the matrix is used otherwise or several times."""
+    """Return the multiplication by a matrix, or None if the matrix is used several times or in another way."""
     users = root.output(0).get_target_inputs()
     user = next(iter(users)).get_node() if len(users) == 1 else root
     return user if user.get_type_name() == "MatMul" and user.get_attributes()["transpose_b"] else None
@@ -571,7 +571,7 @@ def _kinds(source: Path) -> Set[str]:
 
 
 def _changes(kinds: Set[str], weights: Weights) -> str:
-    """Describe which kinds of weights the conversion changes, or return "" if it changes none."""
+    """Return a message that says which kinds of weights the conversion changes, or "" if it changes none."""
     changed = kinds - FULL - (set() if weights == "rows" else KEPT.keys())
     become = {
         "exact": "32-bit, because OpenVINO does not support their format",
@@ -649,7 +649,7 @@ def write_model(source: Path, target: Path, weights: Weights) -> None:
 
 
 def _save_graphs(source: Path, link: Path) -> dict[str, Any]:
-    """Have GenAI save its graphs beside `link`, and return the ids of the tokenizer's special tokens."""
+    """Make GenAI save its graphs beside `link`, and return the ids of the tokenizer's special tokens."""
     import openvino_genai
 
     if os.access(source, os.W_OK):

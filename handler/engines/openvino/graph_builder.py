@@ -1,4 +1,4 @@
-"""Nodes of OpenVINO's graphs that the builders of several architectures share."""
+"""The base class of graph builders, with the nodes that several architectures need."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 Load = Callable[[str], Any]
-"""A function that returns the tensor with a given name: a matrix as a node, or a vector as a float32 numpy array."""
+"""Type of a function that returns a tensor by name: a matrix as a node, other tensors as float32 numpy arrays."""
 
 
 class GraphBuilder:
@@ -48,15 +48,15 @@ class GraphBuilder:
         return self._ops.add(product, self._real(self._vector(f"{name}.bias"))) if bias else product
 
     def _split(self, hidden: Any, count: int) -> Any:
-        """Split vectors into heads: [texts, tokens, heads, head size]."""
+        """Split hidden states into heads: [texts, tokens, heads, head size]."""
         return self._ops.reshape(hidden, self._whole([0, 0, count, self._head_size]), True)
 
     def _swap(self, values: Any) -> Any:
-        """Swap heads and tokens."""
+        """Swap the dimensions of heads and tokens."""
         return self._ops.transpose(values, self._whole([0, 2, 1, 3]))
 
     def _attend(self, query: Any, key: Any, value: Any, *mask_and_scale: Any) -> Any:
-        """Compute the attention of heads [texts, heads, tokens, head size], and join its output to vectors."""
+        """Compute the attention of heads [texts, heads, tokens, head size], and concatenate the heads' outputs."""
         mixed = self._swap(self._ops.scaled_dot_product_attention(query, key, value, *mask_and_scale))
         return self._ops.reshape(mixed, self._whole([0, 0, self._num_heads * self._head_size]), True)
 

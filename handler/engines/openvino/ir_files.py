@@ -105,7 +105,7 @@ def _check_part(xml: Path, weights: Path, names: Sequence[str]) -> None:
 
 def _bytes_needed(xml: Path) -> int:
     """Return the required size of the graph's .bin file in bytes: the end of its last constant."""
-    kinds: list[str] = []  # one per open element: the type of the layer around it
+    kinds: list[str] = []  # for each open element, the type of the layer that contains it
     needed = 0
 
     def start(tag: str, attributes: dict[str, str]) -> None:
@@ -137,7 +137,7 @@ def _bytes_needed(xml: Path) -> int:
 # Each converter runs in a separate process, so that its memory is freed.
 
 RECIPE = b"1"  # part of every fingerprint: change it whenever CONVERTER changes
-OWN_RECIPE = "own 2"  # the same for OWN_CONVERTER: change it whenever the output changes
+OWN_RECIPE = "own 2"  # the recipe of OWN_CONVERTER: change it whenever the output changes
 
 OWN_CONVERTER = "import sys; from handler.engines.openvino.decoder.convert import main; main(*sys.argv[1:], {}, {})"
 
@@ -198,7 +198,7 @@ def download(model_id: str, revision: str | None) -> Path:
             f"{model_id} on the hub has neither openvino_model.xml nor config.json; "
             f"name a GGUF file, such as {model_id}/FILE.gguf"
         )
-    fetched = bool(visible(directory, "*.safetensors"))  # and perhaps already converted
+    fetched = bool(visible(directory, "*.safetensors"))  # if so, the model may also be converted already
     here = has_bert_config(directory) or not unknown(directory)
     if not fetched and not here and not converter_is_installed():
         raise ConfigError(
@@ -266,7 +266,7 @@ def check_converter(
     if not why_not:
         check_weights(source, read_decoder(source))
     elif quantization is not None:
-        raise ConfigError(f"option.quantize: {source} cannot be quantized, because {why_not}; leave the option out")
+        raise ConfigError(f"option.quantize: {source} cannot be quantized, because {why_not}; omit the option")
     elif not converter_is_installed():
         raise ConfigError(
             f"{source} must be converted with optimum-intel, because {why_not}. "

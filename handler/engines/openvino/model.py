@@ -38,8 +38,8 @@ from handler.engines.openvino.pooling import is_bert
 
 log = logging.getLogger("handler.engine")
 
-_FIXED_WEIGHTS = "cannot be quantized: only Hugging Face checkpoints can; leave the option out"
-_NO_GENERATION = "cannot be quantized: only models that generate text can; leave the option out"
+_FIXED_WEIGHTS = "cannot be quantized, unlike a Hugging Face checkpoint; omit the option"
+_NO_GENERATION = "cannot be quantized, unlike a model that generates text; omit the option"
 
 _GENERATING = (Task.GENERATION, Task.TRANSCRIPTION)
 
@@ -78,7 +78,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     if config.options.enable_prefix_caching and model.path.is_dir() and not no_images(model.path):
         raise ConfigError(
             "option.enable_prefix_caching: OpenVINO GenAI's prefix cache could confuse one image with another; "
-            "leave the option out for a vision model"
+            "omit the option for a vision model"
         )
 
 
@@ -232,7 +232,7 @@ def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:
 
 
 def context_length(model: Path) -> int | None:
-    """Read the context length in tokens from the model's files, or return None if they do not state it."""
+    """Read the context length, in tokens, from the model's files. Return None if they do not specify it."""
     if model.suffix == ".gguf":
         return gguf.context_length(model)
     context = context_of(model)

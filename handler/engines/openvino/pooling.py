@@ -1,4 +1,4 @@
-"""The engine for pooling models on CPUs with OpenVINO. Batches contain texts of similar length, and the graph pools."""
+"""The engine for pooling models on CPUs with OpenVINO. It batches texts of similar length, and pools in the graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
 from handler.engines.openvino.graph_builder import GraphBuilder
 
 # -- build OpenVINO's graph of a BERT, RoBERTa or XLM-R checkpoint from its safetensors, without torch -----------------
-# The graph computes the same as transformers' models of these names (arXiv 1810.04805, 1907.11692, 1911.02116).
+# The graph computes the same values as transformers' models of these names (arXiv 1810.04805, 1907.11692, 1911.02116).
 
 _FAMILIES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta."}
 """Supported model types, with the prefix of their tensors' names in checkpoints with a task head."""
@@ -140,7 +140,7 @@ MODEL = "openvino_model.xml"
 _TOKENS_PER_STEP = 1024  # including padding; larger steps are no faster on a CPU, but delay new requests
 _INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
 _HIDDEN = ("last_hidden_state", "token_embeddings")
-_NO_LIMIT = 1 << 20  # tokens of a text, for models that state no limit
+_NO_LIMIT = 1 << 20  # tokens of a text, for models whose files specify no limit
 
 
 class OpenVinoPooling(NoAdapters):
@@ -182,7 +182,7 @@ class OpenVinoPooling(NoAdapters):
         )
 
     def _warm_up(self) -> tuple[int, float]:
-        """Compile the kernels. Return the dimensions of the output, and the duration of a step of one token."""
+        """Compile the kernels. Return the number of output dimensions, and the seconds that a one-token step takes."""
         first = [EngineRequest(0, [self._padding + 1], Pooling("embed"))]
         self._compute(first)
         began = time.monotonic()
@@ -204,7 +204,7 @@ class OpenVinoPooling(NoAdapters):
         return Step([], [], [], [self._files.output(text.key, row, text.pooling) for text, row in pairs])
 
     def _next(self) -> list[EngineRequest]:
-        """Choose the oldest text and the texts closest to it in length, up to the token limit of a step."""
+        """Choose the oldest text and the texts closest to it in length, within the limits of a step."""
         if not self._waiting:
             return []
         oldest = len(next(iter(self._waiting.values())).ids)
@@ -274,7 +274,7 @@ def read_graph(model: Path, mode: str, task: Task) -> Any:
 
 
 def _pooled(hidden: Any, mask: Any, mode: str) -> Any:
-    """Pool the tokens' vectors [texts, tokens, size] to [texts, size]."""
+    """Pool token embeddings [texts, tokens, size] to text embeddings [texts, size]."""
     import numpy
     from openvino import opset13 as ops
 

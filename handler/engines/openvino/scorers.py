@@ -33,7 +33,7 @@ class Scores(NamedTuple):
 
 
 class LogitScorer:
-    """Scores one prompt at a time, in several steps.
+    """A scorer for models in OpenVINO's format. It processes one prompt at a time, in several steps.
 
     Args:
         model: an OpenVINO directory.
@@ -119,7 +119,7 @@ class PipelineScorer:
     """A scorer for models that only GenAI can read. It processes one prompt after another.
 
     Args:
-        make_pipeline: returns a pipeline without a prefix cache.
+        make_pipeline: function that returns a pipeline without a prefix cache.
     """
 
     def __init__(self, make_pipeline: Callable[[], Any]) -> None:

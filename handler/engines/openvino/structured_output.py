@@ -1,8 +1,8 @@
 """Structured output with OpenVINO GenAI, which contains xgrammar. Each schema or grammar is checked before its use.
 
-GenAI compiles a grammar in a request's first step, and computes the allowed tokens in every later step. An error in
-either makes the whole batch fail. Each grammar is therefore tried first in a pipeline with a blank model and the real
-tokenizer. GenAI caches compiled grammars with the tokenizer, so the real pipeline reuses them.
+GenAI compiles a grammar in a request's first step, and computes the allowed tokens in every later step. An error in any
+of these steps makes the whole batch fail. Each grammar is therefore tried first in a pipeline with a blank model and
+the real tokenizer. GenAI caches compiled grammars with the tokenizer, so the real pipeline reuses them.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ MASK_SECONDS = 0.05
 """Limit on the average CPU time, in seconds, for computing a step's allowed tokens. The whole batch waits meanwhile."""
 
 _SEEDS = (1, 2)  # one for each walk
-_STEPS = 64  # of a walk, unless they become slower and slower
+_STEPS = 64  # of a walk, unless the steps become slower and slower
 _MAX_STEPS = 200  # of a walk, also through an abridged grammar
-_FEW_PARTS = 4  # if a grammar has more parts, walks through them are shorter
+_FEW_PARTS = 4  # from this number of parts on, walks through them are shorter
 _TEMPERATURES = (1.0, 1.3)
 """Temperatures for walks through abridged grammars. With the first, an allowed marker is drawn nearly always, and with
 the second, about half the time."""
@@ -165,7 +165,7 @@ def _own_grammar(tag: Mapping[str, Any]) -> Mapping[str, Any]:
 class OpenVinoCheck:
     """A check that uses a blank model. See `engines.base.StructuredOutputCheck`.
 
-    The check starts no threads before the first call, so the process may be forked until then.
+    No threads start before the first compilation (`prepare`, `compile` or a call), so the process may fork until then.
 
     Args:
         config: the engine's configuration, which names the model's files.
@@ -184,7 +184,7 @@ class OpenVinoCheck:
         self._num_logits = count_logits(model) or len(self._tokenizer.get_vocab())
         self._pipeline: Any = None  # made later, because a fork would lose its threads
         marker = self._tokenizer.get_vocab().get(MARKER.encode())
-        self._model = blank_model(self._num_logits, marker)  # made now, because it takes longest
+        self._model = blank_model(self._num_logits, marker)  # made now, because this takes longest
 
     def prepare(self) -> None:
         """Compile a small grammar to load shared data, which takes 0.1 s. Ignore errors: `__call__` reports them."""
@@ -192,7 +192,7 @@ class OpenVinoCheck:
             self.compile(_FIRST)
 
     def __call__(self, structured_output: StructuredOutput) -> int:
-        """Check a grammar, and return how many bytes the engine will never free, as GenAI keeps compiled grammars.
+        """Check a grammar, and return how many bytes GenAI will never free, because it keeps compiled grammars.
 
         Raises:
             ValueError: the grammar is not supported by GenAI, or a step's allowed tokens take too long to compute.
@@ -244,7 +244,7 @@ class OpenVinoCheck:
             ValueError: the schema or grammar is not supported by GenAI.
         """
         if not self._eos:
-            raise ValueError("structured output needs an end token, but the model's files do not name one")
+            raise ValueError("structured output needs an end token, which the model's files do not specify")
         try:
             # `generate` releases the GIL, which `step` would not.
             self._blank_pipeline().generate([self._prompt()], [self._config(structured_output, 0, max_new_tokens=1)])
@@ -375,7 +375,7 @@ class GrammarCompiler:
             idle: whether the engine has no other work.
         """
         ready: list[tuple[int, str]] = []
-        patience = 0.0  # seconds; only the step that starts a compilation waits, to not delay other requests
+        patience = 0.0  # seconds; only the step that starts a compilation waits, so that others are not delayed
         while True:
             if self._current is None:
                 ready += [(key, "") for key in self._take_known()]

@@ -1,6 +1,6 @@
 """The engine for transcription with OpenVINO GenAI's WhisperPipeline on a CPU.
 
-A thread transcribes one piece of a clip at a time, taking the clips in turn.
+A thread transcribes one piece of audio at a time. Concurrent requests take turns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WAIT = 0.5  # seconds that a step waits for the first token
 
 @dataclass
 class _Clip:
-    """A clip, with the start and end of each piece that has yet to be transcribed."""
+    """The audio of a request, with the start and end of each piece that has yet to be transcribed."""
 
     key: int
     ids: Sequence[int]
@@ -123,7 +123,7 @@ class OpenVinoWhisper(NoAdapters):
             clip.ids = self._ids.in_language(clip.ids, language)
 
     def _stream(self, key: int, ids: Sequence[int], eos: int, *, shown: bool) -> bool:
-        """Queue tokens for `step`, and return whether the request still wants more."""
+        """Queue tokens for `step`, and return whether the request is still active."""
         ids = [id for id in ids if id != eos]
         if shown and ids:
             self._done.put(Output(key, ids, [None] * len(ids)))
@@ -140,7 +140,7 @@ class OpenVinoWhisper(NoAdapters):
         return Output(key, ids, [None] * len(ids), extras=Extras(heard=heard))
 
     def _generation(self, ids: Sequence[int], sampling: Sampling, most: int | None = None) -> Any:
-        """Return GenAI's configuration for a prompt. `most` limits the number of new tokens unless it is None."""
+        """Return GenAI's configuration for a prompt. Unless `most` is None, it limits the number of new tokens."""
         config = self._pipeline.get_generation_config()
         start = list(ids).index(self._ids.start)
         if start:

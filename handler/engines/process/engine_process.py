@@ -1,7 +1,7 @@
 """An engine's process. It receives commands, sends one message per step, and ends when its host ends.
 
-An engine has its own process because it holds the GIL during steps, and must be killable. An engine that needs little
-time can run on a thread instead. The host's counterpart is `supervisor.py`.
+An engine has its own process because it holds the GIL during steps, and must be killable. An engine whose steps take
+little time can run on a thread instead. The host's counterpart is `supervisor.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _REPORT_INTERVAL = 1.0  # seconds
 
 
 class ChangeAdapter(NamedTuple):
-    """Command to load or drop an adapter. The reply is an Output without tokens, but with `error` if this failed."""
+    """Command to load or drop an adapter. The reply is an Output without tokens, with `error` if the command failed."""
 
     key: int
     adapter: Adapter
@@ -52,7 +52,7 @@ class Cancel(NamedTuple):
 
 
 class EngineFailed(NamedTuple):
-    """Message that the engine raised an exception while loading or stepping. `trace` is empty for a ConfigError."""
+    """Message that the engine raised an exception while it was loaded or stepped. `trace` is "" for a ConfigError."""
 
     reason: str
     trace: str
@@ -74,7 +74,7 @@ def run(load: Callable[[], Engine], channel: socket.socket) -> None:
             send(channel, engine.info)  # the engine is loaded
             _step_forever(engine, channel)
         except ChannelClosed:
-            raise  # the host has ended, or has given up this engine
+            raise  # the host has ended, or has given up on this engine
         except ConfigError as error:  # its message is written for the user
             send(channel, EngineFailed(str(error), ""))
         except Exception as error:  # the engine is foreign code: report it, so that the host can start another
@@ -129,7 +129,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
 
 
 class _Reporter:
-    """Sends an engine's statistics at the start, regularly while it is working, and when it runs out of work."""
+    """Sends an engine's statistics at the start, regularly while the engine has requests, and when it has no more."""
 
     def __init__(self, engine: Engine, channel: socket.socket) -> None:
         self._engine = engine if isinstance(engine, Reporting) else None

@@ -65,7 +65,7 @@ def encode(message: Any) -> bytes:
 
 
 class MessageReader:
-    """Assembles messages from bytes that arrive in pieces. Drops a message if its sender dies while sending it."""
+    """Assembles messages from bytes that arrive in pieces. If a sender dies, its incomplete message is dropped."""
 
     def __init__(self) -> None:
         # One buffer for all calls: allocating it each time would cost more than everything else here.

@@ -25,7 +25,7 @@ log = logging.getLogger("handler.engine")
 _MAX_PROMPTS = 1024
 _MAX_CHARACTERS = 1 << 24  # of all remembered prompts
 _MAX_SESSIONS = 10_000
-_TOLERANCE = 4  # a conversation's replica may be busier by a fourth of the slots
+_TOLERANCE = 4  # a conversation's replica may be busier than others by a quarter of the slots
 
 _OPEN_REASONING = re.compile(r"(?:<think>|</think>|\s)+$")
 """Matches what a chat template may write at the beginning of a response, but omits in later turns."""
@@ -47,14 +47,14 @@ class Workload(NamedTuple):
 
 
 class _Beginning(NamedTuple):
-    """What later turns of a conversation begin with: the adapter, the images' digests, and the text."""
+    """The beginning that later turns of a conversation share: the adapter, the media's digests, and the text."""
 
     adapter: int
     media: tuple[str, ...]
     text: str
 
     def continues(self, earlier: _Beginning) -> bool:
-        """Return whether this begins with an earlier beginning."""
+        """Return whether this prompt begins with an earlier prompt."""
         return (
             self.adapter == earlier.adapter
             and self.text.startswith(earlier.text)
@@ -68,7 +68,7 @@ class Router:
     1. A session stays on its replica.
     2. A prompt that begins with an earlier prompt is the next turn of a conversation. It goes to the replica of the
        longest such prompt, whose KV cache may still contain that prompt. It goes elsewhere if that replica has more
-       sequences than the least busy one, by more than a quarter of the slots. Embedding and scoring requests never
+       sequences than the least busy replica, by more than a quarter of the slots. Embedding and scoring requests never
        count as turns.
     3. Any other request goes to the replica with the fewest tokens to compute. In case of a tie, it goes to the replica
        that was chosen longest ago.
@@ -84,7 +84,7 @@ class Router:
         self._sessions: OrderedDict[str, int] = OrderedDict()
         self._prompts: OrderedDict[_Beginning, int] = OrderedDict()  # replica by beginning, oldest first
         self._num_characters = 0
-        self._order: dict[int, int] = {}  # replica -> number of its last request
+        self._order: dict[int, int] = {}  # number of the last request, by replica
         self._num_chosen = 0
 
     def choose(self, request: Request, prompt: Prompt, loads: Sequence[Workload]) -> int:
@@ -135,12 +135,12 @@ class Router:
 
 
 def _beginning(prompt: Prompt) -> str:
-    """Return what later turns of a conversation begin with. If a prompt has no text, use its ids as characters."""
+    """Return the text with which later turns of a conversation begin. A prompt without text uses ids as characters."""
     text = prompt.text or "".join(map(chr, prompt.ids))
     return text[:-_MAX_REASONING] + _OPEN_REASONING.sub("", text[-_MAX_REASONING:])
 
 
-# -- one engine of several: its supervisor, its work and its figures ---------------------------------------------------
+# -- one replica: the supervisor of its engine, its sequences and its figures ------------------------------------------
 
 
 _MAX_SILENCE = 1.0  # seconds without a step after which a replica with requests gets no more of them
@@ -150,7 +150,7 @@ class ReplicaReport(NamedTuple):
     """Figures for one replica since the server's start.
 
     Attributes:
-        num_active: number of running engine requests, i.e. sequences and beam searches.
+        num_active: number of running engine requests: single sequences and beam searches.
         statistics: the engine's own statistics, or None until it reports any.
     """
 
@@ -265,7 +265,7 @@ def _without(step: Step, keys: set[int]) -> Step:
 
 @dataclass
 class _Change:
-    """A command to load or drop an adapter that not all replicas have answered yet."""
+    """A command to load or drop an adapter, to which not all replicas have replied yet."""
 
     adapter: Adapter
     drop: bool
@@ -280,7 +280,7 @@ class _Change:
 
 
 class _Adapters:
-    """Has all replicas load and drop the same LoRA adapters."""
+    """Makes all replicas load and drop the same LoRA adapters."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
@@ -290,7 +290,7 @@ class _Adapters:
         self._own_keys = itertools.count(-1, -1)
 
     def change(self, key: int, adapter: Adapter, *, drop: bool) -> None:
-        """Have all ready replicas load or drop an adapter. The others load the adapters when they become ready."""
+        """Make all ready replicas load or drop an adapter. The others load the adapters when they become ready."""
         ready = [replica for replica in self._replicas if replica.engine.ready]
         self._changes[key] = _Change(adapter, drop, {replica.number for replica in ready})
         if drop:
@@ -301,12 +301,12 @@ class _Adapters:
             replica.engine.change_adapter(key, adapter, drop=drop)
 
     def load_all(self, replica: Replica) -> None:
-        """Have a replica's new engine load all adapters."""
+        """Make a replica's new engine load all adapters."""
         for adapter in list(self._loaded.values()):
             replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
 
     def read(self, replica: Replica, output: Output) -> Iterator[Output] | None:
-        """Process a replica's reply to a command. Return what the batcher gets, or None if the output is no reply."""
+        """Process a replica's reply to a command. Return the batcher's outputs, or None if `output` is no reply."""
         if output.key < 0:
             if output.error is not None:
                 reason = output.detail or output.error
@@ -322,7 +322,7 @@ class _Adapters:
         """Stop waiting for a failed replica's replies.
 
         Args:
-            failure: error of all commands; None if another replica is ready.
+            failure: error with which the commands end, or None if another replica is ready.
         """
         for key, change in list(self._changes.items()):
             change.waiting.discard(replica.number)
@@ -331,7 +331,7 @@ class _Adapters:
             yield from self._reply(key, change)
 
     def _reply(self, key: int, change: _Change) -> Iterator[Output]:
-        """Reply to a command once all replicas have replied. If one cannot load the adapter, all drop it."""
+        """Reply to a command once all replicas have replied. If a replica cannot load the adapter, all drop it."""
         if change.waiting:
             return
         del self._changes[key]
@@ -347,9 +347,10 @@ class _Adapters:
 class ReplicaSet:
     """Several engines with the same model, used by the batcher and the host like one `EngineSupervisor`.
 
-    At startup, the set becomes ready when all engines are; later, it is ready as long as any engine is. If an engine
-    cannot be loaded at startup, the set is closed. If an engine fails or falls silent later, its sequences without
-    output move to other engines, each sequence at most once. If it failed, its other sequences end with an error.
+    At startup, the set becomes ready when all engines are ready; later, it is ready as long as any engine is ready. If
+    an engine cannot be loaded at startup, the set is closed. If an engine fails or falls silent later, its sequences
+    without output move to other engines, each sequence at most once. If the engine failed, its other sequences end with
+    an error.
 
     Args:
         engines: supervisors of the engines, which have been started.
@@ -462,7 +463,7 @@ class ReplicaSet:
         self._tell()
 
     def restart_when_idle(self, replica: int) -> None:
-        """Restart a replica as soon as none of its requests is running, one replica at a time. Thread-safe."""
+        """Restart a replica as soon as it has no running request, one replica at a time. Thread-safe."""
         self._to_restart.append(self._replicas[replica])
 
     @property
@@ -486,7 +487,7 @@ class ReplicaSet:
 
     @property
     def restarts(self) -> int:
-        """How many times an engine was lost and restarted."""
+        """The number of times that an engine was lost and restarted."""
         return sum(self.replica_restarts)
 
     @property

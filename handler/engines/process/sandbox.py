@@ -31,7 +31,7 @@ _MAIN = "handler.engines.process.sandbox:main"
 _LOAD_SECONDS = 240.0
 _PAUSE = 30.0  # seconds between a failed start and the next one
 _FORK_SECONDS = 20.0  # for the beginning of a job, in addition to the job's limit
-_EXIT_SECONDS = 0.01  # from the end of a job whose process was killed until the exit is visible
+_EXIT_SECONDS = 0.01  # within which the exit of a killed process becomes visible
 _STOPPING = "the server is stopping"
 Spent = Callable[[float], object]
 _NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
@@ -42,7 +42,7 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 
 
 class Prepared(NamedTuple):
-    """Work with a preparation that no limits apply to. It is repeated in each fork, as a fork loses threads."""
+    """Work, and a preparation without limits that each fork must repeat, because a fork has no other threads."""
 
     work: Work
     prepare: Callable[[], object]
@@ -53,7 +53,7 @@ class Limits(NamedTuple):
 
     Attributes:
         seconds: maximum CPU time.
-        memory: memory in bytes, in addition to that of the loaded process.
+        memory: memory in bytes, in addition to the memory of the loaded process.
         patience: maximum wall-clock time in seconds.
         nice: number added to the process's niceness, so that token generation has priority.
     """
@@ -65,7 +65,7 @@ class Limits(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job. On the channel, it is followed by `size` bytes of data."""
+    """A job. On the channel, `size` bytes of data follow it."""
 
     subject: Any
     limits: Limits
@@ -73,7 +73,7 @@ class Job(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Message that the process is ready for jobs. If there is a `reason`, loading failed and the process ends."""
+    """Message that the process is ready for jobs, or, if there is a `reason`, that it failed to load and will end."""
 
     reason: str = ""
     trace: str = ""
@@ -105,7 +105,7 @@ class NotRun(Exception):
 
 
 class TooBusy(NotRun):
-    """The job exceeded its limit on elapsed time because other work was using the processors."""
+    """The job exceeded its limit on wall-clock time, because other work was using the processors."""
 
 
 class _ProcessLost(NotRun):
@@ -121,7 +121,7 @@ class MemoryLimitExceeded(LimitExceeded):
 
 
 class Purpose(NamedTuple):
-    """Parts of messages: the subject ("large request bodies"), the verb ("are read"), and a remedy."""
+    """Parts of log and error messages: the subject ("large request bodies"), the verb ("are read"), and a remedy."""
 
     subject: str
     verb: str
@@ -396,7 +396,9 @@ def _run_job(channel: socket.socket, work: Work | Prepared) -> None:
             work = work.work
         _apply(job.limits)
         send(channel, Begun())
-        send(channel, _outcome(channel, work, job))
+        thread = threading.Thread(target=lambda: send(channel, _outcome(channel, work, job)))
+        thread.start()
+        thread.join()
     finally:
         os._exit(0)
 
@@ -427,11 +429,11 @@ def _apply(limits: Limits) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    stack = resource.getrlimit(resource.RLIMIT_STACK)
-    # Half of the engine's stack, so that deep recursion ends here and not there.
-    half = 4 << 20 if stack[0] == resource.RLIM_INFINITY else stack[0] // 2
-    resource.setrlimit(resource.RLIMIT_STACK, (half, stack[1]))
-    data = status_bytes("VmData") + limits.memory  # RLIMIT_DATA counts all private writable memory
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    # Half of the engine's stack, so that deep recursion ends here and not there. From 3.14, Python measures a thread's.
+    half = 4 << 20 if stack == resource.RLIM_INFINITY else max(stack // 2, 1 << 16)
+    threading.stack_size(half)
+    data = status_bytes("VmData") + half + limits.memory  # RLIMIT_DATA counts all private writable memory
     resource.setrlimit(resource.RLIMIT_DATA, (data, data))
     signal.setitimer(signal.ITIMER_PROF, limits.seconds)  # both signals end the process, even inside C code
     signal.setitimer(signal.ITIMER_REAL, limits.patience)

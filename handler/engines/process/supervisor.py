@@ -86,7 +86,7 @@ class EngineInstance:
 
     Attributes:
         reader: assembles the engine's messages.
-        failure: the engine's own last message, or None.
+        failure: the reason for its failure that the engine itself reported, or None.
         restart_requested: whether the engine is restarted as soon as no request is running.
     """
 
@@ -106,7 +106,7 @@ class EngineInstance:
                 # The session is ended with the engine: see `end_with_this_process`.
                 self._process = start(_MAIN, theirs, {**os.environ, **place.environ})
                 on_failure.pop_all()
-            if place.cores:  # before the Spec is sent: all later threads inherit the cores of the first one
+            if place.cores:  # before the Spec is sent: all later threads inherit the cores of the first thread
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(self._process.pid, place.cores)
             self.put(spec)
@@ -130,8 +130,8 @@ class EngineInstance:
     def flush(self) -> None:
         """Send the stored commands without waiting. If the channel is full, a thread sends the rest.
 
-        The channel fills up when an engine does not read during a long step. If the engine has ended,
-        `step` will notice.
+        The channel fills up when an engine does not read during a long step. If the engine has ended, `step` will
+        notice this.
         """
         if not self._unsent:
             return
@@ -162,7 +162,7 @@ class EngineInstance:
                 if grace:
                     self._process.wait(grace)
             self._process.kill()
-            # A large process takes long to end, and the caller must not wait for it.
+            # A large process takes a long time to end, and the caller must not wait for this.
             threading.Thread(target=self._process.wait, name="engine-reaper", daemon=not grace).start()
 
     def exit_reason(self) -> str:
@@ -196,7 +196,7 @@ class Host(NamedTuple):
         watch: called with a file descriptor at every start. When the descriptor is readable, `step` should be called.
             The function is called with None before the descriptor is closed.
         on_change: called with the state after every change and every failure of the engine.
-        soon: schedules a callback after those that are ready to run, so that commands are sent together.
+        soon: schedules a callback after the callbacks that are ready to run, so that commands are sent together.
     """
 
     watch: Callable[[int | None], object] = lambda fd: None
@@ -249,12 +249,12 @@ class EngineSupervisor:
         spec: name and configuration of the engine.
         isolated: whether to run the engine in its own process rather than on a thread.
         timeout: number of seconds without a step after which an engine that has requests is considered hung. If the
-            engine's longest step takes more, that counts, up to `load_timeout`.
+            engine's longest step takes longer, its duration applies instead, up to `load_timeout`.
         load_timeout: maximum time for loading the engine, in seconds.
         place: environment and cores of the process.
     """
 
-    reports = ()  # only several replicas have reports
+    reports = ()  # only a ReplicaSet has reports
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class EngineSupervisor:
     # -- starts and failures -------------------------------------------------------------------------------------
 
     def _send(self, command: Any) -> None:
-        """Send a command and start the hang timer, as the engine answers every command with a step."""
+        """Send a command and start the hang timer, because the engine responds to every command with a step."""
         if self._instance is not None:
             if not self._hang_timer.expects_step:
                 self._hang_timer.expects_step = True
@@ -546,7 +546,7 @@ def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
     """End this process when one of several processes ends.
 
     Args:
-        processes: file descriptor that becomes readable when a process ends -> name of the process.
+        processes: names of the processes, by a file descriptor that becomes readable when the process ends.
 
     Returns:
         A function that stops the watch.

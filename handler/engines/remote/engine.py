@@ -19,29 +19,29 @@ from handler.core.values import Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Interrupted, NoAdapters, Output, Silence, Step
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteServer, choose
 
-_IDLE = 0.05  # seconds after which a step returns an empty result, as the supervisor considers silence a hang
+_IDLE = 0.05  # seconds after which a step returns an empty result; the supervisor would consider silence a hang
 _ATTEMPTS = 3  # at one server; each further server adds one
-_MOST_BROKEN = 2  # servers that may close the connection during one request, as the request may be the cause
+_MOST_BROKEN = 2  # servers that may close the connection during a request; the request itself may be the cause
 _PAUSE = 0.1  # seconds before the second attempt at the same server, doubled for the third
 _ASK_AGAIN = 1.0  # minimum seconds between two checks of a server after refused requests
 _LINGER = 1.0  # maximum seconds from the finish_reason to the end of a stream
 TLS_CLOSE = 0.25  # seconds in which TLS connections close; only then can uvloop's loop be closed
 _SPINS = 16  # rounds of the event loop, in which connections close
 _PROBE_KEY = -1  # key of requests that find out whether a server enforces structured output
-_TRUST = 60.0  # seconds after which a server is asked again; it may have been restarted with other flags
+_TRUST = 60.0  # seconds after which a server is queried again; it may have been restarted with other flags
 _NOT_ENFORCED = {
-    "vllm": "; with --reasoning-parser it enforces none before the reasoning has ended",
-    "trtllm": "; without guided_decoding_backend it enforces none",
+    "vllm": "; with --reasoning-parser, it does so only after the reasoning has ended",
+    "trtllm": "; without guided_decoding_backend, it never does so",
 }
 """Maps the kind of a server to the reason why it does not enforce structured output."""
 
 
 class RemoteCall(Protocol):
-    """A request to a server, and its answer."""
+    """A request to a server, and its response."""
 
     @property
     def begun(self) -> bool:
-        """Return whether a token has arrived. Then the request cannot be sent to another server any more."""
+        """Whether a token has arrived. If so, the request can no longer be sent to another server."""
 
 
 C = TypeVar("C", bound=RemoteCall)
@@ -55,9 +55,9 @@ class Running(Generic[C]):
     Attributes:
         silence: time since the last token, or since the start.
         silent: whether the request was abandoned because the server was silent.
-        held: end of the answer, which is held back until its token counts arrive.
-        ended: whether the caller has the complete answer. The rest is read only to release the connection.
-        probe_ids: ids of the answer so far if the request is a probe, otherwise None.
+        held: end of the response, which is held back until the token counts arrive.
+        ended: whether the caller has the complete response. The rest is read only to release the connection.
+        probe_ids: ids of the response so far if the request is a probe, otherwise None.
     """
 
     key: int
@@ -76,7 +76,7 @@ class Question:
 
     Attributes:
         silence: time since the last token of a probe, which counts for all requests that wait for the probes.
-        num_waiting: number of these requests. The probes end with the last of them.
+        num_waiting: number of requests that wait for the probes. When the last of them stops waiting, the probes end.
     """
 
     task: asyncio.Task[bool]
@@ -106,7 +106,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         self._secrets = (*secrets(), *_names(urls))
         self._running: dict[int, Running[C]] = {}
         self._parts: dict[int, Part] = {}  # what has arrived since the last step, by key
-        # Address, prompt and cache salt -> the probes that are under way.
+        # The probes that are under way, by address, prompt and cache salt.
         self._questions: dict[tuple[str, tuple[int, ...], str], Question] = {}
         self._interrupted = False
         self._listen_at = 0.0  # time of the next search for silent servers
@@ -123,7 +123,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 
     @abstractmethod
     async def stream(self, server: RemoteServer, running: Running[C]) -> None:
-        """Read an answer to the end, and pass all of it to `take`.
+        """Read a response to the end, and pass all of it to `take`.
 
         Raises:
             Refused: the server refuses the request.
@@ -143,7 +143,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         """Close all connections."""
 
     def take(self, server: RemoteServer, running: Running[C], part: Part) -> None:
-        """Store a part of an answer for the next step."""
+        """Store a part of a response for the next step."""
         running.silence.begin()
         running.ended = part.finish is not None
         if running.probe_ids is not None:
@@ -154,13 +154,13 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         self._loop.stop()
 
     def hold(self, running: Running[C], part: Part) -> None:
-        """Hold back the end of an answer until its token counts arrive, for at most `_LINGER` seconds."""
+        """Hold back the end of a response until its token counts arrive, for at most `_LINGER` seconds."""
         running.silence.begin()
         running.held = part
         self._parts.pop(running.key, None)
 
     def release(self, server: RemoteServer, running: Running[C]) -> None:
-        """Pass the end of an answer to the next step if it was held back."""
+        """Pass the end of a response to the next step if it was held back."""
         if running.held is not None and not running.ended:
             self.take(server, running, running.held)
 
@@ -174,7 +174,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 
         Args:
             name: name of the engine.
-            max_tokens: the servers' limit for the prompt and the answer together; None if they do not report it.
+            max_tokens: the servers' limit for the prompt and the response together; None if they do not report it.
             failed: errors of the servers that get no requests for now, by address.
 
         Raises:
@@ -250,7 +250,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return step
 
     def _end_silent(self) -> None:
-        """Give up the requests whose servers are silent."""
+        """Abandon the requests whose servers are silent."""
         self._listen_at = self._loop.time() + min(1.0, self._max_silence / 4)
         for running in self._running.values():
             has_end = running.ended or running.held is not None
@@ -272,7 +272,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     # -- on the loop ---------------------------------------------------------------------------------------------
 
     async def _serve(self, request: EngineRequest, num_tokens: int) -> None:
-        """Get an answer from a server. After a failure before the first token, try another server."""
+        """Get a response from a server. After a failure before the first token, try again, if possible elsewhere."""
         running = self._running[request.key]
         tries: Counter[RemoteServer] = Counter()
         broken: set[RemoteServer] = set()
@@ -327,9 +327,10 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     async def _enforces(self, server: RemoteServer, running: Running[C], request: EngineRequest) -> bool:
         """Return whether a server enforces a request's structured output, which depends on the server's flags.
 
-        A server that does not do so for every prompt is asked for this one: vLLM with --reasoning-parser enforces
-        structured output if the reasoning has ended in the prompt (vllm/v1/structured_output). It also does so after
-        the response's reasoning, which is enough for a rule that allows text.
+        If a server does not enforce it on every prompt, probes find out whether it does so on this prompt. vLLM with
+        --reasoning-parser enforces structured output if the reasoning has ended in the prompt
+        (vllm/v1/structured_output). vLLM also enforces it after the response's reasoning, which is enough for
+        structured output that allows text.
         """
         rule = request.parameters.structured_output if isinstance(request.parameters, Sampling) else None
         if rule is None:
@@ -343,7 +344,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return await self._obeys(server, running, request.ids, request.sampling.cache_salt)
 
     async def _obeys(self, server: RemoteServer, running: Running[C], ids: Sequence[int], cache_salt: str = "") -> bool:
-        """Return whether a server enforces structured output on a prompt. Requests share the probes under way."""
+        """Return whether a server enforces structured output on a prompt. Concurrent requests share the probes."""
         key = server.url, tuple(ids), cache_salt
         question = self._questions.get(key)
         if question is None:
@@ -363,7 +364,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
                 await asyncio.wait([question.task])
 
     async def _probe(self, server: RemoteServer, ids: Sequence[int], cache_salt: str, silence: Silence) -> bool:
-        """Return whether three rules bring three tokens."""
+        """Return whether three requests that each allow only one text get three different tokens."""
         task = asyncio.current_task()
         assert task is not None
         results: set[tuple[int, ...]] = set()
@@ -379,7 +380,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     # -- servers -------------------------------------------------------------------------------------------------
 
     def _choose(self, tries: Counter[RemoteServer], busy: Mapping[RemoteServer, Failed]) -> RemoteServer:
-        """Choose a server for a request. Servers whose pause is over are asked whether they serve the model.
+        """Choose a server for a request, and start to ask servers whose pause is over whether they serve the model.
 
         Args:
             busy: servers that were too busy for this request.
@@ -406,7 +407,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             raise error
 
     def _question(self, server: RemoteServer) -> asyncio.Task[Failed | None]:
-        """Return the check of a server that is already under way, or start a new one."""
+        """Return the check of a server that is already under way, or start a new check."""
         if server.asking is None or server.asking.done():
             server.asking = self._loop.create_task(self._check(server))
         return server.asking
@@ -432,7 +433,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     # -- the ends of requests ------------------------------------------------------------------------------------
 
     def _refuse(self, running: Running[C], server: RemoteServer, error: Refused) -> None:
-        """End a request that the server refuses. The client gets the server's message unless the answer has begun."""
+        """End a request that the server refuses. The client gets the server's message unless a token has arrived."""
         if running.call.begun:
             return self._fail(running, server, Failed(str(error), error.words))
         words = client_words(error.words, self._secrets) or f"its server answered {error.status}"
@@ -440,21 +441,18 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 
     def _refuse_rule(self, running: Running[C], server: RemoteServer) -> None:
         words = f"the {self._kind} server does not enforce structured output on this prompt"
-        detail = log_words(f"{server.url} does not enforce it", secrets())
+        detail = f"{server.url} does not enforce it"
         self._end(running, words + _NOT_ENFORCED.get(self._kind, ""), detail, refused=True)
 
     def _turn_away(self, running: Running[C], busy: dict[RemoteServer, Failed]) -> None:
         """End a request because all servers are busy. The client may retry as soon as any of the servers allows it."""
         server, error = next(reversed(busy.items()))
-        detail = log_words(f"{server.url} {error}", secrets())
         waits = [failure.retry_after for failure in busy.values() if failure.retry_after]
-        self._end(
-            running, f"the {self._kind} server is busy: it {error.plain}", detail, retry_after=min(waits, default=0.0)
-        )
+        words = f"the {self._kind} server is busy: it {error.plain}"
+        self._end(running, words, f"{server.url} {error}", retry_after=min(waits, default=0.0))
 
     def _fail(self, running: Running[C], server: RemoteServer, error: Failed) -> None:
-        detail = log_words(f"{server.url} {error}", secrets())
-        self._end(running, f"the {self._kind} server {error.plain}", detail)
+        self._end(running, f"the {self._kind} server {error.plain}", f"{server.url} {error}")
 
     def _end(
         self, running: Running[C], error: str, detail: str, *, refused: bool = False, retry_after: float | None = None
@@ -462,9 +460,9 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         """End a request with an error, unless it has already ended."""
         if not running.ended:
             running.ended = True
-            failure = Output(running.key, (), (), Finish.ERROR, error=error, detail=detail, refused=refused)
+            failure = Output(running.key, (), (), Finish.ERROR, error=error, refused=refused, retry_after=retry_after)
             part = self._parts.setdefault(running.key, Part())
-            part.failure = failure._replace(retry_after=retry_after)
+            part.failure = failure._replace(detail=log_words(detail, secrets()))
             self._loop.stop()
 
     # -- the loop ------------------------------------------------------------------------------------------------

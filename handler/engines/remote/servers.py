@@ -1,4 +1,4 @@
-"""The servers at `option.base_url`: their options and errors, reading their answers, and choosing a server."""
+"""Servers at `option.base_url`: their options and errors, checks of their responses, and the choice of a server."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Failed(Exception):
 
 @dataclass
 class Part:
-    """The part of an answer that arrived since the last step. The first may contain the prompt's log-probabilities."""
+    """The part of a response that arrived since the last step. The first part may contain prompt log-probabilities."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Part:
 
 
 class ResponseCheck:
-    """Checks an answer against its request."""
+    """Checks a response against its request."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._stops = frozenset(sampling.stop_token_ids)
@@ -136,7 +136,7 @@ class ResponseCheck:
 
     @property
     def begun(self) -> bool:
-        """Return whether a token has arrived. Then the request cannot be sent to another server any more."""
+        """Whether a token has arrived. If so, the request can no longer be sent to another server."""
         return self._num_ids > 0
 
     def take(
@@ -192,23 +192,24 @@ def score(value: Any) -> float:
     return float(value)
 
 
-_PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds without requests for a server that failed; doubled by each failure in a row
+_PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds without requests after a failure; doubled by each further failure in a row
 
 
 class RemoteServer:
     """A remote server.
 
     After a failure, the server gets no requests for a while. Then it is asked for its model, and gets a single request.
-    When the first token of the answer arrives, the server gets requests as before.
+    When the first token of the response arrives, the server gets requests as before.
 
     Attributes:
-        outstanding: number of tokens in the server's running requests, including prompts and maximum answers.
+        outstanding: number of tokens in the server's running requests: their prompts, and as many as they may generate.
         known: whether the server has confirmed that it serves the model, and has not failed since.
         asked_at: time of the last confirmation.
-        asking: task that asks the server; its result is the reason why the server cannot serve the model.
-        enforces_rules: whether the server enforces structured output on every prompt, which holds until
-            `enforces_until` and must then be asked again.
-        num_failures: number of pauses since the server's last complete answer.
+        asking: task that asks the server for its model; its result is the reason why the server cannot serve the model,
+            or None if it can.
+        enforces_rules: whether the server enforces structured output on every prompt. After `enforces_until`, the
+            server must be asked again.
+        num_failures: number of pauses since the server's last complete response.
     """
 
     def __init__(self, url: str) -> None:
@@ -241,7 +242,7 @@ class RemoteServer:
         self._on_trial = False
 
     def answered(self) -> None:
-        """Record a complete answer, after which earlier failures no longer count."""
+        """Record a complete response, after which earlier failures no longer count."""
         self.num_failures, self._out_until = 0, 0.0
 
     def is_out(self, now: float) -> bool:
@@ -253,10 +254,10 @@ class RemoteServer:
 
 
 def choose(servers: Iterable[RemoteServer], tries: Counter[RemoteServer], now: float) -> RemoteServer:
-    """Return the server with the fewest outstanding tokens. A paused server is chosen only if all servers are paused.
+    """Choose a server for a request: if possible one that `serves`, then by fewest attempts, then by fewest tokens.
 
     Args:
-        tries: server -> number of attempts at this request. Servers without attempts come first.
+        tries: number of attempts at this request, by server.
     """
     return min(servers, key=lambda server: (not server.serves(now), tries[server], server.outstanding))
 
@@ -274,8 +275,8 @@ def one_kind(by_url: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[
     """Return the kind that all servers have in common, for option.base_url_kind=auto.
 
     Args:
-        by_url: kinds by address.
-        reasons: why the kinds of the other servers are unknown.
+        by_url: the known kinds, by address.
+        reasons: the reasons why the kinds of the other servers are unknown.
         kinds: all kinds that exist.
 
     Raises:
@@ -285,14 +286,14 @@ def one_kind(by_url: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[
         return next(iter(by_url.values()))
     details = log_words("; ".join([*(f"{url}: {kind}" for url, kind in by_url.items()), *reasons]), secrets())
     problem = "the servers are of different kinds" if by_url else "a server must be running and report its kind"
-    remedy = "Remove those of other kinds" if by_url else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
+    remedy = "Keep only servers of one kind" if by_url else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
     raise ConfigError(f"option.base_url_kind=auto: {problem}: {details}. {remedy}")
 
 
 A = TypeVar("A")
 M = TypeVar("M", bound=Model)
 _POLL_INTERVAL = 0.5  # seconds between two checks of a server that is not ready
-_LOG_INTERVAL = 10.0  # seconds between messages about it
+_LOG_INTERVAL = 10.0  # seconds between log messages about servers that are not ready
 
 
 async def find_model(
@@ -306,8 +307,8 @@ async def find_model(
 
     Args:
         ask: function that returns a server's response.
-        fit: function that reads a response, and raises Failed if the model differs from that of the previous servers
-            (None for the first).
+        fit: function that reads a response, and raises Failed if the model differs from the previous servers' model,
+            its second argument (None for the first server).
         description: name of the expected model in the log.
         setting: text that precedes an address in messages.
 

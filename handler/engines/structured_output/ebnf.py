@@ -31,7 +31,7 @@ _TOKEN = re.compile(
 )
 _MACROS = frozenset(("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch", "Regex", "Substring"))
 _MAX_NESTING = 100  # levels of nested brackets
-_MANY = LONG  # repetitions that are considered unlimited
+_MANY = LONG  # number of repetitions that is considered unlimited
 
 
 class Unreadable(ValueError):
@@ -79,7 +79,7 @@ class Grammar:
         self._lengths = self._least_lengths()
 
     def cycle(self) -> Sequence[str]:
-        """Return rules that can derive one another without any text, or an empty sequence if there are none."""
+        """Return rules that can derive one another without any text, or an empty sequence if no rules can."""
         units = {name: set(self._units(choices)) for name, choices in self._rules.items()}
         return next(cycles(units), ())
 
@@ -184,7 +184,7 @@ class _Parser:
 
     Attributes:
         tokens: the grammar's tokens, excluding the attributes of rules.
-        rules: the rules by name, including those made from brackets.
+        rules: the rules by name, including the rules made from brackets.
         spans: the spans of all elements. Elements within brackets come before the brackets.
     """
 
@@ -315,7 +315,7 @@ def _calls(choices: _Choices) -> Set[str]:
 
 def cycles(edges: Mapping[str, Set[str]]) -> Iterator[Sequence[str]]:
     """Yield each group of names that can reach themselves and each other (Tarjan's algorithm, without recursion)."""
-    numbers: dict[str, int] = {}  # in the order of visits; no limit to others once a name's group is complete
+    numbers: dict[str, int] = {}  # in the order of visits; when a group is complete, a number that lowers no other
     lowest = {"": 0}
     path: list[str] = []
     work = [("", iter(edges))]  # the walk begins at a name before all others
@@ -360,7 +360,7 @@ _RANGE = re.compile(r"([ -}])-([~-\U0010ffff])")  # a range of characters that c
 
 
 def without_marker(characters: str) -> str:
-    """Return a character class, such as `[^a]` or `[ -~]`, without the marker, which must only stand for long parts."""
+    """Exclude the marker from a character class, such as `[^a]` or `[ -~]`, so that it only stands for long parts."""
     if characters.startswith("[^"):
         return f"{characters[:-1]}{MARKER}]"
     return _RANGE.sub(lambda range: f"{range[1]}-}}" + f"\x7f-{range[2]}" * (range[2] > "\x7f"), characters)
@@ -406,7 +406,7 @@ def abridged_expression(expression: str) -> str:
 
 
 def abridged_parts(structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
-    """Return a regular expression, or all patterns in a schema or structural tag, as abridged regular expressions."""
+    """Return abridged expressions for a regular expression, or for all patterns in a schema or structural tag."""
     if structured_output.kind == "regex":
         expressions = [structured_output.value]
     elif structured_output.kind in ("json_schema", "structural_tag"):

@@ -35,7 +35,7 @@ def integers(limits: Mapping[str, Any]) -> str | None:
 
 
 def numbers(limits: Mapping[str, Any]) -> str | None:
-    """Convert a range of numbers with decimals; see `integers`. Return None if a limit has too many digits, too."""
+    """Convert a range of numbers with decimals, as `integers` does. Also return None if a limit has too many digits."""
     bounds = [value for value in limits.values() if _is_number(value)]
     available = _EXACT - max((len(str(math.floor(abs(value)))) for value in bounds), default=0)
     needed = max(map(_decimals, bounds), default=0)
@@ -117,7 +117,7 @@ class _Range:
     def _contains(self, value: int, more: int) -> bool | None:
         """Return whether all numbers with the digits of `value` and `more` others before the point are in the range.
 
-        Return None if only some of them are in the range.
+        Return None if only some of these numbers are in the range.
         """
         least = value * 10**more * self._unit
         most = (value + 1) * 10**more * self._unit - 1
@@ -149,7 +149,7 @@ class _Range:
 
 
 def _branches(follows: Callable[[int], str | None], least: int = 0) -> list[str]:
-    """Return a branch for each digit and what follows it. Adjacent digits with the same continuation share a branch."""
+    """Return a branch for each digit with its continuation. Adjacent digits with equal continuations share a branch."""
     groups: list[tuple[int, int, str]] = []
     for digit in range(least, 10):
         after = follows(digit)
@@ -161,7 +161,7 @@ def _branches(follows: Callable[[int], str | None], least: int = 0) -> list[str]
 
 
 def _any(least: int, most: int) -> str:
-    """Return the grammar for a number of digits. Avoid {0,0}, which xgrammar reads as an unlimited repetition."""
+    """Return the grammar for `least` to `most` digits. Avoid {0,0}, which xgrammar reads as an unlimited repetition."""
     return f"[0-9]{{{least},{most}}}" if most else '""'
 
 
@@ -318,7 +318,7 @@ class _Grammar:
     def _object(self, schema: Mapping[str, Any]) -> str:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         others = schema.get("additionalProperties", False)
-        # Beside named properties no others are generated, even if they are allowed, as if the keyword were missing.
+        # If a schema names properties, no others are generated, even if it allows them, as if the keyword were missing.
         if not isinstance(properties, dict) or not (
             others is False or (properties and (others is True or others == {}))
         ):
@@ -327,8 +327,8 @@ class _Grammar:
             raise Unsupported
         if not properties:
             return '"{}"' if "additionalProperties" in schema else "any_object"
-        # The rest of the object from each property on, built backwards. `first` is used if no property precedes it, and
-        # `later` if one does.
+        # The rest of the object from each property on, built backwards. `first` is used if no property precedes the
+        # rest, and `later` if a property does.
         first = later = '"}"'
         for name, schema in reversed(properties.items()):
             pair = f"{literal(json.dumps(name, ensure_ascii=False) + ': ')} {self._expression(schema)} {later}"

@@ -39,7 +39,7 @@ _COSTLY = re.compile(r'"(?:pattern|format)|[0-9]{3}')  # regular expressions, an
 
 
 def sort(subject: StructuredOutput) -> Hashable:
-    """Return a key that is often the same for one client's schemas or grammars, but different for costly ones.
+    """Return a key that is often the same for one client's schemas or grammars, unless only some of them are costly.
 
     The client itself is unknown, because all requests from SageMaker come from one address.
     """
@@ -67,7 +67,7 @@ class FairQueue(Generic[T]):
         return self._num_waiting
 
     def put(self, flow: Hashable, item: T) -> T | None:
-        """Add an entry. If the queue is full, return the entry that was removed, which may be the new one."""
+        """Add an entry. If the queue is full, return the entry that was removed, which may be the new entry."""
         with self._changed:
             self._flows.setdefault(flow, deque()).append(item)
             self._num_waiting += 1
@@ -125,16 +125,16 @@ _THREADS = (2, 2, 1)
 _NICE = (2, 5, 8)
 
 _MAX_KNOWN = 1024  # verdicts that are remembered, each for a schema or grammar of at most 16,384 characters
-_MAX_SECONDS = 30.0  # total CPU time of the remembered texts that were accepted, as they may reach the engine at once
+_MAX_SECONDS = 30.0  # total CPU time of the remembered texts that were accepted; all may reach the engine at once
 
 _RESTART_BYTES = 512 << 20  # if an engine keeps more, it is restarted as soon as it is idle
 _MAX_BYTES = 1 << 30  # if an engine keeps more, it gets no new schemas and grammars
 _NO_SPACE = (
     f"structured output: the engine already keeps {_MAX_BYTES >> 20} MiB of schemas and grammars; "
-    "it will accept new ones after it has been idle"
+    "others will be accepted after it has been idle"
 )
 
-_PURPOSE = Purpose("schemas and grammars", "are tried", " (option.guide_timeout=0 accepts them unchecked)")
+_PURPOSE = Purpose("schemas and grammars", "are checked", " (option.guide_timeout=0 accepts them unchecked)")
 _REASON_CHARACTERS = 300
 _PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # time and source line in xgrammar's messages
 
@@ -144,7 +144,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         refusal: the reason why the engine does not support the schema or grammar, or "" if it does.
-        seconds: time on the CPU that the check took.
+        seconds: CPU time that the check took.
         kept: number of bytes that the engine will not free until it ends.
     """
 
@@ -217,7 +217,7 @@ class StructuredOutputValidator:
         self._closed = False
 
     def start(self) -> None:
-        """Start the sandbox process in the background unless it is running. Otherwise, the first check starts it."""
+        """Start the sandbox process in the background unless it is running. Without this call, the first check does."""
         with self._lock:
             self._start()
 
@@ -333,16 +333,16 @@ class StructuredOutputValidator:
 
 @dataclass
 class _Count:
-    """The schemas and grammars that a replica may have compiled since its last start, possibly all of them."""
+    """The schemas and grammars accepted since a replica's last start, all of which it may have compiled."""
 
     restarts: int
     hashes: set[int] = field(default_factory=set)
     num_bytes: int = 0
-    is_told: bool = False  # whether it has been told to restart
+    is_told: bool = False  # whether the replica has been told to restart
 
 
 class _Kept:
-    """A count of the memory that each replica may keep for schemas and grammars since its last start."""
+    """Counts the memory that each replica may have kept for schemas and grammars since its last start."""
 
     def __init__(self, engine: Restartable | None) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Uses the installed xgrammar to convert schemas to EBNF and to try grammars; lists the keywords that it ignores."""
+"""Converts schemas to EBNF and tries grammars with the installed xgrammar, and finds keywords that xgrammar ignores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ebnf(kind: str, text: str) -> str:
     """Convert a schema, regular expression, grammar or structural tag to xgrammar's EBNF.
 
     Args:
-        kind: vLLM's name: JSON, JSON_OBJECT, REGEX, GRAMMAR or STRUCTURAL_TAG.
+        kind: vLLM's name for the kind of text: JSON, JSON_OBJECT, REGEX, GRAMMAR or STRUCTURAL_TAG.
         text: the schema, regular expression, grammar or structural tag.
 
     Raises:
@@ -50,7 +50,7 @@ def has_own_rules(kind: str, text: str) -> bool:
 
 
 def said(error: Exception) -> str:
-    """Return xgrammar's message without its timestamp and source location, or a general one if nothing is left."""
+    """Return xgrammar's message without timestamp and source location, or a general message if nothing is left."""
     text = _FAILED.sub("", _PLACE.sub("", str(error).strip()))
     if "Check failed" in str(error) and not text.strip():
         return "xgrammar cannot compile the schema or grammar"
@@ -165,9 +165,9 @@ _MAX_STEPS = 200  # steps with many allowed tokens in any walk
 _FORCED_STEPS = 512  # steps with few allowed tokens in any walk; they cost little, as in a literal
 _FEW = 64
 _WALK_SECONDS = 0.5
-_ANSWER = 2000  # tokens of a long response, for which the duration of a step is predicted
+_ANSWER = 2000  # number of the token in a long response for which the duration of a step is predicted
 _ABRIDGED = 3  # factor of the limits for an abridged grammar, which is more ambiguous than its original
-_SHARES = (0.5, 0.9)  # of an abridged grammar's steps that choose the marker if it is allowed, in one walk each
+_SHARES = (0.5, 0.9)  # fractions of steps that choose the marker if it is allowed, one for each walk
 
 
 class Pace:
@@ -201,7 +201,7 @@ class Pace:
         """Raise ValueError if the steps are too slow.
 
         Args:
-            to_end: whether the walk has reached its maximum number of steps, so that they get slower and slower.
+            to_end: whether the walk has reached its maximum number of steps. Only then is the prediction checked.
         """
         if self.is_slow:
             raise ValueError(f"each token takes the engine more than {self._limit:g} s")
@@ -490,7 +490,7 @@ class _Types:
         self._num_lookups = 0
 
     def are(self, value: Any, head: str, types: Any) -> bool:
-        """Return whether `types` beside a keyword have no effect, because all the keyword's values have these types."""
+        """Return whether `types` beside the keyword `head` have no effect, because all its values have these types."""
         allowed, actual = _names(types), self._of({head: value})
         return actual is not None and all(
             kind in allowed or (kind == "integer" and "number" in allowed) for kind in actual

@@ -50,7 +50,7 @@ _NESTED: Mapping[str, Mapping[str, str]] = {
         "cuda_graph_padding": "enable_padding",
     },
 }
-"""Maps each argument of LLM that is an object to the options that it contains, with their names in it."""
+"""Maps each argument of LLM that is an object to the options that it contains, and to their names in the object."""
 _RELEASES: Mapping[str, tuple[Release, Release]] = {
     "moe_cluster_parallel_size": ((1, 0), (1, 2)),
     "onboard_blocks": ((1, 0), (1, 2)),
@@ -66,7 +66,7 @@ _LORA_CONFIG = ("tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_helpe
 """Modules that define LoraConfig. The module of 1.3 is tried first, because the others print a warning in 1.3."""
 
 _MAX_INPUT_LEN = 1024  # LMI's default if max_output_len is set
-_CONTEXT_LENGTH = 2048  # tokens, if neither the options nor the model state a context length
+_CONTEXT_LENGTH = 2048  # tokens, if neither the options nor the model's files specify a context length
 _OURS = ("model", "tokenizer", "skip_tokenizer_init", "backend", "generation_config")
 """Arguments that option.engine_args cannot change, because the handler depends on them. The handler's tokenizer reads
 the same directory, and requests already contain the defaults from the model's generation_config.json."""
@@ -168,7 +168,7 @@ def _either(problems: Problems, **values: int | None) -> int | None:
 
 
 def _objects(config: EngineConfig) -> dict[str, Any]:
-    """Return the arguments that are objects, if they contain anything. None turns CUDA graphs off."""
+    """Return the arguments that are objects and not empty. The value None turns CUDA graphs off."""
     options = config.options.engine_options
     arguments: dict[str, Any] = {
         argument: {name: options[option] for option, name in names.items() if options.get(option) is not None}
@@ -418,7 +418,7 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
     else:
         reasons |= {
             "top_logprobs": _NO_LOGPROBS,
-            "best_of": f"{_NO_LOGPROBS}, which are needed to choose the best response",
+            "best_of": f"{_NO_LOGPROBS}, so it cannot choose the best response",
         }
     if (arguments.get("max_beam_width") or 1) < 2:
         reasons["num_beams"] = "it was started without option.max_beam_width"

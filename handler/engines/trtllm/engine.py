@@ -341,7 +341,7 @@ class _Activity:
     def _expects_results(self) -> bool:
         """Return whether a working engine would soon return a result.
 
-        A response that is not streamed may take any amount of time, and requests without output may be waiting for it.
+        A non-streaming response may take any amount of time, and requests without output may be waiting for it.
         """
         running = self._requests.running.values()
         return bool(running) and (
@@ -388,7 +388,7 @@ class TrtRequest:
 
     Args:
         own_stops: ids at which we stop, because the engine does not.
-        result: what `generate_async` returned, set as soon as it is known.
+        result: the object that `generate_async` returned, set as soon as it is known.
     """
 
     def __init__(self, request: EngineRequest, own_stops: Set[int] = frozenset(), result: Any = None) -> None:
@@ -405,22 +405,22 @@ class TrtRequest:
 
     @property
     def whole(self) -> bool:
-        """Return whether the response is not streamed, as only the last message contains the beams or all logits."""
+        """Whether the response is non-streaming, because only the last message contains the beams or all logits."""
         return self.sampling.num_beams > 1 or self.sampling.return_generation_logits
 
     @property
     def prompt_logits(self) -> bool:
-        """Return whether the logits of all prompt tokens are needed."""
+        """Whether the logits of all prompt tokens are needed."""
         return self.sampling.prompt_logprobs or self.sampling.return_context_logits
 
     @property
     def begun(self) -> bool:
-        """Return whether the request has returned any tokens."""
+        """Whether any tokens of the response have been returned."""
         return self._sent > 0
 
     @property
     def _num_cached(self) -> int | None:
-        """Return the number of prompt tokens that were in the prefix cache, or None if it is zero or unknown."""
+        """The number of prompt tokens that were in the prefix cache, or None if the number is zero or unknown."""
         return None if self.request.goes_on else getattr(self.result, "cached_tokens", 0) or None
 
     def one_token(self, step: Step) -> bool:
@@ -594,7 +594,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 
 
 def cache_salt(media: MediaPrompt | None, salt: str) -> str | None:
-    """Return the name of the prefix cache for prompts with the same media and salt, or None if there are neither."""
+    """Return the name of the prefix cache for prompts with these media and this salt, or None if both are missing."""
     parts = [salt, *(medium.digest for medium in (media.media if media else ()))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest() if any(parts) else None
 

@@ -43,7 +43,7 @@ class Model:
 
     @property
     def end_id(self) -> int:
-        """Return the only end token that TensorRT-LLM's `min_tokens` suppresses, or -1 if there is none."""
+        """The only end token that TensorRT-LLM's `min_tokens` suppresses, or -1 if there is none."""
         return min(self.eos, default=-1) if self.tokenizer_eos is None else self.tokenizer_eos
 
 
@@ -105,7 +105,7 @@ def _top_k(sampling: Sampling, model: Model) -> dict[str, Any]:
 def _seed(sampling: Sampling, model: Model) -> dict[str, Any]:
     """Return the request's seed, or a random one.
 
-    TensorRT-LLM's default is the same for all requests, so equal requests would have equal answers (issue 1000 of
+    TensorRT-LLM's default is the same for all requests, so equal requests would get equal responses (issue 1000 of
     NVIDIA/TensorRT-LLM; with speculative decoding also in 1.3: issue 19487).
     """
     return {"seed": random.getrandbits(64) if sampling.seed is None else sampling.seed}
@@ -172,7 +172,7 @@ _DRAWN: Mapping[str, Rule] = {
     "seed": _seed,
     "min_p": unless_neutral("min_p"),
 }
-"""Fields that matter only when sampling."""
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     "max_new_tokens": "max_tokens",
@@ -236,7 +236,7 @@ def _check(sampling: Sampling, model: Model) -> None:
         _require(sampling.num_beams <= width, f"num_beams must be at most {width} (option.max_beam_width)")
         _require(0 <= sampling.length_penalty < math.inf, "length_penalty must be at least 0 with TensorRT-LLM")
     if sampling.structured_output is not None:
-        _require(not sampling.ignore_eos, "structured output cannot be combined with ignore_eos: it ends the answer")
+        _require(not sampling.ignore_eos, "structured output cannot be combined with ignore_eos")
         _require(not sampling.min_new_tokens, "structured output cannot be combined with a minimum length")
     if _by_tokenizer(sampling) and sampling.ignore_eos:
         # TensorRT-LLM would add the model's other end tokens to the stop ids.
@@ -250,8 +250,8 @@ def _require(holds: bool, otherwise: str) -> None:
 
 # -- check a client's structured output before TensorRT-LLM gets it ----------------------------------------------------
 # TensorRT-LLM computes a mask of allowed tokens at every step, while all requests wait. With its backend xgrammar, each
-# schema or grammar is tried with the installed xgrammar in the sandbox. Its backend llguidance limits its own work
-# except parsing. So only the syntax of a regular expression is checked, and that no rule of a grammar is cyclic.
+# schema or grammar is tried with the installed xgrammar in the sandbox. The backend llguidance limits its own work,
+# except parsing. So only the syntax of regular expressions is checked, and whether a rule of a grammar is cyclic.
 
 _CLASS = re.compile(r"\\[pP]\{[^}]*\}")  # Unicode classes, which the engine supports but Python does not
 

@@ -73,7 +73,7 @@ def lmcache_environment(config: EngineConfig, environ: Mapping[str, str], worker
 
 
 def _config_file(config: EngineConfig) -> Path:
-    """Find LMCache's configuration file beside serving.properties, with the model or in the working directory."""
+    """Find LMCache's configuration file: beside serving.properties, or in the model's or the working directory."""
     name: str = config.options.engine_options["lmcache_config_file"]
     paths = [home / name for home in (config.options.directory, config.model, Path()) if home is not None]
     file = next((path for path in paths if path.is_file()), None)
@@ -117,7 +117,7 @@ _CPU_CACHE_GIB = 4
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of vLLM's processes. Options precede `environ`, and `environ` precedes our defaults."""
+    """Return the environment of vLLM's processes. Options override `environ`, and `environ` overrides our defaults."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",  # without it, vLLM reports usage
         "VLLM_LOGGING_LEVEL": "WARNING",

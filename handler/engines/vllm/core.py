@@ -20,7 +20,7 @@ class CoreEngine:
 
     Args:
         config: the engine's configuration.
-        more: arguments of EngineArgs, with priority over those from the options. JSON objects are merged.
+        more: arguments of EngineArgs, which override arguments from the options. JSON objects are merged.
 
     Attributes:
         arguments: the arguments of EngineArgs.
@@ -37,7 +37,7 @@ class CoreEngine:
         arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu())
         self.arguments = arguments = override(arguments, more)
         os.environ.update(lmcache_environment(config, os.environ, arguments["tensor_parallel_size"]))
-        # vLLM's default is 0, with which each replica would draw the same tokens, and a restarted engine once more.
+        # With vLLM's default, 0, each replica would draw the same tokens, and so would an engine after a restart.
         arguments.setdefault("seed", random.getrandbits(31))
         # vLLM's default for the number of tokens in a step depends on this context.
         context = UsageContext.OPENAI_API_SERVER
@@ -189,7 +189,7 @@ class Results:
                 continue
             tokens, finish = output.new_token_ids, output.finish_reason
             cached = None if pending.begun else _take_cached(pending, output)
-            if pending.plain and finish is None and len(tokens) == 1 and not cached:  # nearly every one
+            if pending.plain and finish is None and len(tokens) == 1 and not cached:  # nearly all outputs
                 keys.append(pending.key)
                 ids.append(tokens[0])
                 scores = output.new_logprobs
@@ -228,7 +228,7 @@ def _output(pending: Pending, output: Any, cached: int | None) -> Output | None:
     finish = _finish(output, pending.stops)
     if finish is Finish.ERROR:
         why = "perhaps its schema, its grammar or its forbidden tokens left no allowed token"
-        return Output(pending.key, (), (), finish, error=f"vLLM ended the request as {output.finish_reason!s}; {why}")
+        return Output(pending.key, (), (), finish, error=f"vLLM ended the request: {output.finish_reason!s}; {why}")
     if not ids and finish is None:
         return None
     scores = output.new_logprobs
@@ -247,12 +247,12 @@ def _output(pending: Pending, output: Any, cached: int | None) -> Output | None:
 
 def _beam_token(pending: Pending, output: Any) -> BeamToken:
     if _finish(output, frozenset()) is Finish.ERROR:
-        return BeamToken(pending, (), f"vLLM ended a beam as {output.finish_reason!s}")
+        return BeamToken(pending, (), f"vLLM ended a beam: {output.finish_reason!s}")
     return BeamToken(pending, _tops(output.new_logprobs, pending.num_tops)[0], None)
 
 
 def _tops(scores: Any, count: int) -> list[list[tuple[int, float]]]:
-    """Return the most likely ids at each position. Leave out column 0, which is the chosen id, whatever its rank."""
+    """Return the most likely ids at each position. Omit column 0, which is the chosen id, whatever its rank."""
     ids, logprobs = scores.logprob_token_ids[:, 1 : count + 1], scores.logprobs[:, 1 : count + 1]
     return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 

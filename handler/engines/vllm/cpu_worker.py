@@ -1,7 +1,8 @@
-"""Extends vLLM's worker on CPUs, which imports this module, so that steps may compute parts of a prompt with a seed.
+"""Extends vLLM's CPU worker, so that the prompt of a request with a seed may take several steps.
 
-After such a step vLLM takes back the draw from the request's generator by its offset, which a CPU's generator lacks.
-The worker then ends, and all requests with it (`_bookkeeping_sync` in vllm/v1/worker/gpu_model_runner.py, 0.32).
+vLLM's worker imports this module. After a step that computes only a part of a prompt, vLLM undoes the draw by restoring
+the generator's offset. A generator on a CPU has no offset, so without this module the worker would end, and all
+requests with it (`_bookkeeping_sync` in vllm/v1/worker/gpu_model_runner.py, 0.32).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from vllm.v1.worker import gpu_model_runner
 
 
 class Generator(torch.Generator):  # type: ignore[misc]
-    """A generator that takes back a draw by starting again, since no draw before the answer's first token counts.
+    """A generator that undoes a draw by starting again from its seed. Draws before the first output token do not count.
 
-    Only a request that was preempted repeats draws.
+    Only a request that was preempted therefore repeats earlier draws.
     """
 
     def get_offset(self) -> int:
@@ -26,7 +27,7 @@ class Generator(torch.Generator):  # type: ignore[misc]
 
 
 class RequestState(gpu_model_runner.CachedRequestState):  # type: ignore[misc]
-    """A request's state in the worker, with a `Generator` in place of the usual one."""
+    """A request's state in the worker, with a `Generator` in place of torch's own generator."""
 
     generator: Any
 
@@ -42,4 +43,4 @@ gpu_model_runner.CachedRequestState = RequestState
 
 
 class Extension:
-    """The class that EngineArgs' `worker_extension_cls` needs."""
+    """An empty class, because EngineArgs' `worker_extension_cls` must name a class."""

@@ -71,7 +71,7 @@ class Vllm(CoreEngine):
         self._max_adapters = int(self.arguments.get("max_cpu_loras") or self.arguments.get("max_loras") or 0)
         self._exclusion: LoraExclusion | None = None
         if self.arguments.get("enable_lora") and current_platform.is_cpu():
-            # Measured with vLLM 0.32: in a batch with other requests' adapters, a request without one uses theirs.
+            # Measured with vLLM 0.32: a request without an adapter uses the adapter of another request in the batch.
             self._exclusion = LoraExclusion()
         self._late: list[Output] = []  # errors of requests that could not be started after waiting
         self._running: dict[int, Pending] = {}
@@ -175,7 +175,7 @@ class Vllm(CoreEngine):
     # -- beams ---------------------------------------------------------------------------------------------------
 
     def _continue(self, beams: Beams) -> None:
-        """Request the candidates for each beam's next token. The prefix cache contains all but the last token."""
+        """Request the candidates for each beam's next token. The prefix cache contains all but a beam's last token."""
         search = beams.search
         beams.alternatives = [()] * len(search.beams)
         sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
@@ -251,7 +251,7 @@ def pooling_type(mode: str, where: str) -> str:
 class VllmPooling(NoAdapters, CoreEngine):
     """An engine whose requests contain `Pooling` instead of `Sampling`. See `engines.base.Engine`.
 
-    vLLM returns the pooled vector or the logits. All further computation is done here, as in other engines.
+    vLLM returns the pooled embedding or the logits. All further computation is done here, as in other engines.
     """
 
     no_adapters = NO_POOLED_LORA
@@ -264,7 +264,7 @@ class VllmPooling(NoAdapters, CoreEngine):
         if embeds:
             more["pooler_config"]["seq_pooling_type"] = pooling_type(self._files.mode, str(config.model))
         else:
-            # Without an activation, vLLM before 0.31 also leaves out the one inside BERT's pooler. The activation of
+            # Without an activation, vLLM before 0.31 also omits the activation inside BERT's pooler. The activation of
             # a regression is the identity (vllm/model_executor/layers/pooler/activations.py, get_act_fn).
             more["hf_overrides"] = {"problem_type": "regression"}
         self._task = "embed" if embeds else "classify"
@@ -310,7 +310,7 @@ class VllmPooling(NoAdapters, CoreEngine):
                 continue
             _, pooling = self._running.pop(pending.key)
             if output.pooling_output is None:
-                error = f"vLLM ended the request as {output.finish_reason!s}"
+                error = f"vLLM ended the request: {output.finish_reason!s}"
                 outputs.append(Output(pending.key, (), (), Finish.ERROR, error=error))
                 continue
             values = output.pooling_output.float().numpy().reshape(-1)
@@ -318,7 +318,7 @@ class VllmPooling(NoAdapters, CoreEngine):
         return Step([], [], [], outputs)
 
 
-# -- functions that `engines/README.md` requires of an engine's module -------------------------------------------------
+# -- functions that an engine's module must define (`engines/README.md`) -----------------------------------------------
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
@@ -388,7 +388,7 @@ def engine_input(
         ids: ids of the prompt, with one placeholder for each token of the media.
         prompt: the prompt's media, or None.
         tokens: the model's media tokens, by kind of medium.
-        salt: shares the prefix cache only with prompts of the same salt; "" shares it with all prompts without one.
+        salt: the prompt shares the prefix cache only with prompts that have the same salt. "" means no salt.
 
     Raises:
         ValueError: vLLM refuses the media, or computes different ids.
@@ -425,10 +425,9 @@ _DATA: dict[str, Callable[[Medium], Any]] = {"image": pillow_image, "audio": _sa
 """Functions that convert media to vLLM's format, by kind of media."""
 
 
-# -- beam search for an engine without it: every beam is extended by one token at a time -------------------------------
-# The method is the usual one. Of all beams' most likely continuations, it keeps the most likely ones. A beam that ends
-# with an end token is set aside, and ranked by its log-probability divided by its length to the power of
-# `length_penalty`.
+# -- beam search for an engine that has none: every beam is extended by one token at a time ----------------------------
+# The usual method is used: of the likely continuations of all beams, the most likely are kept. A beam that ends with an
+# end token is set aside, and ranked by its log-probability divided by its length to the power of `length_penalty`.
 
 
 @dataclass(frozen=True)
@@ -446,8 +445,8 @@ class BeamSearch:
     """A beam search. Each call to `advance` extends all running beams by one token.
 
     Args:
-        sampling: of its parameters, num_beams, max_new_tokens, length_penalty, early_stopping and stop_token_ids are
-            used.
+        sampling: parameters, of which only num_beams, max_new_tokens, length_penalty, early_stopping and
+            stop_token_ids are used.
         eos: ids that end a beam with Finish.EOS.
         beams: running beams.
         ended: beams that have ended.

@@ -51,7 +51,7 @@ def patch_sync_client() -> Iterator[None]:
 
 
 def inline_client(core_client: ModuleType) -> type | None:
-    """Return a client without an output thread, or None if vLLM's own differs from those of 0.20 to 0.33.
+    """Return a client without an output thread, or None if vLLM's client differs from the clients of 0.20 to 0.33.
 
     The code of the constructors is the only place that shows which attributes they set.
     """
@@ -73,7 +73,7 @@ def _make_client(core_client: ModuleType) -> type:
     zmq = core_client.zmq
 
     class InlineClient(core_client.SyncMPClient):  # type: ignore[misc, name-defined]
-        """A client for a single thread, except that vLLM's monitor calls `shutdown` from another if the core dies."""
+        """A client for a single thread. If the core dies, vLLM's monitor calls `shutdown` from another thread."""
 
         def __init__(self, vllm_config: Any, executor_class: Any, log_stats: bool, **more: Any) -> None:
             core_client.MPClient.__init__(self, False, vllm_config, executor_class, log_stats, **more)

@@ -20,8 +20,9 @@ from handler.engines.base import (
     Rule,
     arguments,
     drawn_or,
+    drawn_rules,
+    logprob_rules,
     passed_otherwise,
-    top_choice,
     unless_neutral,
 )
 from handler.engines.structured_output.ebnf import acyclic
@@ -38,18 +39,6 @@ from handler.engines.vllm.arguments import engine_arguments, environment
 
 FORBIDDEN = -1e9
 """The bias to add to the logit of a forbidden token."""
-
-
-def _logprobs(sampling: Sampling) -> dict[str, Any]:
-    if not (sampling.logprobs or sampling.top_logprobs):
-        return {}
-    return {"logprobs": sampling.top_logprobs}  # 0 returns only the chosen token's
-
-
-def _prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
-    if not sampling.prompt_logprobs:
-        return {}
-    return {"prompt_logprobs": sampling.prompt_top_logprobs}  # 0 returns only those of the prompt's own tokens
 
 
 def _bias(sampling: Sampling) -> dict[str, Any]:
@@ -71,28 +60,19 @@ def structured_output_arguments(structured_output: StructuredOutput) -> dict[str
             return {kind: structured_output.value}
 
 
-_DRAWN: Mapping[str, Rule] = {
-    "temperature": "temperature",
-    "top_k": top_choice,
-    "top_p": top_choice,
-    "min_p": "min_p",
-    "seed": lambda sampling: {"seed": sampling.signed_seed},
-}
-"""Fields that matter only when sampling."""
+_DRAWN: Mapping[str, Rule] = {**drawn_rules(), "seed": lambda sampling: {"seed": sampling.signed_seed}}
+"""Rules for the fields that matter only when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
     "do_sample": drawn_or({"temperature": 0.0}, _DRAWN),
-    "logprobs": _logprobs,
-    "top_logprobs": _logprobs,
+    **logprob_rules(),
     "bad_sequences": unless_neutral("bad_sequences", "bad_words", list),
     "bad_token_ids": _bias,
     "logit_bias": _bias,
     "allowed_token_ids": unless_neutral("allowed_token_ids", make=list),
-    "prompt_logprobs": _prompt_logprobs,
-    "prompt_top_logprobs": _prompt_logprobs,
     "structured_output": unless_neutral("structured_output", "structured_outputs", structured_output_arguments),
     # `engine.py` implements beam search, and passes the cache's salt with the prompt.
     "num_beams": passed_otherwise,
@@ -123,7 +103,7 @@ _OF_AUTO = "xgrammar"
 
 CHECK_SECONDS = 0.1
 """Limit on the CPU time, in seconds, for verifying a schema or grammar. vLLM verifies it again for every request, while
-all others wait. Ordinary schemas took up to 0.016 s."""
+all other requests wait. Ordinary schemas took up to 0.016 s."""
 
 _STYLES = {"json": (0, 1, 25), **dict.fromkeys(("qwen_xml", "minimax_xml", "deepseek_xml", "glm_xml"), (0, 2))}
 """Argument styles in structural tags, with the first xgrammar release that supports each (`structural_tag.py`)."""
@@ -231,7 +211,7 @@ class VllmCheck:
         return True
 
     def _verify(self, structured_output: StructuredOutput) -> Any:
-        """Verify a schema or grammar as `SamplingParams.verify` does. This may replace it with another."""
+        """Verify a schema or grammar as `SamplingParams.verify` does, which may replace it in the returned object."""
         params = self._sampling_params(
             structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
         )

@@ -1,6 +1,6 @@
 """The engine for transcription with Whisper on vLLM.
 
-Each piece of a clip is a separate request to vLLM. Several pieces run at once; their tokens are returned in order.
+Each piece of the audio is a separate request to vLLM. Several pieces run at once; their tokens are returned in order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from handler.engines.huggingface.whisper import NO_ADAPTERS, WINDOW, clip_of, cu
 from handler.engines.vllm.core import CoreEngine, Pending, engine_info
 from handler.engines.vllm.sampling import FORBIDDEN
 
-_AHEAD = 4  # pieces of a clip in vLLM at a time
+_AHEAD = 4  # pieces of a request's audio in vLLM at a time
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Piece:
 
 @dataclass
 class _Clip:
-    """A clip that is being transcribed.
+    """A request's audio that is being transcribed.
 
     Attributes:
         ids: ids of the prompt, which is the same for each piece.
@@ -55,7 +55,10 @@ class _Clip:
 
 
 class VllmWhisper(NoAdapters, CoreEngine):
-    """An engine that transcribes clips, and detects the language if none is given. See `engines.base.Engine`."""
+    """An engine that transcribes audio. It detects the language unless the request specifies it.
+
+    See `engines.base.Engine`.
+    """
 
     no_adapters = NO_ADAPTERS
 
@@ -142,7 +145,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
         heard = {
             "prompt": "",
             "multi_modal_data": {"audio": (clip.samples[start:end], SAMPLE_RATE)},
-            # The key in vLLM's caches. So the requests for a piece's language and transcript share the encoded audio.
+            # The key in vLLM's caches, so that the requests for a piece's language and transcript share encoded audio.
             "multi_modal_uuids": {"audio": [f"{clip.digest}/{start}/{end}"]} if clip.digest else None,
         }
         prompts = self._parse({"encoder_prompt": heard, "decoder_prompt": {"prompt_token_ids": list(ids)}})

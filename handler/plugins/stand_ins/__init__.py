@@ -1,4 +1,4 @@
-"""Stand-ins for packages that users' files import but that may not be installed. Each has only a few modules."""
+"""Stand-ins for packages that users' files import but that may not be installed. They have only a few modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from handler.core.user_functions import imports
 
 Modules = Mapping[str, Mapping[str, Any]]
-"""The contents of modules: full name of the module -> name -> value."""
+"""Maps the full name of each module to the module's contents, by name."""
 
 
 class StandIn(MetaPathFinder, Loader):

@@ -37,7 +37,7 @@ _EXPIRATION = ".expiration_ts"
 
 
 class Session:
-    """A session, whose values are stored by name in files of its directory.
+    """A session. Its directory contains a file for each stored value.
 
     Args:
         expiration_ts: when the session expires, in seconds since the epoch, or None to read it from the directory.
@@ -57,7 +57,7 @@ class Session:
         return pickle.loads(path.read_bytes()) if path.is_file() else d
 
     def get_as_numpy(self, key: str, shape: Any, dtype: Any = "float32", create: bool = False) -> Any:
-        """Return an array that is mapped to a file. With `create`, the file is replaced by one of zeros."""
+        """Return an array that is mapped to a file. With `create`, a file of zeros replaces the existing file."""
         path = self._path(key)
         if create:
             path.write_bytes(b"")
@@ -394,20 +394,14 @@ async def handle_streaming_response(
             return
 
 
-def _needs_djl(name: str) -> Callable[..., NoReturn]:
-    def function(*arguments: Any, **keywords: Any) -> NoReturn:
-        raise NotImplementedError(f"{name} is only available under DJL Serving")
-
-    function.__name__ = name.rpartition(".")[2]
-    return function
-
-
 class StreamingUtils:
-    get_stream_generator = staticmethod(_needs_djl("StreamingUtils.get_stream_generator"))
+    @staticmethod
+    def get_stream_generator(*arguments: Any, **keywords: Any) -> NoReturn:
+        raise NotImplementedError("StreamingUtils.get_stream_generator is only available under DJL Serving")
 
 
 def _unchanged(function: Any) -> Any:
-    """Return a function whose mark this server would not read, as it refuses a file with such functions."""
+    """Return the function without a mark, because this server refuses files that contain such functions."""
     return function
 
 
@@ -437,7 +431,7 @@ class EngineAnswer(Output):
         return object.__getattribute__(self, name)
 
 
-_FORMATTERS = "write @input_formatter or @output_formatter functions to change requests and answers"
+_FORMATTERS = "write @input_formatter or @output_formatter functions to change requests and responses"
 
 
 def handle(inputs: api.Input) -> Output | None:

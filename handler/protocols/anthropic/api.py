@@ -1,4 +1,4 @@
-"""The types of Anthropic's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
+"""The types of Anthropic's responses. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too
 
 
 class AnthropicErrors(ErrorFormat):
-    """Anthropic's form of errors. Status 529 means that the client may retry soon."""
+    """Anthropic's error format. Status 529 means that the client may retry soon."""
 
     statuses = MappingProxyType({ServingError: 500, Overloaded: 529})
 
@@ -298,7 +298,7 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
         query: the query parameters `limit`, and `after_id` or `before_id`, which names the model next to the page.
 
     Raises:
-        InvalidParameter: one of these parameters is wrong.
+        InvalidParameter: one of these parameters is invalid.
     """
     limit_text = query.get("limit", str(_LIMIT))
     if not (is_digits(limit_text) and len(limit_text) < 5 and 1 <= int(limit_text) <= _MOST):

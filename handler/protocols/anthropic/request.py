@@ -1,6 +1,6 @@
 """Anthropic's messages at /v1/messages, and the count of their tokens at /v1/messages/count_tokens.
 
-Messages, tools and parameters are translated to those of an OpenAI chat, of which `OpenAiChat.build` makes the request.
+Messages, tools and parameters are translated to those of an OpenAI chat, and `OpenAiChat.build` makes the request.
 Sources: Anthropic's API reference, "Messages", and the types of its Python package.
 """
 
@@ -72,7 +72,7 @@ EFFORTS = ("low", "medium", "high", "xhigh", "max")
     additionalProperties=False,
 )
 def _output_config(value: Any) -> StructuredOutput | None:
-    """Read `format`, a JSON schema for the whole answer. `read_effort` reads `effort`."""
+    """Read `format`, a JSON schema for the whole response. `read_effort` reads `effort`."""
     if not isinstance(value, dict) or value.keys() - {"format", "effort"}:
         raise ValueError("must be an object with 'format', 'effort' or both")
     if value.get("effort") is not None and value["effort"] not in EFFORTS:
@@ -95,7 +95,7 @@ TABLE = Table(
         "compaction": unsupported("the server does not summarize conversations"),
         "container": unsupported("the server has no containers"),
         "mcp_servers": unsupported("tools run on the client", []),
-        "n": unsupported("an answer has exactly one message", 1),
+        "n": unsupported("a response has exactly one message", 1),
         "stop": unsupported("use stop_sequences", [], ""),
         "max_new_tokens": unsupported("use max_tokens"),
         "max_completion_tokens": unsupported("use max_tokens"),
@@ -143,7 +143,7 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
     "tool_result": frozenset({"type", "tool_use_id", "content", "cache_control"}),
 }
-"""Maps a block's type to its known fields, some of which have no effect by their meaning."""
+"""Maps a block's type to its known fields, some of which never affect a response."""
 
 _WHY: Mapping[str, str] = {
     "image": only_in("image"),
@@ -170,19 +170,19 @@ class MessagesReader(TurnsReader):
     """Reads the messages of one request, and translates them into chat messages.
 
     Attributes:
-        continues: whether the answer continues the last message.
+        continues: whether the response continues the last message.
     """
 
     def __init__(self, context: ServerContext) -> None:
         super().__init__(context)
         self.continues = False
-        self._calls: dict[str, str] = {}  # id -> the tool's name
+        self._calls: dict[str, str] = {}  # maps the id of a call to the tool's name
 
     def read(self, body: Mapping[str, Any]) -> None:
         """Read `system`, the earlier messages of the thread, and `messages`.
 
         Raises:
-            InvalidPayload: a block is wrong. The message names the block and what is allowed, without its content.
+            InvalidPayload: a block is invalid. The message names the block and what is allowed, but quotes no content.
         """
         if body.get("system") is not None:
             self._read_content("system", body["system"], "system")
@@ -206,11 +206,11 @@ class MessagesReader(TurnsReader):
         self.continues = self.chat[-1]["role"] == "assistant"
         if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
             raise InvalidPayload(
-                f"messages[{index}]: the answer continues this message, which needs text and no tool_use"
+                f"messages[{index}]: the response continues this message, which must have text and no tool_use"
             )
 
     def clear_thinking(self, kept: int | None) -> None:
-        """Remove the reasoning from all messages that have reasoning, except the last `kept`. None keeps all of it."""
+        """Remove the reasoning from all messages except the last `kept` messages with reasoning; None keeps all."""
         thoughts = [message for message in self.chat if "reasoning_content" in message]
         for message in thoughts[: len(thoughts) - kept] if kept is not None and kept < len(thoughts) else ():
             del message["reasoning_content"]
@@ -369,7 +369,7 @@ class Thinking(NamedTuple):
         return {}, [*unheeded, "thinking"] if thinks is not self.enabled else unheeded
 
     def token_budget(self, context: ServerContext) -> int | None:
-        """Return the budget, or None if the engine or the model's family does not support one."""
+        """Return the budget, or None if the engine or the model's family does not support a budget."""
         family = reasoning_family(context)
         lacks = "thinking_token_budget" in context.unsupported or context.vocabulary is None
         return None if lacks or family is None or not family.closing else self.budget
@@ -379,7 +379,7 @@ def read_thinking(value: Any) -> Thinking:
     """Read `thinking`.
 
     Raises:
-        InvalidParameter: the value is wrong. The message says what is allowed.
+        InvalidParameter: the value is invalid. The message says what is allowed.
     """
     field = NamedValue("thinking", value)
     if value is None:
@@ -401,10 +401,10 @@ def read_reasoning_turns(value: Any) -> int | None:
     """Read `context_management`.
 
     Returns:
-        The number of messages with reasoning, counted from the end, that keep it, or None if all do.
+        The number of messages, counted from the end, that keep their reasoning, or None if all messages keep it.
 
     Raises:
-        InvalidParameter: the value is wrong, or has an edit that does not clear reasoning.
+        InvalidParameter: the value is invalid, or has an edit that does not clear reasoning.
     """
     field = NamedValue("context_management", value)
     edits = [] if value is None else value.get("edits", []) if isinstance(value, dict) else None
@@ -474,10 +474,10 @@ TOOLS: Mapping[str, Shape] = {
 
 
 def read_tools(value: Any) -> Any:
-    """Return the tools in the form of a chat. The chat's reader checks their names and schemas.
+    """Return the tools in a chat's format. The chat's reader checks their names and schemas.
 
     Raises:
-        InvalidParameter: a tool does not run on the client, or its form is wrong.
+        InvalidParameter: a tool does not run on the client, or is malformed.
     """
     if not isinstance(value, list):
         return value
@@ -507,10 +507,10 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
 
 
 def read_choice(value: Any, tools: Any) -> dict[str, Any]:
-    """Return `tool_choice` and `parallel_tool_calls` in the form of a chat.
+    """Return `tool_choice` and `parallel_tool_calls` in a chat's format.
 
     Raises:
-        InvalidParameter: the choice is wrong. The message says why.
+        InvalidParameter: the choice is invalid. The message says why.
     """
     if value is None:
         return {}
@@ -544,16 +544,16 @@ _TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_messa
 
 
 def _body(*required: str) -> RequestShape:
-    """Return a function that builds the schema of a body. It has `thread` if the server stores answers."""
+    """Return a function that builds the schema of a body. The schema has `thread` if the server stores responses."""
     kept = request_shape({**FIELDS, "thread": THREAD}, TABLE, *required)
     others = request_shape(FIELDS, TABLE, *required)
     return lambda context: (kept if context.config.stores_responses else others)(context)
 
 
 class AnthropicMessages(OpenAiDialect):
-    """The dialect of Anthropic's messages. It samples unless `temperature` is 0.
+    """The dialect of Anthropic's messages. Requests sample unless `temperature` is 0.
 
-    If the answer does not fit into the model's context, it is cut off there, and the stop reason says so.
+    A response that does not fit into the model's context is cut off, and its stop reason says so.
     """
 
     name = "anthropic_messages"
@@ -619,7 +619,7 @@ class AnthropicMessages(OpenAiDialect):
 
 
 class AnthropicCountTokens(AnthropicMessages):
-    """The dialect of Anthropic's token count. Fields that affect only an answer are checked, but have no effect."""
+    """The dialect of Anthropic's token count. Fields that affect only a response are checked, but have no effect."""
 
     name = "anthropic_count"
     computes = False
@@ -637,7 +637,7 @@ class AnthropicCountTokens(AnthropicMessages):
 
 
 class _Chat(OpenAiChat):
-    """The chat whose table has the parameters of messages, and those that are translated from other fields."""
+    """The chat dialect whose table has the parameters of messages, and parameters translated from other fields."""
 
     table = Table({**TABLE.parameters, **{name: CHAT.parameters[name] for name in _TRANSLATED}})
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}

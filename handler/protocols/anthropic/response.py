@@ -1,4 +1,4 @@
-"""The rendering of tokens as Anthropic's messages, whole or as events, and their storage in threads."""
+"""Rendering of tokens as Anthropic's messages (documents or events), and storage of messages in threads."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
 
 
 def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
-    """Return the body with the fields that its thread was created with. The earlier messages are in `recalled`.
+    """Return the body with the fields with which its thread was created. `recalled` has the earlier messages.
 
     Raises:
-        ThreadsUnsupported: the server does not store answers.
+        ThreadsUnsupported: the server does not store responses.
         ThreadNotFound: the previous message is not stored.
-        InvalidParameter: `thread` is wrong, or the body changes a field that belongs to the thread.
+        InvalidParameter: `thread` is invalid, or the body changes a field that belongs to the thread.
     """
     if (value := body.get("thread")) is None:
         return body
@@ -88,23 +88,23 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
 
 
 class ThreadKeeping:
-    """An object that stores the answer to one request in its thread."""
+    """An object that stores the response to one request in its thread."""
 
     def __init__(self, keeping: Keeping, head: Mapping[str, Any]) -> None:
         self._keeping, self._head = keeping, head
 
     def end(self, id: str, content: Sequence[Block]) -> None:
-        """Store the complete message. This blocks.
+        """Store the complete message. This call blocks.
 
         Raises:
             Unavailable: the message could not be stored, so that no request can continue it.
         """
         if not self._keeping.end(id, self._head, [{"role": "assistant", "content": content}] if content else []):
-            raise Unavailable("the message could not be stored in its thread; send the request again, or all messages")
+            raise Unavailable("the message could not be stored in its thread; repeat the request, or send all messages")
 
 
 def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeeping | None:
-    """Return the object that stores the answer to a parsed body, or None if the body belongs to no thread."""
+    """Return the object that stores the response to a parsed body, or None if the body belongs to no thread."""
     thread = body.get("thread")
     if thread is None or context.request.keeper is None:
         return None
@@ -115,7 +115,7 @@ def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeepi
 
 
 SIGNATURE = "lmi"
-"""The signature of every thinking block. Clients only send back reasoning with a signature; the server ignores it."""
+"""The signature of every thinking block. Clients send back only reasoning with a signature; the server ignores it."""
 
 
 def tool_use_id() -> str:
@@ -125,10 +125,11 @@ def tool_use_id() -> str:
 class Blocks:
     """The content blocks of one message, as events: the start, deltas and stop of each block, in order.
 
-    Text of only white space becomes a block only if there are no other blocks.
+    A text of white space alone becomes a block only if there are no other blocks.
 
     Args:
-        stops: the client's stop strings. The engine sends them, and they are removed from the end of the text.
+        stops: the client's stop strings. The engine's text includes the stop string that ended it, and this class
+            removes the stop string.
         show_reasoning: whether thinking blocks contain the reasoning.
         single: whether to keep only the first tool call.
 
@@ -229,7 +230,7 @@ class Blocks:
 
 
 def gather(events: Iterable[BlockEvent]) -> list[Block]:
-    """Join a stream's events into the content blocks of a whole answer.
+    """Join a stream's events into the content blocks of a non-streaming response.
 
     A tool call whose arguments are not a JSON object becomes a text block.
     """
@@ -258,14 +259,15 @@ def encode(event: MessageEvent) -> bytes:
 
 
 class MessageSettings(NamedTuple):
-    """The settings for rendering an answer.
+    """The settings for rendering a response.
 
     Attributes:
-        form: how the model's answer is parsed.
-        max_tokens: the client's limit of new tokens. If an answer ends by length before it, the context is full.
+        form: how the model's response is parsed.
+        max_tokens: the client's limit on new tokens. If a response ends by length with fewer tokens, the context is
+            full.
         stops: the client's stop strings. The engine leaves them in the text.
         show_reasoning: whether thinking blocks contain the reasoning.
-        keeping: stores the answer in its thread. None if the answer belongs to no thread.
+        keeping: stores the response in its thread. None if the response belongs to no thread.
     """
 
     id: str
@@ -280,11 +282,11 @@ class MessageSettings(NamedTuple):
         return Blocks(self.stops, show_reasoning=self.show_reasoning, single=self.form.tools.single)
 
     def stop(self, finish: Finish, text: str, num_tokens: int, *, called: bool) -> AnthropicStop:
-        """Return the stop reason of an answer.
+        """Return the stop reason of a response.
 
         Args:
-            text: the answer's text, or at least the end of it, which may be a stop string.
-            called: whether the answer has tool calls that the client may execute.
+            text: the response's text, or at least the end of it, which may be a stop string.
+            called: whether the response has tool calls that the client may execute.
         """
         reason: StopReason = "tool_use" if called else "end_turn"
         stopped_by = None
@@ -334,7 +336,7 @@ class MessageStream(BlockStream):
         self._settings = settings
         self._blocks = settings.blocks()
         self._is_plain = settings.form.is_text and not settings.stops and settings.keeping is None
-        self._kept: list[BlockEvent] = []  # all events, if the answer is stored
+        self._kept: list[BlockEvent] = []  # all events, if the response is stored
         self._text_event: bytes | None = None  # the template of a text delta, while a text block is open
         self._longest_stop = max(map(len, settings.stops), default=0)
         self._tail = ""  # the end of the text, as long as the longest stop string
@@ -388,7 +390,7 @@ class MessageStream(BlockStream):
 
 
 class MessageDocument(WholeReply):
-    """A whole message."""
+    """A message as a non-streaming response."""
 
     def __init__(self, settings: MessageSettings) -> None:
         super().__init__(1)
@@ -396,13 +398,13 @@ class MessageDocument(WholeReply):
 
     def _document(self) -> AnthropicMessage:
         (sequence,) = self._sequences
-        settings, blocks, answer = self._settings, self._settings.blocks(), read_whole(self._settings.form, sequence)
-        content = gather([*blocks.feed(answer.events), *blocks.end()])
-        counts = settings.usage(
-            self._num_prompt_tokens, sequence.extras.num_cached_tokens or 0, answer.num_tokens, answer.num_reasoning
-        )
+        settings, blocks, num_tokens = self._settings, self._settings.blocks(), sequence.num_tokens
+        events, num_reasoning = read_whole(settings.form, sequence)
+        content = gather([*blocks.feed(events), *blocks.end()])
+        num_cached = sequence.extras.num_cached_tokens or 0
+        counts = settings.usage(self._num_prompt_tokens, num_cached, num_tokens, num_reasoning)
         called = blocks.called and sum(block["type"] == "tool_use" for block in content) == blocks.num_calls
-        stop = settings.stop(sequence.finish, sequence.text, answer.num_tokens, called=called)
+        stop = settings.stop(sequence.finish, sequence.text, num_tokens, called=called)
         if settings.keeping is not None:
             settings.keeping.end(settings.id, content)
         return {**settings.message(0), "content": content, "usage": counts, **stop}

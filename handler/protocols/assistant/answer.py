@@ -1,4 +1,4 @@
-"""Incremental readers of a request's answers, which separate text, reasoning and tool calls."""
+"""Incremental readers of a request's responses, which separate text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reasoning_family(context: ServerContext) -> Family | None:
 
 
 def describe_parsers(context: ServerContext) -> str:
-    """Describe for the log which parsers read the model's answers, and why they were chosen."""
+    """Describe for the log which parsers read the model's responses, and why they were chosen."""
     thoughts, calls = reasoning_family(context), choose_format(context)
     own, shown = "the model's response template", "the chat template"
     by = own if context.response_template is not None else shown
@@ -59,7 +59,7 @@ _TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 def warn_of_unread_calls(context: ServerContext) -> None:
-    """Log a warning if prompts show tool calls in a format that the parser of the answers does not read."""
+    """Log a warning if prompts show tool calls in a format that the parser of the responses does not read."""
     template, format = context.chat_template, choose_format(context)
     if format is None:
         return
@@ -85,7 +85,7 @@ def warn_of_unread_calls(context: ServerContext) -> None:
 
 
 class AnswerReader:
-    """Reads the tokens of one answer and returns its events.
+    """Reads the tokens of one response and returns its events.
 
     Args:
         parser: the parser of the text, which may also separate reasoning.
@@ -93,7 +93,7 @@ class AnswerReader:
         allowed: the names of the tools that may be called, or None for any name.
 
     Attributes:
-        num_reasoning: the number of reasoning tokens so far, without marks.
+        num_reasoning: the number of reasoning tokens so far, without markers.
         thinking: whether the last token belongs to reasoning.
     """
 
@@ -117,7 +117,7 @@ class AnswerReader:
         return events
 
     def read(self, tokens: list[Token], finish: Finish) -> tuple[list[Event], list[Token]]:
-        """Return the events of a whole answer, and its tokens that do not belong to reasoning."""
+        """Return the events of a non-streaming response, and its tokens that do not belong to reasoning."""
         if self._thoughts is None:
             text = "".join([token.text for token in tokens])
             return [*self._events(text), *self.flush(finish)], tokens
@@ -130,10 +130,10 @@ class AnswerReader:
         return [*events, *self.flush(finish)], others
 
     def flush(self, finish: Finish) -> list[Event]:
-        """Return the last events of an answer, including the ends of all calls.
+        """Return the last events of a response, including the ends of all calls.
 
         Args:
-            finish: the reason why the answer ended.
+            finish: the reason why the response ended.
         """
         events = self._calls.end(self._parser.flush(), finish)
         return events if self._trimmed is None else self._trimmed.read(events)
@@ -146,11 +146,11 @@ class AnswerReader:
 
 
 class AnswerForm(NamedTuple):
-    """The settings for reading a request's answers.
+    """The settings for reading a request's responses.
 
     Attributes:
         tools: the tools of the request.
-        thinking: the reasoning of the answers, or None if it is not separated from the text.
+        thinking: the reasoning of the responses, or None if it is not separated from the text.
         trims: whether white space at the ends of text and reasoning is dropped.
     """
 
@@ -160,11 +160,11 @@ class AnswerForm(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether answers are plain text that is passed on unchanged."""
+        """Whether responses are plain text that is passed on unchanged."""
         return self.thinking is None and not self.trims and self.tools.parser() is None
 
     def reader(self) -> AnswerReader | None:
-        """Return a new reader of one answer, or None if answers are plain text. The prompt must have been read."""
+        """Return a new reader of one response, or None if responses are plain text. Call `read_prompt` first."""
         parser = self.tools.parser()
         if self.thinking is not None:
             parser = self.thinking.parser(parser)
@@ -183,6 +183,8 @@ class AnswerForm(NamedTuple):
             shown = "; the chat template shows no reasoning" if context.config.reasoning == AUTO else ""
             why = f"requires option.reasoning_parser with the name of the model's family{shown}"
             raise InvalidParameter(f"thinking_token_budget={budget}: {why}")
+        if context.vocabulary is None:
+            return sampling
         marks = self.tools.format.special(context.vocabulary) if self.tools.format else frozenset[str]()
         if self.thinking is not None:
             marks |= self.thinking.special(context.vocabulary, sampling)
@@ -192,11 +194,11 @@ class AnswerForm(NamedTuple):
 def answer_form(
     tools: Tools, context: ServerContext, arguments: Mapping[str, Any] | None = None, prefix: str | None = None
 ) -> AnswerForm:
-    """Return the settings for reading a request's answers.
+    """Return the settings for reading a request's responses.
 
     Args:
         arguments: the arguments of the chat template.
-        prefix: the beginning of the answer if it is the last message, or None.
+        prefix: the beginning of the response if the last message contains it, or None.
     """
     family, template = reasoning_family(context), context.response_template
     lacks, kwargs = context.unsupported.get("thinking_token_budget", ""), arguments or {}
@@ -217,7 +219,7 @@ def answer_form(
 
 
 class BlockStream(TokenStream):
-    """Base class of streams that render a parsed answer as server-sent events."""
+    """Base class of streams that render a parsed response as server-sent events."""
 
     def __init__(self, errors: ErrorFormat, form: AnswerForm) -> None:
         super().__init__(errors, SSE)
@@ -233,15 +235,8 @@ class BlockStream(TokenStream):
         return self._reader.num_reasoning if self._reader is not None else 0
 
 
-class AnswerEvents(NamedTuple):
-    """The events of a whole answer, the number of its tokens, and how many of them are reasoning."""
-
-    events: Sequence[Event]
-    num_tokens: int
-    num_reasoning: int
-
-
-def read_whole(form: AnswerForm, sequence: SequenceOutput) -> AnswerEvents:
+def read_whole(form: AnswerForm, sequence: SequenceOutput) -> tuple[Sequence[Event], int]:
+    """Return the events of a non-streaming response, and how many of its tokens are reasoning."""
     reader = form.reader()
     events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens, sequence.finish)[0]
-    return AnswerEvents(events, sequence.num_tokens, reader.num_reasoning if reader is not None else 0)
+    return events, reader.num_reasoning if reader is not None else 0

@@ -1,4 +1,4 @@
-"""The events of an assistant's answer, and the protocol of the parsers that produce them."""
+"""The events of an assistant's response, and the protocol of the parsers that produce them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class CallStart(NamedTuple):
-    """The start of a tool call. `number` is the index of the call in the answer."""
+    """The start of a tool call. `number` is the index of the call in the response."""
 
     number: int
     name: str
@@ -27,7 +27,7 @@ class Ending(Enum):
 
     Attributes:
         WHOLE: its arguments are complete.
-        OPEN: the answer ended before the call, but only closing brackets and quotes of its arguments are missing.
+        OPEN: the response ended before the call, but only closing brackets and quotes of its arguments are missing.
         BROKEN: its arguments are incomplete or invalid.
     """
 
@@ -37,9 +37,10 @@ class Ending(Enum):
 
 
 class CallEnd(NamedTuple):
-    """The end of a tool call. Each call has exactly one such event, at the latest at the answer's end.
+    """The end of a tool call. Each call has exactly one such event, at the latest at the response's end.
 
-    A parser sets the ending that it sees. `AnswerReader` checks the arguments and replaces it with WHOLE or BROKEN.
+    A parser sets the ending that it sees. `AnswerReader` checks the arguments and changes the ending to WHOLE or
+    BROKEN.
     """
 
     number: int
@@ -51,27 +52,27 @@ class CallEnd(NamedTuple):
 
 
 class Reasoning(NamedTuple):
-    """A piece of the model's reasoning, without the marks around it."""
+    """A piece of the model's reasoning, without the markers around it."""
 
     text: str
 
 
 Event = str | Reasoning | CallStart | Arguments | CallEnd
-"""A piece of an answer. A string is text outside of reasoning and tool calls."""
+"""A piece of a response. A string is text outside of reasoning and tool calls."""
 
 
 class AnswerParser(Protocol):
-    """An incremental parser of one answer's text. Its events form the same answer however the text is split."""
+    """An incremental parser of one response's text. How the text is split does not change the parsed response."""
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that `text` completes."""
 
     def flush(self) -> list[Event]:
-        """Return the remaining events at the answer's end."""
+        """Return the remaining events at the response's end."""
 
 
 class PlainText(AnswerParser):
-    """The parser of an answer that is only text."""
+    """The parser of a response that is only text."""
 
     def feed(self, text: str) -> list[Event]:
         return [text] if text else []
@@ -98,7 +99,7 @@ class Ends:
     """Trims the white space at the ends of a text that arrives in pieces.
 
     Attributes:
-        begun: whether the text has started, so that white space is part of it.
+        begun: whether the text has started, so that white space is part of the text.
         space: white space that is shown only if more of the text follows.
     """
 
@@ -119,9 +120,9 @@ class Ends:
 
 
 class Trimmed:
-    """Trims the white space at the ends of an answer's text, and at the ends of its reasoning.
+    """Trims the white space at the ends of a response's text, and at the ends of its reasoning.
 
-    All pieces of text count as one text, and all pieces of reasoning as another, whatever is between them.
+    All pieces of text count as one text, and all pieces of reasoning as another text, whatever is between the pieces.
     """
 
     __slots__ = ("_reasoning", "_text")

@@ -1,4 +1,4 @@
-"""Incremental parsers that separate reasoning from an answer's text, and pass the text to a parser of tool calls."""
+"""Incremental parsers that separate reasoning from a response's text, and pass the text to a parser of tool calls."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class ReasoningParser(AnswerParser):
     """Base class of parsers that separate reasoning.
 
     Args:
-        inner: the parser of everything outside of reasoning, or None if it is all text.
+        inner: the parser of everything outside of reasoning, or None to treat it as text.
 
     Attributes:
-        thinking: whether the answer so far ends within reasoning.
-        begin: the marks before reasoning.
+        thinking: whether the response so far ends within reasoning.
+        begin: the markers before reasoning.
     """
 
     thinking = False
@@ -42,7 +42,7 @@ class ReasoningParser(AnswerParser):
 
 
 class MarksParser(ReasoningParser):
-    """Base class of parsers that read from one mark to the next. A partial mark at the end waits for more input."""
+    """Base class of parsers that read from one marker to the next. A partial marker at the end waits for more input."""
 
     def __init__(self, inner: AnswerParser | None = None) -> None:
         super().__init__(inner)
@@ -66,14 +66,14 @@ class MarksParser(ReasoningParser):
 
     @abstractmethod
     def _step(self, events: list[Event], *, final: bool) -> bool:
-        """Read up to the next mark, and return whether there is more to parse."""
+        """Read up to the next marker, and return whether there is more to parse."""
 
 
 class MarkedReasoningParser(MarksParser):
-    """Parses reasoning between marks. A partial mark at the answer's end belongs to the reasoning or text before it.
+    """Parses reasoning between markers. A partial marker at the end of a response counts as reasoning or text.
 
     Args:
-        thinking: whether the answer begins within reasoning.
+        thinking: whether the response begins within reasoning.
     """
 
     def __init__(self, family: Family, inner: AnswerParser | None = None, *, thinking: bool) -> None:
@@ -81,10 +81,10 @@ class MarkedReasoningParser(MarksParser):
         self.thinking = thinking
         self.begin = family.begin
         self._family = family
-        self._inside = (*family.begin, *family.end, *family.calls)  # the marks that are recognized within reasoning
+        self._inside = (*family.begin, *family.end, *family.calls)  # the markers that are recognized within reasoning
         self._ends = Ends(begun=True)
         self._over = False  # reasoning cannot begin any more
-        self._read_beside = self._outside  # how the answer is read outside of reasoning
+        self._read_beside = self._outside  # how the response is read outside of reasoning
 
     def feed(self, text: str) -> list[Event]:
         return self._beside(text) if self._over else super().feed(text)
@@ -122,20 +122,20 @@ class MarkedReasoningParser(MarksParser):
         if mark in family.begin:
             self.thinking = True
         elif mark in family.others:
-            events += self._beside(mark if self._inner is not None else "")  # the parser of calls reads these marks
+            events += self._beside(mark if self._inner is not None else "")  # the parser of calls reads these markers
         elif mark:
-            self._leave(mark, events)  # a mark in a call's arguments does not begin reasoning
+            self._leave(mark, events)  # a marker in a call's arguments does not begin reasoning
         return bool(mark)
 
     def _calls(self, events: list[Event], *, final: bool) -> bool:
-        """Pass calls to the inner parser, up to the mark after which reasoning may begin again."""
+        """Pass calls to the inner parser, up to the marker after which reasoning may begin again."""
         text, mark, self._held = split(self._held, (self._family.calls_end,), final=final)
         events += self._beside(text + mark)
         self._read_beside = self._outside if mark else self._calls
         return bool(mark)
 
     def _leave(self, mark: str, events: list[Event]) -> None:
-        """Pass the rest of the answer to the inner parser, or only the calls if reasoning may follow them."""
+        """Pass the rest of the response to the inner parser, or only the calls if reasoning may follow them."""
         if mark and self._family.calls_end:
             self._read_beside = self._calls
             events += self._beside(mark)
@@ -144,7 +144,7 @@ class MarkedReasoningParser(MarksParser):
 
 
 class Unframed(MarksParser):
-    """Drops the marks before an answer's text, and the marks that end the answer.
+    """Drops the markers before a response's text, and the markers that end the response.
 
     Args:
         inner: the parser of the text, or None to leave the text unchanged.
@@ -155,10 +155,10 @@ class Unframed(MarksParser):
         self._opening = family.opening
         self._closing = family.closing_text
         self._begun = False
-        self._end: list[str] = []  # marks that may end the answer, and the white space after them
+        self._end: list[str] = []  # markers that may end the response, and the white space after them
 
     def _step(self, events: list[Event], *, final: bool) -> bool:
-        """Drop the mark before the text. Then read up to a mark that may end the answer."""
+        """Drop the marker before the text. Then read up to a marker that may end the response."""
         if not self._begun:
             start = self._held.lstrip()
             events += self._beside(self._held[: len(self._held) - len(start)])
@@ -188,11 +188,11 @@ _LONGEST_HEADER = 1024  # characters
 
 
 class MessagesParser(MarksParser):
-    """Base class of parsers for answers that consist of messages with headers. Output without a header is text.
+    """Base class of parsers for responses that consist of messages with headers. Output without a header is text.
 
     Attributes:
-        headers: the marks with which a header begins.
-        ends: the marks after a message.
+        headers: the markers with which a header begins.
+        ends: the markers after a message.
     """
 
     headers: tuple[str, ...]
@@ -201,7 +201,7 @@ class MessagesParser(MarksParser):
     def __init__(self, inner: AnswerParser | None = None) -> None:
         super().__init__(inner)
         self._state = self._between
-        self._end = ""  # not empty if the inner parser also gets the message's end mark
+        self._end = ""  # not empty if the inner parser also gets the message's end marker
 
     def _step(self, events: list[Event], *, final: bool) -> bool:
         return self._state(events, final=final)
@@ -222,7 +222,7 @@ class MessagesParser(MarksParser):
             if not final and len(header) <= _LONGEST_HEADER:
                 return False
             mark = next(mark for mark in self.headers if header.startswith(mark))
-            events += self._beside(mark)  # in a message's text, the mark would begin the next header
+            events += self._beside(mark)  # in a message's text, the marker would begin the next header
             self._held, self._state = header.removeprefix(mark), self._message
             return True
         self._held, self._state = rest, self._message
@@ -235,7 +235,7 @@ class MessagesParser(MarksParser):
 
     @abstractmethod
     def is_inner(self, header: str) -> bool:
-        """Return whether the inner parser gets a message including its header and its end mark."""
+        """Return whether the inner parser gets a message including its header and its end marker."""
 
     @abstractmethod
     def is_reasoning_header(self, header: str) -> bool:
@@ -291,7 +291,7 @@ class MuseParser(MessagesParser):
 
 
 class Prefixed(ReasoningParser):
-    """Parses an answer whose opening mark is part of the prompt."""
+    """Parses a response whose opening marker is part of the prompt."""
 
     def __init__(self, mark: str, inner: AnswerParser | None = None) -> None:
         super().__init__(inner)
@@ -303,11 +303,11 @@ class Prefixed(ReasoningParser):
 
 
 def thinking_parser(family: Family, inner: AnswerParser | None = None, *, thinking: bool) -> ReasoningParser:
-    """Return a new parser for an answer of a model family.
+    """Return a new parser for one response of a model of this family.
 
     Args:
-        inner: the parser of everything outside of reasoning, or None if it is all text.
-        thinking: whether the answer begins within reasoning.
+        inner: the parser of everything outside of reasoning, or None to treat it as text.
+        thinking: whether the response begins within reasoning.
     """
     if family.name == HARMONY:
         return HarmonyParser(inner)
@@ -321,9 +321,9 @@ def thinking_parser(family: Family, inner: AnswerParser | None = None, *, thinki
 
 
 def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, str]:
-    """Split a text at its first mark, and return the text before it, the mark, and the text after it.
+    """Split a text at its first marker, and return the text before it, the marker, and the text after it.
 
-    Without a mark, the third part is the end of the text that may become a mark with more input. It is empty if no
+    Without a marker, the third part is the end of the text that may become a marker with more input. It is empty if no
     more input follows (`final`).
     """
     cut = len(text) if final else len(text) - partial_mark(text, marks)
@@ -333,7 +333,7 @@ def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, 
     return text[: match.start()], match[0], text[match.end() :]
 
 
-# -- the reasoning of one request: whether it is enabled, whether its prompt begins it, and the parser of its answers --
+# -- the reasoning of one request: whether it is enabled, whether the prompt begins it, and the parser of responses ----
 
 
 _COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
@@ -341,7 +341,7 @@ _COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size"
 
 
 class ReasoningForm:
-    """The reasoning in the answers of one request.
+    """The reasoning in the responses of one request.
 
     Attributes:
         shows: whether reasoning is shown separately from the text.
@@ -349,12 +349,12 @@ class ReasoningForm:
     Args:
         family: the model's family.
         kwargs: the arguments of the chat template.
-        prefix: the text at the end of the prompt that the answer continues, or None if the answer is a new message.
-        vocabulary: the vocabulary of the answers, or None if it depends on the prompt.
+        prefix: the text at the end of the prompt that the response continues, or None if the response is a new message.
+        vocabulary: the vocabulary of the responses, or None if it depends on the prompt.
         lacks: the reason why the engine can neither end reasoning nor start structured output after it, or "" if it
-            can.
+            can do both.
         explicit: whether an option names the family. Otherwise structured output that cannot start after reasoning
-            starts with the answer.
+            starts at the beginning of the response.
     """
 
     shows = True
@@ -377,12 +377,12 @@ class ReasoningForm:
         self._lacks = lacks
         self._explicit = explicit
 
-    def special(self, vocabulary: Vocabulary | None, sampling: Sampling) -> frozenset[str]:
-        """Return the special tokens that the parser of the answers looks for."""
-        return self.family.special(vocabulary)
+    def special(self, vocabulary: Vocabulary, sampling: Sampling) -> frozenset[str]:
+        """Return the special tokens that the parser of the responses looks for. A tokenizer omits them by default."""
+        return vocabulary.markers.intersection(self.family.markers)
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return True if a prompt ends within reasoning, False if it ends after it, or None if neither is known."""
+        """Return True if a prompt ends within reasoning, False if it ends after reasoning, or None if unknown."""
         if self._prefix is not None:
             return self.family.is_open(self._prefix)
         return None if self.family.name in MESSAGES else self.family.ends_open(prompt)
@@ -421,22 +421,22 @@ class ReasoningForm:
         return request._replace(sampling=sampling)
 
     def _closing(self, sampling: Sampling, name: str) -> tuple[int, ...]:
-        """Return the ids of the mark that ends reasoning.
+        """Return the ids of the marker that ends reasoning.
 
         Raises:
-            InvalidParameter: the answer after the reasoning cannot be generated separately.
+            InvalidParameter: the text after the reasoning cannot be generated separately.
         """
         off = "send chat_template_kwargs with enable_thinking false"
         if self._lacks:
             raise InvalidParameter(f"{name}: the model reasons before it answers, and {self._lacks}; {off}")
         for field in _COUNTED_ANEW:
             if (value := getattr(sampling, field)) != Sampling._field_defaults[field]:
-                raise InvalidParameter(f"{field}={value}: with {name}, reasoning tokens would be ignored; {off}")
+                raise InvalidParameter(f"{field}={value}: with {name}, reasoning tokens would not count; {off}")
         family, mark = self.family, self.family.closing
         closing = self._vocabulary.ids(mark.encode()) if self._vocabulary is not None else ()
         if not family.end or (mark and not closing) or (sampling.thinking_token_budget is not None and not mark):
             raise InvalidParameter(
-                f"{name}: reasoning has no end mark with option.reasoning_parser={family.name}; {off}"
+                f"{name}: reasoning has no end marker with option.reasoning_parser={family.name}; {off}"
             )
         return closing
 

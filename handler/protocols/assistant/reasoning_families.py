@@ -1,4 +1,4 @@
-"""Families of models that reason before they answer, under vLLM's names, with the marks of their reasoning.
+"""Families of models that reason before they respond, under vLLM's names, with the markers of their reasoning.
 
 Sources: the models' own chat templates, and vLLM 0.33, vllm/reasoning and vllm/parser.
 """
@@ -14,22 +14,22 @@ from handler.core.text import Vocabulary
 
 
 class Family(NamedTuple):
-    """The format of reasoning in the answers of a family of models.
+    """The format of a model family's reasoning.
 
     Attributes:
-        begin: the marks before reasoning. A mark comes before any shorter mark with which it starts.
-        end: the marks after reasoning.
-        calls: the marks before tool calls, which also end reasoning.
-        calls_end: the mark after tool calls, after which reasoning may begin again. Without such a mark, everything
+        begin: the markers before reasoning. A marker precedes any shorter marker with which it starts.
+        end: the markers after reasoning.
+        calls: the markers before tool calls, which also end reasoning.
+        calls_end: the marker after tool calls, after which reasoning may begin again. Without such a marker, everything
             after the first call belongs to the calls.
-        thinks: whether an answer begins with reasoning without a mark. Otherwise a mark begins it.
+        thinks: whether a response begins with reasoning without a marker. Otherwise a marker begins the reasoning.
         switch: the value of `enable_thinking` if the request does not set it.
         reopens: whether reasoning may begin again after it has ended.
         strips: whether white space at the end of reasoning is dropped.
-        others: further marks, which are dropped.
-        opening: marks that may precede the text outside of reasoning, and are dropped.
-        closing_text: marks that may end the answer, and are dropped.
-        own_ending: whether each checkpoint may add a suffix of its own to the marks, such as `<think:opensource>`.
+        others: further markers, which are dropped.
+        opening: markers that may precede the text outside of reasoning, and are dropped.
+        closing_text: markers that may end the response, and are dropped.
+        own_ending: whether each checkpoint may add its own suffix to the markers, such as `<think:opensource>`.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Family(NamedTuple):
         return (*self.begin, *self.end, *self.calls, *self.others, *self.opening, *self.closing_text)
 
     def of(self, vocabulary: Vocabulary | None, template: str) -> Family:
-        """Return the family with a checkpoint's own marks, found in its vocabulary or else in its chat template."""
+        """Return the family with a checkpoint's own markers, from its vocabulary or else from its chat template."""
         if not self.own_ending:
             return self
         texts = [] if vocabulary is None else vocabulary.marks
@@ -63,14 +63,8 @@ class Family(NamedTuple):
 
     @property
     def closing(self) -> str:
-        """The mark that always ends reasoning, or "" if there is none."""
+        """The marker that always ends reasoning, or "" if there is none."""
         return self.end[0] if self.end and self.name not in MESSAGES else ""
-
-    def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
-        """Return the marks that are special tokens, which a tokenizer omits from the text by default."""
-        if vocabulary is None:
-            return frozenset()
-        return vocabulary.marks.intersection(self.marks)
 
     def is_on(self, kwargs: Mapping[str, Any]) -> bool:
         """Return whether a request's template arguments leave reasoning enabled."""
@@ -78,14 +72,14 @@ class Family(NamedTuple):
         return any(switches) if switches else self.switch
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return True if a prompt ends with a mark before reasoning, False if with a mark after it, or else None."""
+        """Return True if a prompt ends with a marker that begins reasoning, False if with an end marker, else None."""
         end = prompt[-_TAIL:].rstrip()
         if end.endswith(self.end):
             return False
         return True if end.endswith(tuple(mark.rstrip() for mark in self.begin)) else None
 
     def is_open(self, answer: str) -> bool:
-        """Return whether the beginning of an answer ends within reasoning."""
+        """Return whether the beginning of a response ends within reasoning."""
         begun = max((answer.rfind(mark) for mark in self.begin), default=-1)
         return begun > max((answer.rfind(mark) for mark in self.end), default=-1)
 
@@ -100,11 +94,11 @@ def _ending(template: str) -> str:
     return (match[1] or match[2]) if match else ""
 
 
-_TAIL = 256  # characters at a prompt's end that are searched for its last mark
+_TAIL = 256  # characters at a prompt's end that are searched for its last marker
 
 HARMONY, MUSE = "openai_gptoss", "muse_glimmer"
 MESSAGES = (HARMONY, MUSE)
-"""Families whose answers consist of messages with headers."""
+"""Families whose responses consist of messages with headers."""
 
 APPEND = "minimax_m2_append_think"
 
@@ -191,7 +185,7 @@ FAMILIES = {
             ("</mm:think>",),
             ("]<]minimax[>[<tool_call>",),
             thinks=False,
-            opening=("</mm:think>",),  # at the beginning of an answer without reasoning
+            opening=("</mm:think>",),  # at the beginning of a response without reasoning
         ),
         Family(
             "cohere_command3",
@@ -246,16 +240,16 @@ _BY_COMPANY = {
     "<｜Assistant｜>": "deepseek_r1",
     "": "qwen3",
 }
-"""Families by text that accompanies <think> in their chat templates."""
+"""Maps a text that accompanies <think> in chat templates to the family."""
 
 
 @functools.lru_cache
 def choose_family(name: str, template: str) -> Family | None:
-    """Return the family of a model, or None if the reasoning in its answers is not parsed.
+    """Return the family of a model, or None if the reasoning in its responses is not parsed.
 
     Args:
-        name: the value of `option.reasoning_parser`. "auto" means the first family whose marks are in the chat
-            template. Reasoning then begins only at a mark in the prompt or in the answer.
+        name: the value of `option.reasoning_parser`. "auto" means the first family whose markers are in the chat
+            template. Reasoning then begins only at a marker in the prompt or in the response.
     """
     if name != "auto":
         return FAMILIES.get(ALIASES.get(name, name))

@@ -29,7 +29,7 @@ _LONG_NUMBER = b"0" * 19
 
 
 def inflate(body: bytes, limit: int, take: Callable[[int], object]) -> bytes:
-    """Decompress a body of the Content-Encoding gzip or deflate. Its first bytes tell one from the other.
+    """Decompress a body whose Content-Encoding is gzip or deflate. The first bytes of the body identify its format.
 
     Args:
         limit: maximum size of the result in bytes.
@@ -59,9 +59,9 @@ def inflate(body: bytes, limit: int, take: Callable[[int], object]) -> bytes:
 
 
 _PART = 1 << 20  # maximum bytes that are decompressed at a time
-_AS_ENCODED = "as its Content-Encoding says: it must begin with a header of gzip or zlib"
+_AS_ENCODED = "as its Content-Encoding says: it must begin with a gzip or zlib header"
 
-_FEW = 1 << 14  # bytes for lists and objects up to which marks inside strings may count too
+_FEW = 1 << 14  # bytes for lists and objects, up to which punctuation inside strings is counted too
 _PIECE = 1 << 16  # bytes whose strings are removed at a time
 
 
@@ -87,7 +87,7 @@ def _marks_size(body: bytes) -> int:
 
 
 def _outside_strings(body: bytes) -> Iterator[bytes]:
-    """Yield what is outside the strings of a JSON body, piece by piece. In an invalid body, only the part before the
+    """Yield the text outside the strings of a JSON body, piece by piece. In an invalid body, only the text before the
     error is certain.
     """
     inside, escape = False, b""
@@ -101,14 +101,14 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
 
 _PLAIN = {int, float, bool, type(None)}
 _NUMBER = 32
-"""Maximum bytes of an integer of 64 bits, or of a float."""
+"""Maximum memory, in bytes, of a 64-bit integer or a float."""
 
 
 def value_size(value: Any, most: int = sys.maxsize) -> int:
     """Return the bytes of memory that a decoded value needs with all its members.
 
     Args:
-        most: maximum number of lists and objects to measure. The size of a value with more is sys.maxsize.
+        most: maximum number of lists and objects to measure. If the value has more of them, the result is sys.maxsize.
     """
     size, pending = sys.getsizeof(value), [value] if isinstance(value, dict | list) else []
     seen = set[int]()  # a formatter's value may contain itself
@@ -214,32 +214,32 @@ _ELSEWHERE = frozenset(
         "session_params", "thread", "thread_id", "vector_store_ids",
     }
 )  # fmt: skip
-"""Names of parameters that refer to state stored on the server, without which the answer would be different."""
+"""Names of parameters that refer to state stored on the server, without which the response would be different."""
 
 _NEVER_IGNORED: Mapping[str, str] = {
     **dict.fromkeys(
         ("cache_salt", "extra_key"),
-        "the prefix cache cannot be divided here; engines that can divide it take cache_salt on OpenAI's routes",
+        "this field cannot divide the prefix cache; send cache_salt on OpenAI's routes, if the engine supports it",
     ),
     **dict.fromkeys(
         (
             "regex", "ebnf", "json_schema", "structural_tag", "grammar", "response_format", "structured_outputs",
             "guided_json", "guided_json_object", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding",
         ),
-        "the answer would not be constrained; use the field of this API (documents: wire/structured-output)",
+        "the response would not be constrained; use this API's own field for structured output",
     ),
     **dict.fromkeys(
         (
             "guardrails", "guardrail_config", "guardrailConfig", "amazon-bedrock-guardrailConfig", "moderation",
             "safe_prompt", "safety_mode", "safety_settings", "safetySettings",
         ),
-        "the server does not check contents",
+        "the server does not moderate contents",
     ),
     "watermarking": "no engine supports watermarks",
     **dict.fromkeys(("inference_geo", "zdr"), "the server cannot choose where requests are processed or stored"),
 }  # fmt: skip
-"""Names that ask for isolation, safety or a constraint, and why the server cannot obey a name that the dialect does not
-know."""
+"""Maps names that request isolation, safety or a constraint to the reason why the server cannot obey the request if the
+dialect does not know the name."""
 
 
 _NEUTRALS: Mapping[str, Collection[Any]] = {
@@ -258,7 +258,7 @@ _NEUTRALS: Mapping[str, Collection[Any]] = {
     "safety_mode": ("OFF", "NONE"),
     "inference_geo": ("global",),
 }
-"""Neutral values of sampling parameters that only some dialects have, by name."""
+"""Maps sampling parameters that only some dialects have to their neutral values."""
 
 _CARRIERS = frozenset({"extra_body", "nvext", "parameters", "sampling_params"})
 """Objects whose keys are parameters. The keys of other objects, such as `metadata`, are the user's."""
@@ -276,7 +276,7 @@ def report_unknown(
         generates: whether the request reaches the engine, so that isolation and constraints matter.
 
     Raises:
-        InvalidParameter: a name refers to state stored on the server, or asks for what must not be ignored.
+        InvalidParameter: a name refers to state stored on the server, or must not be ignored.
         InvalidPayload: unknown names are refused (option.unknown_parameters=refuse).
     """
     reported = []
@@ -306,9 +306,9 @@ def _is_neutral(key: str, value: Any) -> bool:
 
 
 def _check_heeded(name: str, key: str, value: Any) -> None:
-    """Raise InvalidParameter for a name that must not be ignored, or that an object of parameters contains.
+    """Raise InvalidParameter if a name must not be ignored, or if an object of parameters contains such a name.
 
-    Falsy values ask for nothing.
+    Falsy values request nothing.
     """
     inner = value if key in _CARRIERS and isinstance(value, Mapping) else {}
     for path, own, item in ((name, key, value), *((f"{name}.{own}", own, item) for own, item in inner.items())):
@@ -367,7 +367,7 @@ def as_int(value: Any) -> Any:
 
 
 PYTHON = Rule(_truth, _whole, lambda value: value)
-"""Python's rule. Strings stay, and are refused later: they do not compare with numbers, and "false" would be true."""
+"""Python's rule. It leaves strings unchanged, and they are refused later, because `bool("false")` would be true."""
 
 
 # -- pydantic's rule ---------------------------------------------------------------------------------------------

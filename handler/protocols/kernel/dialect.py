@@ -1,4 +1,4 @@
-"""What a dialect implements, and the server context that it gets.
+"""The base class of dialects, and the server context that dialects get.
 
 A dialect is a subclass of `Dialect` that has these parts:
 
@@ -31,7 +31,7 @@ from handler.protocols.kernel.schema import Shape
 log = logging.getLogger("handler.requests")
 
 DEFAULT_MAX_MEDIA = 32
-"""Maximum number of media of one kind in a request, unless option.limit_mm_per_prompt sets another."""
+"""Maximum number of media of one kind in a request, unless option.limit_mm_per_prompt sets another maximum."""
 
 
 class GenerationDefaults(NamedTuple):
@@ -39,8 +39,8 @@ class GenerationDefaults(NamedTuple):
 
     Attributes:
         sampling: the default values of Sampling fields that the engine supports, by field.
-        max_new_tokens: the default maximum of new tokens, or None if an answer may fill the context.
-        most_new_tokens: the maximum of new tokens that no request can exceed, or None for no maximum.
+        max_new_tokens: the default maximum number of new tokens, or None if a response may fill the context.
+        most_new_tokens: the maximum number of new tokens that no request can exceed, or None for no maximum.
     """
 
     sampling: Mapping[str, Any] = MappingProxyType({})
@@ -64,7 +64,7 @@ class AdapterLookup(Protocol):
         """Return the adapter registered under a name, or None if there is none."""
 
     def by_number(self, number: int) -> Adapter | None:
-        """Return the adapter that was given a number at its registration, or None if there is none."""
+        """Return the adapter with this registration number, or None if there is none."""
 
     def names(self) -> Iterable[str]:
         """Return the names of the registered adapters."""
@@ -106,30 +106,31 @@ class ServerContext:
     Attributes:
         engine: the engine's name.
         config: the server's options.
-        unsupported: the reason why the engine does not support a Sampling field, by field.
-        limits: the largest value that the engine accepts for a Sampling field, by field.
+        unsupported: maps a Sampling field to the reason why the engine does not support it.
+        limits: maps a Sampling field to the largest value that the engine accepts.
         no_adapters: the reason why the engine serves no LoRA adapters, or "" if it serves them.
         adapters: the lookup of registered adapters, which is thread-safe.
         sampling_defaults: the values of Sampling fields that a request with `do_sample` true does not set itself.
         generation: the model's generation defaults, for dialects that call `read_sampled`.
         vocabulary: the vocabulary of token ids, or None if it depends on the prompt.
-        most_tokens: returns the maximum number of tokens in prompt and answer together, or None while the model loads.
+        most_tokens: returns the maximum number of tokens in prompt and response together, or None while the model
+            loads.
         chat_template: the model's chat template, or "" if it has none.
         model_names: the names by which requests may call the model, its own name first. "*" allows any name.
         source: the last part of the model's path or address, or "" if the engine has no model, such as echo.
         fingerprint: the `system_fingerprint` of responses.
         tool_format: the `Format` of `option.tool_parser_plugin`, which overrides `option.tool_call_parser`, or None.
-        response_template: the model's `ResponseTemplate` if answers are parsed with it, or None.
+        response_template: the model's `ResponseTemplate` if it is used to parse responses, or None.
         structural_tags: the styles of arguments that the engine supports in xgrammar's structural tags.
         task: the model's task. A request for another task is refused after it has been parsed.
         labels: the labels of a classification model, by class number.
-        no_media: the reason why messages may not contain a kind of media, or "" if they may, by kind. A kind that is
-            missing is not allowed either.
-        max_media: the maximum number of media in a request, by kind.
+        no_media: maps a kind of media to the reason why messages may not contain it, or to "" if they may. A missing
+            kind is not allowed either.
+        max_media: maps a kind of media to its maximum number in a request.
         prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
         tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
         notices: logs each warning only once.
-        request: what the host has read of the request.
+        request: the values that the host has read from the request.
         parsed: the cache of `read_all`, which copies of the context do not share.
     """
 
@@ -167,21 +168,21 @@ class ServerContext:
 
     @property
     def own_name(self) -> str:
-        """The model's name in responses if the request names none: the first option.served_model_name, as in vLLM."""
+        """The model's name in responses to requests without a model: the first option.served_model_name, as in vLLM."""
         return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
 
     def with_seed(self, sampling: Sampling) -> Sampling:
-        """Return the parameters with a random seed if they sample and have none, for an answer that reports the seed.
+        """Return the parameters, with a random seed if they sample without a seed and the engine supports seeds.
 
-        All other requests reach the engine without a seed that their client did not send: with one, vLLM samples more
-        slowly (vllm/v1/sample/ops/topk_topp_sampler.py). Engines that do not support seeds get none either.
+        Call this only for a response that reports the seed, because vLLM samples more slowly with a seed
+        (vllm/v1/sample/ops/topk_topp_sampler.py).
         """
         needed = sampling.do_sample and sampling.seed is None and "seed" not in self.unsupported
         return sampling._replace(seed=random.getrandbits(53)) if needed else sampling
 
 
 class Timing(NamedTuple):
-    """The duration of each phase of a request in seconds, and its numbers of tokens."""
+    """The durations of a request's phases in seconds, and its token counts."""
 
     validation: float  # from the request's arrival until its prompt was found to fit
     queue: float  # from then until the engine received the request
@@ -239,19 +240,19 @@ class ParsedRequest(NamedTuple):
         requests: the requests to the engine. If there are none, the reply finishes with its first delta, which has no
             tokens.
         errors: renders an error that occurs before anything has been sent.
-        ignored: names in the body without effect, because no dialect knows them or the response ignores them.
+        ignored: names in the body that have no effect.
         streams: whether the response is a stream.
         of_tokens: whether a user's output formatter that accepts tokens applies to the response.
-        as_openai: makes a reply that writes the answer in OpenAI's format, as a document or as chunks in lines or
+        as_openai: makes a reply that writes the response in OpenAI's format, as a document or as chunks in lines or
             events, for a user's output formatters that accept this format. None if no such formatter applies.
         formatter: the title of the user's function that the reply runs, for messages, or "" if there is none. With
             such a function, `feed` may take long or raise FormatterFailed. Pass that error to `feed` in a delta, as
             with any other failure.
         headers: returns the dialect's own headers. When a stream starts, it is called with None instead of a timing.
         keep_alive: bytes that a stream sends after some time without output, or b"" for none.
-        keeps: whether the reply's last `feed` stores the answer, and blocks until it is stored.
+        keeps: whether the reply's last `feed` stores the response, and blocks until it is stored.
         take_prompt: passes the prompt to a reply that is made from the prompt without the engine, even if it is too
-            long for the model. It may be called on any thread. None if the engine answers.
+            long for the model. It may be called on any thread. None if the engine makes the response.
         num_repeated: bytes of the request that the response repeats, apart from prompts and parameters, multiplied by
             the number of repetitions.
     """
@@ -272,7 +273,7 @@ class ParsedRequest(NamedTuple):
 
 
 RequestShape = Callable[[ServerContext], Shape]
-"""Returns the schema of a request's body for a server. It marks parameters that the engine does not support."""
+"""Returns the schema of a request's body for a server. The schema marks parameters that the engine does not support."""
 
 
 class Description(NamedTuple):
@@ -284,12 +285,12 @@ class Description(NamedTuple):
         request_shape: returns the schema of that component.
         error: the type of the body of an error response.
         example: a request that any model can answer.
-        answer: the type of a whole response, or None if the route always streams.
+        answer: the type of a non-streaming response, or None if the route always streams.
         chunk: the type of a value in a stream, or None if the route never streams.
         failure: the type of the last value in a stream that failed, or None if it is the same as `error`.
         streams: the content types of streams, each of which frames values in its own way.
         refuses_in_frame: whether a refused request for a stream gets `failure`, framed as in the stream.
-        texts: whether a whole response may also be plain text.
+        texts: whether a non-streaming response may also be plain text.
     """
 
     title: str
@@ -314,18 +315,18 @@ class BinaryBody(NamedTuple):
 
 
 class Dialect(ABC):
-    """Base class of the APIs that clients may use. README.md describes how to add one.
+    """Base class of the APIs that clients may use. README.md describes how to add a dialect.
 
     Attributes:
         any_media: whether a body is read as JSON whatever its content type is.
         forms: whether a body may also be a form (multipart/form-data). `parse` then gets the form's texts and files
             (`Upload`) by name.
-        media_types: content types that are read as JSON too.
+        media_types: further content types that are read as JSON.
         encodings: the values of Content-Encoding that are accepted besides identity.
         unique_keys: whether a body with a duplicate key is refused, as in the original API. Otherwise the last value
             is used.
         response_headers: the names of the headers that `ParsedRequest.headers` returns, which web pages may read.
-        computes: whether the engine answers. TGI does not count requests that are only tokenized.
+        computes: whether a request counts as inference. TGI does not count requests that are only tokenized.
         errors: the error format if nothing is known about the request.
         description: the description of the bodies for the OpenAPI document.
     """
@@ -364,14 +365,14 @@ class Dialect(ABC):
         return None
 
     def wanted(self, body: Any) -> Wanted | None:
-        """Return the stored answers that a body refers to.
+        """Return the stored responses that a body refers to.
 
-        The result is None if the body refers to no stored answer and its own answer is not to be stored.
+        The result is None if the body refers to no stored response and its own response is not to be stored.
         """
         return None
 
     def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
-        """Return the error format for a body. An invalid body is read as far as possible.
+        """Return the error format for a body. If the body is invalid, use as much of it as possible.
 
         Args:
             body: the decoded body, or None if it could not be decoded.
@@ -379,19 +380,19 @@ class Dialect(ABC):
         return self.errors
 
 
-# -- stored answers, which later requests may continue -----------------------------------------------------------------
+# -- stored responses, which later requests may continue ---------------------------------------------------------------
 
 
 Kind = Literal["response", "thread"]
-"""The API of a stored answer: "response" for the Responses API, "thread" for threads of Anthropic's API."""
+"""The API of a stored response: "response" for the Responses API, "thread" for threads of Anthropic's API."""
 
 
 class Wanted(NamedTuple):
-    """The stored answers that a body refers to.
+    """The stored responses that a body refers to.
 
     Attributes:
-        keeps: whether the body's own answer is to be stored.
-        previous: the id of the answer that the body continues, or "" if it continues none.
+        keeps: whether the body's own response is to be stored.
+        previous: the id of the response that the body continues, or "" if it continues none.
         items: the ids of single stored items that the body names.
     """
 
@@ -405,13 +406,13 @@ State = Literal["found", "missing", "broken", "in_progress", "failed", "too_long
 
 
 class Recalled(NamedTuple):
-    """The stored answers and items that were found for a request.
+    """The stored responses and items for a request.
 
     Attributes:
-        state: the state of the answer that the body continues. "broken" means that an earlier answer of the
+        state: the state of the response that the body continues. "broken" means that an earlier response of the
             conversation is no longer stored.
-        head: the fields that were stored with the first answer of the conversation.
-        history: the items of all earlier answers: the input of an answer, then its output.
+        head: the fields that were stored with the first response of the conversation.
+        history: the items of all earlier responses: the input of a response, then its output.
         items: the stored items that the body names, by id.
         size: the total size of these values in bytes.
     """
@@ -437,11 +438,8 @@ def too_long(field: object, what: str, most: int) -> InvalidParameter:
     return InvalidParameter(f"{field}: {what} exceed {most} bytes (max_request_size)")
 
 
-class KeptItem(NamedTuple):
-    """An item of a request, encoded as JSON."""
-
-    id: str
-    json: bytes
+KeptItem = tuple[str, bytes]
+"""The id of an item of a request, and the item encoded as JSON."""
 
 
 def kept_items(items: Iterable[Mapping[str, Any]]) -> list[KeptItem]:
@@ -451,7 +449,7 @@ def kept_items(items: Iterable[Mapping[str, Any]]) -> list[KeptItem]:
         InvalidPayload: an item cannot be encoded as JSON.
     """
     try:
-        return [KeptItem(_id(item), dumps(item)) for item in items]
+        return [(_id(item), dumps(item)) for item in items]
     except TypeError as error:
         raise InvalidPayload(f"the request cannot be stored: {error}") from None
 
@@ -462,14 +460,14 @@ def _id(item: Mapping[str, Any]) -> str:
 
 
 class KeptAnswer(NamedTuple):
-    """An answer to store.
+    """A response to store.
 
     Attributes:
-        previous: the id of the answer that this answer continues, or "" if it continues none.
-        failed: whether the answer failed, so that no request can continue it.
-        head: the fields of the answer other than its items.
+        previous: the id of the response that this response continues, or "" if it continues none.
+        failed: whether the response failed, so that no request can continue it.
+        head: the fields of the response other than its items.
         given: the items of the request.
-        output: the items of the answer.
+        output: the items of the response.
     """
 
     id: str
@@ -482,23 +480,23 @@ class KeptAnswer(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Stores one client's answers."""
+    """Stores one client's responses."""
 
     def begin(self, id: str, answer: Mapping[str, Any]) -> object:
-        """Record that an answer is in progress for as long as the returned object exists."""
+        """Record that a response is in progress for as long as the returned object exists."""
 
     def keep(self, answer: KeptAnswer) -> bool:
-        """Store a finished answer, and return whether it was stored. This call blocks."""
+        """Store a finished response, and return whether it was stored. This call blocks."""
 
 
 class RequestContext(NamedTuple):
-    """What the host has read of a request before its body.
+    """The values that the host has read from a request before its body.
 
     Attributes:
-        adapter: the adapter that the headers name, or None. The body must not name another one.
+        adapter: the adapter that the headers name, or None. The body must not name a different adapter.
         model: the model's name in the path, or "".
-        keeper: stores the answer, or None if it is not to be stored.
-        recalled: the stored answers that the request continues.
+        keeper: stores the response, or None if it is not to be stored.
+        recalled: the stored responses that the request continues.
     """
 
     adapter: Adapter | None = None
@@ -511,11 +509,11 @@ NO_REQUEST = RequestContext()
 
 
 class Keeping:
-    """Stores the answer that a reply writes.
+    """Stores the response that a reply writes.
 
     Args:
-        previous: the id of the answer that this answer continues, or "" if it continues none.
-        given: the items of the request.
+        previous: the id of the response that this response continues, or "" if it continues none.
+        items: the items of the request.
     """
 
     def __init__(self, keeper: Keeper, kind: Kind, previous: str, items: Sequence[KeptItem]) -> None:
@@ -523,13 +521,13 @@ class Keeping:
         self._in_progress: object = None
 
     def begin(self, id: str, answer: Mapping[str, Any]) -> None:
-        """Record that the answer is in progress."""
+        """Record that the response is in progress."""
         self._in_progress = self._keeper.begin(id, answer)
 
     def end(
         self, id: str, head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], *, failed: bool = False
     ) -> bool:
-        """Store the finished answer, and return whether it was stored. This call blocks."""
+        """Store the finished response, and return whether it was stored. This call blocks."""
         kept = self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))
         self._in_progress = None
         return kept

@@ -110,38 +110,38 @@ _TEXTS = {
     "text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text", "thinking": "thinking",
     "reasoning_text": "text", "summary_text": "text",
 }  # fmt: skip
-"""The field with the text of a part, by type of part. vLLM accepts the first five types (chat_utils.py)."""
+"""Maps the type of a part to the field with its text. vLLM accepts the first five types (chat_utils.py)."""
 
 _PERHAPS_NULL = ("text", "refusal")
 """Types of parts that are ignored if their text is null, as in vLLM."""
 
 _URLS = {"image_url": "image", "audio_url": "audio"}
-"""Maps the type of a part to its kind of medium. The part's URL is in the field that is named like the type."""
+"""Maps the type of a part to its kind of media. The part's URL is in the field with the name of the type."""
 
 _IMAGE, _AUDIO = "input_image", "input_audio"
 """The type of an image part in the Responses API, and of an audio part in OpenAI's chats."""
 
 AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus")
-"""Values that a client may send as the format of an audio clip. OpenAI has only the first two. The actual format is
+"""Values that a client may send as the format of audio. OpenAI has only the first two. The actual format is
 detected from the file.
 """
 
 _KINDS = {**_URLS, _IMAGE: "image", _AUDIO: "audio"}
-"""The kind of medium by type of part."""
+"""Maps the type of a part to its kind of media."""
 
 _UNREAD = frozenset({"video_url", "input_video", "file", "input_file"})
-"""Types of parts that only other servers read."""
+"""Types of parts that only other servers support."""
 
 _WHY = {
     "image": "send the image as an 'image_url'",
     "image_pil": "send the image as an 'image_url'",
     "image_embeds": "send the image itself, as an 'image_url'",
-    "audio_embeds": "send the audio clip itself, as an 'input_audio'",
+    "audio_embeds": "send the audio itself, as an 'input_audio'",
     "prompt_embeds": "send the text itself",
     "tool_reference": "tool search is not available",
     "computer_screenshot": "send the image itself, as an 'input_image'",
 }
-"""What to do instead of sending a part that is not supported, by type of part."""
+"""Maps an unsupported type of part to the reason, or to what a client should send instead."""
 
 PARTS: Shape = listing(
     {
@@ -265,16 +265,16 @@ _COMPARED = re.compile(
 
 @functools.lru_cache(16)
 def _template_roles(template: str) -> tuple[str, ...]:
-    """Return the roles that a chat template knows besides `ROLES`. With "…" at the end, it stands for a prefix."""
+    """Return the roles that a chat template knows besides `ROLES`. A role that ends with "…" stands for a prefix."""
     roles = [(word[1:-1], prefix) for prefix, words in _COMPARED.findall(template) for word in re.findall(_WORD, words)]
     return tuple(sorted({f"{word}…" if prefix else word for word, prefix in roles if word} - {*ROLES}))
 
 
 def check_role(role: Any, at: str, roles: Sequence[str], context: ServerContext) -> str:
-    """Return a role that is in `roles`, or that the chat template knows.
+    """Check that a role is in `roles` or known to the chat template, and return it.
 
     Raises:
-        InvalidPayload: the role is neither. The message names the known roles.
+        InvalidPayload: the role is unknown. The message names the known roles.
     """
     others = _template_roles(context.chat_template)
     known = isinstance(role, str) and any(
@@ -353,7 +353,7 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
     role, content = check_role(message.get("role"), at, ROLES, parts.context), message.get("content")
     if role == "assistant":
         if "audio" in message:
-            raise InvalidPayload(f"{at}.audio is not supported: answers are not stored; send its transcript as content")
+            raise InvalidPayload(f"{at}.audio is not supported: audio is not stored; send its transcript as content")
         calls, thoughts = message.get("tool_calls"), _reasoning_fields(message, at)
         return {
             "role": role,
@@ -380,7 +380,7 @@ def _reasoning(text: str) -> dict[str, str]:
 
 
 def _check_arguments(messages: list[Any]) -> None:
-    """Raise InvalidPayload if the arguments of tool calls are too long: other requests wait while they are parsed."""
+    """Raise InvalidPayload if arguments of tool calls are too long, as other requests wait while they are parsed."""
     lists = [message.get("tool_calls") for message in messages if isinstance(message, dict)]
     calls = [call for sent in lists if isinstance(sent, list) for call in sent]
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
@@ -473,8 +473,8 @@ Chat = list[dict[str, Any]]
 def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
     """Add parts to the last message of a chat if it has the same role, or else to a new message.
 
-    `TurnsReader` joins them after the last one. A system message after the first becomes a user message with tags,
-    because most chat templates accept a system message only at the start.
+    `TurnsReader` joins the parts of each message later. A system message after the first message becomes a user message
+    with tags, because most chat templates accept a system message only at the start.
 
     Args:
         parts: the texts, media or tool calls to add, by field of the message.
@@ -495,7 +495,7 @@ class TurnsReader:
 
     Attributes:
         chat: the messages. Consecutive messages of one role are joined.
-        unknown: the paths of names without effect.
+        unknown: the paths of names that have no effect.
     """
 
     def __init__(self, context: ServerContext) -> None:

@@ -47,7 +47,7 @@ _OF_SOME_NATURE = frozenset(fields_of(~Nature(0)))
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
 
 ANY = 1 << 30
-"""The `max_new_tokens` of a request whose answer may fill the context. Such a request has `fill_context`."""
+"""The `max_new_tokens` of a request whose response may fill the context. Such a request has `fill_context`."""
 
 _PLAIN = frozenset({bool, int, float, type(None)})
 """Types of small values whose meaning does not depend on the request or on registered adapters."""
@@ -96,7 +96,7 @@ class ParsedParameters(NamedTuple):
     """The values of a client's parameters.
 
     Attributes:
-        names: the client's name for each field that it set, by field.
+        names: maps each field that the client has set to the client's name for it.
         others: the values of fields that are not in Sampling, by field.
     """
 
@@ -141,7 +141,7 @@ def _alternatives(value: Any) -> int:
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def _top_tokens(value: Any, context: ServerContext) -> int:
-    """Read TGI's `top_n_tokens`. A count of 1 asks for the most likely token, which may not be the chosen one."""
+    """Read TGI's `top_n_tokens`. A count of 1 requests the most likely token, which may not be the chosen token."""
     count = integer(0, MAX_TOP_TOKENS)(value)
     if count and (why := context.unsupported.get("top_logprobs")):
         raise ValueError(f"the engine {context.engine} does not support it: {why}")
@@ -149,7 +149,7 @@ def _top_tokens(value: Any, context: ServerContext) -> int:
 
 
 class TableRow(NamedTuple):
-    """A parameter and its name in each dialect, which is "" if the dialect does not have it or reads it differently.
+    """A parameter and its name in each dialect; "" if the dialect lacks the parameter or reads it differently.
 
     Attributes:
         field, read, informed: the attributes of `Parameter`.
@@ -278,7 +278,7 @@ MODEL_DEFAULTS: Mapping[str, Callable[[Any], Any]] = {
 """Readers of the values used from a model's generation_config.json, as in vLLM. The names are fields of Sampling."""
 
 _OTHER_FORMATTERS = ("none", "json_chat", "jsonlines_chat", "sse_chat", "3p", "3p_stream")
-"""LMI's formatters that cannot format answers to prompts."""
+"""LMI's formatters that cannot format responses to prompts."""
 
 
 @accepts(enum=[*FRAMINGS])
@@ -290,7 +290,7 @@ def _formatter(value: Any) -> Framing | None:
     if not isinstance(value, str):
         return None
     if value in _OTHER_FORMATTERS:
-        raise ValueError("cannot format answers to prompts")
+        raise ValueError("cannot format responses to prompts")
     return FRAMINGS.get(value)
 
 
@@ -315,13 +315,13 @@ def read_sampled(
 ) -> ParsedParameters:
     """Read parameters as vLLM does: a request samples unless its temperature is 0.
 
-    A missing parameter has the model's own default, if the model has one.
+    A missing parameter takes the model's default, if the model has a default for it.
 
     Args:
         params, context, table: the same as in `read_all`.
         generation: the model's defaults, usually from the context.
-        max_new_tokens: the maximum of new tokens if the client sets none. None means the model's default, or as many
-            tokens as fit the context if the model has no default.
+        max_new_tokens: the maximum number of new tokens if the client sets none. None means the model's default, or as
+            many tokens as fit the context if the model has no default.
         defaults: the values of other Sampling fields whose defaults differ. They override the model's defaults, and
             are refused if the engine does not support them (`context.unsupported`).
 
@@ -402,7 +402,7 @@ def _read(
 
 
 def _fields(params: Mapping[str, Any], context: ServerContext, table: Table) -> Iterator[tuple[str, Any, NamedValue]]:
-    """Yield the fields that the parameters set, each with its value and the parameter."""
+    """Yield each field that a parameter sets, with its value and the parameter."""
     for name, value in params.items():
         parameter, sent = table.parameters[name], NamedValue(f"{table.prefix}{name}", value)
         try:
@@ -434,12 +434,12 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], contex
         for field in ("ignore_eos", "min_new_tokens"):
             if getattr(sampling, field) != SAMPLING_DEFAULTS[field]:
                 raise sent(field).refused(
-                    f"structured output decides where the answer ends; leave out {sent('structured_output').name}"
+                    f"structured output decides where the response ends; omit {sent('structured_output').name}"
                 )
     refuse, why = _ONLY_WITH_BEAMS, "has an effect only with num_beams > 1"
     if sampling.num_beams > 1:
         if sampling.do_sample:
-            raise sent("num_beams").refused(f"beam search does not sample; leave out {sent('do_sample')}")
+            raise sent("num_beams").refused(f"beam search does not sample; omit {sent('do_sample')}")
         if max(sampling.n, sampling.best_of) > sampling.num_beams:
             raise sent("num_beams").refused(f"must be at least n={sampling.n} and best_of={sampling.best_of}")
         refuse = [name for name in SAMPLING_DEFAULTS if name not in _OF_SOME_NATURE]
@@ -463,7 +463,7 @@ def _check_support(
             continue
         value = getattr(sampling, field)
         greedy = field in SAMPLED and not sampling.do_sample
-        # Every answer contains the chosen token's log-probability, and a count of 1 asks for no more than that.
+        # Every response contains the chosen token's log-probability, and a count of 1 requests only that.
         neutral = value == SAMPLING_DEFAULTS[field] or (field == "top_logprobs" and value <= 1)
         if not greedy and not neutral:
             raise names.get(field, NamedValue(field, value)).refused(
@@ -482,7 +482,7 @@ def _check_support(
 
 
 def parameter(entry: Parameter, context: ServerContext) -> Shape:
-    """Return the JSON schema of a parameter, which may be null. Its description says if it is not supported."""
+    """Return the JSON schema of a parameter that may be null. A description says if the engine does not support it."""
     shape = dict(schema_of_reader(entry.read))
     if why := context.unsupported.get(entry.field):
         shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"

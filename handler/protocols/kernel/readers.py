@@ -41,7 +41,7 @@ class NamedValue(NamedTuple):
             raise self.refused(str(error)) from None
 
     def optional(self, reader: Callable[[Any], T]) -> T | None:
-        """Convert the value with a reader, or return None if it is absent. Raises are the same as in `read`."""
+        """Convert the value as `read` does, or return None if the value is absent."""
         return None if self.value is None else self.read(reader)
 
 
@@ -51,7 +51,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 def show(value: Any) -> str:
     """Render a value for a message, in at most 80 characters."""
     text = ""
-    for piece in _ENCODER.iterencode(value[:100] if isinstance(value, str) else value):  # millions would take seconds
+    for piece in _ENCODER.iterencode(value[:100] if isinstance(value, str) else value):  # long strings take seconds
         text += piece
         if len(text) > 80:
             return text[:77] + "..."
@@ -176,7 +176,7 @@ _ALLOWED = 1 << 14
 
 @accepts(type="array", minItems=1, maxItems=_ALLOWED, items={"type": "integer", "minimum": 0, "maximum": INT32})
 def allowed_token_ids(value: Any) -> tuple[int, ...]:
-    """Read the only token ids that an answer may have. vLLM refuses an empty list too
+    """Read the only token ids that a response may contain. An empty list is refused, as in vLLM
     (`SamplingParams._validate_allowed_token_ids`).
     """
     if not isinstance(value, list) or not 0 < len(value) <= _ALLOWED or not all(map(is_token_id, value)):
@@ -193,7 +193,7 @@ _SALT = 128
 
 @accepts(type="string", minLength=1, maxLength=_SALT)
 def cache_salt(value: Any) -> str:
-    """Read the cache salt, which separates parts of the prefix cache. Its limits are those of vLLM 0.33."""
+    """Read the cache salt, which separates parts of the prefix cache, with the limits of vLLM 0.33."""
     if not isinstance(value, str) or not 0 < len(value) <= _SALT or not frozenset("@/\\\0").isdisjoint(value):
         raise ValueError(f"must be a string of 1 to {_SALT} characters without @, /, \\ and NUL")
     return value
@@ -220,7 +220,7 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 @accepts(type="string", description="The name of a LoRA adapter")
 def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
-    """Return the adapter with the given name, or None for "", which means the model itself.
+    """Return the adapter with this name, or None for "", which means the model itself.
 
     Raises:
         ValueError: the engine serves no adapters, or no adapter with this name is registered.
@@ -233,7 +233,7 @@ def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
 
 
 def numbered_adapter(number: int, context: ServerContext) -> Adapter:
-    """Return the adapter with the given number.
+    """Return the adapter with this number.
 
     Raises:
         ValueError: the engine serves no adapters, or no adapter with this number is registered.
@@ -274,7 +274,7 @@ def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerCont
     names = value if isinstance(value, list) else [value] * num_prompts
     if len(names) != num_prompts:
         raise InvalidPayload(
-            f"'adapters' must be one name, or a list of one per prompt (names: {len(names)}, prompts: {num_prompts})"
+            f"'adapters' must be a name, or a list with a name per prompt (names: {len(names)}, prompts: {num_prompts})"
         )
     return [merge_adapters(context.request.adapter, _adapter(name, context), "the body") for name in names]
 
@@ -343,13 +343,13 @@ def structural_tag(value: Mapping[str, Any], *, allows_text: bool = False) -> St
 
 @accepts(type="boolean", description="Any JSON object")
 def json_object(value: Any) -> StructuredOutput | None:
-    """Read a boolean. True requires the answer to be a JSON object."""
+    """Read a boolean. True requires the response to be a JSON object."""
     return StructuredOutput("json_object", "") if boolean(value) else None
 
 
 @accepts(type="string", description="A regular expression")
 def regex(value: Any) -> StructuredOutput:
-    """Read a regular expression that the whole answer must match, in the syntax of the engine.
+    """Read a regular expression that the whole response must match, in the syntax of the engine.
 
     It is not compiled here, because `re.compile` can hold the GIL for seconds while other requests wait.
     """
@@ -364,7 +364,7 @@ def grammar(value: Any) -> StructuredOutput:
 
 @accepts(type="array", items={"type": "string", "minLength": 1}, minItems=1, maxItems=MAX_CHOICES)
 def choice(value: Any) -> StructuredOutput:
-    """Read the list of possible answers."""
+    """Read the list of possible responses."""
     if not isinstance(value, list) or not 0 < len(value) <= MAX_CHOICES:
         raise ValueError(f"must be a list of 1 to {MAX_CHOICES} strings")
     if not all(isinstance(item, str) and item for item in value):

@@ -1,4 +1,4 @@
-"""Base classes of replies, which write a whole response or a stream."""
+"""Base classes of replies, which write a response as a document or as a stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from handler.core.text import Prompt
 from handler.core.values import NO_EXTRAS, NO_TOKEN, Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.dialect import ParsedRequest, Reply, TokenEncoder
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.tensors import OutputTensors, TensorValues, TokenRows, document
+from handler.protocols.kernel.tensors import OutputTensors, TensorValues, document
 
 _LONG = 1 << 11  # tokens and alternatives
 LONG_TEXT = 1 << 18  # characters, which take a millisecond or two
@@ -53,7 +53,7 @@ class SequenceOutput:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that the model generated, without tokens that only carry text that was held back."""
+        """The number of tokens that the model generated. Tokens that only carry held-back text do not count."""
         return sum(token.id >= 0 for token in self.tokens)
 
     @property
@@ -128,7 +128,7 @@ class WholeReply(Reply):
             return None
         all_logits = (sequence.extras.context_logits for sequence in self._sequences)
         of_prompt = next((logits for logits in all_logits if logits is not None), None)
-        return document(selected, [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences], of_prompt)
+        return document(selected, [(sequence.tokens, sequence.rows) for sequence in sequences], of_prompt)
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         """Return the sequence to which a delta of request number `index` belongs."""
@@ -143,7 +143,7 @@ class WholeReply(Reply):
 
 
 class WrappedReply(Reply):
-    """Base class of replies that modify the output of another reply, and are finished when it is."""
+    """Base class of replies that modify the output of another reply, and finish together with that reply."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -217,7 +217,7 @@ def json_of(vector: Sequence[float]) -> Any:
 
 
 def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
-    """Return the indices of the sequences for the client, with the best first. The engine has already ranked beams."""
+    """Return the indices of the sequences to send to the client, best first. The engine has already ranked beams."""
     ranked = list(range(len(scores)))
     if sampling.num_beams == 1:
         ranked.sort(key=lambda index: -scores[index])
@@ -260,8 +260,8 @@ def prompt_request(
     """Return a parsed request whose response is made from its prompt, without the engine.
 
     Args:
-        render: makes the document's JSON, which may take long. It yields parts, so that other threads can take the GIL
-            between them.
+        render: yields the document's JSON in parts, so that other threads can take the GIL between two parts. This may
+            take a long time.
     """
     reply = PreparedDocument(b"")
 
@@ -283,7 +283,7 @@ class TokenStream(Reply, ABC):
         num_sequences: the number of sequences of each request.
 
     Attributes:
-        _events: the template of the event for a token that is not the last one, by position. Its only slot is the
+        _events: for each position, the template of the event for any token except the last. Its only slot is the
             token's text. None if other parts of the event may change, so that each event must be rendered.
         _num_tokens: the number of tokens of all sequences so far, except in a subclass with its own `token_encoder`.
     """

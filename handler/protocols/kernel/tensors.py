@@ -18,9 +18,10 @@ from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, 
 from handler.protocols.kernel.readers import INT32, MAX_STOPS, boolean, integer, number, numbered_adapter
 from handler.protocols.kernel.schema import Count, accepts, schema_of_reader
 
-# GptManager's output tensors in `outputs` of an answer, as nested lists (TensorRT-LLM, "Inference Request").
+# GptManager's output tensors in `outputs` of a response, as nested lists (TensorRT-LLM, "Inference Request").
 #
-# A whole answer has one row for each returned sequence, padded to the longest. A line of a stream has one token.
+# A non-streaming response has one row for each returned sequence, padded to the longest row. A line of a stream has one
+# token.
 
 OUTPUTS = {
     "output_ids": "",
@@ -38,11 +39,11 @@ LOGITS = {"context_logits", "generation_logits"}
 Rows = Sequence[Sequence[float]]
 
 Numbers = list[list[list[float | None]]]
-"""Shape [1, sequences, tokens]. A number that is not finite is null."""
+"""Numbers of shape [1, sequences, tokens]. A number that is not finite is null."""
 
 
 class TensorValues(TypedDict, total=False):
-    """The output tensors of an answer, by name."""
+    """The output tensors of a response, by name."""
 
     output_ids: list[list[int]]
     sequence_length: list[Count]
@@ -63,7 +64,7 @@ def select_tensors(read: ParsedParameters, names: Sequence[str] = (), pad: int =
     """Return the output tensors that the request selects, or None if it selects none.
 
     Args:
-        read: the parameters of the request, of which some select output tensors.
+        read: the parameters of the request, some of which select output tensors.
         names: the names in the request's `outputs`.
         pad: the token id that pads shorter sequences.
     """
@@ -73,20 +74,16 @@ def select_tensors(read: ParsedParameters, names: Sequence[str] = (), pad: int =
     return OutputTensors(selected, pad) if selected else None
 
 
-class TokenRows(NamedTuple):
-    """The tokens of a sequence, and a row of logits over the vocabulary for each token, or no rows."""
-
-    tokens: Sequence[Token]
-    rows: Rows = ()
-
-
-def document(tensors: OutputTensors, sequences: Sequence[TokenRows], context: Rows | None) -> TensorValues:
-    """Build the `outputs` of a whole answer.
+def document(
+    tensors: OutputTensors, sequences: Sequence[tuple[Sequence[Token], Rows]], context: Rows | None
+) -> TensorValues:
+    """Build the `outputs` of a non-streaming response.
 
     Args:
+        sequences: the tokens of each sequence, and a row of logits over the vocabulary for each token, or no rows.
         context: the prompt's logits with one row for each token, or None if the request does not select them.
     """
-    tokens = [[token for token in sequence.tokens if token.id >= 0] for sequence in sequences]
+    tokens = [[token for token in own if token.id >= 0] for own, _ in sequences]
     longest = max(map(len, tokens), default=0)
     values: TensorValues = {}
     if "output_ids" in tensors.names:
@@ -100,9 +97,9 @@ def document(tensors: OutputTensors, sequences: Sequence[TokenRows], context: Ro
     if "context_logits" in tensors.names:
         values["context_logits"] = [_lists(context or ())]
     if "generation_logits" in tensors.names:
-        rows = [_lists(sequence.rows[: len(own)]) for sequence, own in zip(sequences, tokens, strict=True)]
-        pad: list[float | None] = [0.0] * max(map(len, itertools.chain(*rows)), default=0)
-        values["generation_logits"] = [[_padded(own, longest, pad) for own in rows]]
+        logits = [_lists(rows[: len(own)]) for (_, rows), own in zip(sequences, tokens, strict=True)]
+        pad: list[float | None] = [0.0] * max(map(len, itertools.chain(*logits)), default=0)
+        values["generation_logits"] = [[_padded(own, longest, pad) for own in logits]]
     return values
 
 
@@ -135,8 +132,7 @@ class Lines:
         """
         self._total += token.logprob or 0.0
         row = next(self._rows, None)
-        rows = TokenRows((token,), () if row is None else (row,))
-        outputs = document(self._names, (rows,), self._context)
+        outputs = document(self._names, [((token,), () if row is None else (row,))], self._context)
         if "cum_log_probs" in outputs:
             outputs["cum_log_probs"] = [[self._total]]
         if self._context is None:
@@ -238,7 +234,7 @@ def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
 
 @accepts(anyOf=one_of(_ID))
 def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
-    """Read the id of the end token. -1 disables the end token; any other id replaces the model's own."""
+    """Read the id of the end token. -1 disables the end token; any other id replaces the model's own end token."""
     id = single(integer(-1))(value)
     if id < 0:
         return {"ignore_eos": True}
@@ -274,7 +270,7 @@ def word_list(value: Any) -> Words:
     used = offsets[-1] if offsets else 0
     spans = list(itertools.pairwise([0, *offsets]))
     if ends[: len(offsets)] != offsets or used > len(ids) or any(a >= b for a, b in spans):
-        raise ValueError("must have increasing offsets in its second row, at most the row's length, and -1 after them")
+        raise ValueError("must have in its second row increasing offsets up to the row's length, and -1 after them")
     if any(id < 0 for id in ids[:used]) or any(id > 0 for id in ids[used:]):
         raise ValueError("must have token ids in its first row up to the last offset, and 0 or -1 after it")
     if len(offsets) > MAX_STOPS:

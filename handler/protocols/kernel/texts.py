@@ -17,7 +17,7 @@ MAX_TEXTS = 2048
 """Maximum number of texts to embed or to compare in a body, which is OpenAI's limit for `input`."""
 
 MAX_QUERIES = 1 << 24
-"""Maximum number of characters of a query times the number of texts, since the query is repeated for each text."""
+"""Maximum product of a query's characters and the number of texts, since the query is repeated for each text."""
 
 _WANTED = "must be a string, a list of strings, a list of token ids, or a list of token id lists"
 
@@ -151,7 +151,7 @@ def cosine(first: Sequence[float], other: Sequence[float]) -> float:
 
 
 def score_requests(query: str, texts: Sequence[str], name: str, pooling: Pooling, **fields: Any) -> list[Request]:
-    """Return a request for the score of each text with the query.
+    """Return a request for each text, which scores the text against the query.
 
     Args:
         name: the client's name for the field of the texts, for messages.
@@ -208,7 +208,7 @@ def vllm_fields(
     """Return the fields of a request that follow from vLLM's pooling parameters and the adapter.
 
     Args:
-        parameters: the values of the parameters in `VLLM_POOLING`, of which `sampling` has the cache's salt.
+        parameters: the values of the parameters in `VLLM_POOLING`; their `sampling` contains the cache salt.
         truncation: the truncation if `truncate_prompt_tokens` is missing.
     """
     others = parameters.others

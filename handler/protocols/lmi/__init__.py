@@ -1,1 +1,1 @@
-"""LMI's dialect."""
+"""LMI's dialects."""

@@ -1,4 +1,4 @@
-"""The types of LMI's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
+"""The types of LMI's responses. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LmiSequence(LmiTops):
 
 
 class LmiDetails(LmiTops):
-    """The details of an answer. They have no `tokens` in the last line of a stream."""
+    """The details of a response. In the last line of a stream, they have no `tokens`."""
 
     finish_reason: FinishReason
     generated_tokens: Count
@@ -89,7 +89,7 @@ class AsyncToken(TypedDict):
 
 
 class AsyncDetails(TypedDict):
-    """The details of an answer. `prefill` has the prompt's tokens except the first, or is empty unless requested."""
+    """The details of a response. `prefill` has the prompt's tokens except the first if requested, or is empty."""
 
     finish_reason: AsyncFinishReason
     generated_tokens: Count
@@ -185,7 +185,7 @@ class LmiFailedDetails(TypedDict):
 
 
 class LmiFailure(LmiPayloadError):
-    """The body that replaces a whole answer if the model fails."""
+    """The body that replaces a non-streaming response if the model fails."""
 
     generated_text: str
     details: LmiFailedDetails
@@ -217,7 +217,7 @@ class AsyncFailure(TypedDict):
 
 
 class AsyncFailedLine(TypedDict):
-    """The last line of a failed stream, in the form of vLLM's errors."""
+    """The last line of a failed stream, in the format of vLLM's errors."""
 
     error: AsyncFailure
 
@@ -229,7 +229,7 @@ class LmiErrors(FrontEndErrors):
     """Errors of LMI's rolling batch.
 
     Args:
-        framing: the framing of the requested answer. If the model fails, the error has the same framing.
+        framing: the framing of the requested response. If the model fails, the error has the same framing.
     """
 
     def __init__(self, framing: Framing = JSON) -> None:

@@ -65,7 +65,7 @@ from handler.protocols.openai.request import (
 
 
 class AsyncFormat:
-    """The answer format of LMI's async mode: one sequence, without alternatives or output tensors."""
+    """The response format of LMI's async mode: one sequence, without alternatives or output tensors."""
 
     special_in_text = True
 
@@ -124,7 +124,8 @@ _FORMS: Mapping[str, Any] = {"error": AsyncError, "failure": AsyncFailedLine, "s
 """The parts of a description that the dialects of async mode share."""
 
 _UNSHOWN = ("n", "top_n_tokens", "logprobs")
-"""Parameters that ask vLLM for values that LMI leaves out of its answers: further choices, and alternatives to tokens.
+"""Parameters that request values from vLLM which LMI omits from its responses: further choices, and alternatives to
+tokens.
 """
 
 _WINNERS = {
@@ -135,7 +136,7 @@ _WINNERS = {
     "stop_sequences": "stop",
     "decoder_input_details": "prompt_logprobs",
 }
-"""Maps LMI's parameter names to vLLM's. vLLM's name overrides LMI's if both are given."""
+"""Maps LMI's parameter names to vLLM's names. If a body has both, vLLM's name overrides LMI's."""
 
 _LMIS = {
     **{
@@ -181,7 +182,7 @@ def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, A
 
 
 def served_name(config: Config) -> str:
-    """Return the base model's name in LMI's answers."""
+    """Return the base model's name in LMI's responses."""
     return next((name for name in config.served_model_name or () if name != "*"), MODEL_NAME)
 
 
@@ -191,7 +192,7 @@ def _body(context: ServerContext) -> Shape:
 
 
 class AsyncPrompt(Dialect):
-    """The dialect of `inputs` in async mode. It samples unless `do_sample` is false or `temperature` is 0."""
+    """The dialect of `inputs` in async mode. Requests sample unless `do_sample` is false or `temperature` is 0."""
 
     name = "lmi_async"
     errors = AsyncPromptErrors()
@@ -264,7 +265,7 @@ def _request(
 
 
 def _ignored(body: Mapping[str, Any], params: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """List the fields without effect: unknown fields, and fields that ask for values that LMI's responses lack."""
+    """List the fields without effect: unknown fields, and fields that request values that LMI's responses lack."""
     unshown = [name for name in _UNSHOWN if params.get(name) not in (None, 0, 1)]
     if params.get("decoder_input_details") and not params.get("details"):
         unshown.append("decoder_input_details")
@@ -283,7 +284,7 @@ class _AsyncOpenAi(OpenAiDialect):
     stream: Framing = _EVENTS
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        """Parse a body. As its reply is in OpenAI's form, a user's output formatter can process it."""
+        """Parse a body. The reply is in OpenAI's format, so a user's output formatter can process it."""
         parsed = super().parse(body, context)
         return noting_foreign(parsed._replace(as_openai=lambda: parsed.reply), context)
 

@@ -1,13 +1,13 @@
 """LMI's chat completions, for every inference body with `messages`.
 
-Requests and answers follow OpenAI's API, with LMI's differences in the answers.
+Requests and responses follow OpenAI's API, except for LMI's differences in the responses.
 Source: docs.djl.ai, "Chat Completions API Schema".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter, Finish
@@ -23,7 +23,7 @@ from handler.protocols.kernel.parameters import Parameter, Table, request_shape
 from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, string
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.kernel.schema import NULL, Shape
-from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChoice, LmiChatChunk
+from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChunk
 from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.openai.api import OpenAiMessagePart, StopReason, StreamUsage
@@ -43,7 +43,7 @@ from handler.protocols.openai.request import CHAT, FOREIGN, Choice, Usage, read_
 
 _FOREIGN_NOTICE = (
     "{} has no effect in bodies with messages or prompt, as in LMI; send parameters at the top level under vLLM's "
-    "names. The header x-lmi-ignored-parameters lists it (documents: wire/openai)"
+    "names. The header x-lmi-ignored-parameters lists the ignored names"
 )
 
 
@@ -53,7 +53,7 @@ def without_foreign(table: Table) -> Table:
 
 
 def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequest:
-    """Return the request unchanged. Log once for each ignored name of `FOREIGN` that it has no effect."""
+    """Return the request unchanged, and log only once that an ignored name of `FOREIGN` has no effect."""
     for name in FOREIGN.keys() & {*request.ignored}:
         context.notices.once(_FOREIGN_NOTICE.format(name))
     return request
@@ -73,17 +73,14 @@ class LmiChatFormat(ChatFormat):
         return {}
 
 
+def _without_model(answer: Mapping[str, object]) -> Mapping[str, object]:
+    """Leave out the fields of an answer or a chunk that LMI's do not have."""
+    return {name: value for name, value in answer.items() if name not in ("model", "system_fingerprint")}
+
+
 class LmiChatStream(ChatStream):
     def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
-        head = self._fields
-        chunk: LmiChatChunk = {
-            "id": head.id,
-            "object": "chat.completion.chunk",
-            "created": head.created,
-            "choices": choices,
-            **counts,
-        }
-        return chunk
+        return _without_model(super()._value(choices, counts))
 
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
         return delta if choice.begun else {**delta, "role": "assistant"}
@@ -91,23 +88,15 @@ class LmiChatStream(ChatStream):
 
 class LmiChatDocument(ChatDocument):
     def _document(self) -> Mapping[str, object]:
-        head = self._head
-        value: LmiChatAnswer = {
-            "id": head.id,
-            "object": "chat.completion",
-            "created": head.created,
-            "choices": [self._choice_of_lmi(sequence) for sequence in self._sequences],
-            "usage": self._usage(self._num_reasoning),
-        }
-        return value
+        return _without_model(super()._document())
 
-    def _choice_of_lmi(self, sequence: SequenceOutput) -> LmiChatChoice:
+    def _choice(self, sequence: SequenceOutput) -> Any:
         """Render a choice. Without text, its content is "" if `tool_choice` names a function, or else None."""
-        choice: Any = self._choice(sequence)
+        choice: Any = super()._choice(sequence)
         del choice["message"]["refusal"]
         if choice["message"]["content"] is None and self._format.named:
             choice["message"]["content"] = ""
-        return cast(LmiChatChoice, choice)
+        return choice
 
 
 TABLE = Table(
@@ -119,9 +108,10 @@ _EVENTS_SINCE = (0, 37)  # LMI v26
 
 
 class Chat(OpenAiChat):
-    """The chat dialect of an LMI mode. It shares the mode's errors.
+    """The chat dialect of an LMI mode, with the mode's errors.
 
-    It samples unless `temperature` is 0. The default limit of an answer is 30 tokens, and since LMI 0.32 the context.
+    Requests sample unless `temperature` is 0. A response has at most 30 tokens by default; if vLLM parses the chats,
+    it may fill the context.
     """
 
     table = TABLE
@@ -156,7 +146,7 @@ class Chat(OpenAiChat):
         return context.model_names[0] if adapter is None else adapter.name, adapter
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
-        """Return the model's sampling defaults. LMI uses them in chats since 0.32, but never for `inputs`."""
+        """Return the model's sampling defaults. LMI uses them only in chats that vLLM parses, never for `inputs`."""
         return context.generation if _are_vllms(context) else NO_DEFAULTS
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
@@ -172,7 +162,7 @@ class Chat(OpenAiChat):
         requests = (chat.request,)
 
         def as_openai() -> Reply:
-            """Return the reply in OpenAI's form. Unlike LMI's answers, it has the model's name."""
+            """Return the reply in OpenAI's format. Unlike LMI's responses, it contains the model's name."""
             return super(Chat, self).answer(chat).reply
 
         if chat.framing is JSON:
@@ -182,5 +172,5 @@ class Chat(OpenAiChat):
 
 
 def _are_vllms(context: ServerContext) -> bool:
-    """Return whether vLLM parses the chats in LMI. With TensorRT-LLM, LMI parses them itself in every release."""
+    """Return whether vLLM parses LMI's chats: since LMI 0.32, except with TensorRT-LLM."""
     return context.config.lmi_version >= _VLLMS_SINCE and context.engine != "trtllm"

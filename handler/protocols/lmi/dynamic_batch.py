@@ -1,6 +1,6 @@
 """LMI's requests with `inputs` for dynamic batch.
 
-A body has one prompt or a list of prompts. The answer is a list of texts in the same order.
+A body has one prompt or a list of prompts. The response is a list of texts in the same order.
 Source: docs.djl.ai, "LMI handlers Inference API Schema". docs/wire/lmi.md documents the fields.
 """
 
@@ -39,7 +39,7 @@ _WITH_PROMPTS_SINCE = (0, 29)
 class LmiDynamicBatch(Dialect):
     """LMI's dynamic-batch dialect. Each prompt of a list becomes a separate request with the same parameters.
 
-    A whole answer is sent when all these requests have ended.
+    A non-streaming response is sent when all these requests have ended.
     """
 
     name = "dynamic_batch"
@@ -94,7 +94,7 @@ class LmiDynamicBatch(Dialect):
 
 
 def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
-    """Return whether each text begins with its prompt. By default, the texts of whole answers do since LMI 0.29."""
+    """Return whether each text begins with its prompt: by default, in non-streaming responses since LMI 0.29."""
     full_text, config = read_field(parameters, "return_full_text"), context.config
     if full_text is not None:
         return bool(full_text)
@@ -102,7 +102,7 @@ def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
 
 
 def _read_prompts(value: Any, maximum: int) -> list[str | None]:
-    """Return the prompts. The only one is None if the body has no `inputs`."""
+    """Return the prompts, or [None] if the body has no `inputs`."""
     prompts = value if isinstance(value, list) else [value]
     if value is not None and not (prompts and all(isinstance(prompt, str) and prompt for prompt in prompts)):
         raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of such strings")

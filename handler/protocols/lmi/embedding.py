@@ -1,9 +1,9 @@
-"""LMI's embeddings, which one text or a list of texts asks for.
+"""LMI's embeddings of one text or of a list of texts.
 
-/invocations answers one text with its embedding, and a list with a list of embeddings. Source: docs.djl.ai, "LMI Text
+/invocations returns one embedding for one text, and a list of embeddings for a list. Source: docs.djl.ai, "LMI Text
 Embedding User Guide". Hugging Face's container for SageMaker accepts TEI's bodies on this path: a body with a field
-that only TEI has gets TEI's answer, as on /embed. For a list, both answers are the same. LMI's async mode embeds
-texts since LMI v25, and always answers with a list of embeddings.
+that only TEI has gets TEI's response, as on /embed. For a list, both responses are the same. LMI's async mode embeds
+texts since LMI v25, and always returns a list of embeddings.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _EMBEDS_ASYNC_SINCE = (0, 36)  # LMI v25; earlier LMI releases with DJL Serving 
 
 
 class LmiEmbedding(TeiEmbed):
-    """LMI's embeddings. LMI itself only has `inputs`. TEI's parameters are also accepted under `parameters`."""
+    """The dialect of LMI's embeddings. LMI itself only has `inputs`; `parameters` may contain TEI's parameters."""
 
     name = "lmi_embedding"
     errors: ErrorFormat = EmbeddingErrors()

@@ -1,4 +1,4 @@
-"""LMI's requests with `inputs` for rolling batch, and what its other modes read in the same way.
+"""LMI's requests with `inputs` for rolling batch, and the readers that LMI's other modes share.
 
 Source: docs.djl.ai, "LMI handlers Inference API Schema". docs/wire/lmi.md documents the fields.
 """
@@ -99,7 +99,7 @@ def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
 def without_overridden(
     parameters: Mapping[str, Any], winners: Mapping[str, str]
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """Remove the parameters that other given parameters override.
+    """Remove the parameters that other parameters of the request override.
 
     Args:
         winners: maps a parameter's name to the name that overrides it in LMI.
@@ -159,7 +159,7 @@ _INFERRED_SINCE = (0, 32)
 _NOTICE = (
     "requests with sampling parameters but without do_sample are decoded greedily, as in LMI before 0.32; "
     "set option.lmi_version=0.32 or later to sample when a temperature is set. The header x-lmi-ignored-parameters "
-    "lists the ignored parameters (documents: migrating/README)"
+    "lists the ignored parameters"
 )
 
 
@@ -185,7 +185,7 @@ def ignored(parsed: ParsedParameters) -> list[str]:
 
 
 _NO_LISTS_SINCE = (0, 30)
-"""Before this release, LMI reads a list of one prompt as that prompt, and mixes up clients' answers to longer lists."""
+"""Before this release, LMI reads a list of one prompt as that prompt, and mixes up the responses to longer lists."""
 
 
 _WINNERS = {"stop": "stop_sequences", "logprobs": "top_n_tokens"}
@@ -214,7 +214,7 @@ def lmi_request(inputs: Shape) -> RequestShape:
 
     def shape(context: ServerContext) -> Shape:
         known = {**parameters(TABLE.parameters, context), **request_fields()}
-        prompt_shape = {**nullable(inputs), "description": "May be omitted if parameters.input_ids is given"}
+        prompt_shape = {**nullable(inputs), "description": "May be omitted if the body has parameters.input_ids"}
         return record(
             {}, {**FIELDS, "inputs": prompt_shape, "parameters": {**FIELDS["parameters"], "properties": known}}
         )
@@ -227,9 +227,9 @@ EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens"
 
 
 class Lmi(Dialect):
-    """LMI's rolling-batch dialect. It answers with one object, or with a stream of one line per token.
+    """LMI's rolling-batch dialect. The response is one object, or a stream with one line per token.
 
-    Subclasses change the format of the answers (`tgi/response.py`), not the flow.
+    Subclasses change the format of the response (`tgi/response.py`), not the flow.
     """
 
     name = "lmi"
@@ -266,8 +266,8 @@ class Lmi(Dialect):
         streams, errors = framing is not JSON, self.errors.framed(framing)
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
-                "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers can contain "
-                "several sequences; to stream n choices, send 'prompt' instead of 'inputs'"
+                "parameters.n, best_of and num_beams must be 1 when streaming: only a non-streaming response "
+                "can contain several sequences; to stream n choices, send 'prompt' instead of 'inputs'"
             )
 
         reply: Reply
@@ -287,7 +287,7 @@ class Lmi(Dialect):
         return framing or (self.stream_framing if stream else JSON)
 
     def errors_of(self, body: Any, context: ServerContext) -> LmiErrors:
-        """Return the error format for a body, of which only the fields that choose the framing are read."""
+        """Return the error format for a body. Only the fields that choose the framing are read."""
         stream, content = (body.get("stream"), body.get("parameters")) if isinstance(body, dict) else (None, None)
         content = content if isinstance(content, dict) else {}
         parameters = _relax_parameters({name: content[name] for name in ("streaming", _FORMATTER) if name in content})
@@ -316,7 +316,7 @@ class Lmi(Dialect):
             defaults: the fields of Sampling whose defaults differ in this mode.
 
         Raises:
-            InvalidParameter, InvalidPayload: the prompt or a parameter is wrong. The message names it.
+            InvalidParameter, InvalidPayload: the prompt or a parameter is invalid. The message names it.
         """
         parameters, overridden = without_overridden(
             parameters, _WINNERS_OF_TRTLLM if context.engine == "trtllm" else _WINNERS
@@ -345,10 +345,10 @@ class Lmi(Dialect):
 
 
 def openai_reply(request: Request, context: ServerContext, *, streams: bool, model: str = "") -> Callable[[], Reply]:
-    """Return a function that makes the reply in OpenAI's form.
+    """Return a function that makes the reply in OpenAI's format.
 
     Args:
-        model: the model's name in the response, or "" for the adapter's or the server's.
+        model: the model's name in the response, or "" for the name of the adapter or of the server's model.
     """
     name = model or (context.model_names[0] if request.adapter is None else request.adapter.name)
     return lambda: completion_of(request, OpenAiHead(*identity("cmpl"), name, context.fingerprint), streams=streams)
@@ -404,7 +404,7 @@ def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
 
 
 def _names(parameters: ParsedParameters) -> FieldNames:
-    """Return the client's names of fields, which later checks use in their errors."""
+    """Return the client's names for fields, which later checks use in their errors."""
     names = parameters.names
     default = LMI_NAMES._replace(
         prompt=names.get("prompt_ids", LMI_NAMES.prompt),

@@ -1,4 +1,4 @@
-"""The rendering of tokens as LMI's answers, whole or as the lines of a stream."""
+"""Rendering of tokens as LMI's responses: a document, or the lines of a stream."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class StreamEnd(NamedTuple):
 
 
 class WholeOutput(NamedTuple):
-    """The data for `details` of a whole answer."""
+    """The data for `details` of a non-streaming response."""
 
     request: Request
     best: SequenceOutput
@@ -57,7 +57,7 @@ class WholeOutput(NamedTuple):
 
 
 class ResponseFormat(Protocol):
-    """The format of a dialect's answers, such as `LmiFormat` or `TgiFormat`.
+    """The format of a dialect's responses, such as `LmiFormat` or `TgiFormat`.
 
     Attributes:
         special_in_text: whether the whole text includes the texts of special tokens.
@@ -81,10 +81,10 @@ class ResponseFormat(Protocol):
         """
 
     def last_chunk(self, chunk: Any, text: str, end: StreamEnd | None) -> Mapping[str, object]:
-        """Render the last line of a stream: the chunk with the whole text, and with details if `end` is given."""
+        """Render the last line of a stream: the chunk with the whole text, and with details if `end` is not None."""
 
     def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> object:
-        """Render a whole answer, with details if `output` is given."""
+        """Render a non-streaming response, with details if `output` is not None."""
 
 
 class StreamReply(TokenStream):
@@ -149,12 +149,12 @@ class StreamReply(TokenStream):
             self._tops.append(token.top)
 
     def _values(self, token: Token) -> TensorValues | None:
-        """Return the output tensors for the line of a token, or None if the request asks for none."""
+        """Return the output tensors for a token's line, or None if the request selects none."""
         return None if self._outputs is None else self._outputs.line(token)
 
 
 class DocumentReply(WholeReply):
-    """A whole answer in LMI's or TGI's format."""
+    """A non-streaming response in LMI's or TGI's format."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ def line_encoder(chunk: Callable[[Token, int], Any], framing: Framing, texts: li
 
 
 class LmiFormat:
-    """LMI's answer format."""
+    """LMI's response format."""
 
     special_in_text = True
 
@@ -288,11 +288,11 @@ class LmiFormat:
         }
 
 
-# -- answers of a dynamic batch ----------------------------------------------------------------------------------------
+# -- responses of a dynamic batch --------------------------------------------------------------------------------------
 
 
 class BatchDocument(WholeReply):
-    """The whole answer to a dynamic batch, with one text per prompt."""
+    """The non-streaming response of a dynamic batch, with one text per prompt."""
 
     shows_logprobs = False
 

@@ -1,1 +1,1 @@
-"""OpenAI's dialect."""
+"""OpenAI's dialects, and its files and batches."""

@@ -1,4 +1,4 @@
-"""The types of OpenAI's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
+"""The types of OpenAI's responses. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TokenUsage(TypedDict):
 
 
 class OpenAiAnswer(TypedDict):
-    """The fields of every answer and chunk except `object` and `choices`."""
+    """The fields of every response and chunk except `object` and `choices`."""
 
     id: str
     created: Count
@@ -80,7 +80,7 @@ class ChosenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """The log-probabilities of a chat's answer. Only OpenAI's dialect has `refusal`."""
+    """The log-probabilities of a chat's response. Only OpenAI's dialect has `refusal`."""
 
     content: list[ChosenLogprob]
     refusal: NotRequired[None]
@@ -134,7 +134,7 @@ class OpenAiMessagePart(TypedDict, total=False):
 
 
 class StopReason(TypedDict):
-    """vLLM's field beside `finish_reason`: the stop string or the id of the stop token that ended the answer."""
+    """vLLM's field beside `finish_reason`: the stop string or the id of the stop token that ended the response."""
 
     stop_reason: NotRequired[str | int | None]
 
@@ -177,7 +177,7 @@ class TextLogprobs(TypedDict):
 
 
 class TokenIds(TypedDict):
-    """The ids of an answer's tokens, on request."""
+    """The ids of a response's tokens, on request."""
 
     token_ids: NotRequired[list[Count]]
 
@@ -211,7 +211,7 @@ class PromptUsage(TypedDict):
 
 
 class Embedding(TypedDict):
-    """The vector of a text, as a list or as the base64 of little-endian numbers of 32 bits."""
+    """The embedding of a text, as a list or as base64 of little-endian 32-bit floats."""
 
     object: Literal["embedding"]
     index: Count
@@ -334,7 +334,7 @@ def read_page(query: Mapping[str, str], most: int = 100, default: int = 20) -> P
     """Read the query of a request for a list: `limit`, `after`, `order` and `purpose`.
 
     Raises:
-        InvalidParameter: a parameter is wrong. The message names it.
+        InvalidParameter: a parameter is invalid. The message names it.
     """
     limit, order = query.get("limit", str(default)), query.get("order", "desc")
     if not (re.fullmatch(r"[0-9]{1,6}", limit) and 1 <= int(limit) <= most):
@@ -374,7 +374,7 @@ class DeletedFile(TypedDict):
 
 
 class BatchError(TypedDict):
-    """The reason why a batch failed. `line` is the number of the wrong line in its input."""
+    """The reason why a batch failed. `line` is the number of the invalid line in the batch's input."""
 
     code: str
     message: str
@@ -448,13 +448,13 @@ _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[[0-9]+
 
 
 def field_of(error: ServingError) -> str | None:
-    """Return the field at the start of the message of a wrong request, or None if the message names no field there."""
+    """Return the field with which the message about an invalid request begins, or None if it begins with no field."""
     match = _NAME.match(error.message) if isinstance(error, InvalidPayload | InvalidParameter | TooLong) else None
     return next(filter(None, match.groups())) if match else None
 
 
 class OpenAiErrors(ErrorFormat):
-    """OpenAI's form of errors. OpenAI's clients choose the exception to raise according to the status."""
+    """OpenAI's error format. OpenAI's clients choose the exception to raise by the status."""
 
     statuses = MappingProxyType({ServingError: 500, Overloaded: 429})
 

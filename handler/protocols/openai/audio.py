@@ -41,10 +41,10 @@ _FRAME = 0.01  # seconds; Whisper's unit for `seek`
 
 
 class Segment(NamedTuple):
-    """A segment of a transcript. Times are seconds from the beginning of the clip.
+    """A segment of a transcript. Times are seconds from the beginning of the audio.
 
     Attributes:
-        piece: the start of the piece of the clip that contains the segment.
+        piece: the start of the piece of audio that contains the segment.
         start: the start of the segment.
         end: the end of the segment.
     """
@@ -60,11 +60,11 @@ class Segment(NamedTuple):
 
 
 def segments(tokens: Sequence[Token], pieces: Sequence[tuple[int, Heard]]) -> Iterator[Segment]:
-    """Split a transcript at its timestamp tokens. Times never decrease, and do not exceed the end of the clip.
+    """Split a transcript at its timestamp tokens. Times never decrease, and do not exceed the end of the audio.
 
     Args:
         tokens: the tokens of the transcript.
-        pieces: the pieces of the clip, each with the number of tokens before it.
+        pieces: the pieces of the audio, each with the number of tokens before it.
     """
     ends = [*pieces, (len(tokens), _UNKNOWN)]
     for (first, heard), (last, _) in pairwise(ends):
@@ -86,10 +86,10 @@ def _of_piece(tokens: Sequence[Token], heard: Heard) -> Iterator[Segment]:
 
 
 class TranscriptReply(WholeReply):
-    """A transcript as a whole answer.
+    """A transcript as a non-streaming response.
 
     Args:
-        form: the response_format.
+        form: the value of `response_format`.
         task: whisper's task: transcribe or translate.
         temperature: the requested temperature.
     """
@@ -222,8 +222,8 @@ class TranscriptStream(TokenStream):
 
 _TIMED = frozenset({"verbose_json", "srt", "vtt"})
 _FORMATS = ("json", "text", *sorted(_TIMED))
-_NO_WORDS = "the engine reports timestamps only of segments, not of words; use segment"
-_SECONDS, _TOKENS = 30, 448  # the length of Whisper's window, and its maximum of tokens
+_NO_WORDS = 'the engine reports timestamps of segments, not of words; use "segment"'
+_SECONDS, _TOKENS = 30, 448  # the length of Whisper's window, and its maximum number of tokens
 _MOST_PROMPT = 1 << 14  # characters
 
 
@@ -260,7 +260,7 @@ def _prompt(value: Any) -> str:
     return value
 
 
-_ONE = "the most likely transcript is always the answer"
+_ONE = "the response is always the most likely transcript"
 _OF_VLLM: Mapping[str, Parameter] = {
     "hotwords": unsupported("add the words to prompt", ""),
     "max_completion_tokens": unsupported("a transcript is never cut off"),
@@ -305,7 +305,7 @@ _SILENCE = "UklGRjQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YRAAAAAAAAAAAAAA
 
 
 class Transcriptions(OpenAiDialect):
-    """The dialect that transcribes an audio clip.
+    """The dialect that transcribes audio.
 
     Attributes:
         task: whisper's task: transcribe or translate.
@@ -317,10 +317,10 @@ class Transcriptions(OpenAiDialect):
     table = _table(
         language=Parameter("language", _language),
         to_language=unsupported("use /v1/audio/translations", ""),
-        chunking_strategy=unsupported("clips are always split into pieces of 30 s", "auto"),
+        chunking_strategy=unsupported("audio is always split into pieces of 30 s", "auto"),
     )
     fields: Mapping[str, Shape] = {
-        "file": {**TEXT, "description": "The audio clip, as a file in a form or as base64 in JSON"},
+        "file": {**TEXT, "description": "The audio, as a file in a form or as base64 in JSON"},
         **MODEL,
     }
     description = Description(
@@ -372,10 +372,10 @@ class Transcriptions(OpenAiDialect):
 
 
 class Translations(Transcriptions):
-    """The dialect that translates an audio clip into English."""
+    """The dialect that translates audio into English."""
 
     name, task = "openai_translations", "translate"
-    table = _table(language=Parameter("language", _language), to_language=unsupported("the answer is English", "en"))
+    table = _table(language=Parameter("language", _language), to_language=unsupported("the response is English", "en"))
     description = Transcriptions.description._replace(
         title="OpenAI translation",
         request="OpenAiTranslationRequest",
@@ -384,7 +384,7 @@ class Translations(Transcriptions):
 
 
 def _form(others: Mapping[str, Any]) -> str:
-    """Return the response_format."""
+    """Return the value of `response_format`, after comparing it with the other parameters."""
     form: str = others.get("format", "json")
     if others.get("granularities") and form != "verbose_json":
         raise InvalidParameter("timestamp_granularities: needs response_format=verbose_json")
@@ -395,7 +395,7 @@ def _form(others: Mapping[str, Any]) -> str:
 
 def _read_file(value: Any, context: ServerContext) -> MediaSource:
     if value is None or value == "":
-        raise InvalidPayload("'file' is required: send the audio clip as a file in a form, or as base64 in JSON")
+        raise InvalidPayload("'file' is required: send the audio as a file in a form, or as base64 in JSON")
     if reason := context.no_media.get("audio", "the engine accepts only text"):
         raise InvalidPayload(f"'file' is not supported: {reason}")
     source = read_base64("audio", value, "file") if isinstance(value, str) else None

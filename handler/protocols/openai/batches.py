@@ -23,7 +23,10 @@ INPUT, OUTPUT = "batch", "batch_output"
 
 DAY = 86_400  # seconds
 LIFETIME = 30 * DAY
-"""The default and maximum lifetime of files in seconds, as for OpenAI's batch files. Ended batches are kept as long."""
+"""The default and maximum lifetime of files in seconds, as for OpenAI's batch files.
+
+Ended batches are kept for the same time.
+"""
 
 _LEAST_LIFETIME = 3600
 _MOST_NAME = 255  # characters of a file's name
@@ -49,7 +52,7 @@ def read_file(form: Mapping[str, Any], context: ServerContext) -> NewFile:
     """Read the form of POST /v1/files.
 
     Raises:
-        InvalidPayload, InvalidParameter: a field is missing or wrong. The message names it.
+        InvalidPayload, InvalidParameter: a field is missing or invalid. The message names it.
     """
     file, purpose = form.get("file"), form.get("purpose")
     if not isinstance(file, Upload):
@@ -93,7 +96,7 @@ def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) ->
         endpoints: the routes that batches may call.
 
     Raises:
-        InvalidPayload, InvalidParameter: a field is missing or wrong. The message names it.
+        InvalidPayload, InvalidParameter: a field is missing or invalid. The message names it.
     """
     if not isinstance(body, dict):
         raise InvalidPayload("the body must be a JSON object with 'input_file_id', 'endpoint' and 'completion_window'")
@@ -185,7 +188,7 @@ def new_batch(id: str, request: NewBatch, now: float) -> OpenAiBatch:
 
 
 class LineError(NamedTuple):
-    """The reason why a line has no answer, with OpenAI's error code. `param` names the wrong field, if any."""
+    """The reason why a line has no response, with OpenAI's error code. `param` names the invalid field, if any."""
 
     code: str
     message: str
@@ -201,7 +204,7 @@ class Line(NamedTuple):
 
     Attributes:
         number: the line's number, beginning with 1.
-        custom_id: the client's id of the request, or None if the line has no valid one.
+        custom_id: the client's id of the request, or None if the line has no valid id.
         body: the request's body as JSON, or b"" if there is an error.
         error: the reason why the line is not a valid request, or None if it is valid.
     """
@@ -239,7 +242,7 @@ def read_line(number: int, value: Any, endpoint: str) -> Line:
 
 
 def line_id(batch: str, number: int) -> str:
-    """Return the id of the answer to a line. `line_number` finds the line's number in it."""
+    """Return the id of the response to a line. `line_number` extracts the line's number from the id."""
     return f"batch_req_{batch.removeprefix('batch_')}_{number}"
 
 
@@ -248,7 +251,7 @@ def line_number(id: str) -> int:
 
 
 def answered(batch: str, line: Line, answer: HttpResponse, ignored: Sequence[str] = ()) -> bytes:
-    """Return the output line for a request that its route answered or refused.
+    """Return the output line for a request that reached its route, even if the route refused it.
 
     Args:
         ignored: the fields of the request that had no effect.

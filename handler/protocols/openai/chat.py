@@ -56,11 +56,11 @@ from handler.protocols.openai.request import (
 
 
 class Logprobs(NamedTuple):
-    """The log-probabilities that an answer shows.
+    """The log-probabilities that a response shows.
 
     Attributes:
         chosen: whether to show the log-probabilities of the chosen tokens.
-        alternatives: whether to also show alternatives to them.
+        alternatives: whether to also show alternatives to the chosen tokens.
         refusal: whether to add OpenAI's field `refusal`.
     """
 
@@ -86,10 +86,10 @@ def _logprob(token: Token) -> TokenLogprob:
 
 
 class ChatFormat(NamedTuple):
-    """The options of a chat's answers.
+    """The options of a chat's responses.
 
     Attributes:
-        form: how the model's answers are parsed.
+        form: how the model's responses are parsed.
         every_role: whether to put the role and `tool_calls` into every chunk, as TGI's clients expect.
         thoughts: whether to show the reasoning.
     """
@@ -108,12 +108,12 @@ class ChatFormat(NamedTuple):
         return bool(self.form.tools.name)
 
     def reason(self, finish: Finish | None, *, called: bool, broken: bool = False) -> str | None:
-        """Return the finish reason for the client, or None if the answer has not ended.
+        """Return the finish reason for the client, or None if the response has not ended.
 
         If the request names the tool to call, OpenAI reports `stop` instead of `tool_calls`.
 
         Args:
-            called: whether the answer has tool calls.
+            called: whether the response has tool calls.
             broken: whether a call is incomplete, so that the reason must not say that the calls can be executed.
         """
         reason = REASONS[finish]
@@ -223,9 +223,9 @@ class ChatStream(Stream[ChatChoice]):
         }
 
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
-        """Add the role, and a content of null unless there is content, to a choice's first part.
+        """Add the role to a choice's first part, and null for missing content.
 
-        With `every_role`, every part gets them, and null for `tool_calls` that it does not have.
+        With `every_role`, add them to every part, and also null for missing `tool_calls`.
         """
         if not choice.begun or self._format.every_role:
             delta = {"role": "assistant", "content": None, **delta}
@@ -266,7 +266,7 @@ class ChatStream(Stream[ChatChoice]):
 
 
 class ChatDocument(WholeAnswer):
-    """A whole answer. The choices are in the order of their seeds."""
+    """A non-streaming response. The choices are in the order of their seeds."""
 
     def __init__(self, chat: ParsedChat) -> None:
         super().__init__(chat.head, 1, chat.request.sampling.n, chat.framing)
@@ -280,7 +280,7 @@ class ChatDocument(WholeAnswer):
         return value
 
     def _choice(self, sequence: SequenceOutput) -> OpenAiChatChoice:
-        """Parse the answer of a sequence, and count its reasoning tokens."""
+        """Parse the response of a sequence, and count its reasoning tokens."""
         reader, tokens = self._format.form.reader(), sequence.tokens
         if reader is None:
             events: list[Event] = [sequence.text]
@@ -330,7 +330,7 @@ class ParsedChat(NamedTuple):
     """The parsed body of a chat, from which the reply is made.
 
     Attributes:
-        framing: the framing of the answer. If it is the dialect's `whole`, the answer is not streamed.
+        framing: the framing of the response. If it is the dialect's `whole`, the response is not streamed.
         ignored: the fields that have no effect.
     """
 
@@ -343,10 +343,10 @@ class ParsedChat(NamedTuple):
 
 
 def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Mapping[str, Any]]) -> ParsedRequest:
-    """Return a request that is answered with the number of the prompt's tokens.
+    """Return a request whose response is the number of the prompt's tokens.
 
     Args:
-        document: makes the answer from the number of tokens.
+        document: makes the response from the number of tokens.
     """
 
     def render(prompt: Prompt) -> list[bytes]:
@@ -364,14 +364,14 @@ _ANSWER_RULES = ("response_format", "text", "output_config")
 
 
 class OpenAiChat(OpenAiDialect):
-    """The dialect of OpenAI's chat completions. It samples unless `temperature` is 0.
+    """The dialect of OpenAI's chat completions. Requests sample unless `temperature` is 0.
 
     Subclasses change the fields and the format (`lmi/chat.py`), not the flow.
 
     Attributes:
-        whole: the framing of whole answers.
+        whole: the framing of non-streaming responses.
         stream: the framing of streams.
-        refusal: whether `logprobs` in answers has the field `refusal`, as in OpenAI's API.
+        refusal: whether `logprobs` in responses has the field `refusal`, as in OpenAI's API.
         prompt_field: the field with the prompt in the client's body.
     """
 
@@ -408,7 +408,7 @@ class OpenAiChat(OpenAiDialect):
         tool_fields: Mapping[str, Any],
         context: ServerContext,
     ) -> ParsedChat:
-        """Build the chat of a body of another API, whose `model` is read as in a chat.
+        """Build the chat for the body of another API. `model` is read as in a chat.
 
         Args:
             fields: the other fields, under the names of `table`.
@@ -426,7 +426,7 @@ class OpenAiChat(OpenAiDialect):
         tools: Tools,
         context: ServerContext,
     ) -> ParsedChat:
-        """Build the chat of a body whose model, messages and tools are read, possibly from fields of another API.
+        """Build the chat for a body whose model, messages and tools have been read, possibly from another API's fields.
 
         Args:
             body: the other fields, such as `stream` and those of `table`.
@@ -469,20 +469,20 @@ class OpenAiChat(OpenAiDialect):
         return ParsedChat(request, head, format, framing, usage, ignored)
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
-        """Return the defaults of parameters that the client leaves out."""
+        """Return the defaults of parameters that the client omits."""
         return context.generation
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
-        """Return the default limit of new tokens. None means the model's own default, or the rest of the context."""
+        """Return the default limit on new tokens. None means the model's own default, or the rest of the context."""
         return None
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
-        """Read `stream` and `stream_options`. Return the framing of the answer, and when to report token counts."""
+        """Read `stream` and `stream_options`. Return the framing of the response, and when to report token counts."""
         stream, usage = read_stream(body, context)
         return self.stream if stream else self.whole, usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        """Return the parsed request with a reply in this dialect's form."""
+        """Return the parsed request with a reply in this dialect's format."""
         if chat.framing is self.whole:
             return ParsedRequest((chat.request,), ChatDocument(chat), self.errors, chat.ignored)
         return streaming((chat.request,), ChatStream(chat, self.errors), self.errors, chat.ignored, chat.framing)
@@ -492,7 +492,7 @@ class OpenAiChat(OpenAiDialect):
     ) -> tuple[ParsedParameters, Tools]:
         """Read the parameters. Combine the requested structured output with the grammar for tool calls."""
         rule, table = tools.structured_output, self.table
-        if rule is not None and not rule.allows_text:  # answers are tool calls, so a format for texts has no effect
+        if rule is not None and not rule.allows_text:  # responses are tool calls, so a format for texts has no effect
             checked = {
                 name: entry._replace(field="") for name, entry in table.parameters.items() if name in _ANSWER_RULES
             }

@@ -103,7 +103,7 @@ class TextFormat(NamedTuple):
         return {"token_ids": [token.id for token in tokens if token.id >= 0]} if self.token_ids else {}
 
     def _top(self, token: Token) -> dict[str, float | None]:
-        """Map the texts of a token and its alternatives to log-probabilities. The first of equal texts counts."""
+        """Map the texts of a token and its alternatives to log-probabilities. Of equal texts, the first counts."""
         logprobs: dict[str, float | None] = {}
         for alternative in (*token.top, token):
             logprobs.setdefault(alternative.text, alternative.logprob)
@@ -167,7 +167,7 @@ class TextStream(Stream[TextChoice]):
 
 
 class TextDocument(WholeAnswer):
-    """A whole answer with the choices of each prompt in turn. `best_of` ranks them by mean log-probability."""
+    """A non-streaming response with the choices for each prompt. `best_of` ranks them by mean log-probability."""
 
     def __init__(self, head: OpenAiHead, format: TextFormat, num_sequences: int, framing: Framing = JSON) -> None:
         super().__init__(head, len(format.prompts), num_sequences, framing)
@@ -202,7 +202,7 @@ class TextDocument(WholeAnswer):
 
 
 def completion_of(request: Request, head: OpenAiHead, *, streams: bool) -> Reply:
-    """Return a reply that answers a prompt of any dialect as a text completion.
+    """Return a reply that renders the response of any dialect as a text completion.
 
     It has log-probabilities if the request asks for `details`, and the prompt if the request asks for the full text.
     """
@@ -222,12 +222,12 @@ COMPLETION_EXAMPLE = {"prompt": "The capital of France is", "max_tokens": 8}
 
 
 class OpenAiCompletions(OpenAiDialect):
-    """The dialect of OpenAI's completions. It samples unless `temperature` is 0.
+    """The dialect of OpenAI's completions. Requests sample unless `temperature` is 0.
 
     Subclasses change the fields and the framings (`lmi/asynchronous.py`), not the flow.
 
     Attributes:
-        whole: the framing of whole answers.
+        whole: the framing of non-streaming responses.
         stream: the framing of streams.
     """
 
@@ -307,14 +307,14 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
         raise InvalidParameter(f"n={n}: must be 1 when streaming with echo and logprobs")
     if prompt_only:
         if not echo:
-            raise InvalidParameter("max_tokens=0: needs echo=true, because the answer would be empty")
+            raise InvalidParameter("max_tokens=0: needs echo=true, because the response would be empty")
         for name, value in {"n": n, "best_of": best_of}.items():
             if value > 1:
-                raise InvalidParameter(f"{name}={value}: must be 1 with max_tokens=0: the answer is only the prompt")
+                raise InvalidParameter(f"{name}={value}: must be 1 with max_tokens=0: the response is only the prompt")
 
 
 def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
-    """Ask for the log-probabilities of the prompt's tokens, with the same number of alternatives."""
+    """Request the log-probabilities of the prompt's tokens, with the same number of alternatives."""
     if why := context.unsupported.get("prompt_logprobs"):
         raise InvalidParameter(f"echo=true: the engine {context.engine} does not support it with logprobs: {why}")
     if logprobs and (why := context.unsupported.get("prompt_top_logprobs")):
@@ -356,8 +356,8 @@ class PooledDialect(OpenAiDialect):
     """Base class of the dialects that compute numbers for texts, with vLLM's parameters for pooling.
 
     Attributes:
-        truncation: the truncation of texts if the body has none, or None to refuse texts that are too long.
-        parameters_first: whether the errors of parameters come before those of texts.
+        truncation: the truncation of texts if the body sets none, or None to refuse texts that are too long.
+        parameters_first: whether errors of parameters are reported before errors of texts.
     """
 
     truncation: Truncation | None = None
@@ -405,7 +405,7 @@ class InputDialect(PooledDialect):
 
 
 class OpenAiEmbeddings(InputDialect):
-    """The dialect of OpenAI's embeddings. It answers with an embedding of length 1 for each text of `input`."""
+    """The dialect of OpenAI's embeddings. It returns an embedding, by default of length 1, for each text of `input`."""
 
     name = "openai_embeddings"
     table = Table(

@@ -1,4 +1,4 @@
-"""OpenAI's conventions, which several dialects share: the parsing of bodies, and answers made of choices."""
+"""OpenAI's conventions, which several dialects share: the parsing of bodies, and responses made of choices."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ REASONS: Mapping[Finish | None, str | None] = {
 
 
 class OpenAiHead(NamedTuple):
-    """The fields that are the same in all chunks of an answer."""
+    """The fields that are the same in all chunks of a response."""
 
     id: str
     created: int
@@ -75,10 +75,10 @@ class OpenAiHead(NamedTuple):
 
 
 def stop_reason(finish: Finish | None, stop: str | None, last_id: int) -> str | int | None:
-    """Return vLLM's `stop_reason`: the stop string or the id of the stop token that ended an answer, or None.
+    """Return vLLM's `stop_reason`: the stop string or the id of the stop token that ended a response, or None.
 
     Args:
-        stop: the stop string, or None if a token ended the answer.
+        stop: the stop string, or None if a token ended the response.
         last_id: the id of the last token, or -1 if there is none.
     """
     if finish is not Finish.STOP:
@@ -87,16 +87,16 @@ def stop_reason(finish: Finish | None, stop: str | None, last_id: int) -> str | 
 
 
 def identity(prefix: str) -> tuple[str, int]:
-    """Return a new id for an answer, and the current time in seconds since 1970."""
+    """Return a new id for a response, and the current time in seconds since 1970."""
     return f"{prefix}-{new_digits()}", int(time.time())
 
 
 class Usage(NamedTuple):
-    """When a stream reports token counts (`stream_options`).
+    """The settings for the token counts in a stream (`stream_options`).
 
     Attributes:
-        at_end: whether to report them in a last chunk.
-        always: whether to report them in every chunk.
+        at_end: whether to report token counts in a last chunk.
+        always: whether to report token counts in every chunk.
         null: whether chunks without counts have `"usage": null`, as TGI's chats always do.
     """
 
@@ -108,7 +108,7 @@ class Usage(NamedTuple):
 def usage(
     num_prompt_tokens: int, num_tokens: int, num_reasoning: int | None = None, num_cached_tokens: int = 0
 ) -> TokenUsage:
-    """Return the token counts of an answer.
+    """Return the token counts of a response.
 
     Args:
         num_reasoning: the number of reasoning tokens, or None if reasoning is not separated from the text.
@@ -152,7 +152,7 @@ class Stream(TokenStream, Generic[C]):
     Subclasses render a choice's part of a chunk.
 
     Args:
-        choices: the choices of the first request, then those of the second one, and so on.
+        choices: the choices of the first request, then the choices of the second request, and so on.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Stream(TokenStream, Generic[C]):
 
 
 class WholeAnswer(WholeReply):
-    """A whole answer as one object, which subclasses render.
+    """A non-streaming response as one object, which subclasses render.
 
     Args:
         num_sequences: the number of sequences of each request.
@@ -358,7 +358,7 @@ FOREIGN: Mapping[str, Parameter] = {
     "adapter_id": unsupported("send the adapter's name as model", ""),
     "adapters": unsupported("send the adapter's name as model", "", []),
 }
-"""Parameters of LMI, TGI and OpenAI's Responses API. They are refused, as ignoring them would change the answer."""
+"""Parameters of LMI, TGI and OpenAI's Responses API. They are refused, as ignoring them would change the response."""
 
 _BOTH = {
     **dialect_parameters("openai"),
@@ -378,10 +378,10 @@ CHAT = Table(
         "max_completion_tokens": PARAMETERS["max_new_tokens"],
         "functions": unsupported("use tools", [], {}),
         "function_call": unsupported("use tool_choice", [], {}),
-        "modalities": unsupported("answers are always text", ["text"]),
-        "audio": unsupported("answers are always text", [], {}),
+        "modalities": unsupported("responses are always text", ["text"]),
+        "audio": unsupported("responses are always text", [], {}),
         "web_search_options": unsupported("web search is not available", [], {}),
-        "echo": unsupported("an answer does not repeat messages", False),
+        "echo": unsupported("a response does not repeat messages", False),
         "add_special_tokens": unsupported("the chat template adds all special tokens", False),
         "chat_template": unsupported("set option.chat_template", [], {}),
         **{name: Parameter(name, read) for name, read in TEMPLATE_READERS.items()},
@@ -414,11 +414,11 @@ HARMLESS = frozenset(
         "routed_experts_prompt_start",
     }
 )  # fmt: skip
-"""Fields that clients of OpenAI, vLLM or TGI send without effect. They are reported as ignored, but not refused."""
+"""Fields without effect that clients of OpenAI, vLLM or TGI send. They are reported as ignored, but not refused."""
 
 _UNNAMED = ("tgi", "dummy")  # names of models that TGI's clients send by default
 _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
-"""Matches a server's address, which @huggingface/inference sends as the model if it was given no model."""
+"""Matches a server's address, which @huggingface/inference sends as the model if its caller sets no model."""
 
 
 MODEL: Mapping[str, Shape] = {
@@ -433,10 +433,10 @@ MODEL: Mapping[str, Shape] = {
 def read_model(
     body: Mapping[str, Any], context: ServerContext, own: str = "", adapter: Adapter | None = None
 ) -> tuple[str, Adapter | None]:
-    """Read `model`. Return the model's name for the answer, and the adapter if `model` names one.
+    """Read `model`. Return the model's name for the response, and the adapter if `model` names one.
 
     Args:
-        own: the model's name in answers if the body has no `model`, or "" for `context.own_name`.
+        own: the model's name in responses if the body has no `model`, or "" for `context.own_name`.
         adapter: the adapter that another field names, which overrides `model`, or None for the headers' adapter.
 
     Raises:
@@ -479,8 +479,8 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 
 def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
-    """Return the client's names of fields, which later checks use in their errors."""
-    ruled = parameters.sampling.structured_output is not None  # if no field asks for it, the tools do
+    """Return the client's names for fields, which later checks use in their errors."""
+    ruled = parameters.sampling.structured_output is not None  # if no field requests it, the tools do
     structured_output = parameters.names.get("structured_output", "tools" if ruled else "response_format")
     if structured_output == "tool_choice":
         structured_output = "tools"
@@ -551,7 +551,7 @@ class OpenAiDialect(Dialect):
         table: the fields that set parameters.
         fields: the other fields that are read, with their schemas.
         needed: a description of a valid body for error messages.
-        harmless: the fields that are reported as ignored. If it is empty, they are the unread fields of `HARMLESS`.
+        harmless: the fields that are reported as ignored; by default, the unread fields of `HARMLESS`.
         accepted: further fields that are neither refused nor reported as ignored.
     """
 
@@ -572,11 +572,11 @@ class OpenAiDialect(Dialect):
         """Parse a body whose numbers and flags have been converted to their types."""
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        """Return the model's name for the answer, and the LoRA adapter if the request names one."""
+        """Return the model's name for the response, and the LoRA adapter if the request names one."""
         return read_model(body, context)
 
     def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:
-        """List the fields without effect: the body's unknown fields, the names in `unknown`, and harmless fields."""
+        """List the fields that have no effect: the body's unknown and harmless fields, and the names in `unknown`."""
         return [*self.unknown(body, context, *unknown), *self.no_effect(body)]
 
     def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:

@@ -32,13 +32,13 @@ from handler.protocols.openai.api import OpenAiErrors
 from handler.protocols.openai.completions import PooledDialect, PoolingOptions
 from handler.protocols.openai.request import MODEL
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+# -- responses ---------------------------------------------------------------------------------------------------------
 
 
 class RankedDocument(TypedDict):
     """A ranked document. Results begin with the best document.
 
-    `document` has the text as `text`, and all other fields if the document was sent as an object.
+    `document` contains `text`, and all other fields if the client sent the document as an object.
     """
 
     index: Count
@@ -52,7 +52,7 @@ class RerankUsage(TypedDict):
 
 
 class RerankAnswer(TypedDict):
-    """The answer, with `id` and `results` as in Cohere's API, and `model` and `usage` as in vLLM's."""
+    """The response, with `id` and `results` as in Cohere's API, and `model` and `usage` as in vLLM."""
 
     id: str
     model: str
@@ -79,7 +79,7 @@ ERRORS = RerankErrors()
 
 @accepts(type="integer", minimum=0)
 def _max_tokens_per_doc(value: Any, context: ServerContext) -> None:
-    """Refuse a limit of tokens per document that is below the model's own limit. 0 means no limit, as in vLLM."""
+    """Refuse a limit on tokens per document that is below the model's own limit. 0 means no limit, as in vLLM."""
     tokens, most = integer(0)(value), context.most_tokens()
     if tokens and most is not None and tokens < most:
         raise ValueError(f"must not be below the model's limit of {most} tokens; use truncate_prompt_tokens instead")
@@ -120,11 +120,12 @@ _DESCRIPTION = Description(
 
 
 class Rerank(PooledDialect):
-    """The dialect that ranks documents by their relevance to a query, or with an embedding model by the cosine.
+    """The dialect that ranks documents by relevance to a query. Embedding models rank them by cosine similarity.
 
     Args:
         title: the dialect's title in the OpenAPI document.
-        return_documents: the default of this field, which is true in vLLM and Jina AI, and false in Cohere's version 2.
+        return_documents: the default of the field `return_documents`: true in vLLM and Jina AI, false in Cohere's
+            version 2.
         truncation: how to truncate pairs that are too long, or None to refuse them. Cohere's version 2 truncates them.
     """
 
@@ -176,7 +177,7 @@ class Rerank(PooledDialect):
 
 
 def _read_documents(value: Any) -> list[dict[str, Any]]:
-    """Read the documents. Return each as an object with `text`."""
+    """Read the documents, and return each as an object with `text`."""
     expected = "must be a list of strings, or of objects with 'text'"
     items = read_list([value] if isinstance(value, str) else value, "documents", expected, noun="documents")
     documents = [item if isinstance(item, dict) else {"text": item} for item in items]
@@ -187,7 +188,7 @@ def _read_documents(value: Any) -> list[dict[str, Any]]:
 
 
 def _encode(documents: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Encode the documents for the answer.
+    """Encode the documents for the response.
 
     This happens while the request is parsed, because large documents would block the event loop later.
 
@@ -197,4 +198,4 @@ def _encode(documents: Sequence[Mapping[str, Any]]) -> list[Any]:
     try:
         return [encoded(document, depth=3) for document in documents]
     except TypeError as error:
-        raise InvalidPayload(f"'documents' cannot be repeated in the answer: {error}") from None
+        raise InvalidPayload(f"'documents' cannot be repeated in the response: {error}") from None

@@ -1,6 +1,6 @@
 """OpenAI's responses at /v1/responses, and the count of their tokens at /v1/responses/input_tokens.
 
-Items, tools and parameters are translated to those of an OpenAI chat, of which `OpenAiChat.build` makes the request.
+Items, tools and parameters are translated to those of an OpenAI chat, and `OpenAiChat.build` makes the request.
 A response is stored if option.responses_store is set and the body does not have `store=false`.
 Sources: OpenAI's API reference, "Responses", and the types of its Python package.
 """
@@ -78,7 +78,7 @@ _SEND_ALL = "send all items as input"
 
 @accepts(type="object", properties={"format": {"type": ["object", "null"]}, "verbosity": {}})
 def _text(value: Any) -> StructuredOutput | None:
-    """Read `text`. Its `format` is in the form of the Responses API, and its `verbosity` has no effect."""
+    """Read `text`. Its `format` follows the Responses API, and its `verbosity` has no effect."""
     if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
         raise ValueError("must be an object with 'format', 'verbosity' or both")
     format = value.get("format")
@@ -124,7 +124,7 @@ TABLE = Table(
     {
         **dialect_parameters("responses"),
         **{name: CHAT.parameters[name] for name in _OF_VLLM},
-        "include_reasoning": unsupported("a response always has the reasoning", True),
+        "include_reasoning": unsupported("a response always contains the reasoning", True),
         "enable_response_messages": unsupported("send the messages to /tokenize to see the prompt", False),
         "temperature": CHAT.parameters["temperature"],
         "text": Parameter("structured_output", _text),
@@ -173,7 +173,7 @@ _ITEMS = {
     "custom_tool_call_output": {"type", "id", "call_id", "output", "status", "name", "namespace", "caller"},
     "reasoning": {"type", "id", "summary", "content", "status", "encrypted_content"},
 }
-"""Maps an item's type to its known fields, some of which have no effect by their meaning."""
+"""Maps an item's type to its known fields, some of which never affect a response."""
 
 _PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",
@@ -199,7 +199,7 @@ def full_name(namespace: Any, name: str) -> str:
 
 
 class InputReader(TurnsReader):
-    """The reader of one request's input, which translates it to messages of a chat.
+    """Reads the input of one request, and translates it to messages of a chat.
 
     Attributes:
         items: the items of `input`, with references replaced by the stored items.
@@ -215,7 +215,7 @@ class InputReader(TurnsReader):
         """Read `instructions`, the items of previous responses, and `input`.
 
         Raises:
-            InvalidPayload: an item is wrong. The message names the item and what is allowed, without its content.
+            InvalidPayload: an item is invalid. The message names the item and what is allowed, but quotes no content.
         """
         instructions, input = body.get("instructions"), body.get("input")
         if instructions is not None:
@@ -340,7 +340,7 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _implied_type(item: Mapping[str, Any]) -> str:
-    """Return the type of an item without `type`. It is a reference if it has only an id, or else a message."""
+    """Return the type of an item without `type`. An item that has only an id is a reference; others are messages."""
     return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
 
 
@@ -366,14 +366,14 @@ TOOLS: Mapping[str, Shape] = {
 
 
 class ToolsReader:
-    """The reader of one request's tools, which translates them to tools of a chat.
+    """Reads the tools of one request, and translates them to tools of a chat.
 
     Attributes:
-        tools: the tools in the form of a chat, or the unchanged field if it is not a list. The chat's reader checks
-            names and schemas.
+        tools: the tools in a chat's format, or the unchanged field if it is not a list. The chat's reader checks names
+            and schemas.
         origins: maps a tool's name in the prompt to its declaration, for custom tools and tools of a namespace.
-        ignored: the reasons for leaving out tools, as fields for `x-lmi-ignored-parameters`.
-        left_out: maps the names of custom tools that are left out to these reasons.
+        ignored: the reasons for omitting tools, as fields for `x-lmi-ignored-parameters`.
+        left_out: maps the names of omitted custom tools to these reasons.
         formats: the names of custom tools whose text has to match a regular expression.
     """
 
@@ -388,7 +388,7 @@ class ToolsReader:
         """Read the tools. Names of tools in a namespace get the namespace as a prefix.
 
         Raises:
-            InvalidParameter: a tool is neither a function nor a custom tool, or its form is wrong.
+            InvalidParameter: a tool is neither a function nor a custom tool, or is malformed.
         """
         self.tools = value if not isinstance(value, list) else []
         if isinstance(value, list):
@@ -429,12 +429,12 @@ class ToolsReader:
         self.tools.append({"type": "function", "function": {**others, **function}})
 
     def named(self, request: Request, choice: Any) -> Request:
-        """Return the request with the fields to name if the engine refuses its structured output.
+        """Return the request with the fields to blame if the engine refuses its structured output.
 
-        Custom tools are named if no schema of another tool can be the reason.
+        The formats of custom tools are blamed if no schema of another tool can be the reason.
 
         Args:
-            choice: `tool_choice` in the form of a chat.
+            choice: `tool_choice` in a chat's format.
         """
         rule, field = request.sampling.structured_output, request.names.structured_output
         with_text = field == "text" and rule is not None and rule.kind == "structural_tag"
@@ -455,7 +455,7 @@ class ToolsReader:
         """Return the names of the tools whose schemas are part of the structured output.
 
         Args:
-            with_text: whether it also contains a schema for the text.
+            with_text: whether the structured output also contains a schema for the text.
         """
         functions, called = [tool["function"] for tool in self.tools], choice not in (None, "auto")
         if isinstance(choice, dict):
@@ -487,10 +487,10 @@ def _of_custom(format: Any, at: str) -> dict[str, Any]:
 
 
 def read_choice(value: Any, reader: ToolsReader) -> Any:
-    """Return `tool_choice` in the form of a chat.
+    """Return `tool_choice` in a chat's format.
 
     Raises:
-        InvalidParameter: the form of the value is wrong, or it names an unknown tool or one that is left out.
+        InvalidParameter: the value is malformed, or names an unknown or omitted tool.
     """
     if not isinstance(value, dict):
         return value
@@ -499,7 +499,7 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
         return _allowed(value, known)
     name = _name(value)
     if name not in known and (why := reader.left_out.get(name)):
-        raise NamedValue("tool_choice", value).refused(f"{name} is left out, because {why} is not supported")
+        raise NamedValue("tool_choice", value).refused(f"{name} is omitted, because {why} is not supported")
     if value.get("type") not in ("function", CUSTOM) or name not in known:
         raise NamedValue("tool_choice", value).refused(
             "must be none, auto, required, or an object with 'type': 'allowed_tools', or with 'type': 'function' or "
@@ -509,7 +509,7 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
 
 
 def _allowed(value: Mapping[str, Any], known: Sequence[str]) -> Any:
-    """Return the allowed tools in the form of a chat, except those that are left out. The chat's reader checks them."""
+    """Return the allowed tools in a chat's format, without omitted tools. The chat's reader checks them."""
     tools = value.get("tools")
     if isinstance(tools, list):
         kept = [tool for tool in without_skipped(tools) if not _is_custom(tool) or _name(tool) in known]
@@ -534,7 +534,7 @@ def _name(tool: Mapping[str, Any]) -> str:
 
 
 KEPT = ("store", "previous_response_id")
-"""The fields that are only supported if responses are stored."""
+"""The fields that are supported only if responses are stored."""
 
 MAX_REFERENCES = 1000
 """The maximum number of item references in a request."""
@@ -580,10 +580,10 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
     if state == "in_progress":
         raise previous.refused("this response is still in progress; wait until it has ended")
     if state == "failed":
-        raise previous.refused("this response failed; continue from the one before it")
+        raise previous.refused("this response failed; continue from the response before it")
     if state == "too_long":
         field = previous if previous.value else "input"
-        raise too_long(field, "the stored items that it refers to", context.config.max_request_size)
+        raise too_long(field, "the referenced stored items", context.config.max_request_size)
     return store is not False
 
 
@@ -600,7 +600,7 @@ def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Ke
 
 
 _OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
-"""Maps the chat's names of fields to their names in the Responses API, where they differ."""
+"""Maps a chat's field names to the names in the Responses API, where they differ."""
 
 _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream", "parallel_tool_calls")}
 _SAME = (TABLE.parameters.keys() - _OWN.keys()) | _OF_CHAT.keys()
@@ -632,9 +632,9 @@ def _body(context: ServerContext) -> Shape:
 
 
 class OpenAiResponses(OpenAiDialect):
-    """The dialect of OpenAI's responses. It samples unless `temperature` is 0.
+    """The dialect of OpenAI's responses. Requests sample unless `temperature` is 0.
 
-    By default, only the model's context limits the length of an answer.
+    By default, only the model's context limits the length of a response.
     """
 
     name = "openai_responses"
@@ -714,7 +714,7 @@ class OpenAiResponses(OpenAiDialect):
 
 
 class ResponsesCount(OpenAiResponses):
-    """The dialect of OpenAI's token count. Fields that affect only an answer are checked, but have no effect."""
+    """The dialect of OpenAI's token count. Fields that affect only a response are checked, but have no effect."""
 
     name = "openai_responses_count"
     computes = False
@@ -736,7 +736,7 @@ class ResponsesCount(OpenAiResponses):
 
 
 class _Chat(OpenAiChat):
-    """The chat whose table has the parameters of responses."""
+    """The chat dialect whose table has the parameters of responses."""
 
     table = Table(
         {name: parameter for name, parameter in TABLE.parameters.items() if name not in _OWN}
@@ -750,7 +750,7 @@ _CHAT = _Chat()
 
 
 def _effort(body: Mapping[str, Any]) -> Any:
-    """Read `reasoning`. Return its effort."""
+    """Read `reasoning`, and return its effort."""
     reasoning = body.get("reasoning")
     if reasoning is None:
         return None
@@ -762,7 +762,7 @@ def _effort(body: Mapping[str, Any]) -> Any:
 
 
 def _in_own_words(text: str) -> str:
-    """Replace the names of a chat's fields in an error message or a field name with those of the Responses API."""
+    """Replace a chat's field names in an error message or a field name with the names of the Responses API."""
     for name, own in _WORDS.items():
         text = text.replace(name, own)
     return text

@@ -1,4 +1,4 @@
-"""The rendering of tokens as OpenAI's responses, whole or as numbered events."""
+"""Rendering of tokens as OpenAI's responses: documents, or streams of numbered events."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Origin(NamedTuple):
 class Items:
     """The output items of one response, which are built from parsed events in order.
 
-    Text of only white space becomes a message only if there are no other items.
+    A text of white space alone becomes a message only if there are no other items.
 
     Args:
         origins: maps a tool's name in the prompt to its declaration. Other names are functions.
-        most_calls: the number of tool calls to keep, from the beginning, or None to keep all.
+        most_calls: the maximum number of tool calls, after which calls are dropped, or None for no maximum.
         secret: whether ids of items must not be guessable, because the items are stored.
 
     Attributes:
@@ -240,7 +240,7 @@ class Items:
 
 
 def _custom_input(arguments: str) -> str:
-    """Return the text from a custom tool's arguments, or the unchanged arguments if they have an unexpected form."""
+    """Return the text from a custom tool's arguments, or the unchanged arguments if their format is unexpected."""
     try:
         value = loads(arguments)
     except ValueError:
@@ -266,7 +266,7 @@ class ResponseSettings(NamedTuple):
 
     Attributes:
         head: the fields of the response that do not change.
-        form: how the model's answer is parsed.
+        form: how the model's response is parsed.
         origins: maps a tool's name in the prompt to its declaration.
         keeping: stores the response, or None if it is not stored.
     """
@@ -289,10 +289,10 @@ class ResponseSettings(NamedTuple):
         usage: ResponseUsage | None = None,
         error: ResponseFailure | None = None,
     ) -> OpenAiResponse:
-        """Return the response.
+        """Build the response object.
 
         Args:
-            finish: the reason why the answer ended, or None if the response is in progress.
+            finish: the reason why the response ended, or None if the response is in progress.
             broken: whether a tool call is incomplete. The response is then incomplete, too.
         """
         ended: Status = "incomplete" if broken else "completed"
@@ -374,7 +374,7 @@ class ResponseStream(BlockStream):
         return self._encode(self._items.feed([token.text] if self._reader is None else self._reader.feed(token)))
 
     def _text_token(self, token: Token) -> bytes:
-        """Encode a token within a message, if the answer is only text."""
+        """Encode a token within a message, if the response is only text."""
         self._num_tokens += token.id >= 0
         self._items.parts.append(token.text)
         return self._text(token.text, self._items.number())
@@ -406,7 +406,7 @@ class ResponseStream(BlockStream):
 
 
 class ResponseDocument(WholeReply):
-    """A whole response."""
+    """A non-streaming response."""
 
     def __init__(self, settings: ResponseSettings) -> None:
         super().__init__(1)
@@ -414,12 +414,11 @@ class ResponseDocument(WholeReply):
 
     def _document(self) -> OpenAiResponse:
         (sequence,) = self._sequences
-        items, answer = self._settings.items(), read_whole(self._settings.form, sequence)
-        items.feed(answer.events)
+        items, (events, num_reasoning) = self._settings.items(), read_whole(self._settings.form, sequence)
+        items.feed(events)
         items.end(complete=sequence.finish is not Finish.LENGTH)
-        counts = usage(
-            self._num_prompt_tokens, sequence.extras.num_cached_tokens or 0, answer.num_tokens, answer.num_reasoning
-        )
+        num_cached = sequence.extras.num_cached_tokens or 0
+        counts = usage(self._num_prompt_tokens, num_cached, sequence.num_tokens, num_reasoning)
         response = self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
         return self._settings.kept(response)
 
@@ -433,7 +432,7 @@ CUSTOM = "custom"
 SKIPPED = (
     "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11",
 )  # fmt: skip
-"""Types of tools that are left out of the prompt and of the response. Codex sends them with its functions."""
+"""Types of tools that are omitted from the prompt and from the response. Codex sends them with its functions."""
 
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
@@ -501,12 +500,12 @@ def without_strict(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_skipped(tools: list[Any]) -> list[Any]:
-    """Return the tools that are not left out. The response repeats them, and a choice may name them."""
+    """Return the tools that are not omitted. The response repeats them, and a choice may name them."""
     return [tool for tool in tools if not isinstance(tool, dict) or not skipped(tool)]
 
 
 def skipped(tool: Mapping[str, Any]) -> str:
-    """Return why a tool is left out, as a field for `x-lmi-ignored-parameters`, or "" if the tool is kept."""
+    """Return why a tool is omitted, as a field for `x-lmi-ignored-parameters`, or "" if the tool is kept."""
     kind, format = tool.get("type"), tool.get("format")
     if kind == CUSTOM and isinstance(format, dict) and format.get("syntax") == "lark":
         return "tools[].format.syntax=lark"  # no engine supports it
@@ -514,7 +513,7 @@ def skipped(tool: Mapping[str, Any]) -> str:
 
 
 def _tool(tool: Any) -> Any:
-    """Return a tool with all fields that a response has. Errors are left to `ToolsReader`."""
+    """Return a tool with all fields that a response has. `ToolsReader` reports errors."""
     if not isinstance(tool, dict):
         return tool
     if isinstance(tool.get("tools"), list):

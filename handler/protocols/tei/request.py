@@ -33,7 +33,7 @@ from handler.protocols.kernel.texts import (
     truncation_side,
 )
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+# -- responses ---------------------------------------------------------------------------------------------------------
 
 
 TeiVectors = list[list[float]]
@@ -67,7 +67,7 @@ class TeiError(TypedDict):
 
 
 class TeiErrors(ErrorFormat):
-    """TEI's form of errors, with this server's own messages."""
+    """TEI's error format, with this server's own messages."""
 
     statuses = MappingProxyType(
         {
@@ -221,7 +221,7 @@ def unknown_parameters(params: Mapping[str, Any], table: Table) -> list[str]:
 
 
 def _prompted(texts: Sequence[Text], others: Mapping[str, Any], context: ServerContext) -> Sequence[Text]:
-    """Prepend the model's own prompt that `prompt_name` names to the texts. Token ids stay unchanged.
+    """Prepend the model's prompt with the name `prompt_name` to each text. Token ids stay unchanged.
 
     Source: sentence-transformers' `prompts` in config_sentence_transformers.json.
 
@@ -242,9 +242,9 @@ _SIMILARITY = TeiSimilarity()
 
 
 class TeiEmbed(Tei):
-    """The dialect of /embed, which answers with embeddings.
+    """The dialect of /embed, which returns embeddings.
 
-    If `inputs` is an object, it answers as /similarity does, like TEI's `/` with TASK=sentence-similarity.
+    If `inputs` is an object, it responds as /similarity does, like TEI's `/` with TASK=sentence-similarity.
     """
 
     name = "tei_embed"
@@ -313,7 +313,7 @@ def _ranks(texts: Sequence[str], vectors: Vectors, num_tokens: int) -> list[TeiR
 
 
 class TeiPredict(Tei):
-    """The dialect of /predict, which answers with the labels of one or more texts and their probabilities."""
+    """The dialect of /predict, which returns the labels of one or more texts with their probabilities."""
 
     name = "tei_predict"
     table = PREDICT

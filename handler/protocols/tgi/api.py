@@ -1,4 +1,4 @@
-"""The types of TGI's and MindIE's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
+"""The types of TGI's and MindIE's responses. They declare every field on the wire, for mypy and OpenAPI."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class TgiOthers(TypedDict, total=False):
 
 
 class TgiDetails(TgiOutput, TgiTops, TgiOthers):
-    """The details of a whole answer."""
+    """The details of a non-streaming response."""
 
 
 class TgiCompatDetails(TgiDetails):
-    """The details of a whole answer with TGI_COMPAT, to which LMI adds `inputs`."""
+    """The details of a non-streaming response with TGI_COMPAT, to which LMI adds `inputs`."""
 
     inputs: str
 
@@ -192,7 +192,7 @@ class MindieError(TypedDict):
 
 
 SLICE = 1024
-"""The maximum number of new tokens for which TGI 3 requires room in the context. Of more, it generates what fits."""
+"""The maximum number of new tokens for which TGI 3 requires room in the context. TGI generates more if they fit."""
 
 
 class WrongType(InvalidPayload):
@@ -235,7 +235,7 @@ class TgiErrors(ErrorFormat):
     Args:
         streams: whether the request is for a stream.
         request: the parsed request, or None if it is not parsed yet.
-        has_begun: returns whether a whole answer already has tokens.
+        has_begun: returns whether a non-streaming response already has tokens.
     """
 
     statuses = MappingProxyType(
@@ -266,7 +266,7 @@ class TgiErrors(ErrorFormat):
         return {"error": failure.error, "error_type": failure.error_type}
 
     def _failure(self, error: ServingError, *, begun: bool = False) -> Failure:
-        """Return the error as TGI renders it. For errors that TGI answers in plain text, `error` is that text."""
+        """Return the error as TGI renders it. If TGI renders it as plain text, `error` is that text."""
         status = self.status(error)
         match error:
             case NotJson():
@@ -301,9 +301,9 @@ class MindieErrors(TgiErrors):
 
 
 def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> str:
-    """Return TGI's message for a prompt or an answer that is too long.
+    """Return TGI's message for a prompt or a response that is too long.
 
-    TGI checks the sum of both first. Without a limit of new tokens, it only checks the prompt.
+    TGI checks the sum of both first. Without a limit on new tokens, it only checks the prompt.
     """
     most = error.most
     if isinstance(error, PromptTooLong):

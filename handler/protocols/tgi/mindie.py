@@ -1,4 +1,4 @@
-"""MindIE's inference at `/`, with requests like those of TGI 0.9.4 and answers in MindIE's own format.
+"""MindIE's inference at `/`, with requests like those of TGI 0.9.4 and responses in MindIE's own format.
 
 Source: Huawei's MindIE Service documentation, the TGI-compatible interface of `POST /`.
 """
@@ -170,7 +170,7 @@ def _request(read: Body, context: ServerContext) -> Request:
         sampling = sampling._replace(seed=random.randrange(1, 1 << 53))  # MindIE's details always have a seed
     return Request(
         prompt=read.inputs,
-        sampling=sampling._replace(logprobs=False),  # MindIE's are always null
+        sampling=sampling._replace(logprobs=False),  # MindIE's log-probabilities are always null
         truncation=keep_last(params.get("truncate")),
         details=details,
         full_text=params.get("return_full_text", False),

@@ -260,14 +260,14 @@ def table_of(dialect: str) -> Table:
 TABLE = table_of("tgi")
 
 TGI_DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
-"""TGI's defaults. Special tokens are listed and can match stop strings, but are not part of the whole text."""
+"""TGI's defaults. Special tokens appear in lists of tokens and can match stop strings, but not in the whole text."""
 
 
 _SHAPING = ("temperature", "top_k", "top_p", "typical_p")
 
 
 class Document(DocumentReply):
-    """A whole answer. With `best_of`, it is the sequence with the highest mean log-probability."""
+    """A non-streaming response. With `best_of`, its text is the sequence with the highest mean log-probability."""
 
     def _score(self, sequence: SequenceOutput) -> float:
         return sequence.mean_logprob
@@ -318,7 +318,7 @@ class Tgi(TgiFormat, Dialect):
     """The dialect of a TGI route that generates text.
 
     Args:
-        array: whether a whole answer is wrapped in an array.
+        array: whether a non-streaming response is wrapped in an array.
         streams: whether the route streams. If it is None, the body's `stream` decides.
         full_text: whether the text begins with the prompt by default.
     """
@@ -423,7 +423,7 @@ def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, An
     """Set `do_sample` as TGI's shards do: each parameter that shapes the distribution turns sampling on.
 
     This applies even if `do_sample` is false, as LangChain sends it together with `typical_p`. If the client does not
-    explicitly ask for sampling, the parameters that the engine does not support are removed.
+    explicitly request sampling, shaping parameters that the engine does not support are removed.
 
     Returns:
         The parameters, and the names of the removed parameters.
@@ -494,7 +494,7 @@ class _TgiChatTokenize(_TgiTokenize):
     """The dialect of /chat_tokenize. It renders a chat into the same prompt as /v1/chat/completions."""
 
     name = "tgi_chat_tokenize"
-    computes = True  # TGI counts it
+    computes = True  # TGI counts these requests
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict) or "messages" not in body:
@@ -526,7 +526,7 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _chat_tokens(prompt: Prompt) -> Iterator[bytes]:
-    """Yield the parts of the JSON answer of /chat_tokenize."""
+    """Yield the parts of the JSON response of /chat_tokenize."""
     yield b'{"tokenize_response":'
     yield from _tokens(prompt)
     yield b',"templated_text":' + JSON.encode(prompt.text) + b"}"

@@ -1,4 +1,4 @@
-"""TGI's answer format. Every key is always present, because the strict client text_generation 0.7 requires it."""
+"""TGI's response format. Required keys are never missing, because the client text_generation 0.7 is strict."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 
 
 class TgiFormat:
-    """Base class of the answer formats with TGI's tokens and events. Keys without a value are null.
+    """Base class of the response formats with TGI's tokens and events. Keys without a value are null.
 
     Attributes:
-        array: whether a whole answer is wrapped in an array.
+        array: whether a non-streaming response is wrapped in an array.
     """
 
     special_in_text: bool
@@ -116,7 +116,7 @@ def seed_of(request: Request, index: int = 0) -> int | None:
 
 
 def finish_shown(request: Request, finish: Finish, num_tokens: int) -> Finish:
-    """Return TGI's finish reason, which is `length` for every answer with the maximum number of tokens."""
+    """Return TGI's finish reason, which is `length` for every response with the maximum number of tokens."""
     return Finish.LENGTH if not request.fill_context and num_tokens >= request.sampling.max_new_tokens else finish
 
 
@@ -142,13 +142,13 @@ versions refuse lines above 128 KiB.
 
 
 class TgiCompatFormat(TgiFormat):
-    """The format of TGI_COMPAT: an array with one answer, or server-sent events. Stop strings stay in the text."""
+    """The format of TGI_COMPAT: an array with one object, or server-sent events. Stop strings stay in the text."""
 
     special_in_text = True
     array = True
 
     def _stream_details(self, end: StreamEnd) -> TgiCompatStreamDetails:
-        """Render TGI's details with LMI's `inputs`, which is left out if it is too long for TGI's clients."""
+        """Render TGI's details with LMI's `inputs`, which is omitted if it is too long for TGI's clients."""
         tops: TgiTops = {"top_tokens": [self.tokens(top) for top in end.tops]} if end.tops else {}
         prompt = end.request.prompt
         inputs: TgiInputs = {"inputs": prompt} if len(dumps(prompt)) <= _MAX_INPUTS else {}

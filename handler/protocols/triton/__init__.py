@@ -1,1 +1,1 @@
-"""The dialect of Triton's generate extension."""
+"""The dialects of Triton's generate extension and of its inference with tensors."""

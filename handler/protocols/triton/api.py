@@ -1,4 +1,4 @@
-"""The types of Triton's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
+"""The types of Triton's responses. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def statistics(name: str, durations: dict[str, dict[str, int]], last: int) -> Tr
     """Build the statistics of the model.
 
     Args:
-        durations: the number of requests and their nanoseconds, by outcome and phase.
+        durations: maps an outcome or a phase to the number of requests and their total nanoseconds.
         last: when the last request ended, in milliseconds since 1970.
     """
     count = durations["success"]["count"]
@@ -191,7 +191,7 @@ class OneResponse(InvalidPayload):
 
 
 class TritonErrors(ErrorFormat):
-    """Triton's errors. Those without a status of their own get 400, as documented, where Triton itself may send 500.
+    """Triton's errors. Errors without their own status get 400, as documented, although Triton itself may send 500.
 
     Args:
         events: whether to send a failure of the model as an event.

@@ -1,7 +1,7 @@
 """Triton's gRPC messages: requests as bodies of `infer`, and responses as messages in the framing of gRPC.
 
 A response of this dialect is a sequence of ModelStreamInferResponse messages. Each has gRPC's prefix of five bytes: a
-zero, and the length (grpc/grpc, doc/PROTOCOL-HTTP2.md). A request that does not stream has one.
+zero, and the length (grpc/grpc, doc/PROTOCOL-HTTP2.md). A non-streaming response is a single message.
 Sources: triton-inference-server/common, protobuf/grpc_service.proto; server, docs/protocol/extension_*.md.
 """
 
@@ -12,7 +12,7 @@ import itertools
 import re
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tritonclient.grpc import service_pb2
 
@@ -50,18 +50,11 @@ _RAW = b"\x3a"  # raw_input_contents
 # -- requests ----------------------------------------------------------------------------------------------------
 
 
-class InferBody(NamedTuple):
-    """A body of `infer`, and the length of the JSON document at its beginning."""
-
-    data: bytes
-    length: int
-
-
 def check_fields(message: bytes) -> None:
     """Refuse a ModelInferRequest that may need much more memory than its bytes.
 
-    A tensor or an element without content has two bytes, but some thirty in memory. So the size of all but raw contents
-    has a maximum.
+    A tensor or an element without content has two bytes in the message, but about thirty in memory. So the size of
+    everything except raw contents is limited.
 
     Raises:
         InvalidPayload: the message has too much data besides raw contents, or too many fields.
@@ -82,8 +75,10 @@ def _raw_lengths(message: bytes) -> Iterator[int]:
         yield length if found[1] == _RAW else 0
 
 
-def body_of(request: Any) -> InferBody:
-    """Return the body of `infer` that is equivalent to a ModelInferRequest. All its tensors are binary data.
+def body_of(request: Any) -> tuple[bytes, int]:
+    """Return the body of `infer` that is equivalent to a ModelInferRequest, and the length of its JSON document.
+
+    All tensors become binary data.
 
     Raises:
         InvalidPayload: the contents or a parameter are invalid.
@@ -106,11 +101,11 @@ def body_of(request: Any) -> InferBody:
         raise InvalidPayload(f"invalid value type for '{_EMPTY_FINAL}' parameter, expected bool_param.")
     document = {"inputs": inputs, "outputs": outputs, "parameters": {**parameters, "binary_data_output": True}}
     data = JSON.encode({**({"id": request.id} if request.id else {}), **document})
-    return InferBody(b"".join([data, *contents]), len(data))
+    return b"".join([data, *contents]), len(data)
 
 
 def stops(request: Any) -> bool:
-    """Return whether a ModelInferRequest ends the request of its id, by TensorRT-LLM's input `stop`."""
+    """Return whether a ModelInferRequest ends the request with the same id, by TensorRT-LLM's input `stop`."""
     raw, inputs = request.raw_input_contents, request.inputs
     flags = [index for index, tensor in enumerate(inputs) if tensor.name == "stop"]
     return any(raw[i : i + 1] == [b"\x01"] or inputs[i].contents.bool_contents == [True] for i in flags)
@@ -208,7 +203,7 @@ class WholeMessage(InferDocument):
 
 
 class TokenMessages(TritonStream):
-    """One message for each token. The last message says that it is, so no empty final message follows, as in Triton."""
+    """One message for each token. The last message is marked as final, so no empty message follows, as in Triton."""
 
     def __init__(self, options: ResponseOptions, selection: Selection, dialect: Infer) -> None:
         super().__init__(options, dialect.errors)

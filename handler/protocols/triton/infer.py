@@ -23,12 +23,19 @@ from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
 from handler.protocols.triton.api import InferResponse, InferTensor, TritonError, TritonErrors
 from handler.protocols.triton.models import FREE, INDICES, UNBATCHED, TensorModel, model_of
-from handler.protocols.triton.request import check_single_sequence, read_id, read_inputs, wrong_type
+from handler.protocols.triton.request import (
+    INPUTS,
+    check_single_sequence,
+    from_text,
+    read_id,
+    read_inputs,
+    wrong_type,
+)
 from handler.protocols.triton.response import ResponseOptions, TritonDocument, shape_of
 
 HEADER = "inference-header-content-length"
 SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json"
-"""Content type on SageMaker, where `HEADER` cannot pass: its parameter `json-header-size` is the document's size."""
+"""The content type on SageMaker, which does not pass `HEADER` on. `json-header-size` is the size of the JSON."""
 _OCTETS = "application/octet-stream"
 _MAX_DIGITS = 18  # of a length; no real body is longer
 _MAX_SIZE = 1 << 60  # of a dimension; Python counts no more
@@ -64,8 +71,8 @@ class _Reader:
     Args:
         id: the request's id in messages.
         name: the model's name in messages.
-        model: the model whose tensors the request has.
-        tail: the binary data behind the JSON document.
+        model: the model that the request is for.
+        tail: the binary data after the JSON document.
     """
 
     def __init__(self, id: str, name: str, model: TensorModel, tail: bytes) -> None:
@@ -74,7 +81,7 @@ class _Reader:
         self.values: dict[str, Any] = {}
 
     def read(self, tensors: Sequence[Any]) -> None:
-        """Read all input tensors into `values`, in the form of the JSON values of `generate`.
+        """Read all input tensors into `values`, in the format of the JSON values of `generate`.
 
         Raises:
             InvalidPayload: a tensor is invalid.
@@ -200,7 +207,7 @@ def _member(tensor: Any, key: str, kind: type) -> Any:
 
 
 def _flat(datatype: str, number: int, data: Any) -> list[Any]:
-    """Return the elements of `data`. As in Triton, only their number counts, whatever their nesting."""
+    """Return the elements of `data`. As in Triton, only their number must be right, not their nesting."""
     if not isinstance(data, list):
         raise wrong_type("data", "array")
     items = list(itertools.islice(_elements(data), number + 1))
@@ -242,8 +249,8 @@ class Selection(NamedTuple):
     """The output tensors of a response.
 
     Attributes:
-        model: the model whose tensors the request has.
-        names: whether each tensor that the request names is binary; if it names none, all tensors are sent.
+        model: the model that the request is for.
+        names: maps each tensor that the request names to whether it is binary. If it is empty, all tensors are sent.
         is_binary: whether tensors are binary if the request names none.
         has_batch: whether shapes begin with the batch dimension, except those of `UNBATCHED`.
         sagemaker: whether binary data has SageMaker's content type.
@@ -269,7 +276,7 @@ class Selection(NamedTuple):
 
 
 class InferDocument(TritonDocument):
-    """The output tensors in the order of the model. Binary data stands behind the JSON document."""
+    """The output tensors in the order of the model. Binary data follows the JSON document."""
 
     def __init__(self, options: ResponseOptions, selection: Selection) -> None:
         super().__init__(options)
@@ -324,7 +331,7 @@ class InferErrors(TritonErrors):
 
 
 class Infer(Dialect):
-    """The dialect of `infer`, whose response is always whole over HTTP.
+    """The dialect of `infer`, whose response is never streamed over HTTP.
 
     Args:
         sagemaker: whether the route is /invocations, where a content type replaces `HEADER` (Triton's
@@ -382,7 +389,10 @@ class Infer(Dialect):
         is_binary, unknown = _read_parameters(parameters)
         unknown += [name for name in document if name not in ("id", "inputs", "outputs", "parameters")]
         names = _read_outputs(document.get("outputs", []), name, model)
-        values = {**reader.values, **{f"return_{output}": True for output in names if output in FREE}}
+        # vLLM's backend reads its sampling parameters from here (triton-inference-server/vllm_backend, src/utils).
+        values = {name: from_text(name, value) for name, value in parameters.items() if name in INPUTS}
+        unknown += [f"parameters.{name}" for name in values if name in reader.values]
+        values = {**values, **reader.values, **{f"return_{output}": True for output in names if output in FREE}}
         streams = bool(values.pop("stream", False) or values.pop("streaming", False))
         if streams and not self.may_stream:
             unknown.append("stream")
@@ -441,15 +451,15 @@ def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
             raise InvalidParameter(
                 f"Unable to parse '{name}': attempt to access JSON non-unsigned-integer as unsigned-integer"
             )
-    known = ("binary_data_output", *_STATEFUL, *_QUEUEING)
+    known = ("binary_data_output", *_STATEFUL, *_QUEUEING, *INPUTS)
     return is_binary, [f"parameters.{name}" for name, value in parameters.items() if name not in known and value]
 
 
 def _read_outputs(tensors: Any, of_model: str, model: TensorModel) -> dict[str, bool]:
-    """Return whether each output tensor that the request names is binary.
+    """Map each output tensor that the request names to whether it is binary.
 
     Raises:
-        InvalidPayload: an output is unknown, or asks for what is not supported.
+        InvalidPayload: an output is unknown, or has an unsupported parameter.
     """
     if not isinstance(tensors, list):
         raise wrong_type("outputs", "array")

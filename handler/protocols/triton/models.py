@@ -23,7 +23,7 @@ class TensorModel(NamedTuple):
     """The tensors of a model.
 
     Attributes:
-        prompt: the required input, by which a request shows the model that it means.
+        prompt: the required input, whose name shows which model a request is for.
         inputs: the types of all inputs, by name.
         outputs: the types of all outputs, by name.
         text: the name of the output with the text, or "" if there is none.
@@ -41,11 +41,11 @@ INDICES = ("batch_index", "sequence_index")
 UNBATCHED = ("text_output", "OUTPUT_0", "finish_reason", "cumulative_logprob")
 """Outputs whose shape is the number of texts, whatever the model's configuration says.
 
-TensorRT-LLM's models send them so, and its clients read `as_numpy("text_output")[0]` as bytes.
+TensorRT-LLM's models send this shape, and its clients read `as_numpy("text_output")[0]` as bytes.
 """
 
 FREE = ("finish_reason", "num_input_tokens", "num_output_tokens")
-"""Outputs that a request gets by naming them. Others need their flag, as in Triton, where perf_analyzer names all."""
+"""Outputs that a request gets by naming them. Other outputs need a flag, because perf_analyzer names all outputs."""
 
 _NUMBERS = {
     "cum_log_probs": TensorType("FP32", (-1,)),
@@ -83,7 +83,7 @@ TOKENS = TensorModel(
     {IDS: _OTHERS.pop(IDS), **_OTHERS},
     {"output_ids": TensorType("INT32", (-1, -1)), "sequence_length": TensorType("INT32", (-1,)), **_NUMBERS},
 )
-"""The model `tensorrt_llm`, whose prompt and responses are token ids. It also takes the other inputs of texts."""
+"""The model `tensorrt_llm`, whose prompt and responses are token ids. It also accepts the other inputs of `TEXT`."""
 
 _ENSEMBLE_2023 = TensorModel(
     PROMPT_2023,
@@ -103,5 +103,5 @@ def model_of(tensors: Sequence[Any]) -> TensorModel:
 
 
 def model_named(name: str) -> TensorModel:
-    """Return the tensors with which the model describes itself by a name of the repository."""
+    """Return the tensors that describe the served model under a name of the repository."""
     return TOKENS if name == "tensorrt_llm" else TEXT

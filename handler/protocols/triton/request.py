@@ -97,7 +97,7 @@ def _adapter_name(value: Any, context: ServerContext) -> Adapter | None:
 
 @accepts(type=["string", "object"])
 def _structured_outputs(value: Any) -> StructuredOutput | None:
-    """Read vLLM's `structured_outputs`. Its Triton backend accepts it as JSON text."""
+    """Read vLLM's `structured_outputs`, which vLLM's Triton backend accepts as JSON text."""
     try:
         value = loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -109,7 +109,7 @@ def _structured_outputs(value: Any) -> StructuredOutput | None:
 
 def _any_json(value: Any) -> StructuredOutput:
     if value != "":
-        raise ValueError("must be left out with guided_decoding_guide_type=json, which allows any JSON object")
+        raise ValueError("must be omitted with guided_decoding_guide_type=json, which allows any JSON object")
     return StructuredOutput("json_object", "")
 
 
@@ -124,7 +124,7 @@ _GUIDE_READERS: Mapping[str, Callable[[Any], StructuredOutput]] = {
 
 @accepts(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
 def _guide(value: Mapping[str, Any]) -> StructuredOutput:
-    """Read `{type: guide}`, the form into which `join_guide` joins the two inputs."""
+    """Read `{type: guide}`, which `join_guide` makes from the two inputs."""
     ((kind, content),) = value.items()
     return _GUIDE_READERS[kind](content)
 
@@ -148,14 +148,14 @@ _METRICS = "the engines do not report these metrics per request; see /metrics"
 
 PROMPT = "text_input"
 IDS = "input_ids"
-"""The prompt of the model `tensorrt_llm`."""
+"""The name of the input with the prompt of the model `tensorrt_llm`."""
 PROMPT_2023 = "INPUT_0"
-"""The prompt of the ensemble of 2023."""
+"""The name of the input with the prompt of the ensemble of 2023."""
 
 EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
-"""Outputs that are neither text nor GptManager's. An input requests each by its name after `return_`."""
+"""Outputs that are neither text nor GptManager's. The input `return_NAME` requests the output NAME."""
 
-INPUTS: Mapping[str, InputTensor] = {
+_ROWS: Mapping[str, InputTensor] = {
     "max_tokens": _same("INT32", "max_new_tokens"),
     "stream": InputTensor("BOOL", Parameter("stream", _FLAG)),
     "exclude_input_in_output": InputTensor("BOOL", Parameter("exclude_prompt", _FLAG)),
@@ -172,9 +172,7 @@ INPUTS: Mapping[str, InputTensor] = {
     "frequency_penalty": _same("FP32", "frequency_penalty"),
     "no_repeat_ngram_size": InputTensor("INT32", TENSORS["no_repeat_ngram_size"]),
     "min_length": InputTensor("INT32", TENSORS["min_length"]),
-    "min_tokens": InputTensor("INT32", TENSORS["min_length"]),
     "random_seed": InputTensor("UINT64", TENSORS["random_seed"]),
-    "seed": InputTensor("UINT64", TENSORS["random_seed"]),
     "ignore_eos": InputTensor("BOOL", Parameter("ignore_eos", _FLAG)),
     "stop": InputTensor("BYTES", Parameter("stop", _stop), (-1,)),
     "beam_width": InputTensor("INT32", Parameter("num_beams", single(integer(1)))),
@@ -188,7 +186,6 @@ INPUTS: Mapping[str, InputTensor] = {
     "guided_decoding_guide_type": InputTensor("BYTES", Parameter("", _guide)),  # `join_guide` removes it
     "guided_decoding_guide": InputTensor("BYTES", Parameter("structured_output", _guide)),
     "lora_task_id": InputTensor("UINT64", TENSORS["lora_task_id"]),
-    "lora_id": InputTensor("UINT64", TENSORS["lora_task_id"]),
     "lora_name": InputTensor("BYTES", Parameter("adapter", _adapter_name, informed=True)),
     # vLLM's sampling parameters
     "sampling_parameters": InputTensor("BYTES", Parameter("", single(string))),  # `join_sampling` reads it
@@ -198,19 +195,6 @@ INPUTS: Mapping[str, InputTensor] = {
     "include_stop_str_in_output": _same("BOOL", "include_stop_str_in_output"),
     "skip_special_tokens": _same("BOOL", "skip_special_tokens"),
     "structured_outputs": InputTensor("BYTES", Parameter("structured_output", _structured_outputs)),
-    "guided_decoding": InputTensor("BYTES", Parameter("structured_output", _structured_outputs)),
-    # inputs of the llmapi model
-    "streaming": InputTensor("BOOL", Parameter("stream", _FLAG)),
-    "sampling_param_max_tokens": _same("INT32", "max_new_tokens"),
-    "sampling_param_temperature": _same("FP32", "temperature"),
-    "sampling_param_top_k": InputTensor("INT32", Parameter("top_k", single(top_k))),
-    "sampling_param_top_p": InputTensor("FP32", Parameter("top_p", _top_p)),
-    "sampling_param_stop": InputTensor("BYTES", Parameter("stop", _words), (-1,)),
-    "sampling_param_seed": InputTensor("UINT64", TENSORS["random_seed"]),
-    "sampling_param_best_of": _same("INT32", "best_of"),
-    "sampling_param_presence_penalty": _same("FP32", "presence_penalty"),
-    "sampling_param_frequency_penalty": _same("FP32", "frequency_penalty"),
-    "sampling_param_exclude_input_from_output": InputTensor("BOOL", Parameter("exclude_prompt", _FLAG)),
     # refused
     "decoder_text_input": _never("BYTES", "encoder-decoder models are not supported"),
     "image_input": _never("FP16", _MEDIA),
@@ -226,12 +210,28 @@ INPUTS: Mapping[str, InputTensor] = {
     "lora_config": InputTensor("INT32", TENSORS["lora_config"]),
     "lora_path": _never("BYTES", "register the adapter, then send lora_name or lora_task_id"),
     "return_stop_reason": _never(
-        "BOOL", "the stop word that ended an answer is not reported; use return_finish_reason"
+        "BOOL", "the stop word that ended a response is not reported; use return_finish_reason"
     ),
     "return_perf_metrics": _never("BOOL", _METRICS),
     "return_kv_cache_reuse_stats": _never("BOOL", _METRICS),
-    "sampling_param_return_perf_metrics": _never("BOOL", _METRICS),
 }
+
+_ALIASES = {
+    "min_tokens": "min_length",
+    "seed": "random_seed",
+    "lora_id": "lora_task_id",
+    "guided_decoding": "structured_outputs",
+    # the llmapi model
+    "streaming": "stream",
+    "sampling_param_stop": "stop_words",
+    "sampling_param_seed": "random_seed",
+    "sampling_param_exclude_input_from_output": "exclude_input_in_output",
+    **{f"sampling_param_{name}": name for name in ("max_tokens", "temperature", "top_k", "top_p", "best_of")},
+    **{f"sampling_param_{name}": name for name in ("presence_penalty", "frequency_penalty", "return_perf_metrics")},
+}
+"""Maps other names of inputs to the names of `_ROWS`."""
+
+INPUTS: Mapping[str, InputTensor] = {**_ROWS, **{alias: _ROWS[name] for alias, name in _ALIASES.items()}}
 """All inputs except the prompt. Parameters that are not fields of Sampling go to `ParsedParameters.others`."""
 
 OF_OTHER_MODELS: Mapping[str, InputTensor] = {
@@ -239,24 +239,24 @@ OF_OTHER_MODELS: Mapping[str, InputTensor] = {
     IDS: InputTensor("INT32", TENSORS["input_ids"], (-1,)),
     "input_lengths": InputTensor("INT32", Parameter("num_prompt_ids", single(integer(0), "[1,1]"))),
     "request_output_len": InputTensor("INT32", TENSORS["request_output_len"]),
-    "runtime_top_k": InputTensor("INT32", INPUTS["top_k"].parameter),
-    "runtime_top_p": InputTensor("FP32", INPUTS["top_p"].parameter),
-    "len_penalty": InputTensor("FP32", INPUTS["length_penalty"].parameter),
+    "runtime_top_k": INPUTS["top_k"],
+    "runtime_top_p": INPUTS["top_p"],
+    "len_penalty": INPUTS["length_penalty"],
     "stop_words_list": InputTensor("INT32", TENSORS["stop_words_list"], (2, -1)),
     "bad_words_list": InputTensor("INT32", TENSORS["bad_words_list"], (2, -1)),
     "embedding_bias": InputTensor("FP32", TENSORS["embedding_bias"], (-1,)),
     "beam_search_diversity_rate": _never("FP32", "the engines have no diverse beam search"),
     # the ensemble of 2023
     "INPUT_1": InputTensor("UINT32", INPUTS["max_tokens"].parameter),
-    "INPUT_2": InputTensor("BYTES", INPUTS["bad_words"].parameter, (-1,)),
-    "INPUT_3": InputTensor("BYTES", INPUTS["stop_words"].parameter, (-1,)),
+    "INPUT_2": INPUTS["bad_words"],
+    "INPUT_3": INPUTS["stop_words"],
 }
-"""The inputs of other models than that of `generate`, which only `infer` reads."""
+"""The inputs of models other than the model of `generate`. Only `infer` reads these inputs."""
 
 TABLE = Table({name: input.parameter for name, input in (*INPUTS.items(), *OF_OTHER_MODELS.items())})
 
 LLMAPI = ("sampling_param_", "streaming")
-"""The prefixes of the llmapi model's inputs. By default, its answers leave out the prompt."""
+"""The prefixes of the llmapi model's inputs. By default, its responses omit the prompt."""
 
 
 # -- texts -------------------------------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ def join_guide(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def defaults(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of Sampling that depend on the inputs. With `sampling_parameters`, they are vLLM's."""
+    """Return the defaults of Sampling that depend on the inputs. With `sampling_parameters`, vLLM's defaults apply."""
     limit = {"max_new_tokens": _VLLM_MAX_TOKENS} if _SAMPLING in inputs else {}
     return {"do_sample": _samples(inputs), **limit}
 
@@ -338,10 +338,10 @@ _VLLM_MAX_TOKENS = 16
 
 
 def _samples(inputs: Mapping[str, Any]) -> bool:
-    """Return whether the inputs ask for sampling, according to the rules of TensorRT-LLM's LLM API.
+    """Return whether the inputs request sampling, according to the rules of TensorRT-LLM's LLM API.
 
     Raises:
-        InvalidParameter: the parameters ask for both sampling and beam search.
+        InvalidParameter: the parameters request both sampling and beam search.
     """
     temperature = _number(inputs, "temperature", "sampling_param_temperature")
     if _SAMPLING in inputs:
@@ -359,7 +359,7 @@ def _samples(inputs: Mapping[str, Any]) -> bool:
 
 
 def _number(inputs: Mapping[str, Any], *names: str) -> float | None:
-    """Return the value of the first input of `names` that is given, or None if it is not a number."""
+    """Return the value of the first input of `names` that is present, or None if it is not a number."""
     for name in names:
         if name in inputs:
             value = _unpack(inputs[name])
@@ -455,12 +455,12 @@ def read_inputs(
 
     Args:
         inputs: the inputs by name; the prompt is removed.
-        unknown: names of the body that are no inputs.
+        unknown: names in the body that are not inputs.
         body: the body that contains the unknown names.
         streams: returns whether the response is a stream of tokens.
 
     Returns:
-        The options of its responses, its parameters, and the names without effect.
+        The options of the responses, the parameters, and the names that have no effect.
 
     Raises:
         InvalidPayload, InvalidParameter: an input is missing or invalid.
@@ -590,7 +590,7 @@ def _read_ids(parameters: ParsedParameters) -> tuple[int, ...] | None:
     """Return the token ids of the prompt without padding, or None if the prompt is a text.
 
     Raises:
-        InvalidParameter: input_lengths is not a length of the ids.
+        InvalidParameter: input_lengths is below 1, or exceeds the number of ids.
     """
     ids: tuple[int, ...] | None = parameters.others.get("prompt_ids")
     length = parameters.others.get("num_prompt_ids")

@@ -1,4 +1,4 @@
-"""Answers of Triton's generate extension: one response, or a stream with one response per token."""
+"""Rendering of tokens as responses of Triton's generate extension: one object, or a stream of an object per token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ResponseOptions(NamedTuple):
         tensors: the output tensors other than the text, or None if the request asks for none.
         extras: the names of the further fields that the request asks for, such as finish_reason.
         before: the prompt if the text begins with it, or else "".
-        ids_before: the prompt's token ids if `output_ids` begin with them.
+        ids_before: the prompt's token ids if `output_ids` begin with them, or empty.
     """
 
     request: Request
@@ -49,9 +49,9 @@ class ResponseOptions(NamedTuple):
         """Build a response whose fields are in alphabetical order.
 
         Args:
-            text: one text, or a list of them. Like a tensor, a list with one element becomes this element.
+            text: one text, or a list of texts. Like a tensor, a list with one element becomes this element.
             values: the output tensors. A tensor with one element becomes a number, other tensors become flat lists.
-            extras: the further fields, of which only those that the request asks for are included.
+            extras: the further fields. Only requested fields are included.
         """
         contents = self.values(text, values, extras or {})
         response: Mapping[str, object] = {**self.fixed, **{name: _flat(item) for name, item in contents.items()}}

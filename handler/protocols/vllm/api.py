@@ -1,4 +1,4 @@
-"""The types of vLLM's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
+"""The types of vLLM's responses. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class VllmLoad(TypedDict):
 
 
 class VllmHead(TypedDict):
-    """The first fields of the answers of /score, /classify and /pooling."""
+    """The first fields of the responses of /score, /classify and /pooling."""
 
     id: str
     object: Literal["list"]
@@ -81,7 +81,7 @@ class VllmLabels(VllmHead):
 
 
 class VllmPooledText(TypedDict):
-    """The result for one text. `data` is a vector or the labels' probabilities, as a list or as base64."""
+    """The result for one text. `data` is an embedding or the labels' probabilities, as a list or as base64."""
 
     index: Count
     object: Literal["pooling"]

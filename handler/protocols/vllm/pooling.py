@@ -59,7 +59,7 @@ _OF_TOKENS = ("token_embed", "token_classify")
 
 
 class VllmClassify(InputDialect):
-    """The dialect of /classify, which answers with the most likely label of each text and all probabilities."""
+    """The dialect of /classify, which returns the most likely label of each text and all probabilities."""
 
     name = "vllm_classify"
     errors = ERRORS
@@ -95,7 +95,7 @@ class VllmClassify(InputDialect):
 
 
 class VllmPoolingDialect(InputDialect):
-    """The dialect of /pooling, which answers with the output of the pooler: embeddings or the labels' probabilities."""
+    """The dialect of /pooling, which returns the output of the pooler: embeddings or the labels' probabilities."""
 
     name = "vllm_pooling"
     errors = ERRORS
@@ -169,7 +169,7 @@ Pairs = tuple[Sequence[tuple[str, str]], str]
 
 
 class VllmScoring(PooledDialect):
-    """The dialect of /score. An embedding model scores a pair by the cosine of the texts' embeddings."""
+    """The dialect of /score. An embedding model scores a pair by the cosine similarity of its texts."""
 
     name = "vllm_score"
     errors = ERRORS

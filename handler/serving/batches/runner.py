@@ -54,11 +54,11 @@ log = logging.getLogger("handler")
 OF_THE_LINE = (
     BadRequest, FormatterFailed, InvalidParameter, InvalidPayload, NotFound, TooLarge, TooLong, UnsupportedMedia,
 )  # fmt: skip
-"""Errors that are caused by the line itself. After all other errors, the line may be tried again."""
+"""Errors that a line itself causes. After any other error, the line may be tried again."""
 
 STREAM = "'stream' is not supported in batches, which write one line per response; omit 'stream' and 'output_formatter'"
 
-_LAST = 1 << 64  # a priority after all those that clients can use
+_LAST = 1 << 64  # a priority after all priorities that clients can use
 _LOOK_SECONDS = 1.0  # seconds between saving a batch's progress and checking whether it was cancelled
 _IDLE_SECONDS = 10.0  # seconds between two searches for batches that another server has abandoned
 _MAX_EXTRA_OWNERS = 16  # maximum number of owners whose oldest batch runs beyond the limit of open batches
@@ -83,8 +83,9 @@ class Input:
         path: path of the file.
         endpoint: endpoint that all requests must name.
         config: configuration, which limits the size of a line and the number of requests. A longer line gets an error.
-            A blank line whose number is above twice that limit ends the file with an error, as such lines cost time.
-        decode_large: decodes a large line. It blocks the calling thread until the line is decoded.
+            A blank line whose line number is above twice the limit of requests ends the file with an error, because
+            blank lines cost time too.
+        decode_large: function that decodes a large line, and blocks the calling thread until the line is decoded.
         done: numbers of the lines to skip.
     """
 
@@ -98,7 +99,7 @@ class Input:
         self._too_many = LineError("too_many_tasks", f"The file has {most} (option.batches_max_lines).")
 
     def __iter__(self) -> Iterator[Line]:
-        """Yield all lines that are not blank. If there are too many lines, the last one is an error. This may block."""
+        """Yield all lines that are not blank. If too many lines are blank, end with an error. This may block."""
         with self._path.open("rb") as file:
             for number in count(1):
                 text = file.readline(self._most + 1)
@@ -142,7 +143,7 @@ class Input:
                 errors.append(batch_error(*line.error, line.number))
             digest = blake2b((line.custom_id or "").encode("utf-8", "surrogatepass"), digest_size=16).digest()
             if line.custom_id is not None and digest in seen:
-                why = f"This line has the same custom_id as another one: {line.custom_id[:64]}"
+                why = f"This line has the same custom_id as another line: {line.custom_id[:64]}"
                 errors.append(batch_error("duplicate_custom_id", why, "custom_id", line.number))
             seen.add(digest)
             if len(errors) >= _MOST_ERRORS:
@@ -244,7 +245,7 @@ class Output:
 
 
 class _Stopped(Exception):
-    """This server must not continue the batch: it stops, runs another owner's, or another server has ended it."""
+    """This server must not continue the batch: the server stops or runs other batches, or the batch has ended."""
 
 
 @contextlib.asynccontextmanager
@@ -262,14 +263,14 @@ async def batches_run(model: ServedModel) -> AsyncIterator[None]:
 
 
 class BatchRunner:
-    """The runner of all open batches, except those that another server is running."""
+    """The runner of all open batches, except for batches that another server is running."""
 
     def __init__(self, model: ServedModel, store: BatchStore) -> None:
         self.model, self.store = model, store
         self._most = model.max_batch_lines
-        self._wanted = set[str]()  # batches that should run here, by the last look
+        self._wanted = set[str]()  # batches that should run here, according to the last search
         self._running: dict[str, asyncio.Task[None]] = {}
-        self.locked: dict[str, str] = {}  # batches whose files this server has locked -> owner
+        self.locked: dict[str, str] = {}  # owners of the batches whose files this server has locked, by batch
         self._elsewhere = set[str]()  # batches that another server was running at the last check
         self.held = Held(model.config.requests_total_bytes // (2 * BODY_MEMORY))
         self.scan = asyncio.Lock()  # only one input file is read from start to end at a time
@@ -300,7 +301,7 @@ class BatchRunner:
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def _begin(self, found: Sequence[OpenBatch]) -> None:
-        """Run as many batches as the engine takes lines, and the oldest of each owner even if that is one more."""
+        """Run as many batches as the engine takes lines. In addition, run each owner's oldest batch if it is late."""
         owners, self._wanted = set[str](), set()
         for one in found:
             id, late = one.batch["id"], self.store.clock() - one.batch["created_at"] > 2 * _IDLE_SECONDS
@@ -318,13 +319,13 @@ class BatchRunner:
         self.locked.pop(id, None)
 
     def _hold(self, one: OpenBatch) -> None:
-        """Note that a batch runs here. If these are too many, another one stops."""
+        """Note that a batch runs here. If too many batches run here, let one of them stop."""
         self.locked[one.batch["id"]] = one.owner
         if len(self.locked) > max(self._most, len(self._wanted)):
             self.locked.pop(next((id for id in self.locked if id not in self._wanted), one.batch["id"]))
 
     async def _attend(self, one: OpenBatch) -> None:
-        """Run a batch, unless another server does. A batch that cannot continue now is tried again later."""
+        """Run a batch, unless another server is running it. If it cannot continue now, it is tried again later."""
         id, errors = one.batch["id"], list[BatchError]()
         try:
             paths = [self.store.path(file) for file in output_ids(id)]
@@ -348,7 +349,7 @@ class BatchRunner:
         self.store.created.set()  # another batch can start now
 
     def share(self, owner: str) -> int:
-        """Return the maximum number of lines of a batch in memory, a few more than the engine takes, for its turns."""
+        """Return how many lines each of an owner's batches may have in memory, so that every owner has some."""
         owners = [*self.locked.values()]
         return max(1, min(self._most, 2 * self._most // len({*owners, owner})) // max(1, owners.count(owner)))
 
@@ -430,7 +431,7 @@ class _Answering:
         return []
 
     def _status_left(self) -> str:
-        """Return the final status if all lines were already written when the previous server ended, otherwise ""."""
+        """Return the final status if an earlier server has written all lines of the batch, otherwise ""."""
         if sum(self._output.counts) < self._batch["request_counts"]["total"]:
             return ""
         if self._batch["expired_at"] is not None:
@@ -444,7 +445,7 @@ class _Answering:
         self._batch = await self._store.call(self._store.advance, self._id, self._output.sizes, change)
 
     def _decode_large(self, text: bytes) -> Any:
-        """Decode a large line after the large bodies that already wait. This blocks the calling thread."""
+        """Decode a large line after the large bodies that are already waiting. This blocks the calling thread."""
         bodies = self._model.preprocessor.large_bodies
         decode = functools.partial(bodies.decode, text, plain=False, unique_keys=False)
         while True:
@@ -487,7 +488,7 @@ class _Answering:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _status(self) -> str:
-        """Return the status with which the batch must end now, or "". Also save its progress from time to time."""
+        """Return the status with which the batch must end now, or "". Also save the progress from time to time."""
         if self._model.availability.draining or self._id not in self._runner.locked:
             raise _Stopped
         if self._store.clock() >= self._batch["expires_at"]:
@@ -510,7 +511,7 @@ class _Answering:
             await run_in_daemon_thread(self._output.write, line.number, text, failed=failed)
 
     async def _ask(self, line: Line) -> tuple[HttpResponse, Sequence[str]]:
-        """Return the response to a line and its ignored parameters. Temporary failures are tried again."""
+        """Return the response to a line and its ignored parameters. After a temporary failure, try the line again."""
         wait, tries = 0.5, 0
         while True:
             answer, ignored, error = await self._try(line)

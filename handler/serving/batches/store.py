@@ -1,7 +1,7 @@
 """The store of files and batches in a directory, which several servers may share (`option.batches_store`).
 
-SQLite stores their metadata. The contents of a file are stored next to the database under the file's id. A file or
-batch belongs to the API key of the request that created it.
+SQLite stores the metadata. The contents of a file are stored next to the database under the file's id. A file or batch
+belongs to the API key of the request that created it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FILE = "batches.sqlite3"
 _VERSION = 1  # version of the table
 _BUSY_SECONDS = 5.0  # maximum seconds to wait while another process locks the database
 _OVERHEAD = 4096  # approximate bytes of a file or batch on disk besides its contents
-_MOST_ENDED = 1000  # maximum number of ended batches of an owner; older ones are deleted
+_MOST_ENDED = 1000  # maximum number of ended batches of an owner; older batches are deleted
 _FORGOTTEN = 3600.0  # seconds after which an incomplete upload is removed
 _NEVER = 1e18  # value of the column `expires`
 
@@ -82,13 +82,13 @@ class OpenBatch(NamedTuple):
 
 
 class BatchStore:
-    """The store of all owners' files and batches; an owner can access only its own. All methods except `call` may
-    block, and are thread-safe.
+    """The store of all owners' files and batches. An owner can access only its own files and batches. All methods
+    except `call` may block, and are thread-safe.
 
     Args:
         directory: directory of the database and the files.
         config: configuration, which sets the limits of the store.
-        clock: returns the time in seconds since 1970.
+        clock: function that returns the time, in seconds since 1970.
 
     Attributes:
         created: event that is set when another batch may be ready to run.
@@ -109,7 +109,7 @@ class BatchStore:
         """Call a method of the store on a thread.
 
         Raises:
-            ServingError: the method has raised it.
+            ServingError: the method has raised this error.
             Unavailable: the files or the database cannot be read or written.
         """
         try:
@@ -163,7 +163,7 @@ class BatchStore:
         return file
 
     def open(self, owner: str, id: str) -> tuple[OpenAiFile, BinaryIO]:
-        """Return the description of a file, and its open contents, which count until they are closed.
+        """Return the description of a file, and its open contents. Its bytes count as used until these are closed.
 
         Raises:
             NotFound: the owner has no file with this id.
@@ -178,11 +178,11 @@ class BatchStore:
         raise no_file(id)  # the file was deleted just now
 
     def files(self, owner: str, page: Page) -> tuple[list[Any], bool]:
-        """Return a page of an owner's files, and whether there are more."""
+        """Return a page of an owner's files, and whether there are more files."""
         return self._list(owner, page, [kind for kind in _FILES if page.purpose in ("", kind)])
 
     def delete(self, owner: str, id: str) -> DeletedFile:
-        """Delete a file. Its bytes count as long as somebody still reads it.
+        """Delete a file. Its bytes count as used while somebody still reads it.
 
         Raises:
             NotFound: the owner has no file with this id.
@@ -238,11 +238,11 @@ class BatchStore:
         return batch
 
     def batches(self, owner: str, page: Page) -> tuple[list[Any], bool]:
-        """Return a page of an owner's batches, and whether there are more."""
+        """Return a page of an owner's batches, and whether there are more batches."""
         return self._list(owner, page, _BATCHES)
 
     def cancel(self, owner: str, id: str) -> OpenAiBatch:
-        """Mark a batch as to be cancelled. Its runner then ends it.
+        """Mark a batch for cancellation. Its runner then ends it.
 
         Raises:
             NotFound: the owner has no batch with this id.
@@ -268,11 +268,11 @@ class BatchStore:
         return [OpenBatch(owner, loads(document)) for owner, document in rows]
 
     def advance(self, id: str, sizes: Sequence[int], change: Mapping[str, Any]) -> OpenAiBatch:
-        """Save the progress of a batch, and return the batch. A batch that has ended is not changed, and one that is
+        """Save the progress of a batch, and return the batch. A batch that has ended is not changed. A batch that is
         being cancelled keeps this status.
 
         Args:
-            sizes: bytes of its output file and its error file.
+            sizes: bytes of the batch's output file and error file.
             change: fields of the batch to change.
         """
         with self._writing():
@@ -325,8 +325,8 @@ class BatchStore:
         """Check that there is room for `size` more bytes.
 
         Raises:
-            TooLarge: the owner has no room for them.
-            Unavailable: the store has no room for them.
+            TooLarge: the owner has too little room left.
+            Unavailable: the store has too little room left.
         """
         query = f"SELECT total(size + {_OVERHEAD}) FROM objects"
         with self._lock:
@@ -385,7 +385,7 @@ class BatchStore:
         self._update(file["id"], document=dumps(file), size=file["bytes"], expires=file["expires_at"])
 
     def _remove(self, ids: Sequence[str]) -> None:
-        """Remove files. One that is being read is only hidden, and counts until `remove_expired` can remove it."""
+        """Remove files. A file that is being read is only hidden, and counts until `remove_expired` can remove it."""
         busy = [id for id in ids if is_locked(self.path(id))]
         for id in busy:
             self._update(id, document=None, expires=self.clock())

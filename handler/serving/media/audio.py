@@ -1,4 +1,4 @@
-"""Audio clips: limits, and the length of a clip as its file's header declares it."""
+"""Audio: limits, and the length that a file's header declares."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _MOST_PER_SECOND = 8 * 48_000
 
 
 def num_samples(size: Sequence[int]) -> int:
-    """Return the number of samples of a clip after its conversion to one channel and `SAMPLE_RATE`.
+    """Return the number of samples of an audio file after its conversion to one channel and `SAMPLE_RATE`.
 
     Args:
         size: samples per channel, sample rate, and number of channels of the file.
 
     Raises:
-        InvalidPayload: clips with this rate or number of channels are not supported, or the clip is empty.
+        InvalidPayload: this sample rate or number of channels is not supported, or the audio is empty.
     """
     length, rate, channels = size
     if not 1 <= channels <= _MOST_CHANNELS:
@@ -69,7 +69,7 @@ def read_size(data: bytes) -> tuple[int, int, int]:
 
 
 def check_tags(file: bytes) -> None:
-    """Raise InvalidPayload if an MP3 has too many text tags, because libmpg123 compares each with all earlier ones."""
+    """Raise InvalidPayload if an MP3 has too many text tags, because libmpg123 compares each tag with all before it."""
     texts = sum(map(file.count, _TEXTS))
     if texts > _MOST_TEXTS:
         raise InvalidPayload(f"the audio's tags have {texts} texts; at most {_MOST_TEXTS} are allowed")
@@ -78,7 +78,7 @@ def check_tags(file: bytes) -> None:
 def check_pages(file: bytes) -> None:
     """Raise InvalidPayload if many pages of an Ogg file contain headers of further pages.
 
-    At a wrong checksum, libogg continues at the next header, and computes the checksum of up to 64 KiB again.
+    After a wrong checksum, libogg continues at the next header, and again computes the checksum of up to 64 KiB.
     """
     end = within = 0
     for found in _PAGE.finditer(file):

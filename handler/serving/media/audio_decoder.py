@@ -1,4 +1,4 @@
-"""Decoding of audio clips with libsndfile, in a sandbox's process that limits time and memory."""
+"""Decoding of audio with libsndfile, in a sandbox's process that limits time and memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BLOCK = 1 << 15  # samples per channel to read at once
 
 
 def decode(max_samples: int, data: memoryview) -> Iterator[Any]:
-    """Yield the size and digest of a clip, as in `Medium`, then its samples in parts.
+    """Yield the size and digest of an audio file, as in `Medium`, then its samples in parts.
 
     Channels are averaged as in vLLM, and resampled with soxr as in librosa.
 
@@ -38,8 +38,8 @@ def decode(max_samples: int, data: memoryview) -> Iterator[Any]:
         max_samples: maximum number of samples after the conversion.
 
     Raises:
-        LargerThanRead: the clip has more samples. The arguments are its size, as returned by `read_size`.
-        InvalidPayload: the clip is broken or not supported. The message is meant to follow the field's name.
+        LargerThanRead: the audio has more samples. The arguments are its size, as returned by `read_size`.
+        InvalidPayload: the audio is broken or not supported. The message is meant to follow the field's name.
     """
     content = bytes(data)
     kind = next((kind for head, kind in _HEADS if content.startswith(head)), "")

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from handler.engines.process.sandbox import Work
 
 Size = tuple[int, ...]
-"""Size of a medium: width and height of an image; samples per channel, rate and channels of an audio clip."""
+"""Size of a medium: an image's width and height; or audio's samples per channel, sample rate and number of channels."""
 
 
 class LargerThanRead(Exception):
-    """The medium is larger than its header declares. The arguments are its size."""
+    """The medium is larger than its header declares. The exception's arguments are the medium's size."""
 
 
 class FileRules(NamedTuple):
@@ -22,7 +22,7 @@ class FileRules(NamedTuple):
 
     Attributes:
         max_bytes: maximum size of a file, in bytes.
-        max_units: maximum number of pixels in an image, or of samples in an audio clip.
+        max_units: maximum number of pixels in an image, or of samples in audio.
         seconds: maximum seconds for downloading a file.
     """
 
@@ -34,20 +34,21 @@ class FileRules(NamedTuple):
 class Decoder(NamedTuple):
     """The decoder for media files of one kind.
 
-    The cost of decoding is measured in units, which are the pixels of an image or the samples of an audio clip.
+    The cost of decoding is measured in units, which are the pixels of an image or the samples of audio.
 
     Attributes:
-        rules: returns the limits that the options set.
-        read_size: returns the size from a file's header within microseconds, or zeros if the header has none. It raises
-            InvalidPayload if the header is wrong.
-        units: returns the number of units of a size. It raises InvalidPayload if the size exceeds a limit.
+        rules: function that returns the limits that the options set.
+        read_size: function that reads the size from a file's header within microseconds. It returns zeros if the header
+            contains no size, and raises InvalidPayload if the header is wrong.
+        units: function that returns the number of units of a size. It raises InvalidPayload if the size exceeds a
+            limit.
         unit_bytes: bytes of a unit in the decoded data.
         unit_memory: bytes of memory per unit that decoding needs, in addition to the file.
-        make: returns the decoding function, in a sandbox's process. The function gets the maximum number of units and
-            the file; it yields the size and digest, then the data in parts. It raises LargerThanRead for a larger file,
-            and InvalidPayload for a broken one.
+        make: function that returns the decoding function. It is called in a sandbox's process. The decoding function
+            gets the maximum number of units and the file; it yields the size and digest, then the data in parts. It
+            raises LargerThanRead for a larger file, and InvalidPayload for a broken file.
         packages: the Python packages that the decoder needs.
-        extra: extra of this package that installs them.
+        extra: extra of this package that installs those packages.
     """
 
     rules: Callable[[Config], FileRules]

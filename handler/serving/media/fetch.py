@@ -102,7 +102,7 @@ _CHUNK = 1 << 16  # bytes
 
 
 class Fetcher:
-    """An HTTP client for media, without proxies, cookies and compression. It belongs to the event loop that created it.
+    """An HTTP client for media, without proxies, cookies or compression. It belongs to the event loop that created it.
 
     Args:
         rules: rules for media.
@@ -127,7 +127,7 @@ class Fetcher:
 
         Args:
             kind: kind of the medium.
-            take: called with the size of each received part, to reserve memory. Its errors are raised.
+            take: called with the size of each received part, to reserve memory. If it raises an error, so does `fetch`.
 
         Raises:
             InvalidPayload: the rules do not allow the URL, or it could not be fetched. The message is meant to follow

@@ -1,4 +1,4 @@
-"""Images: limits, and the size of an image as its file's header declares it."""
+"""Images: limits, and the size that a file's header declares."""
 
 from __future__ import annotations
 

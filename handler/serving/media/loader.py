@@ -1,4 +1,4 @@
-"""Loading of the media in requests. A thread's event loop fetches them, and sandboxed processes decode them."""
+"""Loading of the media in requests. An event loop on a thread fetches media, and sandboxed processes decode them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FETCHING = ("aiohttp",)
 
 
 def missing_packages(kind: str) -> str:
-    """Return why media of a kind are not supported because packages are missing, or "" if none is missing."""
+    """Return a message if packages for media of a kind are missing, or "" if no package is missing."""
     decoder = DECODERS[kind]
     missing = [name for name in (*decoder.packages, *_FETCHING) if importlib.util.find_spec(name) is None]
     if not missing:
@@ -58,7 +58,7 @@ class MediaRules(NamedTuple):
         files: limits of the files by kind.
         domains: allowed hosts, each `name` for the default ports or `name:port`; `*` allows all names with default
             ports.
-        directory: directory for `file:` URLs, without symbolic links in its path, or None if they are not allowed.
+        directory: directory for `file:` URLs, without symbolic links in its path, or None if such URLs are not allowed.
     """
 
     files: Mapping[str, FileRules]
@@ -82,7 +82,7 @@ def media_rules(config: Config) -> MediaRules:
 
 T = TypeVar("T")
 
-MAX_MEDIA_LOADING = 1024  # media of all requests that are being loaded or wait for it
+MAX_MEDIA_LOADING = 1024  # media of all requests that are being loaded or wait to be loaded
 MAX_MEMORY = 1 << 30  # bytes of files and decoded data of all requests
 _SPARE_MEDIA, _FEW_MEDIA = 1024, 4  # additional media, for requests with few media
 _SPARE_MEMORY, _LITTLE_MEMORY = 1 << 28, 1 << 25  # additional bytes, for requests that need little memory
@@ -90,14 +90,14 @@ _SPARE_MEMORY, _LITTLE_MEMORY = 1 << 28, 1 << 25  # additional bytes, for reques
 FETCHES, _FETCHES_OF_HOST = 128, 32  # maximum concurrent fetches: in total, and from one host
 _FILES = "file:"  # stands for the host of `file:` URLs
 
-THREADS, _SLOW_THREADS = 3, 2  # media that are decoded concurrently: in total, and those that may take long
+THREADS, _SLOW_THREADS = 3, 2  # media that are decoded concurrently: in total, and those that may take a long time
 _QUICK_UNITS = 1 << 20  # maximum units of a medium that is first decoded with the short time limit
 _QUICK_SECONDS, SECONDS = 0.2, 10.0  # CPU time limits for a medium; a photo of _QUICK_UNITS takes 0.03 s
 _UNITS_PER_SECOND = 1 << 25  # expected units per second of CPU time
 _PATIENCE = 60.0  # limit of wall-clock seconds
 _MEMORY = 64 << 20  # bytes, in addition to those of the file and its units
 _BEGIN = 1 / 128  # seconds for the start and the end of decoding
-_NICE = 5  # niceness of the process for media that may take long
+_NICE = 5  # niceness of the process for media that may take a long time
 
 
 class Reservation(Share):
@@ -130,12 +130,12 @@ class Load(NamedTuple):
 
     @property
     def data_size(self) -> int:
-        """Return the bytes of the decoded data."""
+        """The number of bytes of the decoded data."""
         return DECODERS[self.kind].unit_bytes * self.units
 
     @property
     def memory(self) -> int:
-        """Return the maximum bytes of memory for decoding."""
+        """The maximum number of bytes of memory for decoding."""
         return _MEMORY + DECODERS[self.kind].unit_memory * self.units + 2 * len(self.file)
 
 
@@ -152,8 +152,8 @@ class MediaLoader:
     Threads are started for the first medium, and a decoding process for the first medium of its kind.
 
     Owners take turns according to the CPU time that their media have used. A request without an owner counts as an
-    owner of its own. Memory for all media of a request is reserved according to the files' headers before any is
-    decoded.
+    owner of its own. Memory for all media of a request is reserved according to the files' headers, before any medium
+    is decoded.
     """
 
     def __init__(self, rules: MediaRules) -> None:

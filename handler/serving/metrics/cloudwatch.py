@@ -1,6 +1,6 @@
 """Log lines in CloudWatch's embedded metric format, which CloudWatch Logs converts to metrics.
 
-They replace Prometheus where metrics cannot be scraped. The format is described at docs.aws.amazon.com,
+These lines replace Prometheus where metrics cannot be scraped. The format is described at docs.aws.amazon.com,
 AmazonCloudWatch, "Specification: Embedded metric format". Each line must be a complete log event that starts with the
 JSON.
 """
@@ -38,7 +38,7 @@ _GAUGES = {
     "WaitingRequests": ("vllm:num_requests_waiting", "Count", 1.0),
     "KVCacheUsage": ("vllm:kv_cache_usage_perc", "Percent", 100.0),
 }
-"""Sample, CloudWatch's unit, and the factor to convert the value to this unit, by CloudWatch's name."""
+"""Maps CloudWatch's name of a metric to the sample, CloudWatch's unit, and the factor that converts to this unit."""
 
 _COUNTERS = {
     **{f"Requests{outcome.title()}": f"lmi_requests_total{{{outcome}}}" for outcome in OUTCOMES},
@@ -48,14 +48,14 @@ _COUNTERS = {
     "PrefixCacheQueries": "vllm:prefix_cache_queries_total",
     "PrefixCacheHits": "vllm:prefix_cache_hits_total",
 }
-"""Metrics that are reported as the growth during the interval."""
+"""Metrics that are reported as their growth during the interval."""
 
 _MEANS = {
     "TimeToFirstToken": "lmi_time_to_first_token_seconds",
     "InterTokenLatency": "vllm:inter_token_latency_seconds",
     "RequestDuration": "lmi_request_duration_seconds",
 }
-"""Metrics that are reported as the mean during the interval, or omitted if it has no values."""
+"""Metrics that are reported as the mean of the interval's values, or omitted if there are no values."""
 
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:
@@ -74,7 +74,7 @@ def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[
 
     Args:
         before: samples at the start of the interval.
-        now: samples at its end.
+        now: samples at the end of the interval.
         at: time of the end, in seconds since 1970.
     """
     values = _values(before, now)

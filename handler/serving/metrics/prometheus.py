@@ -35,7 +35,7 @@ class Histogram(Collector):
     """A histogram with a single set of label values. Values must be observed on a single thread.
 
     Args:
-        bounds: upper bounds of the buckets in ascending order, without the last one, which is infinite.
+        bounds: upper bounds of the buckets in ascending order, without the last bound, which is infinite.
         labels: values of the labels by name.
     """
 
@@ -121,16 +121,16 @@ _VLLM = (
     ("request_time_per_output_token_seconds", "Mean seconds between a request's tokens", _INTER_TOKEN),
     ("request_prompt_tokens", "Prompt tokens per request", _TOKENS),
     ("request_generation_tokens", "Generated tokens per request", _TOKENS),
-    ("request_params_n", "The parameter n of requests", _NUMBERS),
-    ("request_params_max_tokens", "The maximum of new tokens of requests", _TOKENS),
+    ("request_params_n", "Value of a request's parameter n", _NUMBERS),
+    ("request_params_max_tokens", "Maximum number of new tokens per request", _TOKENS),
 )
 
 _REASONS = {"ok": "stop", "cancelled": "abort", "failed": "error"}
-"""vLLM's `finished_reason` by outcome. It is `length` instead if the answer was cut off at a limit."""
+"""vLLM's `finished_reason` by outcome. It is `length` instead if the response was cut off at a limit."""
 
 
 class VllmMetrics(Collector):
-    """Metrics of vLLM.
+    """The metrics that have vLLM's names.
 
     Args:
         gauges: functions that return current values.
@@ -157,8 +157,8 @@ class VllmMetrics(Collector):
         """Count a request that has ended, unless the engine never got it.
 
         Args:
-            samplings: the parameters of its prompts, if text is generated.
-            per_token: mean seconds between its tokens, or None if there is only one.
+            samplings: the parameters of the request's prompts, if text is generated.
+            per_token: mean seconds between the request's tokens, or None if there is only one token.
         """
         if request.queue is None:
             return
@@ -231,7 +231,7 @@ _TGI = (
     ("mean_time_per_token_duration", "Seconds in the engine per generated token", _DURATIONS),
     ("generated_tokens", "Generated tokens per request", _TOKENS),
     ("input_length", "Prompt tokens per request", _TOKENS),
-    ("max_new_tokens", "The maximum of new tokens of requests", _TOKENS),
+    ("max_new_tokens", "Maximum number of new tokens per request", _TOKENS),
 )
 _TGI_ERRORS = {
     **dict.fromkeys(("overloaded", "unavailable"), "overloaded"),
@@ -308,15 +308,17 @@ _NOT_ADMITTED = ("refused", "overloaded", "unavailable")
 
 
 @dataclass(frozen=True)
-class Gauges:
+class Gauges(Collector):
     """Functions that return current values. They are called when the metrics are requested.
+
+    The totals are metrics of this class. Updating a Counter at each step would cost too much.
 
     Attributes:
         queued: returns the number of requests that wait for the engine.
         active: returns the number of requests in the engine.
         tokens: returns the number of tokens generated so far.
         restarts: returns the number of engine restarts.
-        statistics: returns the statistics of the engine, or None while it has reported none.
+        statistics: returns the statistics of the engine, or None until the engine has reported some.
         replicas: returns a report on each replica, or an empty list if there is only one engine.
         adapters: returns the names of the registered LoRA adapters.
     """
@@ -335,18 +337,11 @@ class Gauges:
         found = found or [(self.active(), self.statistics())]
         return [(num_active, statistics or EngineStatistics()) for num_active, statistics in found]
 
-
-class _Totals(Collector):
-    """Totals that are read only when the metrics are requested. Updating a Counter at each step would cost too much."""
-
-    def __init__(self, gauges: Gauges) -> None:
-        self._gauges = gauges
-
     def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily("lmi_generated_tokens", "Tokens generated", value=self._gauges.tokens())
+        yield CounterMetricFamily("lmi_generated_tokens", "Tokens generated", value=self.tokens())
         text = "Restarts of engines after they were lost"
-        yield CounterMetricFamily("lmi_engine_restarts", text, value=self._gauges.restarts())
-        replicas = self._gauges.replicas()
+        yield CounterMetricFamily("lmi_engine_restarts", text, value=self.restarts())
+        replicas = self.replicas()
         for kind, name, text, value in REPLICA_FAMILIES if replicas else ():
             values = [([str(replica.number)], value(replica)) for replica in replicas]
             yield _labelled(kind, f"lmi_replica_{name}", text, ["replica"], values)
@@ -388,8 +383,8 @@ class Ended:
     Source: triton-inference-server/server, docs/protocol/extension_statistics.md.
 
     Attributes:
-        durations: the number of requests and their nanoseconds, by Triton's name of the outcome or the phase.
-        last: when the last one ended, in milliseconds since 1970.
+        durations: number of requests and their total duration in nanoseconds, by Triton's name of the outcome or phase.
+        last: time at which the last request ended, in milliseconds since 1970.
     """
 
     def __init__(self) -> None:
@@ -445,7 +440,7 @@ class Metrics:
         requests = Counter("lmi_requests", "Requests by outcome", ["outcome"], registry=registry)
         self.by_outcome = {outcome: requests.labels(outcome) for outcome in OUTCOMES}
         self.prompt_tokens = Counter("lmi_prompt_tokens", "Prompt tokens accepted", registry=registry)
-        registry.register(_Totals(gauges))
+        registry.register(gauges)
         self.ready = Gauge("lmi_engine_ready", "1 while the engine can serve", registry=registry)
         queued = Gauge("lmi_queued_requests", "Requests waiting for the engine", registry=registry)
         queued.set_function(gauges.queued)
@@ -461,7 +456,7 @@ class Metrics:
         """Export the numbers of captured requests.
 
         Args:
-            counts: returns the numbers of written and of dropped requests.
+            counts: function that returns the numbers of written and of dropped requests.
         """
         self.registry.register(_Captured(counts))
 
@@ -478,12 +473,12 @@ class Metrics:
     def count(self, request: RequestRecord, parsed: Sequence[Request] = (), *, opened: bool = True) -> None:
         """Count a request that has ended, and pass it to the recorders.
 
-        Like the durations of vLLM, TGI and DJL Serving, those here exclude requests that were refused or that needed no
-        engine, such as /tokenize. Their short durations would hide the long durations of an overloaded server.
+        As in vLLM, TGI and DJL Serving, durations exclude requests that were refused or that needed no engine, such as
+        /tokenize. Their short durations would hide the long durations of an overloaded server.
 
         Args:
             parsed: the prompts of the request, with their parameters.
-            opened: whether `count_opened` has counted it.
+            opened: whether `count_opened` has counted the request.
         """
         self.by_outcome[request.outcome].inc()
         admitted = request.queue is not None and request.outcome not in _NOT_ADMITTED

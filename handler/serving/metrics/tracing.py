@@ -55,7 +55,7 @@ class RequestRecord(NamedTuple):
 
 
 class Tracer:
-    """A sender of spans, which sends them in batches on a separate thread. The OpenTelemetry SDK reads its other
+    """A sender of spans, which sends batches of spans on a separate thread. The OpenTelemetry SDK reads its other
     settings from the variables `OTEL_*`.
 
     Args:

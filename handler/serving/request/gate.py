@@ -12,7 +12,7 @@ from handler.core.errors import Overloaded
 from handler.scheduler.batcher import MAX_OVERTAKES
 
 Turn: TypeAlias = "asyncio.Future[list[Turn]]"
-"""A request's turn. When its batch starts, its result is the turns of the batch."""
+"""A request's turn. When the request's batch starts, the future's result is the list of the batch's turns."""
 
 
 class BatchGate:
@@ -22,11 +22,12 @@ class BatchGate:
     requests.
 
     Args:
-        config: configuration: requests in a batch (`batch_size`), how long a batch waits to fill (`max_batch_delay`),
-            waiting requests (`job_queue_size`), and how long they wait (`option.predict_timeout`). The delay begins
-            with the first waiting request, or anew when the previous batch has ended.
-        max_lines: maximum number of lines in a batch (`option.batches_concurrency`, or if that is 0, half of the
-            engine's sequences).
+        config: configuration, which sets the number of requests in a batch (`batch_size`), how long a batch waits to be
+            filled (`max_batch_delay`), how many requests may wait (`job_queue_size`), and how long a request may wait
+            (`option.predict_timeout`). The delay begins with the first waiting request, or anew when the previous batch
+            has ended.
+        max_lines: maximum number of lines of files in a batch (`option.batches_concurrency`, or if that is 0, half of
+            the engine's sequences).
     """
 
     def __init__(self, config: Config, *, max_lines: int = 16) -> None:
@@ -37,7 +38,7 @@ class BatchGate:
         self._max_lines = max_lines
         self._ids = itertools.count()
         self._waiting: dict[Turn, int] = {}  # ids, in order of arrival
-        self._lines: dict[Turn, int] = {}  # the same of lines
+        self._lines: dict[Turn, int] = {}  # the same for lines of files' batches
         self._running: set[Turn] = set()
         self._overtakes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -52,7 +53,7 @@ class BatchGate:
             raise Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
 
     def join(self, *, line: bool = False) -> Turn:
-        """Queue a request. The caller must call `leave` with its turn when it has ended, whether or not it has run.
+        """Queue a request, and return its turn. When the request has ended, run or not, call `leave` with this turn.
 
         Args:
             line: whether the request is a line of a file's batch.
@@ -67,7 +68,7 @@ class BatchGate:
         return turn
 
     async def wait(self, turn: Turn) -> None:
-        """Wait until the request's batch starts. A line of a file's batch may wait for any time.
+        """Wait until the request's batch starts. A line of a file's batch may wait without a limit.
 
         Raises:
             Overloaded: the request has waited too long.
@@ -86,7 +87,7 @@ class BatchGate:
         self._consider()
 
     def _consider(self) -> None:
-        """Start a batch when the previous one has ended and this one is full or its delay is over."""
+        """If no batch is running, start one as soon as enough requests are waiting or the delay is over."""
         num_waiting = len(self._waiting) + min(len(self._lines), self._max_lines)
         if self._running or not num_waiting:
             return

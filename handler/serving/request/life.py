@@ -12,8 +12,8 @@ A `RequestTask` takes these holdings:
     CLOSED        the share of the memory quota              `RequestTask.__init__`
                   the entry in `ServedModel._tasks`          `RequestTask.__init__`
 
-The rest is not a holding: calls of a user's `handle` (`http/custom.py`) have no task, `RequestTask.close` ends the
-capture, `Held.line` (`serving/batches/runner.py`) counts the memory of a batch's line, and the batcher forgets
+Everything else is not a holding: calls of a user's `handle` (`http/custom.py`) have no task, `RequestTask.close` ends
+the capture, `Held.line` (`serving/batches/runner.py`) counts the memory of a batch's line, and the batcher forgets
 sequences that end by themselves.
 """
 
@@ -36,7 +36,7 @@ class Phase(IntEnum):
         ENCODING: media are loaded, and prompts are tokenized.
         WAITING: the request waits for its dynamic batch.
         SUBMITTED: the engine has the request, or will get it from the queue.
-        ANSWERING: the engine has answered.
+        ANSWERING: the first output for the response has arrived.
         FINISHED: the response is complete, or the request was refused or cancelled.
         CLOSED: the host has closed the request.
     """

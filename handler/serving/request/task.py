@@ -33,7 +33,7 @@ class RequestMemory(Share):
     body = 0  # bytes of the body, and of the stored responses that it refers to
 
     def settle(self, decoded: int, repeated: int) -> None:
-        """Replace the body's share by that of the decoded body.
+        """Replace the share for the body by a share for its decoded value.
 
         Args:
             decoded: bytes of the decoded body.
@@ -62,7 +62,7 @@ class _Refusal(NamedTuple):
 
 
 class _Road:
-    """The road of a stream's plain tokens: past the task on the fast path once that is open, and before as deltas.
+    """The path of a stream's plain tokens: as deltas at first, then past the task, on the fast path once it is open.
 
     Attributes:
         fast_path: the open fast path, or None.
@@ -86,7 +86,7 @@ class _Road:
         return fast_path
 
     def close(self) -> int:
-        """Close the fast path, which refers to the task: a cycle. Return the number of its tokens."""
+        """Close the fast path, which would keep the task in a reference cycle. Return the number of its tokens."""
         fast_path, self.fast_path = self.fast_path, None
         return 0 if fast_path is None else fast_path.num_tokens
 
@@ -98,8 +98,8 @@ class RequestTask(Life):
     context manager, the task closes itself.
 
     Args:
-        on_bytes: called with this task when there are bytes to send, when the engine starts to answer, and when the
-            response is complete, at most once per engine step.
+        on_bytes: called with this task when there are bytes to send, when the engine returns its first output, and when
+            the response is complete, at most once per engine step.
         on_close: called with this task when the host closes it.
         capture: capture of the request, or None if it is not captured.
 
@@ -146,34 +146,34 @@ class RequestTask(Life):
 
     @property
     def begun(self) -> bool:
-        """Return whether the engine has answered, or the request has ended."""
+        """Whether the first output for the response has arrived, or the request has ended."""
         return self.phase >= ANSWERING
 
     @property
     def finished(self) -> bool:
-        """Return whether the response is complete, or the request was cancelled."""
+        """Whether the response is complete, or the request was cancelled."""
         return self.phase >= FINISHED
 
     @property
     def status(self) -> int:
-        """Return the status of the response, which is final when `begun`."""
+        """The status of the response, which is final when `begun` is true."""
         return 200 if self._refusal is None else self._refusal.response.status
 
     @property
     def error(self) -> ServingError | None:
-        """Return the error if it is the complete response, otherwise None."""
+        """The error if it is the complete response, otherwise None."""
         return None if self._refusal is None else self._refusal.error
 
     @property
     def content_type(self) -> str:
-        """Return the content type of the response, or that of JSON while it is not known."""
+        """The content type of the response, or that of JSON while the type is not known."""
         if self._refusal is not None:
             return self._refusal.response.content_type
         return (JSON if self.parsed is None else self.parsed.reply).content_type
 
     @property
     def streams(self) -> bool:
-        """Return whether the response is streamed. A refused request has a single response."""
+        """Whether the response is streamed. The response to a refused request is not."""
         return self.parsed is not None and self.parsed.streams and self._refusal is None
 
     @property
@@ -182,7 +182,7 @@ class RequestTask(Life):
 
     @property
     def keep_alive(self) -> bytes:
-        """Return the bytes to send when a stream has been silent for some time, or b"" if its dialect has none."""
+        """The bytes to send when a stream has been silent for some time, or b"" if its dialect has no keep-alive."""
         return b"" if self.parsed is None else self.parsed.keep_alive
 
     def header(self, name: str) -> str:
@@ -201,7 +201,7 @@ class RequestTask(Life):
 
     @property
     def retry_after(self) -> float:
-        """Return the number of seconds after which a refused client may try again, or 0 if it is unknown."""
+        """The number of seconds after which a refused client may try again, or 0 if this is unknown."""
         return self.error.retry_after if isinstance(self.error, Overloaded) else 0.0
 
     def take(self, limit: int | None = None) -> bytes:
@@ -264,7 +264,7 @@ class RequestTask(Life):
             self.refuse(serving_error(error), value)
 
     def start(self, body: bytes | None = None) -> None:
-        """Parse the body if it is given, tokenize the prompts, join a batch, and submit the request.
+        """Parse the body unless it is None, tokenize the prompts, join a batch, and submit the request.
 
         This continues in the background as soon as it has to wait. The event loop need not be running.
         """
@@ -356,7 +356,7 @@ class RequestTask(Life):
         self._put(reply, reply.feed(index, delta), delta)
 
     def _write_apart(self, reply: Reply, index: int, delta: Delta) -> asyncio.Future[bytes] | None:
-        """Render the last delta on a thread if that may take long. Return None if it must be rendered inline."""
+        """Render the last delta on a thread if this may take a long time. Return None to render it inline."""
         keeps = self.parsed is not None and self.parsed.keeps
         if not (keeps or (delta.error is None and reply.takes_long(delta))):
             return None
@@ -414,7 +414,7 @@ class RequestTask(Life):
         self._driver.notify(self)
 
     def fail(self, error: ServingError) -> None:
-        """End the request with `error`, which becomes the complete response, or the last event of a begun stream."""
+        """End the request with `error`, which becomes the complete response, or the last event of an open stream."""
         self._feed_and_flush(0, Delta(0, 0, (), Finish.ERROR, error))
 
     def refuse(self, error: ServingError, body: Any = None) -> None:
@@ -466,11 +466,8 @@ class RequestTask(Life):
 
     def _put_failure(self, data: bytes) -> None:
         """End a failed stream with the bytes that its reply has rendered."""
-        if self._capture is not None:
-            self._capture.add(data)
-        self.unsent.append(data)
         self._end("failed")
-        self._driver.notify(self)
+        self._keep(data)
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
         if self.parsed is not None:
@@ -481,7 +478,7 @@ class RequestTask(Life):
             if self._dialect.computes and isinstance(error, InvalidParameter | Unavailable):
                 self._stats.count_opened()
         response = errors.whole(error)
-        self._refusal = _Refusal(error.with_traceback(None), response)  # a traceback refers to this task: a cycle
+        self._refusal = _Refusal(error.with_traceback(None), response)  # a traceback would form a reference cycle
         self.unsent[:] = [response.body]
         if self._capture is not None:
             self._capture.replace(response.body)

@@ -1,8 +1,9 @@
-"""Compare handlers in DJL Serving's worker: ours, upstream's for TensorRT-LLM, and a minimal one named null.
+"""Compare handlers in DJL Serving's worker: ours, upstream's for TensorRT-LLM, and a minimal handler called null.
 
-Clients stream through DJL's Java server. It measures tokens per second, time to first token, and the CPU time per token
-of the worker and its engine. All handlers run in turns, for each version of DJL's Python engine. The async mode is only
-measured in versions that support it. The output is a table and one line of JSON. Java and Maven are required:
+Clients stream through DJL's Java server. The command measures tokens per second, time to first token, and the CPU time
+per token of the worker and its engine. All handlers run in turns, for each version of DJL's Python engine. The async
+mode is only measured in versions that support it. The output is a table and one line of JSON. Java and Maven are
+required:
 
     python -m proof.compare.djl.run [--versions 0.25.0,0.34.0] [--clients 32,128] [--pace 60]
 
@@ -101,7 +102,7 @@ def worker_python() -> Path:
 
 @contextlib.contextmanager
 def servers(version: str, pace: float) -> Iterator[dict[str, DjlServer]]:
-    """Start a DJL server for each handler. All run at the same time, but are idle while another one is measured."""
+    """Start a DJL server for each handler. All servers run, but each is idle while another server is measured."""
     env = {**clean_environment(), "PYTHON_EXECUTABLE": str(worker_python())}
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="djl-compared-")))
@@ -184,7 +185,7 @@ def main() -> int:
     add("--versions", default="0.25.0,0.34.0", help="versions of ai.djl.python (default: %(default)s)")
     add("--clients", type=counts, default=[32, 128], help="numbers of concurrent clients (default: 32,128)")
     add("--tokens", type=int, default=256, help="tokens in each response (default: %(default)s)")
-    add("--pace", type=float, default=0.0, help="steps per second of our engine; 0: no limit (default: %(default)g)")
+    add("--pace", type=float, default=0.0, help="steps per second of our engine (0: no limit) (default: %(default)g)")
     add("--seconds", type=float, default=4.0, help="seconds of each measurement (default: %(default)s)")
     add("--repeat", type=int, default=3, help="repetitions, of which medians are shown (default: %(default)s)")
     args = parser.parse_args()

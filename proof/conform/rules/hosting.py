@@ -42,7 +42,7 @@ async def watch_start(server: Server, seconds: float) -> None:
 
 
 async def _is_ready(server: Server) -> bool:
-    """Return whether a server without /ping reports readiness at another server's route."""
+    """Return whether a server without /ping reports readiness on a route that other servers use."""
     return any([(await server.get(path)).ok for path in ("/health", "/v2/health/ready", "/v1/models")])
 
 
@@ -110,7 +110,7 @@ async def _stopped(server: Server) -> Stop:
 @rule("stop.finishes", "After SIGTERM a running stream continues to its end.", sources.CONTAINER, SAGEMAKER, last=True)
 async def stop_finishes(server: Server) -> None:
     answer = (await _stopped(server)).running
-    expect(answer.ok and answer.is_uncut, "a whole stream", answer)
+    expect(answer.ok and answer.is_uncut, "a complete stream", answer)
     broken = [event for event in answer.events if "error" in event]
     expect(not broken, "a stream without an error", answer)
 
@@ -130,7 +130,7 @@ async def stop_new_work(server: Server) -> None:
         )
 
 
-@rule("stop.exit", "The process has ended 30 s after SIGTERM.", sources.CONTAINER, SAGEMAKER, last=True)
+@rule("stop.exit", "The process ends within 30 s after SIGTERM.", sources.CONTAINER, SAGEMAKER, last=True)
 async def stop_exit(server: Server) -> None:
     if (await _stopped(server)).seconds is None:
         raise Failed(f"an end {server.limits.stop:g} s after SIGTERM", asked="SIGTERM", got="it is still running")
@@ -225,7 +225,7 @@ async def invocations_method(server: Server) -> None:
     expect(answer.refused, "a status of 400 to 499, such as 405", answer)
 
 
-@rule("invocations.whole-length", "An unstreamed answer has a Content-Length or is chunked.", sources.HTTP_1_1)
+@rule("invocations.whole-length", "A non-streaming response has a Content-Length or is chunked.", sources.HTTP_1_1)
 async def whole_length(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect(answer.is_uncut, "Content-Length, or Transfer-Encoding: chunked", answer)
@@ -250,7 +250,7 @@ async def openai_route_model(server: Server) -> None:
 async def limits_whole(server: Server) -> None:
     limit = server.limits.whole
     answer = await server.generate(tokens=64, timeout=limit)
-    expect(answer.ok and answer.seconds < limit, f"a whole answer within {limit:g} s", answer)
+    expect(answer.ok and answer.seconds < limit, f"a complete response within {limit:g} s", answer)
 
 
 @rule("limits.long-stream", "A stream of more than 60 s is not cut off: it may take 8 minutes.", sources.FAQ, SAGEMAKER)
@@ -260,7 +260,7 @@ async def limits_long_stream(server: Server) -> None:
     limit = server.limits.whole
     body, seconds = await server.long_stream(1.25 * limit)
     if seconds < limit:
-        skip(f"this server's longest answer takes {seconds:.0f} s")
+        skip(f"this server's longest response takes {seconds:.0f} s")
     async with server.asking_for(await server.path(stream=True), body, 8 * limit) as (_, task):
         answer = await task
     if answer.failure == "timeout":
@@ -270,7 +270,7 @@ async def limits_long_stream(server: Server) -> None:
         skip(f"the stream ended after {answer.seconds:.0f} s")
 
 
-@rule("limits.payload", "A body of 25 MB is answered.", sources.FAQ, SAGEMAKER)
+@rule("limits.payload", "A request with a body of 25 MB is answered.", sources.FAQ, SAGEMAKER)
 async def limits_payload(server: Server) -> None:
     data = json.dumps(await server.body(tokens=2)).encode()  # JSON may have white space around it
     data += b" " * (server.limits.payload - len(data))

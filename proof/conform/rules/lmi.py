@@ -1,4 +1,4 @@
-"""Rules of LMI's schemas at /invocations: those of the rolling batch (0.28) and of the async handlers (0.38)."""
+"""Rules of LMI's schemas at /invocations: the schema of the rolling batch (0.28), and of the async handlers (0.38)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def _lines(server: Server, **parameters: Any) -> tuple[Answer, list[dict[s
     return answer, answer.events
 
 
-@rule("lmi.whole", "An answer that is not streamed is an object with only generated_text.", sources.LMI_SCHEMA, LMI)
+@rule("lmi.whole", "A non-streaming response is an object with only generated_text.", sources.LMI_SCHEMA, LMI)
 async def whole(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect(set(answer.object) == {"generated_text"}, '{"generated_text": "…"}', answer)

@@ -48,7 +48,7 @@ async def models(server: Server) -> None:
     expect(False, "a list of models with id, object, created, owned_by", answer)
 
 
-@_rule("openai.chat", "A chat's answer has id, object, created, model, choices and usage.", sources.OPENAI_CHAT)
+@_rule("openai.chat", "A chat's response has id, object, created, model, choices and usage.", sources.OPENAI_CHAT)
 async def chat(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect_fields(answer, answer.object, "id", "object", "created", "model", "choices", "usage")
@@ -175,7 +175,7 @@ async def content_parts(server: Server) -> None:
     expect_answer(await server.generate(more={"messages": [{"role": "user", "content": parts}]}))
 
 
-@_rule("openai.completion", "POST /v1/completions answers a text_completion.", sources.OPENAI_COMPLETIONS)
+@_rule("openai.completion", "POST /v1/completions returns a text_completion.", sources.OPENAI_COMPLETIONS)
 async def completion(server: Server) -> None:
     answer = await _complete(server)
     match answer.value:

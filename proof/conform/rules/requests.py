@@ -49,7 +49,7 @@ async def token_by_token(server: Server) -> None:
     )
 
 
-@rule("stream.one-a-token", "A stream has an event for each token, not a few large ones.", sources.STREAM)
+@rule("stream.one-a-token", "A stream has an event for each token, not a few large events.", sources.STREAM)
 async def one_a_token(server: Server) -> None:
     answer = await stream(server, 16)
     count = len([event for event in answer.events if piece_of(event) or "token" in event])
@@ -82,7 +82,7 @@ async def clean_end(server: Server) -> None:
     expect(answer.status == 200 and answer.is_uncut, "status 200 and a last chunk", answer)
 
 
-@rule("stream.same-text", "The pieces of a greedy stream add up to the unstreamed text.", sources.STREAM)
+@rule("stream.same-text", "The pieces of a greedy stream add up to the whole text.", sources.STREAM)
 async def same_text(server: Server) -> None:
     whole = await greedy(server, 12)
     answer = await stream(server, 12)
@@ -132,14 +132,14 @@ _LONG = 3_000_000
 
 
 async def _refuses(server: Server, data: bytes) -> None:
-    """Send an invalid body, which must be refused; a valid request afterwards must be answered."""
+    """Send an invalid body, which must be refused. The server must then answer a valid request."""
     answer = await server.post(await server.path(), data)
     expect(answer.refused, "a status of 400 to 499", answer)
     await _expect_alive(server, answer)
 
 
 async def _survives(server: Server, data: bytes) -> None:
-    """Send a body that may be refused or answered; a valid request afterwards must be answered."""
+    """Send a body that may be refused or answered. The server must then answer a valid request."""
     answer = await server.post(await server.path(), data)
     _expect_refused_or_answered(answer)
     await _expect_alive(server, answer)
@@ -248,7 +248,7 @@ async def alone(server: Server) -> None:
     beside = await asyncio.gather(*(server.generate(tokens=16) for _ in range(4)))
     texts = {text_of(expect_answer(answer).value) for answer in (*beside, await greedy(server, 16))}
     if len(texts) > 1:
-        skip("concurrent greedy answers differ")
+        skip("concurrent greedy responses differ")
     (wanted,) = texts
     dialect, path = await server.dialect(), await server.path()
     bad = change(await server.body(), dialect.temperature, -1)
@@ -267,7 +267,7 @@ _GAUGES = re.compile(
     r"vllm:num_requests_running|lmi_active_sequences|tgi_batch_current_size|llamacpp:requests_processing"
     r"|dynamo_(frontend|component)_inflight_requests|sglang:num_running_reqs|trtllm_num_requests_running"
 )
-"""Names of the gauges of running requests in known servers."""
+"""Matches the names of gauges for running requests in known servers."""
 
 _CROWD = 4
 """Number of abandoned requests for servers without such a gauge."""
@@ -279,7 +279,7 @@ async def disconnect_stream(server: Server) -> None:
     await _abandon(server, await server.path(stream=True), body, seconds)
 
 
-@rule("disconnect.whole", "The engine stops when the client of a request without streaming disconnects.", sources.OURS)
+@rule("disconnect.whole", "The engine stops when the client of a non-streaming request disconnects.", sources.OURS)
 async def disconnect_whole(server: Server) -> None:
     body, seconds = await server.long_stream(server.limits.long)
     body = {name: value for name, value in body.items() if name != "stream"}
@@ -290,7 +290,7 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
     """Send a request, disconnect, and check that the engine stops early.
 
     Args:
-        seconds: duration of the answer if the engine does not stop.
+        seconds: the duration of the response if the engine does not stop.
     """
     if await _running(server) is None:
         await _by_speed(server, path, body, seconds)
@@ -308,7 +308,7 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
     gone = time.monotonic()
     until = min(gone + server.limits.abandoned, start + 0.8 * seconds)
     if until < gone + 0.1:
-        skip(f"answers of {seconds:.1f} s are too short for this measurement")
+        skip(f"responses of {seconds:.1f} s are too short for this measurement")
     while (running := await _running(server) or 0.0) > idle:
         if time.monotonic() > until:
             raise Failed(
@@ -327,7 +327,7 @@ async def _running(server: Server) -> float | None:
 
 
 async def _steady(server: Server) -> float:
-    """Wait up to a second for earlier requests to end; return the lowest number of running requests."""
+    """Wait up to a second for earlier requests to end, and return the lowest number of running requests."""
     lowest = await _running(server) or 0.0
     for _ in range(10):
         if not lowest:
@@ -338,7 +338,7 @@ async def _steady(server: Server) -> float:
 
 
 async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> None:
-    """Check twice that many concurrent requests slow the server down only until their clients disconnect."""
+    """Check in two trials that concurrent requests slow the server down only until their clients disconnect."""
     found = [await _slow_after_a_crowd(server, path, body, seconds) for _ in range(2)]
     if all(found):
         raise Failed(
@@ -351,9 +351,9 @@ async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> No
 
 
 async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: float) -> str:
-    """Return the evidence that abandoned answers were still computed, or "" if they were not.
+    """Return the evidence that the server went on computing abandoned responses, or "" if it did not.
 
-    The server is then slow at first and fast later. A server that stays slow has other work.
+    A server that goes on with them is slow at first and fast later. A server that stays slow has other work.
     """
 
     async def one() -> float:
@@ -376,14 +376,14 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
         after.append(await one())
         if after[-1] <= fast:
             if time.monotonic() > gone + 0.8 * left:
-                skip(f"answers of {seconds:.1f} s are too short for this measurement")
+                skip(f"responses of {seconds:.1f} s are too short for this measurement")
             return ""
     until = gone + min(server.limits.patience, 2 * left * crowded / alone)
     while await one() > fast:
         if time.monotonic() > until:
-            skip("the server stays slow after the answers must have ended: it has other work")
+            skip("the server stays slow after the responses must have ended: it has other work")
     return (
-        f"an answer took {alone:.2f} s alone, {crowded:.2f} s during the requests, and {min(after):.2f} s after "
+        f"a response took {alone:.2f} s alone, {crowded:.2f} s during the requests, and {min(after):.2f} s after "
         f"they were cut off; the server was fast again {time.monotonic() - gone:.0f} s later"
     )
 

@@ -17,7 +17,7 @@ _EXPIRES = re.compile(r"([^;\s]+); *Expires=[0-9]{4}-[0-9][0-9]-[0-9][0-9]T[0-9]
 
 
 async def _open(server: Server) -> tuple[Answer, str]:
-    """Open a session; return the answer and the session's id."""
+    """Open a session, and return the response and the session's ID."""
     answer = await server.post("/invocations", {"requestType": "NEW_SESSION"})
     if not answer.ok:
         skip(f"the server opens no session: {answer.got}")
@@ -44,14 +44,14 @@ def _expect_unknown(server: Server, answer: Answer) -> None:
         expect(answer.refused, "a status of 400 to 499", answer)
 
 
-@rule("sessions.open", "NEW_SESSION opens a session; a header has its id and expiry.", sources.SESSIONS, _STATEFUL)
+@rule("sessions.open", "NEW_SESSION opens a session; a header has its ID and expiry.", sources.SESSIONS, _STATEFUL)
 async def sessions_open(server: Server) -> None:
     answer, session = await _open(server)
     await _close(server, session)
-    expect(session in str(answer.object.get("result", session)), "the session's id in result", answer)
+    expect(session in str(answer.object.get("result", session)), "the session's ID in result", answer)
 
 
-@rule("sessions.use", "Requests with the session's id are answered.", sources.SESSIONS, _STATEFUL)
+@rule("sessions.use", "Requests with the session's ID are answered.", sources.SESSIONS, _STATEFUL)
 async def sessions_use(server: Server) -> None:
     _, session = await _open(server)
     answer = await _in_session(server, session)
@@ -122,7 +122,7 @@ async def adapters_use(server: Server) -> None:
 
 @rule(
     "adapters.delete",
-    "DELETE /adapters/NAME unregisters it: requests for it are refused.",
+    "DELETE /adapters/NAME unregisters the adapter: requests for it are refused.",
     sources.STANDARDS,
     _WITH_ADAPTERS,
 )

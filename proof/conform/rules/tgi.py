@@ -65,7 +65,7 @@ async def finish_reason(server: Server) -> None:
     expect(found.get("finish_reason") in _REASONS, " or ".join(_REASONS), answer)
 
 
-@_rule("tgi.seed", "seed is null for a greedy answer, and the seed of a sampled answer.", sources.TGI_TYPES)
+@_rule("tgi.seed", "seed is null for a greedy response, and the request's seed otherwise.", sources.TGI_TYPES)
 async def seed(server: Server) -> None:
     answer, found = await expect_details(server)
     expect(found.get("seed", 0) is None, "null for seed", answer)
@@ -165,7 +165,7 @@ async def tokenize(server: Server) -> None:
 
 @_rule(
     "tgi.headers",
-    "An answer that is not streamed has the headers x-compute-characters, x-generated-tokens and x-total-time.",
+    "A non-streaming response has the headers x-compute-characters, x-generated-tokens and x-total-time.",
     sources.TGI_ROUTER,
 )
 async def headers(server: Server) -> None:

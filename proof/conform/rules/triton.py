@@ -44,7 +44,7 @@ async def server_metadata(server: Server) -> None:
     expect_fields(answer, answer.object, "name", "version", "extensions")
 
 
-@_rule("triton.generate", "An answer has the strings model_name, model_version and text_output.", sources.TRITON)
+@_rule("triton.generate", "A response has the strings model_name, model_version and text_output.", sources.TRITON)
 async def generate(server: Server) -> None:
     answer = expect_answer(await server.generate())
     match answer.value:
@@ -53,7 +53,7 @@ async def generate(server: Server) -> None:
     expect(False, "the strings model_name, model_version and text_output", answer)
 
 
-@_rule("triton.id", "An answer has the id of its request, and no id if the request has none.", sources.TRITON)
+@_rule("triton.id", "A response has the id of its request, and no id if the request has none.", sources.TRITON)
 async def id_(server: Server) -> None:
     answer = expect_answer(await server.generate(more={"id": "42"}))
     expect(answer.object.get("id") == "42", 'id "42"', answer)
@@ -96,7 +96,7 @@ async def unknown_model(server: Server) -> None:
     _expect_error(await server.post("/v2/models/conform-has-no-such-model/generate", await server.body()), (404, 400))
 
 
-@_rule("triton.method", "GET of a generate route gets status 405.", sources.TRITON)
+@_rule("triton.method", "GET on a generate route gets status 405.", sources.TRITON)
 async def method(server: Server) -> None:
     answer = await server.get(await server.path())
     expect(answer.status == 405, "status 405", answer)
@@ -109,10 +109,10 @@ _TEXT = {"data": [PROMPT]}
 
 
 async def _inputs(server: Server, text: Mapping[str, Any] = _TEXT) -> list[dict[str, Any]]:
-    """Return the prompt and its limit of tokens as tensors, with the datatypes and dimensions of the metadata.
+    """Return the prompt and the token limit as tensors, with the datatypes and numbers of dimensions in the metadata.
 
     Args:
-        text: the member with the prompt.
+        text: the field that contains the prompt.
     """
     metadata = expect_answer(await server.get(await server.filled("/v2/models/{model}"))).object
     values = {"text_input": text, "max_tokens": {"data": [8]}}
@@ -138,13 +138,13 @@ async def datatypes(server: Server) -> None:
         expect(fits, "tensors with a datatype and a shape of integers", response)
 
 
-@_rule("triton.infer", "infer returns model_name and outputs, which have as many data as their shape.", sources.KSERVE)
+@_rule("triton.infer", "infer returns model_name and outputs, whose data fits their shape.", sources.KSERVE)
 async def infer(server: Server) -> None:
     response = expect_answer(await _infer(server, {"inputs": await _inputs(server)}))
     expect_fields(response, response.object, "model_name", "outputs")
     for tensor in response.object["outputs"]:
         expect_fields(response, tensor, "name", "datatype", "shape", "data")
-        expect(math.prod(tensor["shape"]) == len(tensor["data"]), "as many data as the shape", response)
+        expect(math.prod(tensor["shape"]) == len(tensor["data"]), "as many items as the shape says", response)
 
 
 @_rule("triton.infer-id", "A response of infer has the id of its request.", sources.KSERVE)
@@ -160,7 +160,7 @@ async def infer_outputs(server: Server) -> None:
     expect(names == ["text_output"], "the output text_output", response)
 
 
-@_rule("triton.binary", "Binary data stand behind the JSON document, whose size is in a header.", sources.BINARY)
+@_rule("triton.binary", "Binary data follows the JSON document, whose size is in a header.", sources.BINARY)
 async def binary(server: Server) -> None:
     data = tensors.binary(PROMPT)
     inputs = await _inputs(server, {"parameters": {"binary_data_size": len(data)}})
@@ -173,7 +173,7 @@ async def binary(server: Server) -> None:
     expect(response.headers.get(tensors.HEADER) == str(len(response.body) - size), "the size of the document", response)
 
 
-@_rule("triton.binary-header", "A document's size beyond the body gets status 400, and an error.", sources.BINARY)
+@_rule("triton.binary-header", "A document size beyond the body gets status 400, and an error.", sources.BINARY)
 async def binary_header(server: Server) -> None:
     _expect_error(await _infer(server, {"inputs": await _inputs(server)}, {tensors.HEADER: "99999"}))
 
@@ -184,7 +184,7 @@ async def unknown_input(server: Server) -> None:
     _expect_error(await _infer(server, {"inputs": [*await _inputs(server), tensor]}))
 
 
-@_rule("triton.wrong-datatype", "An input of another datatype gets status 400, and an error.", sources.KSERVE)
+@_rule("triton.wrong-datatype", "An input with a wrong datatype gets status 400, and an error.", sources.KSERVE)
 async def wrong_datatype(server: Server) -> None:
     inputs = [{**tensor, "datatype": "FP64", "data": [0.5]} for tensor in await _inputs(server)]
     _expect_error(await _infer(server, {"inputs": inputs}))

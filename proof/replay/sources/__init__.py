@@ -20,7 +20,7 @@ lines of requests (path, headers, body), as option.capture_requests writes them"
 _LOOKED_AT = 100  # maximum lines and files that are checked to recognize the kind
 _HEAD = 1 << 12
 _ANSWERS = ("_output", "_error", "_errors", "-output", "-error")
-"""Suffixes that the names of a batch's answer files add to the name of its request file."""
+"""Suffixes that turn the name of a batch's request file into the names of its response files."""
 
 
 def open_requests(argument: str) -> Iterator[Request | Unreadable]:
@@ -30,7 +30,7 @@ def open_requests(argument: str) -> Iterator[Request | Unreadable]:
         argument: a file, a directory, or `s3://BUCKET/PREFIX/`.
 
     Raises:
-        ConfigError: there is nothing to read, or its kind is unknown.
+        ConfigError: there is nothing to read, or the kind of the recording is unknown.
     """
     files = find(argument)
     return with_unique_ids(_of_kind(argument, files))
@@ -51,17 +51,17 @@ def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreada
     fault = _fault(files[0])
     why = "" if fault is None else f" ({fault.place}: {fault.reason})"
     where = f"{files[0].name} is" if len(files) == 1 else f"its files ({files[0].name} and others) are"
-    raise ConfigError(f"{argument}: {where} of no known kind{why}; known kinds:\n{KINDS}")
+    raise ConfigError(f"{argument}: {where} of an unknown kind{why}; known kinds:\n{KINDS}")
 
 
 def _batch(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Read batch files with their answers, from the same directory or next to a single file."""
+    """Read batch files, and their response files from the same directory or next to a single file."""
     if len(files) == 1 and not argument.startswith(SCHEME):
         files = [*files, *_beside(Path(argument))]
     kinds = [(file, _kind(file)) for file in files]
     requests = [file for file, kind in kinds if kind == "batch"]
     if not requests:
-        raise ConfigError(f"{argument}: contains only the answers of a batch; name the file with its requests")
+        raise ConfigError(f"{argument}: contains only the responses of a batch; name the file with its requests")
     return _with_others(kinds, batch.read(requests, [file for file, kind in kinds if kind == "answers"]))
 
 
@@ -70,12 +70,12 @@ def _with_others(
 ) -> Iterator[Request | Unreadable]:
     for file, kind in kinds:
         if kind not in ("batch", "answers"):
-            yield _fault(file) or Unreadable(file.name, "it contains neither requests nor answers of a batch")
+            yield _fault(file) or Unreadable(file.name, "it contains neither requests nor responses of a batch")
     yield from requests
 
 
 def _beside(path: Path) -> list[File]:
-    """Return the answer files next to a batch's request file, which are found by their names."""
+    """Return the response files next to a batch's request file. Their names identify them."""
     stem, dot, suffix = path.name.partition(".")
     names = [path.with_name(f"{stem}{end}{dot}{suffix}") for end in _ANSWERS]
     return [file for name in names if name.is_file() for file in find(str(name))]

@@ -1,4 +1,4 @@
-"""Reader of OpenAI's batch files, with lines of custom_id, method, url and body, and of their answer files."""
+"""Reader of OpenAI's batch files, whose lines contain custom_id, method, url and body, and of their response files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _JSON = "application/json"
 
 
 def is_request(fields: Mapping[str, Member]) -> bool:
-    """Return whether a line is a batch's request."""
+    """Return whether a line is a request of a batch."""
     return "custom_id" in fields and "url" in fields
 
 
@@ -34,7 +34,7 @@ def is_answer(fields: Mapping[str, Member]) -> bool:
 
 
 def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Yield the requests of request files, with their answers from answer files."""
+    """Yield the requests in request files, with their responses from response files."""
     table = "CREATE TABLE answers (id TEXT PRIMARY KEY, status INTEGER, body BLOB) WITHOUT ROWID"
     with database(table) as known:
         for file in answers:
@@ -44,7 +44,7 @@ def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request 
 
 
 def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
-    """Store a file's answers in the table; yield the lines that cannot be read."""
+    """Store a file's responses in the table, and yield the lines that cannot be read."""
     known.execute("BEGIN")
     try:
         for answer in read_lines(file, lambda location, fields: (location, _answer(fields))):
@@ -53,13 +53,13 @@ def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
                 continue
             location, row = answer
             if row is not None and known.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?)", row).rowcount == 0:
-                yield Unreadable(location, f"an earlier answer for custom_id {row[0]!r} is used instead")
+                yield Unreadable(location, f"an earlier response for custom_id {row[0]!r} is used instead")
     finally:
         known.execute("COMMIT")
 
 
 def _answer(fields: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
-    """Return id, status and body of an answer, or None if the request never ran."""
+    """Return the ID, status and body of a response, or None if the request never ran."""
     id, response = _id(fields), fields.get("response", ABSENT)
     if response.value is None:
         return None

@@ -1,7 +1,7 @@
 """Reader of SageMaker's data capture, whose files are `ENDPOINT/VARIANT/yyyy/mm/dd/hh/*.jsonl`.
 
-A shadow variant has files of its own, and its answer to an event may be written an hour after the serving variant's.
-Therefore the events of two hours are stored in a table on disk, not in memory.
+A shadow variant has its own files, and its response to an event may be written an hour after the serving variant's.
+Therefore the events of two hours are stored, in a table on disk instead of in memory.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from proof.replay.sources.files import (
 )
 
 PATH = "/invocations"
-"""Path of all requests, because a capture does not contain one; custom attributes may name a `route=`."""
+"""The path of all requests, because a capture contains no paths. Custom attributes may contain a `route=`."""
 
 _READERS = {"JSON": from_text, "CSV": from_text, "BASE64": from_base64}
 
 
 class Event(NamedTuple):
-    """Request and answer as captured for one variant.
+    """A request and its response, as captured for one variant.
 
     Attributes:
-        input: body of the request, or None if only outputs are captured.
-        output: answer, or None if only inputs are captured or there was no answer.
+        input: the body of the request, or None if only outputs are captured.
+        output: the response, or None if only inputs are captured or there was no response.
     """
 
     id: str
@@ -120,7 +120,7 @@ _DUE = "CREATE TABLE due (mine INTEGER, theirs INTEGER)"
 _FIND = """INSERT INTO due SELECT e.rowid, o.rowid FROM events e
     LEFT JOIN events o ON o.id = e.id AND o.variant <> e.variant
     WHERE e.hour < ? AND (e.variant = 0 OR o.rowid IS NULL) ORDER BY e.at, e.rowid"""
-"""Finds events of earlier hours in order of arrival, and joins each shadow event to the serving variant's."""
+"""Finds events of earlier hours in order of arrival, and joins each shadow event to the serving variant's event."""
 
 _ONE = "SELECT id, place, at, headers, input, answered, type, output FROM events WHERE rowid = ?"
 _NOTHING_TO_SEND = "only the output was captured (no endpointInput), so there is nothing to send"
@@ -128,7 +128,7 @@ _DONE = "DELETE FROM events WHERE rowid IN (SELECT mine FROM due UNION ALL SELEC
 
 
 class _Placed(NamedTuple):
-    """File with its endpoint, variant and hour, which its folders name."""
+    """A file, and the endpoint, variant and hour that the names of its folders contain."""
 
     endpoint: str
     variant: str
@@ -179,7 +179,7 @@ def _in_order(placed: Sequence[_Placed]) -> list[str]:
 
 
 def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> Iterator[Unreadable]:
-    """Store a file's events in the table; yield the lines that cannot be read."""
+    """Store a file's events in the table, and yield the lines that cannot be read."""
     events.execute("BEGIN")
     try:
         for event in read_lines(file, _event):
@@ -217,7 +217,7 @@ def _stored_event(events: sqlite3.Connection, number: int) -> Event:
 
 
 def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:
-    """Return the request of an event. Without a body it cannot be sent, but two recorded answers can be compared."""
+    """Return the request of an event. Without a body it cannot be sent, but two recorded responses can be compared."""
     other = None if theirs is None else theirs.output
     whole = mine.output is not None and other is not None
     body = mine.input if mine.input is not None or theirs is None else theirs.input

@@ -1,4 +1,4 @@
-"""Files of a recording, on disk or in S3: their lines and fields, and temporary tables for lookups."""
+"""The files of a recording, on disk or in S3: their lines and fields, and temporary tables for lookups."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ T = TypeVar("T")
 SCHEME = "s3://"
 FORM = "write it as s3://BUCKET/PREFIX/"
 
-_TRIES = 5  # broken connections while an object is read
+_TRIES = 5  # maximum number of broken connections while an object is read
 _PIECE = 1 << 20
 
 
 def objects(argument: str) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
-    """Yield name, size and a function that opens it, for the object or for all objects below the prefix `argument`.
+    """Yield the name and size of the object, or of each object below the prefix `argument`, and a function to open it.
 
     Raises:
         ConfigError: boto3 is not installed, or S3 refuses the request.
@@ -73,7 +73,7 @@ def _named(client: Any, bucket: str, item: Any, name: str) -> tuple[str, int, Ca
 
 @contextlib.contextmanager
 def _told(argument: str) -> Iterator[None]:
-    """Turn errors of boto3 into a ConfigError that names the cure."""
+    """Turn errors of boto3 into a ConfigError that says what to do."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -82,7 +82,7 @@ def _told(argument: str) -> Iterator[None]:
         code = error.response.get("Error", {}).get("Code", "")
         advice = {
             "NoSuchBucket": "there is no such bucket",
-            "AccessDenied": "access denied: you need s3:ListBucket, s3:GetObject, and kms:Decrypt if it is encrypted",
+            "AccessDenied": "access denied: you need s3:ListBucket, s3:GetObject and, for KMS keys, kms:Decrypt",
         }.get(code, str(error))
         raise ConfigError(f"{argument}: {advice}") from None
     except BotoCoreError as error:
@@ -90,7 +90,7 @@ def _told(argument: str) -> Iterator[None]:
 
 
 class _Object(io.RawIOBase):
-    """S3 object as a raw stream, which reconnects if the connection breaks."""
+    """An S3 object as a raw stream, which reconnects if the connection breaks."""
 
     def __init__(self, client: Any, bucket: str, key: str, etag: str, size: int) -> None:
         self._client = client
@@ -150,12 +150,12 @@ _GZIP = b"\x1f\x8b"
 
 
 class File(NamedTuple):
-    """File of a recording.
+    """A file of a recording.
 
     Attributes:
-        name: path relative to the recording, with `/`, for messages.
-        folders: names of its folders, relative to the recording.
-        open_raw: opens the file without decompression.
+        name: the path relative to the recording, with `/`, for messages.
+        folders: the names of its folders, relative to the recording.
+        open_raw: a function that opens the file without decompression.
     """
 
     name: str
@@ -182,7 +182,7 @@ def _buffered(stream: Any) -> io.BufferedReader:
 
 
 class Line(NamedTuple):
-    """Non-empty line with its place, FILE:NUMBER."""
+    """A non-empty line, and its position as FILE:NUMBER."""
 
     place: str
     text: str
@@ -262,7 +262,7 @@ def read_lines(file: File, parse: Callable[[str, dict[str, Member]], T]) -> Iter
     """Yield the result of `parse` for each line of a file, or an `Unreadable` if it cannot be read or is `Malformed`.
 
     Args:
-        parse: receives the place and the members of a line's JSON object.
+        parse: a function that receives a line's position and the members of its JSON object.
     """
     for line in lines(file):
         if isinstance(line, Unreadable):
@@ -316,7 +316,7 @@ def database(*statements: str) -> Iterator[sqlite3.Connection]:
 
 
 def with_unique_ids(requests: Iterable[Request | Unreadable]) -> Iterator[Request | Unreadable]:
-    """Yield the requests. A request with the id of an earlier request becomes an `Unreadable`."""
+    """Yield the requests. A request with the same ID as an earlier request becomes an `Unreadable`."""
     with database("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID") as ids:
         for item in requests:
             if isinstance(item, Request):
@@ -339,7 +339,7 @@ _DECODER = json.JSONDecoder()
 
 
 class Member(NamedTuple):
-    """Value of a JSON member, and its original text."""
+    """The value of a JSON member, and its original text."""
 
     value: Any
     text: str
@@ -349,21 +349,21 @@ ABSENT = Member(None, "null")
 
 
 class Malformed(ValueError):
-    """Malformed item of a recording; the message names the field."""
+    """An item of a recording is malformed. The message names the field."""
 
 
 def members(text: str) -> dict[str, Member]:
     """Read the members of a JSON object. The last value of a repeated name is used.
 
     Raises:
-        Malformed: the text is not a JSON object, is cut off, or nests too deeply.
+        Malformed: the text is not a JSON object, is cut off, or is nested too deeply.
     """
     try:
         return _members(text)
     except Malformed:
         raise
     except RecursionError:
-        raise Malformed("it nests too deeply") from None
+        raise Malformed("it is nested too deeply") from None
     except (ValueError, StopIteration) as error:
         raise Malformed(f"it is not JSON: {str(error)[:100] or 'a value is missing'}") from None
 
@@ -410,7 +410,7 @@ def _after_space(text: str, at: int) -> int:
 
 
 def from_base64(value: Any, name: str) -> bytes:
-    """Decode a field in base64.
+    """Decode a base64 field.
 
     Raises:
         Malformed: the value is not base64.
@@ -438,7 +438,7 @@ def from_text(value: Any, name: str) -> bytes:
 
 
 def from_member(member: Member, name: str) -> bytes:
-    """Return a member as a body: the text of a string, nothing for null, otherwise the original JSON.
+    """Return a member as a body: the text of a string, nothing for null, or else the original JSON.
 
     Raises:
         Malformed: a string has a lone surrogate.
@@ -496,7 +496,7 @@ def without_credentials(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def seconds(value: Any) -> float | None:
-    """Parse seconds or a time in ISO 8601, by default in UTC; return None for any other value."""
+    """Parse seconds or a time in ISO 8601, by default in UTC. Return None for any other value."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):

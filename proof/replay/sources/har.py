@@ -1,4 +1,4 @@
-"""Reader of HAR 1.2, in which browsers and proxies record HTTP: one JSON document, read entry by entry."""
+"""Reader of HAR 1.2, in which browsers and proxies record HTTP. A file is one JSON document, read entry by entry."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from proof.replay.sources.files import (
 )
 
 BEGIN = re.compile(rb'\s*\{\s*"log"\s*:\s*\{')
-"""Beginning of a HAR file."""
+"""Matches the beginning of a HAR file."""
 
 _MARK = re.compile(rb'["{}\[\]]')
 _STRING_END = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -37,7 +37,7 @@ _DEPTH_OF_ENTRIES = 2  # depth of the array `log.entries`
 
 
 class NoBody(Exception):
-    """Entry without a body, such as a page or an image; the message is its method."""
+    """An entry has a request without a body, such as for a page or an image. The message is the request's method."""
 
 
 class _Entry(NamedTuple):
@@ -46,7 +46,7 @@ class _Entry(NamedTuple):
 
 
 def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Yield the requests with a body. Other requests are not inference; one line per file reports their number."""
+    """Yield the requests with a body. Other requests are not for inference; an `Unreadable` per file counts them."""
     for file in files:
         left_out: Counter[str] = Counter()
         for entry in _entries(file):
@@ -59,7 +59,7 @@ def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
                 left_out[str(error)] += 1
         if left_out:
             kinds = ", ".join(f"{method} {count}" for method, count in sorted(left_out.items()))
-            yield Unreadable(file.name, f"{left_out.total()} entries without a body are left out ({kinds})")
+            yield Unreadable(file.name, f"{left_out.total()} entries without a body are skipped ({kinds})")
 
 
 def _read(location: str, text: bytes) -> Request | Unreadable:
@@ -86,7 +86,7 @@ def _entries(file: File) -> Iterator[_Entry | Unreadable]:
 
 
 class _Array(Enum):
-    """Position of a scanner relative to the array `log.entries`."""
+    """The position of a scanner relative to the array `log.entries`."""
 
     BEFORE = auto()
     WITHIN = auto()
@@ -94,7 +94,7 @@ class _Array(Enum):
 
 
 class _Scanner:
-    """Scanner that extracts the objects of `log.entries` from data in pieces of any size."""
+    """A scanner that extracts the objects of `log.entries` from data in pieces of any size."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -141,7 +141,7 @@ class _Scanner:
             yield Unreadable(f"{self._name}: entry {number}", "the file is cut off")
 
     def _pass(self, data: bytes) -> Iterator[Unreadable]:
-        """Process data without quotes and brackets, or one of these."""
+        """Add scanned data to the current entry. Before the array, keep the last bytes, which may name the array."""
         if self._entry is None:
             if self._array is not _Array.WITHIN:
                 self._before = (self._before + data)[-_MAX_KEPT:]
@@ -213,7 +213,7 @@ def _headers(request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _answer(entry: Mapping[str, Any]) -> Recorded | None:
-    """Return the answer, or None if its body was not saved, as with streams in browsers."""
+    """Return the response, or None if its body was not saved, as with streams in browsers."""
     response = entry.get("response")
     if not isinstance(response, dict):
         return None

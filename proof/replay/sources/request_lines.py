@@ -1,4 +1,4 @@
-"""Reader of lines with path, headers and body, written by hand or by `option.capture_requests`."""
+"""Reader of lines with a path, headers and a body, written by hand or by `option.capture_requests`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from proof.replay.sources.files import (
 
 _FIELDS = ("id", "at", "method", "path", "headers", "body", "body_base64", "answer")
 _GRPC = re.compile(r"/inference\.GRPCInferenceService/Model(Stream)?Infer/")
-"""Calls of Triton's gRPC clients. Their bodies are those of `infer` over HTTP."""
+"""Matches the paths of calls by Triton's gRPC clients. Their bodies are the same as those of `infer` over HTTP."""
 _METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
 
@@ -53,7 +53,7 @@ def _request(location: str, fields: dict[str, Member]) -> Request:
         _body(fields, ""),
         _method(fields),
         _at(fields),
-        None if over_grpc else _answer(fields),  # messages, while the server replies by HTTP
+        None if over_grpc else _answer(fields),  # gRPC messages, but the server will respond by HTTP
     )
 
 

@@ -191,6 +191,8 @@ def test_a_name_leads_to_no_other_route(open_triton: Triton, name: str) -> None:
     model = service_pb2.ModelMetadataRequest(name=name)
     assert refusal(open_triton.stub.ModelMetadata, model)[0] == "NOT_FOUND"
     assert open_triton.stub.ModelReady(service_pb2.ModelReadyRequest(name=name)).ready is False
+    version = service_pb2.ModelMetadataRequest(name="model", version="index")
+    assert refusal(open_triton.stub.ModelMetadata, version)[0] == "NOT_FOUND"
 
 
 def test_a_shape_beyond_any_memory(open_triton: Triton) -> None:
@@ -301,6 +303,14 @@ def test_a_client_that_does_not_read_loses_its_stream_alone() -> None:
         call.cancel()
 
 
+def test_a_stream_goes_on_after_a_message_that_is_refused_unread(open_triton: Triton) -> None:
+    large = ask("large")
+    large.inputs.add(name="bad_words", datatype="BYTES", shape=[1, 1]).contents.bytes_contents.append(bytes(2 << 20))
+    refused, answered = open_triton.stream(large, ask("small"))
+    assert refused.error_message == "the message has more than 1048576 bytes besides raw_input_contents"
+    assert text_of(answered.infer_response) == " a b c d e"
+
+
 # -- who may call ------------------------------------------------------------------------------------------------------
 
 
@@ -308,8 +318,12 @@ def test_a_key_is_needed_where_http_needs_one() -> None:
     with triton(env={"LMI_API_KEY": "secret"}) as client:
         code, details = refusal(client.stub.ModelInfer, ask())
         assert (code, "Authorization: Bearer" in details) == ("UNAUTHENTICATED", True)
-        (error,) = client.stream(ask())
-        assert "Authorization: Bearer" in error.error_message
+        assert refusal(lambda request, **more: [*client.stub.ModelStreamInfer(iter([request]), **more)], ask()) == (
+            code,
+            details,
+        )
+        assert refusal(client.stub.ModelReady, service_pb2.ModelReadyRequest(name="model"))[0] == "UNAUTHENTICATED"
+        assert client.channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=30) == b"\x08\x01"
         key = [("authorization", "Bearer secret")]
         assert text_of(client.stub.ModelInfer(ask(), metadata=key)) == " a b c d e"
         assert joined(client.stream(ask(stream=True), metadata=key), "7") == " a b c d e"

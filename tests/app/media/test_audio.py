@@ -237,7 +237,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "no format": ({"response_format": "poem"}, "must be json, text, srt, verbose_json or vtt"),
     "words": (
         {"response_format": "verbose_json", "timestamp_granularities[]": ["segment", "word"]},
-        "is not supported: the engine reports timestamps only of segments, not of words; use segment",
+        'is not supported: the engine reports timestamps of segments, not of words; use "segment"',
     ),
     "no times": ({"timestamp_granularities[]": "segment"}, "needs response_format=verbose_json"),
     "other times": ({"timestamp_granularities[]": "page"}, "must be segment, or a list that has only segment"),

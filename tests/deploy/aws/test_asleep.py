@@ -72,7 +72,7 @@ def test_a_sleeping_endpoint_is_woken_by_a_request(
     fall_asleep(cloud, NAME)
     assert instances() == 0
     assert run(["status", NAME, "--region", "us-east-1"]) == 0
-    assert "scaled to zero: requests wait until an instance is up" in capsys.readouterr().out
+    assert "scaled to zero: requests wait until an instance is running" in capsys.readouterr().out
     assert run(INVOKED) == 0
     assert json.loads(capsys.readouterr().out) == {"generated_text": "Hello"}
     assert instances() == 1

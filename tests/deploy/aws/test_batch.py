@@ -309,7 +309,7 @@ def test_a_file_that_fails_is_told_with_the_log_and_the_others(
         ({"batch": {**BATCH["batch"], "input": "s3://nobody-has-it/in/"}}, "there is no bucket nobody-has-it"),
         (
             {"batch": {**BATCH["batch"], "input": "s3://data/long/", "payload_mb": 1}},
-            "s3://data/long/1.jsonl: line 2 is longer than 1 MB: its file would fail",
+            "s3://data/long/1.jsonl: line 2 exceeds 1 MB, so the file would fail",
         ),
         (
             {"batch": {**BATCH["batch"], "output": "s3://elsewhere/out/"}},

@@ -111,7 +111,7 @@ def test_a_policy_that_is_too_long_is_printed_in_parts(
     assert "note: deployer: " in said.err
     assert "AWS accepts 6,144 in a managed policy. It is split into" in said.err
     assert main(["iam", LLAMA, *many, "--who", "deployer"]) == 2
-    assert "Print one with --who deployer-1." in capsys.readouterr().err
+    assert "Print the first part with --who deployer-1." in capsys.readouterr().err
     assert json.loads(commands_printed(capsys, "iam", LLAMA, *many, "--who", "deployer-2")) == found["deployer-2"]
     assert main(["iam", LLAMA, "--who", "deployer-2"]) == 2
     assert "there is no such policy or part" in capsys.readouterr().err

@@ -116,7 +116,9 @@ def test_a_list_of_images_is_warned_of(aws: Aws, monkeypatch: pytest.MonkeyPatch
 
 def test_an_image_that_is_not_there_comes_with_the_way_to_put_it(cloud: Cloud, aws: Aws) -> None:
     cloud.push("lmi", "1")
-    with pytest.raises(NotThere, match=r"there is no image lmi:2 in 123456789012's ECR of us-east-1") as caught:
+    with pytest.raises(
+        NotThere, match=r"there is no image lmi:2 in ECR of the account 123456789012 in us-east-1"
+    ) as caught:
         resolve_image(Image(repository="lmi", tag="2"), "us-east-1", IMAGE_ACCOUNT, aws)
     assert f"docker push {HERE}/lmi:2" in caught.value.advice
     with pytest.raises(NotThere, match="there is no repository other:2"):

@@ -681,7 +681,7 @@ def test_arguments_of_the_llm_api_are_options() -> None:
         (Artifact(weights="a/1/rank0.engine"), None, "whose TensorRT engine runs only in Triton"),
         (Artifact(repository={"a/1/model.json": "[1]"}), "a/b", "a/1/model.json cannot be read"),
         (Artifact(repository={"a/1/model.yaml": "a: {b"}), "a/b", "a/1/model.yaml cannot be read"),
-        (Artifact(repository={"a/1/model.yaml": "a: &x [1]\nb: [*x, *x]"}), "a/b", "it has aliases"),
+        (Artifact(repository={"a/1/model.yaml": "a: &x [1]\nb: [*x, *x]"}), "a/b", "it has YAML aliases"),
         (Artifact(repository={"a/1/model.yaml": "[" * 5000}), "a/b", "a/1/model.yaml cannot be read"),
     ],
 )

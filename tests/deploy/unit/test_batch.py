@@ -113,7 +113,7 @@ def test_what_a_job_cannot_have_is_refused_or_told() -> None:
     assert "OPTION_ENABLE_LORA" not in job("components").model.request["PrimaryContainer"]["Environment"]
     djl = {"environment": {"LMI_FRONT": "djl"}}
     for made in (job("aws-image"), job("plain", djl)):
-        assert [text for text in made.warnings if text.startswith("DJL Serving answers an invalid line")]
+        assert [text for text in made.warnings if text.startswith("DJL Serving responds to an invalid line")]
     assert not [text for text in job().warnings if "DJL" in text]
     assert OFFERED in instance_types("TransformInstanceType")
 

@@ -56,7 +56,7 @@ def refused(content: dict[str, Any], tmp_path: Path) -> list[str]:
         ),
         ("variant", {"EnableSSMAccess": "yes"}, '.EnableSSMAccess: must be true or false (given: "yes")'),
         ("variant", {"EnableSSMAccess": None},
-         ".EnableSSMAccess: must be true or false; leave it out, or set a value"),
+         ".EnableSSMAccess: must be true or false; omit it, or set a value"),
         ("variant", {"CoreDumpConfig": []}, ".CoreDumpConfig: must be a mapping of names to values"),
         ("variant", {"CoreDumpConfig": {}}, ".CoreDumpConfig.DestinationS3Uri: is required"),
         (

@@ -270,7 +270,7 @@ def test_all_wrong_options_are_named_at_once(tmp_path: Path) -> None:
     assert (head, len(lines)) == (f"{len(wanted)} problems:", len(wanted))
     for line, start in zip(sorted(lines), sorted(wanted), strict=True):
         assert line.startswith(f"  {start}")
-    assert "Leave options.max_model_len out." in raised.value.advice
+    assert "Omit options.max_model_len." in raised.value.advice
     assert "`lmi options`" in raised.value.advice
 
 

@@ -248,7 +248,7 @@ def test_settings_that_are_none(file: Path, setting: str, said: str) -> None:
 def test_the_command_line_is_named_where_there_is_no_file() -> None:
     with pytest.raises(SpecError, match=r"^the command line:\n  role: is required\n  image: is required"):
         read_spec(None, ["name=x"])
-    with pytest.raises(SpecError, match="no specification was given"):
+    with pytest.raises(SpecError, match="there is no specification"):
         read_spec(None)
 
 

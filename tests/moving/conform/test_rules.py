@@ -175,7 +175,7 @@ def test_rules_that_need_one_greedy_text_are_not_asked_where_it_changes(profile:
     rules = ["stream.same-text", "bad.alone", f"{profile.partition('-')[0]}.stop"]
     results = ask(Restless("", profile), profile, *rules, limits=LIMITS)
     assert {rule: result.verdict for rule, result in results.items()} == dict.fromkeys(rules, "not asked")
-    assert all("greedy answers differ" in result.wanted for result in results.values())
+    assert all("greedy responses differ" in result.wanted for result in results.values())
 
 
 def test_rules_that_need_the_speed_are_skipped_where_it_is_unmeasurable() -> None:

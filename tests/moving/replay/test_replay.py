@@ -220,7 +220,7 @@ def test_answers_are_compared_with_the_recorded_ones(answered: Path) -> None:
     assert classes(answered) == {0: "equal", 1: "text", 2: "shape"}
     assert [one["reason"] for one in report(answered)["unreadable"]["first"]] == [  # type: ignore[index]
         "got 429 from a busy server when it was recorded",
-        "has no recorded answer",
+        "has no recorded response",
     ]
 
 
@@ -266,11 +266,11 @@ def test_targets_are_checked_first(requests: Path, capsys: pytest.CaptureFixture
         replay(requests, "localhost", "recorded")
     assert "must be http://HOST:PORT, sagemaker:NAME" in capsys.readouterr().err
     assert replay(requests, "http://127.0.0.1:9", "recorded") == 2
-    assert "the recording has no answers; name a server with --against" in capsys.readouterr().err
+    assert "the recording has no responses; name a server with --against" in capsys.readouterr().err
     assert replay(requests, "http://127.0.0.1:9", "http://127.0.0.1:9", "--recorded-pace") == 2
     assert "--recorded-pace: the recording has no times" in capsys.readouterr().err
     assert replay(requests, "sagemaker:new", "http://127.0.0.1:9", "--key-to", "KEY") == 2
-    assert "sagemaker:new accepts no key; leave out KEY" in capsys.readouterr().err
+    assert "sagemaker:new does not accept a key; omit KEY" in capsys.readouterr().err
 
 
 def test_the_recording_may_have_a_name_that_is_no_utf_8(answered: Path) -> None:

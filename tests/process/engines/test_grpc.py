@@ -262,7 +262,7 @@ def chunks(server: GrpcServer, *ids: int) -> list[Any]:
 
 
 UNREADABLE = "sent a message that cannot be read"
-NO_END = "ended its answer without a last message"
+NO_END = "ended its response without a last message"
 
 
 @in_one_test(
@@ -582,7 +582,7 @@ def test_a_stranger_at_the_port_after_the_start_gets_no_request(model: Path) -> 
     ("change", "words"),
     [
         ({"vocab_size": 7}, "uses another tokenizer: it has 7 ids"),
-        ({"eos_token_ids": [77]}, "uses another tokenizer: its answers end with [77]"),
+        ({"eos_token_ids": [77]}, "uses another tokenizer: its responses end with [77]"),
         ({"is_generation": False}, "serves a model that computes embeddings"),
     ],
 )

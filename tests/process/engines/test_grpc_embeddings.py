@@ -107,7 +107,7 @@ def test_vectors_are_as_the_client_wants_them(model: Path, kind: str) -> None:
             [one / half for one in vector(IDS)[:2]], abs=1e-6
         )
         assert embedded(ask(found, Pooling("embed", normalize=None))) == NORMALIZED, "what the server does"
-        with pytest.raises(ValueError, match="normalize=false is not supported: the server normalizes its vectors"):
+        with pytest.raises(ValueError, match="normalize=false is not supported: the server normalizes its embeddings"):
             ask(found, Pooling("embed", normalize=False))
     with serving(kind) as server:
         server.normalizes = False
@@ -123,7 +123,7 @@ def test_vectors_are_as_the_client_wants_them(model: Path, kind: str) -> None:
         (lambda server: b"\xff\xff\xff", "sent a message that cannot be read"),
         (lambda server: server.messages.EmbedResponse(), "sent a message that cannot be read"),
         (lambda server: server.messages.EmbedResponse(embedding=[1, math.nan, 1, 1]), "sent a message that cannot be"),
-        (lambda server: server.messages.EmbedResponse(embedding=[1, 2]), "sent a vector of 2 numbers"),
+        (lambda server: server.messages.EmbedResponse(embedding=[1, 2]), "sent an embedding of 2 numbers"),
         (lambda server: Status(grpc.StatusCode.INTERNAL, "down"), "answered INTERNAL"),
         (lambda server: HANG, "sent no token for 0.3 s"),
     ],

@@ -162,7 +162,7 @@ def test_a_dead_process_is_started_again_and_its_guide_was_not_tried() -> None:
 def test_what_cannot_be_loaded_turns_guides_away(caplog: pytest.LogCaptureFixture) -> None:
     checks = StructuredOutputValidator(fake_guides.broken, seconds=1.0)
     for value in ("one", "two"):
-        with pytest.raises(Unavailable, match=r"cannot be tried \(.*guide_timeout=0.*\): no tokenizer"):
+        with pytest.raises(Unavailable, match=r"cannot be checked \(.*guide_timeout=0.*\): no tokenizer"):
             outcome(checks, value)
     assert caplog.text.count("Traceback") == 1, "it is not tried again at once"
     checks.close()
@@ -173,7 +173,7 @@ def test_what_cannot_be_sent_to_the_process_turns_guides_away(caplog: pytest.Log
     checks = StructuredOutputValidator(lambda: fake_guides.try_guide, seconds=1.0)
     checks.start()
     for value in ("one", "two", "three"):
-        with pytest.raises(Unavailable, match=r"cannot be tried .*pickle"):
+        with pytest.raises(Unavailable, match=r"cannot be checked .*pickle"):
             outcome(checks, value)
     checks.close()
 

@@ -1,16 +1,12 @@
-"""An engine's process: its frames, its end with all that it started, and a worker that will not start."""
+"""An engine's process: its end with all that it started, and a worker that will not start."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import queue
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,108 +14,17 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from handler.config.config import Config
 from handler.core.errors import GenerationFailed
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
-from handler.engines.process import supervisor
 from handler.engines.process.engine_process import Spec
-from handler.engines.process.ipc import MessageReader, encode, send
-from handler.engines.process.supervisor import EngineInstance, EngineSupervisor, Host, State
+from handler.engines.process.supervisor import EngineSupervisor, Host, State
 from tests.servers import LiveServer, ServerProcess, options, serve, wait_for
 from tests.unit.engines.pooling_models import GOLDEN, TEXTS, write_model
 
-# -- frames, and what an operator sees of a worker that will not start -------------------------------------------------
-
-
-MESSAGES = st.lists(
-    st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.tuples(inner))
-)
-
-
-@given(messages=MESSAGES, size=st.integers(1, 64))
-def test_messages_survive_any_cut(messages: list[object], size: int) -> None:
-    data = b"".join(encode(message) for message in messages)
-    reader = MessageReader()
-    found = [message for start in range(0, len(data), size) for message in reader.feed(data[start : start + size])]
-    assert found == messages
-
-
-@given(messages=MESSAGES, size=st.integers(1, 64))
-def test_messages_survive_any_cut_on_a_channel(messages: list[object], size: int) -> None:
-    data = b"".join(encode(message) for message in messages)
-    reader = MessageReader()
-    found: list[Any] = []
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        for start in range(0, len(data), size):
-            ours.sendall(data[start : start + size])
-            found += reader.receive(theirs) or []
-        assert found == messages
-        assert reader.receive(theirs, socket.MSG_DONTWAIT) is None
-
-
-def test_a_rest_that_looks_like_a_message_is_none() -> None:
-    message = b"x" * 20 + (16).to_bytes(4, "big") + b"y" * 16  # as it comes alone: a length, and as much as it says
-    data = encode(message)
-    at = data.index(message) + 20
-    reader = MessageReader()
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        ours.sendall(data[:at])
-        assert reader.receive(theirs) == []
-        ours.sendall(data[at : at + 20])
-        found = reader.receive(theirs)
-        ours.sendall(data[at + 20 :])
-        assert (found or []) + (reader.receive(theirs) or []) == [message]
-
-
-def test_a_message_larger_than_the_sockets_buffer_comes_whole() -> None:
-    message = bytes(range(256)) * (1 << 13)
-    reader = MessageReader()
-    found: list[Any] = []
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        sender = threading.Thread(target=send, args=(ours, message), daemon=True)
-        sender.start()
-        theirs.settimeout(30)
-        while not found:
-            found += reader.receive(theirs) or []
-        assert found == [message]
-        sender.join(30)
-        theirs.setblocking(False)
-        assert reader.receive(theirs) is None, "nothing is sent twice"
-
-
-def test_a_message_that_was_cut_off_never_appears() -> None:
-    assert MessageReader().feed(encode("whole") + encode("half")[:-1]) == ["whole"]
-
-
-def test_commands_to_an_engine_that_reads_nothing_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host never waits for it: nobody reads before all have been sent."""
-    ends: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-    monkeypatch.setattr(supervisor, "run", lambda load, channel: ends.put(channel))
-    engine = EngineInstance(Spec("echo", EngineConfig()), isolated=False)
-    reader = MessageReader()
-    found: list[Any] = []
-    with ends.get(timeout=30) as theirs, contextlib.closing(engine.channel):
-        commands = [bytes([number]) * 100_000 for number in range(50)]
-        for command in [*commands, b"short"]:
-            engine.put(command)
-            engine.flush()
-        theirs.settimeout(30)
-        while len(found) < len(commands) + 1:
-            found += reader.receive(theirs) or []
-        assert found == [*commands, b"short"]
-        assert [engine.put(b"later"), engine.put(b"last")] == [True, False]
-        engine.flush()
-        assert reader.receive(theirs) == [b"later", b"last"], "together"
-        theirs.close()
-        engine.put(b"to nobody")
-        engine.flush()
+# -- what an operator sees of a worker that will not start -------------------------------------------------------------
 
 
 def test_a_first_load_that_fails_says_why_and_is_not_tried_again() -> None:

@@ -223,7 +223,7 @@ def test_a_large_body_that_is_being_read_at_sigterm_is_answered() -> None:
             reading = pool.submit(send, server, body)
             time.sleep(0.5)  # the body has come whole
             server.process.send_signal(signal.SIGTERM)
-            wait_for(lambda: "answers to finish: 1" in server.log, 10, "it is not counted")
+            wait_for(lambda: "responses to finish: 1" in server.log, 10, "it is not counted")
         finally:
             os.kill(reader, signal.SIGCONT)
         assert reading.result().status_code == 200

@@ -70,7 +70,7 @@ def test_a_signal_in_the_middle_of_a_log_write_under_load_fails_nobody() -> None
             assert "error" not in lines[-1]
         assert first.result().status_code == 200
         assert ended(server) == 0
-    assert "SIGTERM: stopping; answers to finish:" in server.log
+    assert "SIGTERM: stopping; responses to finish:" in server.log
 
 
 @pytest.mark.parametrize("text", ["starting echo", "ready after", "listening on"])
@@ -88,7 +88,7 @@ def test_ctrl_c_says_what_it_waits_for_and_what_a_second_one_does() -> None:
         server.process.send_signal(signal.SIGINT)
         wait_for(lambda: "SIGINT: stopping" in server.log, 5, "it says nothing")
         line = next(line for line in server.log.splitlines() if "SIGINT: stopping" in line)
-        assert "answers to finish: 1, within 20 s" in line
+        assert "responses to finish: 1, within 20 s" in line
         assert "a second Ctrl-C ends them at once" in line
         server.process.send_signal(signal.SIGINT)
         assert ended(server, 15) == 0  # the stream would take 40 s, and had 20

@@ -60,7 +60,7 @@ def test_names_that_nobody_has_get_one_line_together(tmp_path: Path) -> None:
     assert found.warnings == (
         "ignored: environment variable SERVING_KITCHEN, option.sing (environment variable OPTION_SING), "
         "adapter_ids (serving.properties, line 1), option.dance (serving.properties, line 2), -o option.xyzzy=2; "
-        "no option has this name; LMI_UNKNOWN_OPTIONS=error refuses them",
+        "no option has this name; LMI_UNKNOWN_OPTIONS=error refuses such names",
     )
 
 

@@ -291,7 +291,7 @@ def test_tool_call_parsers_are_those_that_there_are() -> None:
 
 @pytest.mark.parametrize("option", ["tool_call_parser", "reasoning_parser"])
 def test_a_parser_of_vllms_that_is_not_here_is_refused_with_a_remedy(option: str) -> None:
-    assert "is a format that only vLLM supports: leave the option out" in refused(f"option.{option}=muse")
+    assert "is a format that only vLLM supports: omit the option" in refused(f"option.{option}=muse")
     assert "must be one of auto, " in refused(f"option.{option}=kimi_k9")
 
 

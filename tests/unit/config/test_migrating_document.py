@@ -31,10 +31,10 @@ KINDS = {
     "refused": "Refused",
 }
 MANY = ("No effect", "Refused")
-_PAGE = re.compile(r"\(documents: ([\w-]+)\)")
+_PAGE = re.compile(r"\(documentation: ([\w-]+)\)")
 _LINK = r"([\1](../\1.md))"
 OTHERS = "for other reasons, which `lmi options NAME` gives"
-_INSTEAD = re.compile(r"\b(use|write|put) |^set |option\.|[A-Z]_[A-Z]|lmi serve|/metrics|leave it out|documents:")
+_INSTEAD = re.compile(r"\b(use|write|put) |^set |option\.|[A-Z]_[A-Z]|lmi serve|/metrics|leave it out|\(document")
 NOTHING = ("", "-1", "0", "1", "auto", "false", "{}")
 """Values that change nothing. Some refused options may have them, as the pages say."""
 

@@ -194,7 +194,7 @@ def test_a_handle_alone_has_its_own_options_and_no_engine_is_checked(tmp_path: P
     assert found.config.settings["option.tgi_compt"] == "1"
     assert downloads_of(found.config, found.engine) == {"option.model_id": "s3://bucket/x/"}
     (warning,) = found.config.warnings
-    assert warning.startswith("no engine is loaded: the function handle of model.py answers requests")
+    assert warning.startswith("no engine is loaded: handle in model.py responds to all requests")
     wrong = reading(tmp_path, PLAIN, "option.predict_timeout=soon\nbatch_size=none\n")
     assert [one.name for one in check(wrong, handlers=True)] == ["option.predict_timeout", "batch_size"]
 

@@ -192,6 +192,19 @@ def test_long_answers_come_in_pieces_of_whole_characters(limit: int) -> None:
     assert len(sizes) > 3
 
 
+def test_a_token_longer_than_a_piece_comes_in_several() -> None:
+    whole, cut = Bench(), Bench(max_piece=8)
+    asked = ask("a b", 3, stream=True)
+    (expected,) = whole.finish(whole.step(asked))
+    pieces = cut.step(asked)
+    data = pieces[0].data
+    while not pieces[0].last:
+        assert len(pieces[0].data) <= 8
+        pieces = cut.step()
+        data += pieces[0].data
+    assert data == expected
+
+
 def test_an_error_comes_whole_however_long() -> None:
     (piece,) = Bench(max_piece=8).step(b"{nope")
     assert piece.last

@@ -12,7 +12,7 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError
-from handler.djl import partition
+from handler.djl import partition, startup
 from handler.djl.startup import is_passive, own_sessions, prepare, read_properties
 from handler.serving import sessions
 from handler.serving.sessions import configured_sessions
@@ -467,7 +467,37 @@ def test_the_directory_that_java_hands_on_is_the_model(
     assert (repo / "config.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("missing", ["--model_path", "--trt_llm_model_repo"])
+def test_a_conversion_that_is_not_told_all_is_a_usage_error(
+    tmp_path: Path, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"--model_path": str(tmp_path), "--trt_llm_model_repo": str(tmp_path / "repo")}
+    del arguments[missing]
+    with pytest.raises(SystemExit, match="2"):
+        partition.main([part for pair in arguments.items() for part in pair])
+    assert missing in capsys.readouterr().err
+
+
 def test_what_is_no_directory_fails_as_java_expects_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert convert("some/hub-id", tmp_path / "repo") == 1
     assert capsys.readouterr().out.startswith("ERROR option.model_id=some/hub-id")
     assert not (tmp_path / "repo").exists()
+
+
+def test_warnings_of_the_configuration_are_logged_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "serving.properties").write_text("option.tgi_metrics=true")
+    prepare({"model_dir": str(tmp_path), "llm_engine": "echo"}, None)
+    assert any("option.tgi_metrics" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_worker_logs_as_json_if_the_environment_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    formats: list[str] = []
+    monkeypatch.setattr(startup, "wants_json", lambda environ: asked)
+    monkeypatch.setattr(startup, "format_as_json", lambda: formats.append("json"))
+    prepare({"model_dir": str(tmp_path), "llm_engine": "echo"}, None)
+    assert formats == ["json"] * asked

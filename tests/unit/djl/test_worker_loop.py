@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -168,3 +169,33 @@ def test_it_is_not_waited_for_any_longer(worker: Worker) -> None:
 
     assert not worker.loop.wait_until(done, 2)
     assert asked == [100.0, 101.0]
+
+
+def test_a_loop_that_is_looked_after_runs_between_calls() -> None:
+    loop, ran = WorkerLoop(), threading.Event()
+    with loop.lock:
+        loop._loop.call_soon(ran.set)
+        loop.look_after(0.001)
+        watch = next(thread for thread in threading.enumerate() if thread.name == "look-after")
+        assert not ran.wait(0.02), "nor within a call"
+    assert ran.wait(30)
+    with loop.lock:
+        loop.close()
+    watch.join(30)
+    assert not watch.is_alive()
+
+
+def test_a_loop_gives_its_tasks_results_and_errors() -> None:
+    async def answer(value: int) -> int:
+        await asyncio.sleep(0)
+        if not value:
+            raise ValueError("none")
+        return value
+
+    loop = WorkerLoop()
+    assert loop.run(answer(3)) == 3
+    with pytest.raises(ValueError, match="none"):
+        loop.run(answer(0))
+    assert loop.wait_until(lambda: True, 0.0) is True
+    assert loop.wait_until(lambda: False, 0.0) is False
+    loop.close()

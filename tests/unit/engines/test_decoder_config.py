@@ -72,7 +72,7 @@ def test_what_is_unknown_is_named(tmp_path: Path, name: str, values: dict[str, A
         (LLAMA, {"rope_scaling": {"type": "llama3", "factor": 8}}, r"llama3 rotary .*low_freq_factor"),
         (LLAMA, {"rope_theta": 0}, "default rotary position embeddings are infinite or not numbers"),
         (LLAMA, {"rope_scaling": [2]}, "rope_parameters and rope_scaling must be objects"),
-        ("ministral", {"layer_types": ["full_attention"]}, "layer_types must name a kind for each of the 3 layers"),
+        ("ministral", {"layer_types": ["full_attention"]}, "layer_types must contain a type for each of the 3 layers"),
         (
             QWEN,
             {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3},
@@ -226,7 +226,7 @@ def test_an_unknown_one_needs_it_and_is_told_why(tmp_path: Path) -> None:
 
 def test_what_has_a_form_of_its_own_is_not_quantized(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    own = "cannot be quantized: only Hugging Face checkpoints can; leave the option out"
+    own = "cannot be quantized, unlike a Hugging Face checkpoint; omit the option"
     assert checked(tmp_path / "model.gguf", quantization="int8") == f"option.quantize: {tmp_path}/model.gguf {own}"
     assert checked("demo", quantization="int4") == f"option.quantize: the demo model {own}"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import random
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from handler.core.errors import AdapterFailed, GenerationFailed
 from handler.core.media import MediaFile, Medium, SharedMedia
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Finish, Pooling, Request, Sampling
-from handler.engines.base import EngineRequest, Output, Step
+from handler.engines.base import EngineInfo, EngineRequest, Output, Step
 from handler.engines.process.replicas import ReplicaSet, Router, Workload
 from handler.engines.process.supervisor import Host, State
 from handler.scheduler.batcher import Batcher
@@ -442,6 +444,185 @@ def test_an_adapter_that_was_unregistered_while_none_was_ready_stays_away(adapte
     assert [engine.changes for engine in rig.engines] == [[], []]
 
 
+def test_a_replicas_work_is_its_prompts_and_the_tokens_to_come() -> None:
+    rig = Rig(1)
+    (replica,) = rig.set._replicas
+    vars(rig.engines[0])["add"] = lambda request: None
+    rig.set.add(EngineRequest(1, [1, 2, 3], Sampling(max_new_tokens=5)))
+    rig.set.add(EngineRequest(2, [1, 2], Pooling("embed")))
+    assert replica.load() == Workload(replica=0, num_sequences=2, num_tokens=3 + 5 + 2)
+    replica.num_steps += 1
+    assert replica.load().num_tokens == 4 + 1, "prompts are read in the first step"
+    replica.num_steps += 3
+    rig.set.add(EngineRequest(3, [1] * 7, Sampling(max_new_tokens=5)))
+    assert replica.load().num_tokens == 1 + 1 + 12
+    replica.num_steps += 9
+    assert replica.load().num_tokens == 3, "each has one more at least"
+
+
+def test_a_busy_replica_takes_what_fits_and_an_idle_one_takes_all() -> None:
+    rig = Rig(1)
+    (replica,) = rig.set._replicas
+    assert replica.takes(PLACES + 5), "else it would wait for ever"
+    rig.set.add(EngineRequest(1, [1], Sampling()))
+    assert replica.takes(PLACES - 1)
+    assert not replica.takes(PLACES)
+    rig.engines[0].silence = 0.999
+    assert replica.takes(1)
+    rig.engines[0].silence = 1.0
+    assert not replica.takes(1)
+
+
+def test_an_adapter_that_a_new_engine_cannot_load_is_told(adapter: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.register(adapter)
+    for engine in rig.engines:
+        engine.answer()
+    run(rig.batcher, 1)
+    for error, detail, told in (("no room", "8 MiB are free", "8 MiB are free"), ("no room", "", "no room")):
+        rig.engines[1].state = State.RESTARTING
+        rig.engines[1].state = State.READY
+        rig.engines[1].answer(error, detail)
+        assert run(rig.batcher, 1) == {}
+        assert caplog.messages[-1] == f"replica 1 could not load or drop an adapter: {told}"
+
+
+def test_what_a_silent_replica_says_beside_what_has_left_is_heard() -> None:
+    rig = Rig()
+    (replica, _), engine = rig.set._replicas, rig.engines[0]
+    engine.frozen = True
+    for key in (1, 2):
+        rig.set._choice = replica, None
+        rig.set.add(EngineRequest(key, [65], Sampling()))
+    replica.left.add(9)
+    heard = Step([1, 9], [5, 6], [-0.5, -0.25], [Output(9, [7], [None]), Output(2, [8], [None], Finish.EOS)])
+    step = rig.set._read(replica, heard)
+    assert (step.keys, step.ids, step.logprobs) == ([1], [5], [-0.5])
+    assert [(output.key, list(output.ids)) for output in step.others] == [(2, [8])]
+    assert (list(replica.work), replica.fresh, replica.num_tokens, replica.num_steps) == ([1], set(), 2, 1)
+
+
+def test_a_replica_is_silent_after_its_patience(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.submit("a")
+    rig.engines[0].frozen = True
+    rig.engines[0].silence = 15.0
+    run(rig.batcher, 1)
+    assert rig.runs() == [1, 0]
+    rig.engines[0].silence = 15.1
+    run(rig.batcher, 1)
+    assert rig.engines[0].cancelled
+    assert "replica 0 is silent: a sequence moves to replica 1" in caplog.text
+
+
+def test_a_later_part_of_a_request_moves_to_the_least_busy_replica() -> None:
+    rig = Rig(3)
+    silent, busy, _ = rig.set._replicas
+    silent.add(EngineRequest(1, [65], Sampling(max_new_tokens=4)), None)
+    busy.add(EngineRequest(2, [65] * 50, Sampling(max_new_tokens=4)), None)
+    rig.engines[0].frozen, rig.engines[0].silence = True, 100.0
+    rig.set.step()
+    assert [list(engine.order) for engine in rig.engines] == [[1], [2], [1]]
+    assert [report.num_requests for report in rig.set.reports] == [0, 0, 0], "it was counted with its first part"
+
+
+def test_a_lost_replicas_sequences_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    for letter in "abcd":
+        rig.submit(letter, 5)
+    rig.set.step()
+    rig.set._replicas[0].add(EngineRequest(50, [65], Sampling()), None)
+    rig.engines[0].die()
+    rig.set.step()
+    assert "replica 0 failed with 3 sequences; 1 of them can move" in caplog.messages
+
+
+def test_a_replica_that_comes_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rig = Rig()
+    assert "ready" not in caplog.text
+    rig.engines[1].die()
+    rig.set.step()
+    rig.engines[1].restarts, rig.engines[1].state = 1, State.READY
+    assert "replica 1 is ready again" in caplog.messages
+    assert (rig.set.restarts, list(rig.set.replica_restarts)) == (1, [0, 1])
+
+
+def test_a_step_waits_for_the_engines_channels() -> None:
+    rig = Rig()
+    waited: list[float] = []
+    rig.set._selector.select = waited.append  # type: ignore[method-assign, assignment]
+    rig.set.step()
+    rig.set.step(0.5)
+    assert waited == [0.5]
+
+
+def test_a_host_watches_one_descriptor_for_all_channels() -> None:
+    rig = Rig()
+    ours, theirs = socket.socketpair()
+    (replica, _), watched = rig.set._replicas, list[int | None]()
+    rig.set.attach(Host(watched.append))
+    with ours, theirs:
+        rig.set._watch_channel(replica, ours.fileno())
+        assert rig.set._selector.select(0) == []
+        theirs.send(b"!")
+        (ready,) = rig.set._selector.select(0)
+        assert ready[0].fd == ours.fileno()
+        rig.set._watch_channel(replica, None)
+        assert rig.set._selector.select(0) == []
+    assert watched == [rig.set._selector.fileno()]
+    rig.set.close()
+    assert watched[1:] == [None]
+
+
+def test_replicas_are_closed_with_the_given_grace() -> None:
+    for given, grace in ({}, 2.0), ({"grace": 5.0}, 5.0):
+        rig, graces = Rig(), list[float]()
+        for engine in rig.engines:
+            vars(engine)["close"] = graces.append
+        rig.set.close(**given)
+        assert graces == [grace] * 2
+
+
+def test_a_lost_replicas_next_engine_has_none_of_what_left_it() -> None:
+    rig = Rig()
+    rig.submit("a")
+    rig.engines[0].frozen, rig.engines[0].silence = True, 100.0
+    rig.set.step()
+    assert rig.set._replicas[0].left
+    rig.engines[0].frozen = False
+    rig.engines[0].die()
+    rig.set.step()
+    assert not rig.set._replicas[0].left
+
+
+def test_replicas_with_the_same_figures_are_not_the_same() -> None:
+    first, second = Rig().set._replicas
+    assert len({first, second, first}) == 2
+
+
+def test_the_information_is_that_of_the_first_replica_that_has_any() -> None:
+    rig = Rig()
+    assert rig.set.info is None
+    info = EngineInfo(name="a", version="1", device="none", dtype="none", max_total_tokens=1)
+    vars(rig.engines[1])["info"] = info
+    assert rig.set.info is info
+
+
+def test_a_failed_request_may_be_cancelled_before_it_has_moved() -> None:
+    rig = Rig()
+    for letter in "abcd":
+        rig.submit(letter, 5)
+    rig.engines[0].die()
+    rig.set.step()
+    moving = list(rig.set._moving)
+    assert not rig.set.admits(Request("x", Sampling()), prompt("x")), "those that move go first"
+    for key in moving:
+        rig.set.cancel(key)
+    assert not rig.set._moving
+    assert len(moving) == 2
+
+
 # -- which replica gets a request --------------------------------------------------------------------------------------
 
 
@@ -481,6 +662,7 @@ def test_another_adapter_is_another_cache_and_prompts_of_ids_are_prompts() -> No
     assert choose(router, "a b", adapter=Adapter("one", 1, "/one")) == 0
     assert choose(router, "a b c", adapter=Adapter("two", 2, "/two")) == 1
     assert choose(router, "a b d", adapter=Adapter("one", 1, "/one")) == 0
+    assert choose(router, "a b e") == 1, "of no adapter"
     ids = [router.choose(Request(""), Prompt("", list(range(length)), NO_WORDS), IDLE) for length in (5, 6, 70, 71)]
     assert len(set(ids)) == 1
 
@@ -519,6 +701,47 @@ def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(router._sessions) == 2
     choose(router, "y" * 101)
     assert not router._prompts
+
+
+def test_as_many_prompts_and_sessions_are_remembered_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handler.engines.process.replicas._MAX_PROMPTS", 2)
+    router = Router(16)
+    first = choose(router, "first prompt")
+    for later in ("second", "first prompt", "third"):
+        choose(router, later)
+    assert [start.text for start in router._prompts] == ["first prompt", "third"], "the latest ones"
+    assert router._num_characters == len("first prompt") + len("third")
+    assert choose(router, "first prompt goes on", [Workload(first, 1, 900), Workload(1 - first, 0, 0)]) == first
+    monkeypatch.setattr("handler.engines.process.replicas._MAX_SESSIONS", 2)
+    for session in ("a", "b", "a", "c"):
+        choose(router, "", session=session)
+    assert list(router._sessions) == ["a", "c"]
+
+
+def test_a_router_remembers_a_thousand_prompts_and_ten_thousand_sessions() -> None:
+    router = Router(16)
+    for number in range(1025):
+        choose(router, f"{number:04} prompt")
+    assert [start.text[:4] for start in (*router._prompts,)[:1]] == ["0001"]
+    assert len(router._prompts) == 1024
+    for number in range(10_001):
+        choose(router, "", session=str(number))
+    assert (len(router._sessions), "0" in router._sessions) == (10_000, False)
+
+
+@pytest.mark.parametrize(("length", "kept"), [(1 << 24, 1), ((1 << 24) + 1, 0)])
+def test_a_router_remembers_so_many_characters(length: int, kept: int) -> None:
+    router = Router(16)
+    choose(router, "x" * length)
+    assert len(router._prompts) == kept
+
+
+def test_the_longest_earlier_prompt_decides() -> None:
+    router = Router(16)
+    assert choose(router, "system: ") == 0
+    assert choose(router, "system: user one", [Workload(1, 0, 0)]) == 1
+    assert choose(router, "system: user one and more") == 1
+    assert choose(router, "system: user two") == 0
 
 
 @in_one_test("shared", ["", "system: You are a helpful assistant that answers at length\n"])

@@ -29,7 +29,7 @@ from tests.doubles.downloads import Bucket, serve_bucket
 
 REGION = "eu-west-1"
 MODEL = {"config.json": b"{}", "model-00001.safetensors": b"x" * 70_000, "adapters/legal/adapter_config.json": b"[]"}
-CURE = "if they are the model's ModelDataSource and option.model_id is left out"
+CURE = "if they are the model's ModelDataSource and option.model_id is not set"
 
 
 def _client() -> Any:

@@ -218,7 +218,7 @@ def test_an_end_that_is_none_is_an_error_of_that_request() -> None:
     step, _ = results(Pending(1)).read([said("1", finish="error")])
     (output,) = step.others
     assert output.finish is Finish.ERROR
-    assert "vLLM ended the request as error" in (output.error or "")
+    assert "vLLM ended the request: error" in (output.error or "")
 
 
 def test_scores_that_are_no_numbers_end_the_engine() -> None:

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -346,6 +347,85 @@ def test_a_body_ending_after_its_early_response_keeps_the_connection() -> None:
     asyncio.run(story())
 
 
+class Timers:
+    """The seconds after which a connection's calls are due, which are made later by the loop of the test."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.seconds: list[float] = []
+        self._loop = connection.protocol.loop
+        connection.protocol.loop = self  # type: ignore[assignment]
+
+    def call_later(self, seconds: float, call: Any) -> Any:
+        self.seconds.append(seconds)
+        return self._loop.call_later(seconds, call)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
+def test_a_head_has_a_minute_and_an_idle_connection_its_own_time() -> None:
+    async def story() -> None:
+        async with connected(mirror) as connection:
+            timers = Timers(connection)
+            connection.protocol.timeout_keep_alive = 7
+            connection.receive(GET[:5])
+            assert timers.seconds == [60.0], "from its first byte"
+            connection.receive(GET[5:])
+            await connection.read_until(b"GET /b  ")
+            assert timers.seconds == [60.0, 7]
+            connection.receive(GET)
+            await connection.read_until(b"GET /b  ")
+            assert timers.seconds == [60.0, 7, 7]
+
+    asyncio.run(story())
+
+
+def test_a_new_connection_has_a_minute_for_its_first_head() -> None:
+    async def story() -> None:
+        async with connected(mirror) as connection:
+            timer = connection.protocol.timeout_keep_alive_task
+            assert timer is not None
+            assert round(timer.when() - connection.protocol.loop.time()) == 60
+
+    asyncio.run(story())
+
+
+def test_the_rest_of_a_refused_request_is_read_for_two_seconds() -> None:
+    async def story() -> None:
+        async with connected(mirror) as connection:
+            timers = Timers(connection)
+            connection.receive(GARBAGE)
+            assert _status(await connection.read_until(b"valid HTTP request")) == b"400"
+            assert timers.seconds[-1] == 2.0
+
+    asyncio.run(story())
+
+
+def test_an_early_answers_body_is_read_for_two_seconds() -> None:
+    async def story() -> None:
+        async with connected(_early) as connection:
+            timers = Timers(connection)
+            connection.receive(b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\n")
+            await connection.read_until(b"no")
+            assert timers.seconds[-1] == 2.0
+            connection.protocol.timeout_keep_alive = 7
+            connection.receive(b"abc")
+            assert timers.seconds[-1] == 7, "it is idle from then on"
+
+    asyncio.run(story())
+
+
+def test_bytes_of_a_connection_that_is_lost_are_not_parsed() -> None:
+    async def story() -> None:
+        async with connected(mirror, turns=protocol.LoopTurns()) as connection:
+            connection.receive(POST_A)
+            connection.protocol.transport.abort()
+            await settle()
+            assert connection.protocol._advance() is False, "such a call takes no turn"
+
+    asyncio.run(story())
+
+
 # -- size --------------------------------------------------------------------------------------------------------
 
 
@@ -358,6 +438,49 @@ def test_endless_heads_and_trailers_are_431(before: bytes, packet: int, field: b
     found = asyncio.run(exchange(mirror, parts))
     assert _status(found) == b"431"
     assert b"connection: close" in found
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, b"200"), (1, b"431")])
+def test_a_head_may_be_as_long_as_the_limit_to_the_byte(more: int, status: bytes) -> None:
+    head = b"GET / HTTP/1.1\r\nConnection: close\r\n"  # "/" and 10 + 5 + 4 bytes, with ": " and the line's end
+    value = b"b" * (65_536 - 1 - 19 - 5 + more)
+    assert _status(asyncio.run(exchange(mirror, [head + b"a: " + value + b"\r\n\r\n"]))) == status
+
+
+@in_one_test(
+    ("over", "full", "chunked", "paused"),
+    [
+        (False, False, True, False),
+        (True, False, True, True),
+        (False, True, True, True),
+        (False, False, False, True),
+    ],
+)
+def test_the_short_way_is_open_while_a_chunk_can_be_written(
+    over: bool, full: bool, chunked: bool, paused: bool
+) -> None:
+    flow = SimpleNamespace(write_paused=full)
+    cycle: Any = SimpleNamespace(disconnected=over, response_complete=False, flow=flow, chunked_encoding=chunked)
+    cycle.message_event = asyncio.Event()
+    written: list[bytes] = []
+    transport: Any = SimpleNamespace(write=written.append, abort=lambda: written.append(b"abort"))
+    way = protocol.Exchange(cycle, transport, lambda: written.append(b"head"), lambda: None)
+    assert (way.is_paused, way.write_chunk(b"early")) == (True, False)
+    way.resume()
+    assert written == [b"head"]
+    assert way.is_paused == paused
+    assert way.write_chunk(b"0123456789abcdef") != paused
+    assert way.write_chunk(b"") != paused, "nothing to write"
+    assert written[1:] == ([] if paused else [b"10\r\n0123456789abcdef\r\n"])
+    way.drop()
+    assert (way.is_over, way.is_paused, written[-1]) == (True, True, b"abort")
+
+
+def test_a_refused_head_is_told_the_limits() -> None:
+    found = asyncio.run(exchange(mirror, [b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 129 + b"\r\n"]))
+    words = b"the request's headers or trailers are too long or too many: at most 65536 bytes and 128 fields"
+    assert words in found
+    assert found.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
 
 
 @pytest.mark.parametrize("before", [b"GET / HTTP/1.1\r\n", CHUNKED], ids=["headers", "trailers"])
@@ -578,6 +701,49 @@ def test_for_a_whole_answer_it_counts_as_gone(when: str) -> None:
     assert log == ["http.disconnect"]
 
 
+def test_only_the_response_that_is_sent_whole_needs_its_client_to_stay() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/b":
+            scope["extensions"][EXCHANGE].send_whole()
+            return await mirror(scope, receive, send)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await ends.wait()
+        await send({"type": "http.response.body", "body": b"two"})
+
+    async def story() -> None:
+        async with connected(app) as connection:
+            connection.receive(GET)
+            await connection.read_until(b"GET /b  ")
+            connection.receive(GET.replace(b"/b", b"/c"))
+            await connection.read_until(b"one")
+            connection.writer.write_eof()
+            await settle()
+            ends.set()
+            assert b"two" in await connection.read_all()
+
+    ends = asyncio.Event()
+    asyncio.run(story())
+
+
+def test_a_half_closed_connection_ends_with_its_last_answer() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await ends.wait()
+        await mirror(scope, receive, send)
+
+    async def story() -> None:
+        async with connected(app) as connection:
+            connection.receive(GET)
+            connection.writer.write_eof()
+            await settle()
+            ends.set()
+            await connection.read_until(b"GET /b  ")
+            assert connection.protocol.transport.is_closing(), "and not after its idle time"
+
+    ends = asyncio.Event()
+    asyncio.run(story())
+
+
 def test_a_body_that_ends_early_is_a_client_that_is_gone() -> None:
     log: list[str] = []
     assert asyncio.run(_half_closed(_app(log), POST_A[:-1])) == b""
@@ -699,6 +865,52 @@ def test_calls_take_turns_and_heads_of_new_connections_go_first() -> None:
     assert not loop.calls, "an idle loop sleeps"
     begin(functools.partial(done.append, "alone"))
     assert done[-1] == "alone"
+
+
+def test_fewer_requests_begin_in_an_iteration_in_which_clients_connect() -> None:
+    for new, quick, begun in (
+        (0, False, 16),
+        (0, True, 8),
+        (3, False, 13),
+        (3, True, 8),
+        (12, True, 4),
+        (99, False, 1),
+    ):
+        turns, done = protocol.LoopTurns(), list[int]()
+        loop: Any = Loop()
+        for _ in range(new):
+            turns.note_connection(loop)
+        for number in range(50):
+            turns.soon(loop, functools.partial(done.append, number), quick=quick, later=True)
+        assert done == []
+        loop.iterate()
+        assert done == list(range(begun))
+
+
+def test_a_call_is_made_at_once_while_there_is_a_turn_and_none_waits() -> None:
+    for quick, number in ((False, 16), (True, 8)):
+        turns, done = protocol.LoopTurns(), list[int]()
+        loop: Any = Loop()
+        for call in range(30):
+            turns.soon(loop, functools.partial(done.append, call), quick=quick)
+        assert done == list(range(number))
+        assert len(loop.calls) == 1, "for all of them"
+
+
+def test_calls_that_had_nothing_to_do_are_limited_too() -> None:
+    turns, calls = protocol.LoopTurns(), list[int]()
+    loop: Any = Loop()
+
+    def leave(number: int) -> bool:
+        calls.append(number)
+        return False
+
+    for number in range(3000):
+        turns.soon(loop, functools.partial(leave, number), later=True)
+    loop.iterate()
+    assert len(calls) == 1024
+    loop.iterate()
+    assert len(calls) == 2048
 
 
 @contextlib.asynccontextmanager

@@ -51,7 +51,7 @@ def test_it_is_found(schema: str, body: dict[str, Any], wanted: list[str | None]
     ("schema", "body", "wanted"),
     [
         ("lmi", {"inputs": "x", "adapters": "c"}, "'adapters': 'c': no adapter with that name is registered"),
-        ("lmi", {"inputs": "x", "adapters": ["a", "b"]}, "one per prompt (names: 2, prompts: 1)"),
+        ("lmi", {"inputs": "x", "adapters": ["a", "b"]}, "a name per prompt (names: 2, prompts: 1)"),
         ("lmi", {"inputs": "x", "adapters": 5}, "'adapters': must be the name of an adapter"),
         ("lmi", {"inputs": "x", "adapters": [["a"]]}, "must be the name of an adapter"),
         ("lmi", {"inputs": "x", "parameters": {"adapter_id": "c"}}, 'parameters.adapter_id="c": no adapter with'),
@@ -67,7 +67,7 @@ def test_it_is_found(schema: str, body: dict[str, Any], wanted: list[str | None]
             "parameters.lora_task_id=2 contradicts parameters.adapter_id",
         ),
         ("lmi", {**CHAT, "adapters": "c"}, "'adapters': 'c': no adapter"),
-        ("dynamic_batch", {"inputs": ["x", "y"], "adapters": ["a"]}, "one per prompt (names: 1, prompts: 2)"),
+        ("dynamic_batch", {"inputs": ["x", "y"], "adapters": ["a"]}, "a name per prompt (names: 1, prompts: 2)"),
         ("dynamic_batch", {"inputs": ["x", "y"], "adapters": ["a", "c"]}, "'adapters': 'c'"),
     ],
 )

@@ -45,6 +45,7 @@ from tests.unit.protocols.golden.responses import TOOLS as RESPONSES_TOOLS
 # -- a delta of several tokens is rendered as one delta a token would be, in every dialect and format ------------------
 
 
+copyreg.pickle(itertools.count, lambda counter: (itertools.count, (int(repr(counter)[6:-1]),)))  # Python 3.14 has none
 copyreg.pickle(orjson.Fragment, lambda fragment: "shared")  # a string: copies of a reply have the same one
 
 TENSORS = ["output_ids", "sequence_length", "output_log_probs", "cum_log_probs", "context_logits", "generation_logits"]

@@ -248,7 +248,7 @@ def test_names_without_effect_are_listed_in_anthropic(more: dict[str, Any], list
         ),
         (talk("a", [{"type": "web_search_tool_result"}]), "'web_search_tool_result' is not supported: server tools"),
         (talk("a", [{**USE, "input": "x"}]), "messages[1].content[0].input must be an object"),
-        (talk("a", [USE]), "messages[1]: the answer continues this message, which needs text and no tool_use"),
+        (talk("a", [USE]), "messages[1]: the response continues this message, which must have text and no tool_use"),
         (talk([result("x")]), 'messages[0].content[0].tool_use_id="toolu_1": no earlier tool_use has'),
         (
             talk("a", [USE], [result([{"type": "image"}])]),

@@ -145,6 +145,16 @@ def test_parameters_of_the_request(parameters: dict[str, Any], ignored: list[str
     assert parsed(TEXT, parameters=parameters).ignored == ignored
 
 
+def test_parameters_may_contain_sampling_parameters_as_for_vllms_backend() -> None:
+    """gRPC's parameters have no numbers with fractions in older clients, which send them as strings."""
+    read = parsed(TEXT, LENGTH, parameters={"temperature": "0.5", "seed": 3, "max_tokens": 9, "stop": "x"})
+    sampling = read.requests[0].sampling
+    assert (sampling.temperature, sampling.seed, sampling.max_new_tokens) == (0.5, 3, 7)
+    assert (sampling.stop, sampling.do_sample) == (("x",), True)
+    assert read.ignored == ["parameters.max_tokens"]
+    assert refused(TEXT, parameters={"temperature": "warm"}).startswith('temperature="warm": ')
+
+
 def test_priority_and_timeout_reach_the_queue() -> None:
     (request,) = parsed(TEXT, parameters={"priority": 3, "timeout": 2_500_000}).requests
     assert (request.priority, request.timeout) == (3, 2.5)

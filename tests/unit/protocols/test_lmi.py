@@ -116,7 +116,7 @@ def test_a_parameter_sets_its_field_in_lmi(name: str, given: Any, field: str, wa
         ("details", "yes", "true or false"),
         ("return_full_text", 2, "true or false"),
         ("truncate", 0, "an integer from 1"),
-        ("output_formatter", "json_chat", "cannot format answers to prompts"),
+        ("output_formatter", "json_chat", "cannot format responses to prompts"),
         ("logprobs", -1, "an integer from 0"),
         ("prompt_logprobs", 2, "an integer from 0 to 1"),
         ("watermark", True, "is not supported"),

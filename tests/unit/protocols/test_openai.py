@@ -253,7 +253,7 @@ def content(given: Any) -> dict[str, Any]:
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs="),
         ({"use_beam_search": True}, "use_beam_search=true: is not supported"),
         ({"functions": [{}]}, "functions=[{}]: is not supported: use tools"),
-        ({"modalities": ["text", "audio"]}, "is not supported: answers are always text"),
+        ({"modalities": ["text", "audio"]}, "is not supported: responses are always text"),
         ({"chat_template": "{{}}"}, "is not supported: set option.chat_template"),
         ({"continue_final_message": True}, "continue_final_message: the last message must be an assistant message"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "requires add_generation_prompt=false"),
@@ -756,7 +756,7 @@ def test_no_new_tokens_in_several_choices() -> None:
 @pytest.mark.parametrize("echo", [{}, {"echo": False}, {"echo": None}])
 def test_no_new_tokens_and_no_prompt_are_nothing(echo: dict[str, Any]) -> None:
     refused = json.loads(completion({"max_tokens": 0, **echo}).body)["error"]
-    assert refused["message"] == "max_tokens=0: needs echo=true, because the answer would be empty"
+    assert refused["message"] == "max_tokens=0: needs echo=true, because the response would be empty"
     assert refused["param"] == "max_tokens"
 
 

@@ -141,7 +141,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "rerank",
         {**DOCUMENTS, "documents": [{"text": "a", "n": 10**30}]},
-        "'documents' cannot be repeated in the answer",
+        "'documents' cannot be repeated in the response",
     ),
     ("rerank", {**DOCUMENTS, "rank_fields": ["title"]}, 'rank_fields=["title"]: is not supported'),
     (

@@ -154,7 +154,7 @@ def test_there_is_one_guide() -> None:
 
 @pytest.mark.parametrize(("name", "given"), [("min_length", 1), ("ignore_eos_token", True)])
 def test_structured_output_decides_where_an_answer_ends(name: str, given: Any) -> None:
-    why = "structured output decides where the answer ends; leave out parameters.guided_regex$"
+    why = "structured output decides where the response ends; omit parameters.guided_regex$"
     with pytest.raises(InvalidParameter, match=rf"^parameters.{name}=.*: {why}"):
         guide("guided_regex", "a", **{name: given})
 

@@ -114,7 +114,7 @@ def test_sampling_that_is_refused_in_one_name_and_asked_for_in_another() -> None
     assert refusal(runtime_top_k=[50], do_sample=False) == (
         "parameters.do_sample=false contradicts parameters.runtime_top_k"
     )
-    assert "leave out parameters.runtime_top_k=[50]" in refusal(runtime_top_k=[50], beam_width=[2])
+    assert "omit parameters.runtime_top_k=[50]" in refusal(runtime_top_k=[50], beam_width=[2])
 
 
 def test_a_name_of_lmis_and_its_tensor_must_agree() -> None:
@@ -249,7 +249,7 @@ def test_no_words_are_none(empty: Any) -> None:
         ([[0, 1], [1]], "its rows have 2 and 1 numbers"),
         ([[0, 1], [2, 1]], "increasing"),
         ([[0, 1], [0, 1]], "increasing"),
-        ([[0, 1], [3, -1]], "at most the row's length"),
+        ([[0, 1], [3, -1]], "up to the row's length"),
         ([[0, 1], [-1, 2]], "-1 after them"),
         ([[0, 1], [1, -1]], "0 or -1 after it"),
         ([[-1, 1], [2, -1]], "token ids in its first row up to the last offset"),

@@ -365,7 +365,7 @@ def test_what_is_too_long_is_said_in_tgis_order(parameters: dict[str, Any], erro
 
 
 def test_an_answer_that_the_server_cannot_finish_is_incomplete() -> None:
-    stopping = Unavailable("the server stopped before the answer was complete")
+    stopping = Unavailable("the server stopped before the response was complete")
     call = GENERATE.parse({"inputs": "a"}, ABLE)
     assert call.errors.whole(stopping).status == 503
     call.reply.feed(0, deltas()[0])

@@ -193,7 +193,7 @@ def test_guided_decoding(kind: Any, structured_output: Any, wanted: StructuredOu
         ({"guided_decoding_guide_type": "regex"}, "must be a regular expression as a non-empty string"),
         ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": 5}, "must be a regular expression"),
         ({"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": "{"}, "its text is not JSON"),
-        ({"guided_decoding_guide_type": "json", "guided_decoding_guide": "x"}, "must be left out"),
+        ({"guided_decoding_guide_type": "json", "guided_decoding_guide": "x"}, "must be omitted"),
     ],
 )
 def test_guides_are_checked_before_an_engine_sees_them(names: dict[str, Any], says: str) -> None:

@@ -43,9 +43,9 @@ TYPED: tuple[dict[str, Any], ...] = ({"bytes_contents": [b"hi"]}, {"int_contents
 
 @pytest.mark.parametrize("message", [with_raw(TEXT, LENGTH, TRUE), with_typed(*TYPED)])
 def test_raw_and_typed_contents_are_the_same_body(message: Any) -> None:
-    body = body_of(message)
-    assert body.data[body.length :] == TEXT + LENGTH + TRUE
-    document = json.loads(body.data[: body.length])
+    body, length = body_of(message)
+    assert body[length:] == TEXT + LENGTH + TRUE
+    document = json.loads(body[:length])
     assert document["id"] == "7"
     assert [tensor["parameters"]["binary_data_size"] for tensor in document["inputs"]] == [6, 4, 1]
     assert document["parameters"] == {"binary_data_output": True}
@@ -98,7 +98,8 @@ def test_parameters_have_the_types_that_triton_takes(name: str, value: dict[str,
         with pytest.raises(InvalidPayload, match="invalid value type"):
             body_of(message)
     else:
-        parameters = json.loads(body_of(message).data[: body_of(message).length])["parameters"]
+        body, length = body_of(message)
+        parameters = json.loads(body[:length])["parameters"]
         assert (name in parameters) is (name != "triton_enable_empty_final_response")
 
 

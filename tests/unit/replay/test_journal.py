@@ -27,7 +27,7 @@ def test_a_directory_has_one_run_at_a_time(tmp_path: Path) -> None:
     first = Journal(tmp_path, RUN)
     first.add(EQUAL)
     for restart in (False, True):
-        with pytest.raises(ConfigError, match="another lmi replay writes there"):
+        with pytest.raises(ConfigError, match="another lmi replay is using it"):
             Journal(tmp_path, RUN, restart=restart)
     first.close()
     second = Journal(tmp_path, RUN)

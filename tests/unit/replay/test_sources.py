@@ -118,7 +118,7 @@ def test_a_batch_with_its_answers_beside_it(tmp_path: Path) -> None:
             Recorded(400, "application/json", b'{"error": 1}'),
             None,
         ]
-        assert "an earlier answer for custom_id 'a'" in told.reason
+        assert "an earlier response for custom_id 'a'" in told.reason
 
 
 def test_bad_lines_of_a_batch(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_bodies_in_base64_and_bodies_that_were_not_saved(tmp_path: Path) -> None
     assert [one.reason for one in unreadable] == [
         "request.postData: has no text; the program that saved the file omits the bodies of forms",
         "request.url: must have the scheme http or https, not 'blob'",
-        "1 entries without a body are left out (GET 1)",
+        "1 entries without a body are skipped (GET 1)",
     ]
 
 
@@ -301,7 +301,7 @@ def test_a_line_that_is_too_long_is_passed_by(tmp_path: Path, monkeypatch: pytes
 )
 def test_a_file_of_no_kind_says_what_kinds_there_are(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=r"of no known kind.*; known kinds:\nSageMaker's data capture"):
+    with pytest.raises(ConfigError, match=r"of an unknown kind.*; known kinds:\nSageMaker's data capture"):
         open_requests(str(tmp_path / name))
 
 
@@ -458,7 +458,7 @@ BAD = {
     line("x", part(b"{}", "INPUT"), {"encoding": "JSON"}): "endpointOutput.data: is not a string",
     line("x", part(b"{}", "INPUT")).replace('"x"', "7"): "eventMetadata.eventId: must be a string",
     line("x", part(b"{}", "INPUT")).replace('"{}"', r'"\ud800"'): "has a lone surrogate",
-    '{"captureData": ' + "[" * 100_000: "it nests too deeply",
+    '{"captureData": ' + "[" * 100_000: "it is nested too deeply",
     asked("good"): "an earlier line for the event good is used instead",
     asked("good") + " {}": "something follows the object",
     '{"captureData": {}, "x": ' + "9" * 5000 + "}": "",

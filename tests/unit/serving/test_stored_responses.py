@@ -109,7 +109,8 @@ def test_pages_of_the_input(store: ResponseStore) -> None:
     def page(limit: int, after: str = "", *, newest: bool = False) -> tuple[list[str], bool]:
         found = store.input_items(ANN, "a", limit=limit, after=after, newest_first=newest).result(10)
         assert found is not None
-        return ids(found.items), found.has_more
+        items, has_more = found
+        return ids(items), has_more
 
     assert page(9) == (["i0", "i1", "i2", "i3", "i4"], False)
     assert page(2, newest=True) == (["i4", "i3"], True)
@@ -357,7 +358,7 @@ def test_a_response_is_read_as_it_is_at_one_moment(tmp_path: Path, monkeypatch: 
 
 
 def test_ids_that_are_no_texts_are_left_out() -> None:
-    assert [one.id for one in kept_items([{"id": {"a": 1}}, {"id": None}, {"id": 5}, {}, {"id": "a"}])] == [
+    assert [id for id, _ in kept_items([{"id": {"a": 1}}, {"id": None}, {"id": 5}, {}, {"id": "a"}])] == [
         *[""] * 4,
         "a",
     ]

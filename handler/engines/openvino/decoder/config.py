@@ -48,7 +48,7 @@ class Rotary(NamedTuple):
 
 
 def _llama3(plain: Any, factor: float, original: float, parameters: Mapping[str, Any]) -> Any:
-    """Divide low frequencies by `factor`, keep high ones, and interpolate between them (Llama 3.1)."""
+    """Divide low frequencies by `factor`, keep high frequencies, and interpolate in between (Llama 3.1)."""
     import numpy as np
 
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
@@ -58,7 +58,7 @@ def _llama3(plain: Any, factor: float, original: float, parameters: Mapping[str,
 
 
 def _yarn(plain: Any, factor: float, original: float, parameters: Mapping[str, Any], theta: float) -> Any:
-    """Divide low frequencies by `factor`, keep high ones, and interpolate by their index (YaRN, arXiv 2309.00071)."""
+    """Divide low frequencies by `factor`, keep high frequencies, and interpolate by index (YaRN, arXiv 2309.00071)."""
     import numpy as np
 
     size = 2 * len(plain)
@@ -104,7 +104,7 @@ class _Family:
     Attributes:
         architecture: name of transformers' class for text generation.
         defaults: default values for config.json.
-        biases: attention matrices that always have biases, or None if config.json says which have.
+        biases: attention matrices that always have biases, or None if config.json specifies them.
         head_norms: whether queries and keys are normalized.
         is_gemma: whether norms multiply by `1 + weight` and embeddings are scaled.
         four_norms: whether the outputs of the attention and of the feed-forward network are normalized too.
@@ -171,7 +171,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The architecture of a language model. Sizes are lengths of vectors.
+    """The architecture of a language model. Sizes are numbers of dimensions.
 
     Attributes:
         scale: factor by which products of queries and keys are multiplied.
@@ -316,7 +316,7 @@ class _Reader:
     def _layer_types(self, count: int) -> Sequence[str]:
         layer_types = self._values["layer_types"]
         if not isinstance(layer_types, list) or len(layer_types) != count:
-            raise self._wrong(f"layer_types must name a kind for each of the {count} layers")
+            raise self._wrong(f"layer_types must contain a type for each of the {count} layers")
         if unknown := set(map(str, layer_types)) - {"full_attention", "sliding_attention"}:
             raise UnknownDecoder(f"its layer_types contains {', '.join(sorted(unknown))}")
         slides = "sliding_attention" in layer_types and self._values["model_type"] in ("qwen2", "qwen3")

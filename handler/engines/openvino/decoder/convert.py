@@ -41,7 +41,7 @@ class Matrices:
         tensors: the checkpoint's tensors.
         scratch: a directory for files with quantized matrices.
         how: the quantization, or None to keep the weights unchanged.
-        weights: number of the model's weights, for the progress.
+        weights: number of the model's weights, for progress reports.
     """
 
     def __init__(self, tensors: Tensors, scratch: Path, how: Quantization | None, weights: int) -> None:
@@ -100,7 +100,7 @@ class Matrices:
         return whole, zero if bits == 8 else _packed(np.pad(zero.ravel(), (0, zero.size % 2))), scale
 
     def _parts(self, name: str) -> Iterator[tuple[slice, Any]]:
-        """Yield the rows of a matrix as float32, some at a time, each time with their indices."""
+        """Yield a matrix in parts: a slice of row indices, and these rows as float32."""
         place, source = self._tensors.place(name), self._tensors.raw(name)
         step = max(_CHUNK // place.shape[1], 1)
         for first in range(0, place.shape[0], step):

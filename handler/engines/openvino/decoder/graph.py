@@ -1,8 +1,8 @@
 """Builds an OpenVINO graph of a language model, without torch.
 
-The graph computes the same as transformers' models. OpenVINO GenAI recognizes its attention and replaces it with paged
-attention, and the CPU plugin recognizes and fuses its norms and rotary positions (OpenVINO, sdpa_to_paged_attention,
-rms_fusion, fuse_rotary_positional_embeddings).
+The graph computes the same values as transformers' model. OpenVINO GenAI recognizes the graph's attention and replaces
+it with paged attention. The CPU plugin recognizes and fuses norms and rotary positions (OpenVINO:
+sdpa_to_paged_attention, rms_fusion, fuse_rotary_positional_embeddings).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def decoder_graph(decoder: DecoderConfig, matrix: Load, vector: Load) -> Any:
     Args:
         decoder: the architecture.
         matrix: function that returns the node for a matrix.
-        vector: function that returns a vector as a numpy array.
+        vector: function that returns a one-dimensional tensor as a numpy array.
     """
     return _Builder(decoder, matrix, vector).build()
 
@@ -144,7 +144,7 @@ class _Builder(GraphBuilder):
         return values if factor == 1 else self._ops.multiply(values, self._real(factor))
 
     def _cached(self, index: int, kind: str, new: Any) -> Any:
-        """Append new keys or values to the earlier ones, which the graph keeps in a variable."""
+        """Append new keys or values to the earlier keys or values, which the graph keeps in a variable."""
         from openvino import PartialShape, Type
         from openvino.op.util import Variable, VariableInfo
 
@@ -162,7 +162,7 @@ class _Builder(GraphBuilder):
         return values
 
     def _repeat(self, values: Any) -> Any:
-        """Repeat the keys or values that several heads share, so that each head has its own."""
+        """Repeat the keys or values that several heads share, so that each head has its own copy."""
         ops, decoder = self._ops, self._decoder
         if decoder.heads == decoder.key_heads:
             return values

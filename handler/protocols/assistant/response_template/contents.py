@@ -188,9 +188,9 @@ _QUOTED = r'"(?:[^"\\]|\\.)*"?'
 
 
 def _strings(text: str, delimiters: list[tuple[str, str]]) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a text, each with whether it is a string between delimiters.
+    """Yield the parts of a text, each with a flag that is true for a string between delimiters.
 
-    The delimiters are dropped. A string in JSON's quotes is a part of its own, so that it is not searched for keys.
+    The delimiters are dropped. A string in JSON's quotes is a separate part, so that it is not searched for keys.
     """
     closes, at, start = dict(delimiters), 0, 0
     opens = re.compile("|".join([*map(re.escape, closes), _QUOTED]), re.DOTALL)
@@ -308,7 +308,7 @@ _PLACE = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 class Placeholder(NamedTuple):
-    """A placeholder in a transform. Its path is a name, and keys into the value with that name."""
+    """A placeholder in a transform. Its path is the name of a value, followed by keys into the value."""
 
     path: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""The incremental parser of answers that uses a model's own response template."""
+"""The incremental parser of responses that uses a model's own response template."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from handler.protocols.assistant.tools.parsing import HF, NAME, SPACES, Template
 
 
 class ResponseParser(ReasoningParser):
-    """Divides an answer into regions between the marks of fields, as transformers' ResponseParser does.
+    """Divides a response into regions between the markers of fields, as transformers' ResponseParser does.
 
-    Text that may be the start of a mark is not shown until this is decided. The work on text that turns out not to be a
-    mark is bounded by the length of the answer: beyond that bound, patterns are no longer tried.
+    Text that may be the start of a marker is held back until this is decided. The work on text that turns out not to be
+    a marker is bounded by the length of the response: beyond that bound, patterns are no longer tried.
 
     Args:
-        begun: the part of the answer that is already in the prompt.
+        begun: the part of the response that is already in the prompt.
         tools: the tools of the request, or None to leave calls in the text.
-        thoughts: whether reasoning is shown separately. Otherwise it stays in the text, including its marks.
+        thoughts: whether reasoning is shown separately. Otherwise it stays in the text, including its markers.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class ResponseParser(ReasoningParser):
         return events
 
     def _step(self, *, final: bool) -> bool:
-        """Read up to the next mark, and return whether there is more to parse."""
+        """Read up to the next marker, and return whether there is more to parse."""
         search = self._search
         if search.candidates is None:
             start = search.start(self._watch, final=final)
@@ -161,7 +161,7 @@ class ResponseParser(ReasoningParser):
         self._update()
 
     def _is_raw(self, field: Field) -> bool:
-        """Return whether the regions of a field stay in the text, including their marks."""
+        """Return whether the regions of a field stay in the text, including their markers."""
         return not self._thoughts if field.is_reasoning else field.name == CALLS
 
     def _end_text(self) -> None:
@@ -177,18 +177,18 @@ class ResponseParser(ReasoningParser):
             self._events += events
 
     def _update(self) -> None:
-        """Look up the marks that apply in the current region."""
+        """Look up the markers that apply in the current region."""
         self.thinking = self._thoughts and self._field is not None and self._field.is_reasoning
         self._watch = self._template.outside if self._field is None else self._template.inside(self._field)
 
 
 class _MarkSearch:
-    """The search for marks in the text of an answer that is not parsed yet.
+    """The search for markers in the text of a response that is not parsed yet.
 
     Attributes:
-        held: the text that may be the start of a mark.
-        candidates: the attempts to match the marks at the start of `held`, or None if no mark may start there.
-        num_empty: the number of empty marks at this position.
+        held: the text that may be the start of a marker.
+        candidates: the attempts to match the markers at the start of `held`, or None if no marker may start there.
+        num_empty: the number of empty markers at this position.
     """
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class _MarkSearch:
         self._in_vain = 0
 
     def start(self, watch: Watch, *, final: bool) -> int | None:
-        """Return the next position of a possible mark, or None if there is none."""
+        """Return the next position of a possible marker, or None if there is none."""
         if watch.at_start and not self._size and not self.num_empty:
             return 0
         first = watch.firsts.search(self.held)
@@ -210,7 +210,7 @@ class _MarkSearch:
         return 0 if final and not self.held and watch.at_end and not self.num_empty else None
 
     def begin(self, watch: Watch) -> None:
-        """Begin to match marks at the start of the held text."""
+        """Begin to match markers at the start of the held text."""
         tries = may_try(self._in_vain, self._size)
         self.candidates = [
             (field, marks.begin(self._before)) for field, marks in watch.marks if tries or marks.pattern is None
@@ -227,7 +227,7 @@ class _MarkSearch:
         return not any(candidate.is_open for candidate in candidates)
 
     def longest(self) -> tuple[Field | None, Match] | None:
-        """End the matching, and return the longest match. Of several with the same length, it is the first one."""
+        """End the matching, and return the longest match. Of several matches with this length, return the first."""
         candidates, self.candidates = self.candidates or (), None
         chosen: tuple[Field | None, Match] | None = None
         for field, candidate in candidates:
@@ -279,7 +279,7 @@ class _Text:
 
 
 class _Calls:
-    """The tool calls of an answer."""
+    """The tool calls of a response."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
@@ -328,7 +328,7 @@ class _Region:
 
     @property
     def is_quoted(self) -> bool:
-        """Whether the text is JSON and ends within a string, in which marks are ignored."""
+        """Whether the text is JSON and ends within a string, in which markers are ignored."""
         return self._json is not None and not self._is_over and self._json.quoted
 
     def feed(self, text: str) -> list[Event]:
@@ -355,7 +355,7 @@ class _Region:
         """Return the remaining events of the calls, or None if the text is not a call.
 
         Args:
-            cut: whether the answer ended before the region.
+            cut: whether the response ended before the region.
         """
         if self._started:
             return [CallEnd(self._calls.count - 1, Ending.OPEN if cut else Ending.WHOLE)]
@@ -365,7 +365,7 @@ class _Region:
             return None
         if not calls or not all(NAME.fullmatch(name) for name, _ in calls):
             return None
-        cut = cut and not self._field.is_json  # more arguments might have come
+        cut = cut and not self._field.is_json  # more arguments might have followed
         events: list[Event] = []
         for index, (name, arguments) in enumerate(calls):
             start = self._calls.start(name)
@@ -377,11 +377,11 @@ class _Region:
         return events
 
 
-# -- the answers of a request whose model has a response template ------------------------------------------------------
+# -- the responses of a request whose model has a response template ----------------------------------------------------
 
 
 def family(template: ResponseTemplate) -> Family:
-    """Return a family with the literal marks of the template's reasoning, which prompts may contain."""
+    """Return a family with the literal markers of the template's reasoning, which prompts may contain."""
     field = template.reasoning
     return Family(HF.name, _texts(field and field.open), _texts(field and field.close), thinks=False)
 
@@ -404,12 +404,10 @@ class TemplateReasoning(ReasoningForm):
         self._begun = ""
         self._is_ruled = False
 
-    def special(self, vocabulary: Vocabulary | None, sampling: Sampling) -> frozenset[str]:
-        if vocabulary is None:
-            return frozenset()
-        return (
-            super().special(vocabulary, sampling) if _is_ruled(sampling) else self._template.special(vocabulary.marks)
-        )
+    def special(self, vocabulary: Vocabulary, sampling: Sampling) -> frozenset[str]:
+        if _is_ruled(sampling):
+            return super().special(vocabulary, sampling)
+        return self._template.special(vocabulary.marks)
 
     def read_prompt(self, request: Request, prompt: str) -> Request:
         self._begun = self._template.begun(prompt)
@@ -423,7 +421,7 @@ class TemplateReasoning(ReasoningForm):
         return True if ResponseParser(self._template, self._begun).thinking else super().ends_open(prompt)
 
     def parser(self, inner: AnswerParser | None = None) -> ReasoningParser:
-        if self._is_ruled or not isinstance(inner, TemplateCalls | None):  # the text after reasoning has no marks
+        if self._is_ruled or not isinstance(inner, TemplateCalls | None):  # the text after reasoning has no markers
             return super().parser(inner) if self.shows else Prefixed("", inner)
         tools = None if inner is None else inner.tools
         return ResponseParser(self._template, self._begun, tools, thoughts=self.shows)

@@ -1,6 +1,6 @@
 """Regular expressions from a model's files, matched with bounded work on text that arrives in pieces.
 
-Neither a model's files nor its answers can be trusted: a pattern that backtracks could block the server. Here all
+Neither a model's files nor its responses can be trusted: a pattern that backtracks could block the server. Here all
 alternatives of a match advance together, one character at a time, in the same order of preference as in Python.
 """
 
@@ -21,7 +21,7 @@ _FREE = 16_384  # alternatives that may be followed without a match, whatever th
 
 
 def may_try(in_vain: int, size: int) -> bool:
-    """Return whether a pattern may still be tried on a text, given the work that did not lead to a match.
+    """Return whether so little work has been in vain that a pattern may be tried again on the same text.
 
     Args:
         in_vain: the number of alternatives that were followed without a match.
@@ -45,8 +45,8 @@ class _Step(NamedTuple):
     """A step of a compiled pattern.
 
     Attributes:
-        value: the class for _CHARACTER, the indices of the steps that may follow for _SPLIT with the preferred one
-            first, the slot for _SAVE, and the sign for _ASSERT.
+        value: for _CHARACTER, the class; for _SPLIT, the indices of the steps that may follow, with the preferred step
+            first; for _SAVE, the slot; for _ASSERT, the sign of the assertion.
     """
 
     kind: int
@@ -81,8 +81,8 @@ class _Move(NamedTuple):
 
     Attributes:
         state: the new state.
-        sources: the index of the alternative that each alternative of the new state continues, and the slots that it
-            saves.
+        sources: for each alternative of the new state, the index of the old alternative that it continues, and the
+            slots that it saves.
         found: the alternative that has matched, and the slots that it saves, or None if no alternative has matched.
             Alternatives after it are dropped.
         same: whether the transition changes nothing.
@@ -100,8 +100,8 @@ class Pattern:
     Attributes:
         groups: the names of its groups.
         firsts: the classes of characters with which a match may begin.
-        at_start: whether an empty text matches at the start of an answer.
-        at_end: whether an empty text matches at the end of an answer.
+        at_start: whether an empty text matches at the start of a response.
+        at_end: whether an empty text matches at the end of a response.
         literals: the sequences of literal characters in the pattern.
         move: returns the transition by a character from a state without assertions. Results are cached.
 
@@ -141,7 +141,7 @@ class Pattern:
         """Return the transition to the alternatives that are preferred to the first alternative that has matched.
 
         Args:
-            paths: the possible paths, each after the index of the old alternative that it continues.
+            paths: the possible paths, each with the index of the old alternative that it continues.
             before: the old state.
         """
         matched = (number for number, (_, (at, _)) in enumerate(paths) if self.steps[at].kind == _MATCH)
@@ -153,11 +153,11 @@ class Pattern:
         return _Move(state, sources, match, same)
 
     def follow(self, at: int, seen: set[int], holds: Callable[[str], bool | None] = lambda sign: None) -> list[_Path]:
-        """Return the paths that can be reached from a step, without steps that were seen.
+        """Return the paths that can be reached from a step without passing a step in `seen`.
 
         Args:
             at: the index of the step.
-            seen: the indices of the steps that were seen, to which this method adds.
+            seen: the indices of the visited steps. This method adds to them.
             holds: returns whether an assertion is true, or None if this is not known yet.
         """
         paths: list[_Path] = []
@@ -493,7 +493,7 @@ class _Reader:
             last = match[4] or match[3]
             most = int(last) if last else None if match[2] else least
             if max(least, most or 0) > _MOST_REPEATS or (most is not None and most < least):
-                raise ValueError(f"has {match[0]!r}: counts must be at most {_MOST_REPEATS}, in ascending order")
+                raise ValueError(f"has {match[0]!r}: each count must be at most {_MOST_REPEATS}, the smaller first")
         else:
             return node
         if node.kind in ("assert", "ahead"):

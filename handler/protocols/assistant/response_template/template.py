@@ -1,4 +1,4 @@
-"""A model's response template, and its reader, which checks it."""
+"""A model's response template, and the reader that checks the template."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _MOST_SOUGHT = 1 << 17  # alternatives of a pattern that are followed in this se
 _MOST_PLACES = 64  # placeholders in a transform, each of which may become a copy of the whole region
 
 LONGEST = 1024
-"""Maximum number of characters of a mark that a pattern describes. A longer match is not a mark."""
+"""Maximum number of characters of a marker that a pattern describes. A longer match is not a marker."""
 
 
 class Marks:
-    """The marks that begin or end a region: a list of texts, or a pattern.
+    """The markers that begin or end a region: a list of texts, or a pattern.
 
     Attributes:
         texts: the texts with the longest first, or an empty tuple for a pattern.
@@ -54,15 +54,15 @@ class Marks:
         return self.texts if self.pattern is None else self.pattern.literals
 
     def begin(self, before: str) -> Attempt | Texts:
-        """Return an attempt to match a mark at a position of an answer.
+        """Return an attempt to match a marker at a position of a response.
 
         Args:
-            before: the character before the position, or "" at the start of the answer.
+            before: the character before the position, or "" at the start of the response.
         """
         return Texts(self.texts) if self.pattern is None else Attempt(self.pattern, before, LONGEST)
 
     def last_end(self, text: str) -> int | None:
-        """Return the index after the pattern's last match in a prompt, or None if there is none."""
+        """Return the index after the last marker in a prompt, or None if the prompt contains no marker."""
         if self.pattern is None:
             return max((at + len(mark) for mark in self.texts if (at := text.rfind(mark)) >= 0), default=None)
         tail, work = text[-_SEARCHED:], 0
@@ -79,7 +79,7 @@ class Marks:
 
 
 class Texts:
-    """An attempt to match one of several texts at a position of an answer, with the interface of `Attempt`."""
+    """An attempt to match one of several texts at a position of a response, with the interface of `Attempt`."""
 
     work = 0
 
@@ -104,19 +104,19 @@ class Texts:
 
 
 class Field(NamedTuple):
-    """A field of the template, to which regions of an answer belong.
+    """A field of the template, to which regions of a response belong.
 
     Attributes:
-        open: the marks before a region, or None if everything outside of other fields' regions belongs to the field.
-        close: the marks after a region, or None if it ends with the answer.
-        make: makes the parser of one region's text.
+        open: the markers before a region, or None if everything outside of other fields' regions belongs to the field.
+        close: the markers after a region, or None if it ends with the response.
+        make: creates the parser of one region's text.
         strips: whether the white space around a region's text is dropped.
         join: the separator between the texts of several regions, or None if they form one text.
         transform: the transform that makes a call from the parsed value, or None if the value already is a call.
         each: whether the transform applies to each item of a list instead of to the whole value.
-        name_group: the group of `open` with the name of a call whose arguments are the region's text, or "".
+        name_group: the group of `open` that contains a call's name, if the region's text is the arguments, or "".
         is_json: whether the text is JSON, which shows by itself whether it is complete.
-        is_plain: whether the text is standard JSON, in whose strings marks are ignored.
+        is_plain: whether the text is standard JSON, in whose strings markers are ignored.
         inner: the literal texts that the parser looks for.
     """
 
@@ -142,7 +142,7 @@ class Field(NamedTuple):
 
         Args:
             value: the parsed value of the region's text.
-            groups: the groups of the mark before the region.
+            groups: the groups of the marker before the region.
 
         Raises:
             ValueError: the value cannot be converted to calls.
@@ -166,13 +166,13 @@ def _call(value: Any) -> tuple[str, Any]:
 
 
 class Watch(NamedTuple):
-    """The marks that apply in one state of an answer.
+    """The markers that apply in one state of a response.
 
     Attributes:
-        marks: the marks that open a field, each with its field, and the marks that close the current one with None.
-        firsts: matches the first character of any mark.
-        at_start: whether a mark may be empty at the start of an answer.
-        at_end: whether a mark may be empty at the end of an answer.
+        marks: each field with the markers that open it, and None with the markers that close the current field.
+        firsts: matches the first character of any marker.
+        at_start: whether a marker may be empty at the start of a response.
+        at_end: whether a marker may be empty at the end of a response.
     """
 
     marks: Sequence[tuple[Field | None, Marks]]
@@ -185,7 +185,7 @@ def _watch(marks: Sequence[tuple[Field | None, Marks]]) -> Watch:
     patterns = [mark.pattern for _, mark in marks if mark.pattern is not None]
     firsts = "|".join(dict.fromkeys(first for _, mark in marks for first in mark.firsts))
     return Watch(
-        # Of several marks that match, the longest one is chosen, then one that opens a field, then the first by name.
+        # Of several markers that match, the longest one is chosen, then one that opens a field, then the first by name.
         sorted(marks, key=lambda item: (item[0] is None, item[0].name if item[0] else "")),
         re.compile(firsts or r"(?!)", re.DOTALL),
         any(pattern.at_start for pattern in patterns),
@@ -199,10 +199,10 @@ class ResponseTemplate:
     Attributes:
         fields: the fields by name.
         implicit: the field to which everything outside of other regions belongs, or None if this text is dropped.
-        outside: the marks that apply outside of regions.
+        outside: the markers that apply outside of regions.
 
     Args:
-        start: the marks after which an answer starts in a prompt.
+        start: the markers in a prompt after which the response starts.
     """
 
     def __init__(self, fields: Mapping[str, Field], start: Marks) -> None:
@@ -226,17 +226,17 @@ class ResponseTemplate:
         return self.fields.get(CALLS)
 
     def inside(self, field: Field) -> Watch:
-        """Return the marks that apply in a region of a field."""
+        """Return the markers that apply in a region of a field."""
         return self.outside if field is self.implicit else self._inside[field.name]
 
     def begun(self, prompt: str) -> str:
-        """Return the part of the answer that is already in a prompt, after the last mark that starts an answer."""
+        """Return the part of the response that is already in a prompt, after the last marker that starts a response."""
         end = self._start.last_end(prompt)
         return "" if end is None else prompt[end:]
 
     @functools.cached_property
     def literals(self) -> frozenset[str]:
-        """The literal texts of all marks and content parsers."""
+        """The literal texts of all markers and content parsers."""
         fields = self.fields.values()
         marks = [mark for field in fields for mark in (field.open, field.close) if mark is not None]
         inner = [literal for field in fields for literal in field.inner]
@@ -336,7 +336,7 @@ def _field(name: str, value: Any) -> Field:
 
 
 def _name_group(transform: Any) -> str:
-    """Return the group with the name of a call whose arguments are the region's text, or "" if there is none."""
+    """Return the group that contains a call's name, if the region's text is the call's arguments, or else ""."""
     function = transform.get("function", transform) if isinstance(transform, dict) else {}
     if not isinstance(function, dict):
         return ""
@@ -355,7 +355,7 @@ def _object(value: Any, at: str, known: Sequence[str] = ()) -> Arguments:
 
 
 def _marks(options: Arguments, key: str, at: str) -> Marks | None:
-    """Read marks, which are a text, a list of texts or a pattern, or return None if there are none."""
+    """Read markers, which are a text, a list of texts or a pattern, or return None if there are none."""
     text, pattern = options.get(key), options.get(f"{key}_pattern")
     if text is not None and pattern is not None:
         raise ValueError(f"{at}{key}: cannot be combined with {key}_pattern")
@@ -371,7 +371,7 @@ def _marks(options: Arguments, key: str, at: str) -> Marks | None:
     texts = text if isinstance(text, list) else [text]
     if not 0 < len(texts) <= _MOST_MARKS or not all(_is_mark(item) for item in texts):
         raise ValueError(
-            f"{at}{key}: must be a string of 1 to {_LONGEST_MARK} characters, or a list of up to {_MOST_MARKS} of them"
+            f"{at}{key}: must be a string of 1 to {_LONGEST_MARK} characters, or a list of up to {_MOST_MARKS} strings"
         )
     return Marks(tuple(dict.fromkeys(texts)))
 

@@ -1,1 +1,1 @@
-"""Tools in requests and prompts, and parsers of tool calls in answers."""
+"""Tools in requests and prompts, and parsers of tool calls in responses."""

@@ -1,4 +1,4 @@
-"""Notations of tool calls, which are written into prompts and enforced in answers by xgrammar's structural tags."""
+"""Notations of tool calls, which are written into prompts and enforced in responses by xgrammar's structural tags."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Notation(NamedTuple):
         between: the text between two calls.
         mark: the beginning of calls, which no other text contains, or "" if there is no such beginning.
         style: xgrammar's name for the notation of arguments, or "" if xgrammar does not support it.
-        several: whether an answer may have several calls.
+        several: whether a response may have several calls.
         arguments: writes the arguments of a call.
     """
 
@@ -40,7 +40,7 @@ class Notation(NamedTuple):
 
     @property
     def begin(self) -> str:
-        """The text with which an answer that consists of calls always begins."""
+        """The text with which a response that consists of calls always begins."""
         return self.block[0] or self.call[0].partition(_NAME)[0].partition(_NUMBER)[0]
 
 
@@ -79,7 +79,7 @@ def write_calls(notation: Notation, calls: Iterable[tuple[str, Mapping[str, Any]
 
 
 def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: bool) -> Tag:
-    """Return the structural tag for an answer that consists of at least one call, with arguments that fit the schemas.
+    """Return the structural tag for a response that consists of at least one call, with arguments that fit the schemas.
 
     Args:
         tools: the tools in OpenAI's format.
@@ -92,11 +92,11 @@ def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: boo
 def calls_or_answer(
     notation: Notation, tools: Iterable[Mapping[str, Any]], answer: StructuredOutput, *, single: bool
 ) -> Tag:
-    """Return the structural tag for an answer that consists of calls, or else matches other structured output.
+    """Return the structural tag for a response that consists of calls, or else matches other structured output.
 
     Args:
         tools: the tools in OpenAI's format.
-        answer: the structured output of an answer without calls.
+        answer: the structured output of a response without calls.
         single: whether only one call is allowed.
     """
     return {"type": "or", "elements": [calls(notation, tools, single=single), _answer(answer)]}
@@ -120,12 +120,12 @@ def _answer(rule: StructuredOutput) -> Tag:
 def calls_in_text(
     notation: Notation, tools: Iterable[Mapping[str, Any]], strict: Collection[str], *, single: bool
 ) -> Tag:
-    """Return the structural tag for an answer of text that may contain calls.
+    """Return the structural tag for a response of text that may contain calls.
 
     Args:
         tools: the tools in OpenAI's format.
         strict: the names of the tools whose schemas are enforced. The arguments of other tools may be any object.
-        single: whether the answer ends with its first call.
+        single: whether the response ends with its first call.
     """
     functions = [tool["function"] for tool in tools]
     schemas = {tool["name"]: tool["parameters"] if tool["name"] in strict else _ANY_OBJECT for tool in functions}
@@ -172,7 +172,7 @@ def _tag(notation: Notation, name: str, schema: Mapping[str, Any]) -> Tag:
 ANY = frozenset({"any"})
 """The types of a value that may be anything: JSON stays JSON, and other text is a string."""
 
-_MEMBERS = 4096  # schemas that are read to find the types of one tool's parameters in one answer
+_MEMBERS = 4096  # schemas that are read to find the types of one tool's parameters in one response
 _CHAIN = 16  # references that are followed one after another
 
 _ALIASES = {
@@ -258,7 +258,7 @@ class ToolSchema:
         return self._own[id(schema)]
 
     def _get(self, schema: Any, key: str) -> Any:
-        """Return a schema's value for a key. If it has none, the schema to which it refers is searched."""
+        """Return a schema's value for a key. If the schema lacks the key, search the schema to which it refers."""
         for _ in range(_CHAIN):
             if not isinstance(schema, Mapping):
                 return None

@@ -1,4 +1,4 @@
-"""The JSON text of arguments: finding its end, and converting a parameter's plain text to JSON with its schema."""
+"""The JSON text of arguments: the search for its end, and the conversion of a parameter's plain text to JSON."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class JsonEnd:
         self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """Return the index after the end, or None if the next piece of text does not contain the end."""
+        """Return the index after the end in the next piece of text, or None if the piece does not contain the end."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -106,7 +106,7 @@ def is_object(text: str) -> bool:
 
 
 PYTHON_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
-"""The characters that Python's escapes stand for, by the character after the backslash."""
+"""Maps the character after a backslash to the character that Python's escape means."""
 
 STRING = frozenset({"string"})
 _STRING_OR_NULL = frozenset({"string", "null"})

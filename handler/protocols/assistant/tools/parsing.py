@@ -42,11 +42,11 @@ class Format(NamedTuple):
     """A format in which models write tool calls.
 
     Attributes:
-        make: makes the parser of one answer from the request's tools, whose schemas define the types of arguments.
+        make: creates the parser of one response from the request's tools, whose schemas define the types of arguments.
         marks: texts that may be special tokens, which a tokenizer omits from the text by default.
         template: a regular expression that recognizes the format in a chat template, or "" if there is none.
-        notations: the notations of calls, by a text in the chat template. The first one whose text is in the template
-            is used.
+        notations: maps a text in chat templates to the notation of calls. The first notation whose text is in the
+            model's template is used.
     """
 
     name: str
@@ -59,10 +59,8 @@ class Format(NamedTuple):
         """Return the notation in which a model with a chat template writes calls, or None if it is unknown."""
         return next((notation for text, notation in self.notations.items() if text in template), None)
 
-    def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
-        """Return the marks that are special tokens, possibly with a checkpoint's own suffix (`<tool_call:x>`)."""
-        if vocabulary is None:
-            return frozenset()
+    def special(self, vocabulary: Vocabulary) -> frozenset[str]:
+        """Return the markers that are special tokens, possibly with a checkpoint's own suffix (`<tool_call:x>`)."""
         return _special(vocabulary.marks, self.marks)
 
 
@@ -72,7 +70,7 @@ def _special(special: frozenset[str], marks: tuple[str, ...]) -> frozenset[str]:
 
 
 class NamedCall:
-    """Parses an answer that consists of one call's arguments, as structured output enforces."""
+    """Parses a response that consists of one call's arguments, as structured output enforces."""
 
     def __init__(self, name: str) -> None:
         self._begun: list[Event] = [CallStart(0, name)]
@@ -86,11 +84,11 @@ class NamedCall:
 
 
 class CallsOrText:
-    """Parses an answer that consists either of calls or of text without calls, as structured output enforces.
+    """Parses a response that consists either of calls or of text without calls, as structured output enforces.
 
     Args:
-        begin: the text with which an answer of calls begins.
-        calls: the parser of an answer of calls.
+        begin: the text with which a response of calls begins.
+        calls: the parser of a response of calls.
     """
 
     def __init__(self, begin: str, calls: AnswerParser) -> None:
@@ -125,11 +123,11 @@ class BrokenCall(Exception):
 
 
 class CallOutput:
-    """The events of an answer with calls.
+    """The events of a response with calls.
 
     Attributes:
         count: the number of calls so far.
-        after_call: whether no text has followed a call.
+        after_call: whether a call has started, and no text has followed it.
     """
 
     def __init__(self) -> None:
@@ -186,16 +184,16 @@ class CallOutput:
 class CallParser(CallOutput):
     """Base class of parsers for text with calls.
 
-    A subclass implements `calls` with the steps below. If `BrokenCall` is raised or the answer ends before a call has
+    A subclass implements `calls` with the steps below. If `BrokenCall` is raised or the response ends before a call has
     started, the text that the steps have consumed is emitted. A call that has already started is left unfinished.
 
-    A model may write anything, so the work must be linear in the length of the answer. A step takes time proportional
-    to the length of `held`. Therefore a whole answer is fed in pieces, no step waits while more than a few hundred
+    A model may write anything, so the work must be linear in the length of the response. A step takes time proportional
+    to the length of `held`. Therefore a long text is fed in pieces, no step waits while more than a few hundred
     characters are held, and longer texts are collected in lists.
 
     Attributes:
-        begins: the marks before calls. A mark comes before any shorter mark with which it starts.
-        at_start: whether an answer may begin with calls without a mark.
+        begins: the markers before calls. A marker precedes any shorter marker with which it starts.
+        at_start: whether a response may begin with calls without a marker.
     """
 
     begins: tuple[str, ...] = ()
@@ -205,7 +203,7 @@ class CallParser(CallOutput):
         super().__init__()
         self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
         self.held = ""  # text that no step has consumed yet
-        self._taken: list[str] = []  # text that steps have consumed since the mark or the last call
+        self._taken: list[str] = []  # text that steps have consumed since the marker or the last call
         self._committed = False
         self._closable = False  # whether only closing brackets and quotes are missing in the arguments
         self._schemas: dict[str, ToolSchema] = {}
@@ -229,10 +227,10 @@ class CallParser(CallOutput):
         return self.pop()
 
     def calls(self, begin: str) -> Steps[None]:
-        """Read the calls after a mark, up to the text that follows them.
+        """Read the calls after a marker, up to the text that follows them.
 
         Args:
-            begin: the mark, or "" at the start of the answer.
+            begin: the marker, or "" at the start of the response.
 
         Raises:
             BrokenCall: the text is not a call.
@@ -241,7 +239,7 @@ class CallParser(CallOutput):
 
     @property
     def taken(self) -> str:
-        """The text that the steps have consumed since the mark or the last call, if no call has started since."""
+        """The text that the steps have consumed since the marker or the last call, if no call has started since."""
         return "".join(self._taken)
 
     def schema(self, tool: str) -> ToolSchema:
@@ -286,10 +284,10 @@ class CallParser(CallOutput):
             yield
 
     def take(self, *marks: str) -> Steps[str]:
-        """Consume and return the mark that follows, or return "" if none of these marks follows.
+        """Consume and return the marker that follows, or return "" if none of these markers follows.
 
         Args:
-            marks: the marks. A mark comes before any shorter mark with which it starts.
+            marks: the markers. A marker precedes any shorter marker with which it starts.
         """
         while True:
             for mark in marks:
@@ -302,10 +300,10 @@ class CallParser(CallOutput):
             yield
 
     def expect(self, *marks: str) -> Steps[str]:
-        """Consume and return the mark that follows.
+        """Consume and return the marker that follows.
 
         Raises:
-            BrokenCall: none of the marks follows.
+            BrokenCall: none of the markers follows.
         """
         mark = yield from self.take(*marks)
         if not mark:
@@ -328,7 +326,7 @@ class CallParser(CallOutput):
             yield
 
     def until(self, *ends: str, limit: int = 512) -> Steps[tuple[str, str]]:
-        """Consume a short text and the mark at its end, and return both.
+        """Consume a short text and the marker at its end, and return both.
 
         Raises:
             BrokenCall: the text has more than `limit` characters.
@@ -344,7 +342,7 @@ class CallParser(CallOutput):
             yield
 
     def stream_until(self, write: Callable[[str], None], *ends: str) -> Steps[str]:
-        """Pass text to `write` as it arrives, up to a mark, which is consumed and returned."""
+        """Pass text to `write` as it arrives, up to a marker, which is consumed and returned."""
         pattern = any_of(ends)
         while True:
             match = pattern.search(self.held)
@@ -355,7 +353,7 @@ class CallParser(CallOutput):
             yield from self._open()
 
     def skip_until(self, *ends: str) -> Steps[str]:
-        """Consume text up to a mark, which is consumed and returned."""
+        """Consume text up to a marker, which is consumed and returned."""
         return (yield from self.stream_until(lambda text: None, *ends))
 
     def json(self) -> Steps[None]:
@@ -368,8 +366,20 @@ class CallParser(CallOutput):
                 return
             yield from self._open()
 
+    def call_with_json(self, name: str) -> Steps[None]:
+        """Read a call whose arguments follow as a JSON object.
+
+        Raises:
+            BrokenCall: something else follows.
+        """
+        if (yield from self.skip()) != "{":
+            raise BrokenCall
+        self.begin(name)
+        yield from self.json()
+        self.end_call()
+
     def _open(self) -> Steps[None]:
-        """Wait for more text of a value. If the answer ends here, the arguments can be completed by closing them."""
+        """Wait for more text of a value. If the response ends here, closing brackets can complete the arguments."""
         self._closable = True
         yield
         self._closable = False
@@ -394,7 +404,7 @@ class CallParser(CallOutput):
             yield from self._block(begin)
 
     def _text(self) -> Steps[str]:
-        """Emit text up to a mark before calls, and return the mark."""
+        """Emit text up to a marker before calls, and return the marker."""
         pattern, first = any_of(self.begins), any_of(tuple(dict.fromkeys(mark[0] for mark in self.begins)))
         while True:
             size = len(self.held)
@@ -424,14 +434,14 @@ class CallParser(CallOutput):
             self.show("".join([*self._taken, rest]))
 
     def _begins_call(self, text: str) -> bool:
-        """Return whether a text at an answer's end is an incomplete mark of another call."""
+        """Return whether a text at a response's end is an incomplete marker of another call."""
         start = text.strip()
         return len(start) > 1 and any(mark.startswith(start) for mark in self.begins)
 
 
 @functools.lru_cache(maxsize=256)
 def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern that matches any of the marks, or that never matches if there are none."""
+    """Return a pattern that matches any of the markers, or that never matches if there are none."""
     return re.compile("|".join(map(re.escape, marks)) or r"(?!)")
 
 
@@ -459,7 +469,7 @@ class ArgumentsText:
         return self._parts[-1]
 
     def closing(self) -> str | None:
-        """Return the text that closes open strings, lists and objects, or None if other text could come first."""
+        """Return the text that closes open strings, lists and objects, or None if other text may be missing too."""
         text = self._join()
         if not self._controls.quoted and _NUMBER.search(text):
             return None
@@ -494,7 +504,7 @@ class _Call:
 
 
 class CheckedCalls:
-    """Checks the calls among the events of one answer.
+    """Checks the calls among the events of one response.
 
     A call that ends before its arguments is replaced by its name as text, because clients would read missing arguments
     as `{}`.
@@ -524,10 +534,10 @@ class CheckedCalls:
         return checked
 
     def end(self, events: Iterable[Event], finish: Finish) -> list[Event]:
-        """Return the answer's last events, including the ends of all calls.
+        """Return the response's last events, including the ends of all calls.
 
         Args:
-            finish: the reason why the answer ended. If the model itself ended it, open brackets are closed where this
+            finish: the reason why the response ended. If the model itself ended it, open brackets are closed where this
                 is unambiguous.
         """
         checked = [item for event in events for item in self._check(event, closes=finish is Finish.EOS)]
@@ -574,7 +584,7 @@ class CheckedCalls:
             yield CallEnd(call.number, Ending.WHOLE if call.arguments.is_whole() else Ending.BROKEN)
 
 
-# -- the format of a model's own response template, whose calls response_template/ reads with the rest of the answer ---
+# -- the format of a model's own response template, whose calls response_template/ reads -------------------------------
 
 
 class TemplateCalls(PlainText):

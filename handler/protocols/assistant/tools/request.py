@@ -25,7 +25,7 @@ from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nu
 Message = Mapping[str, Any]
 
 _OUR_OWN = SMOLLM2.notations[""]
-"""The notation that prompts ask for if the model's own notation is unknown."""
+"""The notation that prompts request if the model's own notation is unknown."""
 
 _TOOLS = re.compile(r"\btools\b")
 
@@ -54,7 +54,7 @@ def lay_out(
     """Arrange messages and tools as the model's chat template expects them.
 
     Args:
-        format: the format in which calls in answers are read and calls in text are written, or None for the format
+        format: the format in which calls in responses are read and calls in text are written, or None for the format
             that the template shows.
     """
     messages = _results_in_order(messages)
@@ -107,7 +107,7 @@ def _with_indexed_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
-    """Move each call to a message of its own, followed by its results. Results of no call come last."""
+    """Move each call to a message of its own, followed by its results. Results that belong to no call come last."""
     separated: list[Message] = []
     waiting = deque(messages)
     while waiting:
@@ -144,7 +144,7 @@ def _with_written_calls(message: Message, notation: Notation, between: str = "")
 
 
 def _short(id: str) -> str:
-    """Shorten an id to its last nine letters and digits, in which the ids that we create differ."""
+    """Shorten an id to its last nine letters and digits, which differ in all ids that this server creates."""
     return "".join(sign for sign in id if sign.isascii() and sign.isalnum())[-9:].rjust(9, "0")
 
 
@@ -159,7 +159,7 @@ def _shows(part: re.Pattern[str], template: str) -> bool:
 
 
 def _notation(template: str, *formats: Format | None) -> Notation | None:
-    """Return the notation of the first format that has one for this template, or None."""
+    """Return the first notation that one of the formats has for this template, or None."""
     notations = (format.notation(template) for format in formats if format is not None)
     return next((notation for notation in notations if notation is not None), None)
 
@@ -212,7 +212,7 @@ def _results_in_order(messages: Sequence[Message]) -> list[Message]:
 MAX_TOOLS = 128  # OpenAI's limit
 
 AUTO, NONE = "auto", "none"
-"""Values of the parser options that are not the name of a parser."""
+"""Values of the parser options that are not names of parsers."""
 
 _CHOICES = (
     "must be none, auto, required, the name of a tool, or an object with the 'type' function or allowed_tools that "
@@ -220,7 +220,7 @@ _CHOICES = (
 )
 _ALLOWED = "must be an object with a 'mode' of auto or required, and with 'tools' that name tools of the request"
 _REFERENCE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)([^"]{0,64})')
-"""A reference in a schema's JSON that would change its meaning if the schema became part of another one."""
+"""A reference in a schema's JSON that would change its meaning if the schema became part of another schema."""
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
@@ -257,7 +257,7 @@ class Tools(NamedTuple):
         allowed: the names of the tools that may be called, or None if the request does not restrict them.
         format: the format in which the model writes calls, or None if structured output enforces JSON instead.
         notation: the notation of the format's calls in structured output, or None if the format or the engine does not
-            support any.
+            support structured output.
         structured_output: the structured output that enforces calls. With the choice auto, it applies only within
             calls.
         unknown: the paths of unknown names.
@@ -276,7 +276,7 @@ class Tools(NamedTuple):
     unheeded: Sequence[str] = ()
 
     def parser(self) -> AnswerParser | None:
-        """Return a new parser for one answer, or None if the answer contains no calls."""
+        """Return a new parser for one response, or None if the response contains no calls."""
         if self.format is not None:
             return self.format.make(self.shown)
         if self.name:
@@ -284,17 +284,17 @@ class Tools(NamedTuple):
         return None if self.structured_output is None else List(self.shown)
 
     def with_answer(self, rule: StructuredOutput, name: str) -> Tools:
-        """Return tools whose structured output allows calls or, without calls, an answer that matches a rule.
+        """Return tools whose structured output allows calls or, without calls, a response that matches a rule.
 
         `tool_choice` must be `auto`. The arguments of calls must match the schemas of the tools.
 
         Args:
-            rule: the structured output for an answer without calls.
+            rule: the structured output for a response without calls.
             name: the client's name for the rule.
 
         Raises:
             InvalidParameter: structured output cannot enforce calls in this format, or cannot distinguish them from
-                the answer.
+                the response.
         """
         if self.format is None:
             return self
@@ -371,7 +371,7 @@ def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
 
 
 def choose_format(context: ServerContext) -> Format | None:
-    """Return the format of tool calls in answers.
+    """Return the format of tool calls in responses.
 
     A plugin takes precedence over `option.tool_call_parser`, and the option over the model's templates. The result is
     None if the templates show no known format, or if the option keeps calls in the text.
@@ -418,7 +418,7 @@ def _function_name(value: Any) -> str | None:
 
 
 def _choice(choice: NamedValue, names: Sequence[str]) -> tuple[str, str]:
-    """Return the kind of a choice, and the name of the tool if it names one."""
+    """Return the kind of a choice, and the name of its tool, or "" if it names none."""
     value = choice.value
     if value is None:
         return "", ""

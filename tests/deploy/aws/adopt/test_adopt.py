@@ -163,7 +163,7 @@ def test_tokens_go_to_a_secret_and_other_secrets_are_left_out(
     assert adopt("--output", str(path), "--token-secret", secret) == 0
     text, said = path.read_text(), capsys.readouterr()
     assert content(path)["model"]["token_secret"] == secret
-    assert "#   OPENAI_API_KEY=***: a secret" in text
+    assert "#   OPENAI_API_KEY=***: anyone who may describe the model can read this secret" in text
     assert not [one for one in (token, key) if one in text + said.err + said.out]
     assert "cannot be mapped: OPENAI_API_KEY=***" in said.err
 

@@ -239,7 +239,7 @@ def put_back(cloud: Cloud, things: dict[tuple[str, str], Any]) -> None:
             "async: SageMaker does not support a shadow next to asynchronous inference",
         ),
         (("--set", "shadow={percent: 5, count: 2, type: ml.g5.4xlarge}"), "shadow: with --shadow the file"),
-        (("--adopt",), "--adopt takes over the endpoint, --shadow leaves it to its owner"),
+        (("--adopt",), "--adopt takes over the endpoint, but --shadow leaves it to its owner"),
     ],
 )
 def test_a_file_that_makes_no_shadow_is_refused(
@@ -374,7 +374,7 @@ def test_a_caller_with_the_plain_policy_is_told_what_is_missing(
 ) -> None:
     cloud.policies[CALLER] = [printed(read_spec(path))]
     assert run(["up", str(path), "--shadow", "--yes"]) == 2
-    assert "`lmi deploy iam FILE --adopt` prints the policy needed to read it" in said(capsys)
+    assert "`lmi deploy iam FILE --adopt` prints the policy needed to read the configuration" in said(capsys)
     assert cloud.changes() == []
     cloud.denied.clear()
 

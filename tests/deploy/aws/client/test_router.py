@@ -52,7 +52,7 @@ def test_what_a_router_lacks_is_refused(predictor: Predictor, emulated: tuple[st
         predictor.predict_async(BODY)
     with pytest.raises(NotSent, match="inference routers have no OpenAI route"):
         predictor.openai_route()
-    with pytest.raises(NotSent, match="SessionId: an inference router accepts only Accept, Body"):
+    with pytest.raises(NotSent, match="SessionId: not supported; routers accept only Accept, Body"):
         predictor.predict(BODY, session_id="x")
     with pytest.raises(NotSent, match="6,291,457 bytes, but a router accepts at most 6,291,456"):
         predictor.runtime.invoke({"Body": bytes(6 * 2**20 + 1)})

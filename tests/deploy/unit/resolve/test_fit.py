@@ -110,7 +110,7 @@ def test_vllm_computes_a_precision_that_the_gpu_lacks_in_16_bits() -> None:
     for name, dtype in cases:
         found = fit(replace(LLAMA_8B, dtype=dtype, weight_only=True), instance(name))
         assert found.fits
-        assert [line for line in found.remarks if f"no support for {dtype} on the " in line]
+        assert [line for line in found.remarks if f"computes {dtype} weights in 16 bits" in line]
     old = fit(replace(LLAMA_8B, dtype="fp8", weight_only=True), instance("ml.g4dn.xlarge"))
     assert old.problem == "fp8 needs compute capability 8.0, but the T4 has 7.5"
     best = cheapest(rank(replace(LLAMA_8B, dtype="fp8", weight_only=True)))
@@ -162,7 +162,7 @@ def test_a_degree_that_was_asked_for_is_taken_as_it_is() -> None:
     assert fit(replace(LLAMA_8B, degree=2), instance("ml.g6e.12xlarge")).degree == 2
     assert (
         fit(replace(LLAMA_8B, degree=4), instance("ml.g6e.xlarge")).problem
-        == "the tensor parallel degree is 4, but it has 1 GPU"
+        == "the tensor parallel degree, 4, exceeds the number of GPUs, 1"
     )
 
 

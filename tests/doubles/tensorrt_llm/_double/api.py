@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 import typing
 from dataclasses import asdict, dataclass
@@ -125,11 +126,6 @@ _ENUMS = {
 }
 
 
-class _Namespace(dict[str, Any]):
-    def __missing__(self, name: str) -> Any:
-        return Any
-
-
 def kind(text: str, known: dict[str, Any]) -> Any:
     """The type that a text of the file means; what is not among `known` may be anything."""
     if "..." in text or "DecodingConfig" in text:
@@ -137,7 +133,8 @@ def kind(text: str, known: dict[str, Any]) -> Any:
     if text == "Union[str, SamplerType]":
         text = "SamplerType"
     simple = {"str": str, "int": int, "bool": bool, "float": float, "dict": dict, "object": Any, "None": None}
-    return eval(text, {"__builtins__": {}}, _Namespace(_TYPES | _ENUMS | simple | known))
+    unknown = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text), Any)
+    return eval(text, {**unknown, **_TYPES, **_ENUMS, **simple, **known})
 
 
 def default(parameter: dict[str, Any], known: dict[str, Any]) -> Any:

@@ -262,7 +262,7 @@ def test_operator_errors_are_logged_and_another_server_answers(answer: bytes, pl
         assert (len(wrong.received), len(right.received)) == (1, 4)
 
 
-NO_END = "ended its answer without a finish_reason"
+NO_END = "ended its response without a finish_reason"
 UNREADABLE = "sent an event that cannot be read"
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 3\r\n\r\nHi!"
 FAILED = {
@@ -275,7 +275,7 @@ FAILED = {
     "Dynamo's error event": (HEAD + b"event: error\n: worker lost\n\n", "answered 500", "worker lost"),
     "an error event after a ping": (HEAD + b": ping\n\nevent: error\n: worker lost\n\n", "answered 500", "worker lost"),
     "a page": (PAGE, "answered 200 without events", "text/html: Hi!"),
-    "compressed": (HEAD[:-2] + b"Content-Encoding: gzip\r\n\r\nx", "sent a compressed answer", "gzip"),
+    "compressed": (HEAD[:-2] + b"Content-Encoding: gzip\r\n\r\nx", "sent a compressed response", "gzip"),
     "nothing": (b"", "closed the connection", ""),
     "no HTTP": (b"SSH-2.0\r\n\r\n", "closed the connection", ""),
     "headers without end": (HEAD[:-2] + b"X: y\r\n" * 2000, "closed the connection", ""),

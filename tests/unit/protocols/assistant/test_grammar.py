@@ -192,7 +192,7 @@ def test_strict_alone_rules_calls() -> None:
     assert chat().sampling.structured_output.allows_text
     assert chat().names.structured_output == "tools"
     assert chat(response_format={"type": "text"}).sampling.structured_output.allows_text
-    with pytest.raises(InvalidParameter, match=r"ignore_eos=true: .* leave out tools\[\]\.function\.strict"):
+    with pytest.raises(InvalidParameter, match=r"ignore_eos=true: .* omit tools\[\]\.function\.strict"):
         chat(ignore_eos=True)
 
 

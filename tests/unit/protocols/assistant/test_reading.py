@@ -184,7 +184,6 @@ def test_the_format_is_the_options_or_the_templates(name: str, template: str, fo
 
 
 def test_marks_that_are_special_tokens_have_to_be_shown() -> None:
-    assert HERMES.special(None) == frozenset()
     assert HERMES.special(Vocabulary([b"<tool_call>", b"<end>"], special={0, 1})) == {"<tool_call>"}
     assert LLAMA3_JSON.special(Vocabulary([b"<tool_call>", b"<end>"], special={0, 1})) == frozenset()
 

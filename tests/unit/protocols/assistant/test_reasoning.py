@@ -351,12 +351,12 @@ def test_structured_output_begins_after_a_thought_or_at_once() -> None:
         ("qwen3", "it cannot", GUIDED, "grammar: the model reasons before it answers, and it cannot; send chat_temp"),
         ("qwen3", "", GUIDED._replace(presence_penalty=0.5), "presence_penalty=0.5: with parameters.grammar, reason"),
         ("qwen3", "", Sampling(thinking_token_budget=2, frequency_penalty=1.0), "with thinking_token_budget, reason"),
-        ("minimax_m2_append_think", "", GUIDED, "no end mark with option.reasoning_parser=minimax"),
+        ("minimax_m2_append_think", "", GUIDED, "no end marker with option.reasoning_parser=minimax"),
         (
             "openai_gptoss",
             "",
             Sampling(thinking_token_budget=2),
-            "thinking_token_budget: reasoning has no end mark with",
+            "thinking_token_budget: reasoning has no end marker with",
         ),
     ],
 )

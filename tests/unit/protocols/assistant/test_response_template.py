@@ -201,7 +201,7 @@ CALLS = "response_template.fields.tool_calls"
         (broken(open_pattern="(?<=a)b"), "has '(?<=': only the groups"),
         (broken(open_pattern="a(?=b)c"), "has a lookahead that is not at the end"),
         (broken(open_pattern="(((a{50}){50}){50})"), "is too complex"),
-        (broken(open_pattern="a{9999}"), "has '{9999}': counts must be at most 256"),
+        (broken(open_pattern="a{9999}"), "has '{9999}': each count must be at most 256"),
         (broken(open_pattern="(" * 20 + "a" + ")" * 20), "more than 16 nested groups"),
         (broken(open_pattern="a" * 2000), "has more than 1024 characters"),
         (broken(open_pattern=1), f"{CALLS}.open_pattern: '1' must be a string"),

@@ -1,4 +1,4 @@
-"""The formats in which models write tool calls. Each module has the formats of a family."""
+"""The formats in which models write tool calls. Each module contains the formats of one family."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ FORMATS = {
     )
 }
 """All formats by name. `auto` means the first one that the chat template shows. hermes comes late, because other
-formats also have its mark.
+formats also have its marker.
 """
 
 ALIASES = {
@@ -118,7 +118,7 @@ ALIASES = {
 
 
 def get_format(name: str) -> Format:
-    """Return the format with the given name or alias.
+    """Return the format with this name or alias.
 
     Raises:
         KeyError: no format has this name.

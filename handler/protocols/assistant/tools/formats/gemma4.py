@@ -1,4 +1,4 @@
-"""Tool calls of Gemma 4 and FunctionGemma, which are `call:NAME{key:value}` between marks."""
+"""Tool calls of Gemma 4 and FunctionGemma, which are `call:NAME{key:value}` between markers."""
 
 from __future__ import annotations
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from handler.protocols.assistant.tools.formats.sections import SectionedCalls
 from handler.protocols.assistant.tools.grammar import Notation, pairs
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, Format, Steps
 
 
-class PairedCalls(CallParser):
+class PairedCalls(SectionedCalls):
     """Base class of parsers for calls with tags for a parameter's name and its value.
 
     Attributes:
-        call, call_end: the marks around a call.
-        key, key_end: the marks around a parameter's name.
-        value, value_end: the marks around a parameter's value.
-        separator: a mark that may follow the call's name, or "".
+        call, call_end: the markers around a call.
+        key, key_end: the markers around a parameter's name.
+        value, value_end: the markers around a parameter's value.
+        separator: a marker that may follow the call's name, or "".
     """
 
     call, call_end = "<tool_call>", "</tool_call>"
@@ -23,7 +24,8 @@ class PairedCalls(CallParser):
     separator = ""
 
     def one(self) -> Steps[None]:
-        """Read a call after its mark. The mark of the next call also ends the call, and is not consumed."""
+        """Read a call after its marker. The marker of the next call also ends the call, and is not consumed."""
+        yield from self.skip()
         name = yield from self.run(NAME)
         yield from self.skip()
         if self.separator and (yield from self.take(self.separator)):
@@ -49,7 +51,7 @@ class PairedCalls(CallParser):
                 end = yield from self.expect(self.key, self.call_end, self.call)
         self.write("{}" if before == "{" else "}")
         self.end_call()
-        if end == self.call:  # the end mark is missing, and the next call follows
+        if end == self.call:  # the end marker is missing, and the next call follows
             self.held = self.call + self.held
 
 
@@ -65,25 +67,11 @@ class Glm(PairedCalls):
         yield from self.one()
 
 
-class PairedSection(PairedCalls):
-    """Base class of parsers for calls that are enclosed by two marks."""
-
-    section_end = ""
-
-    def calls(self, begin: str) -> Steps[None]:
-        while True:
-            yield from self.skip()
-            if (yield from self.expect(self.call, self.section_end)) == self.section_end:
-                return
-            yield from self.skip()
-            yield from self.one()
-
-
-class Hunyuan(PairedSection):
+class Hunyuan(PairedCalls):
     """Parses Hunyuan's calls. Hunyuan 3 writes a separator after the name, but Hunyuan 4 does not.
 
-    A checkpoint may add its own suffix to all marks, such as `<tool_calls:opensource>`. The suffix is read from the
-    first mark.
+    A checkpoint may add its own suffix to all markers, such as `<tool_calls:opensource>`. The suffix is read from the
+    first marker.
     """
 
     begins = ("<tool_calls>", "<tool_calls:")
@@ -102,7 +90,7 @@ class Hunyuan(PairedSection):
 _LONGEST_ENDING = 32  # characters
 
 
-class K2Horizon(PairedSection):
+class K2Horizon(PairedCalls):
     begins = ("<ifm|tool_calls>",)
     section_end = "</ifm|tool_calls>"
     call, call_end = "<ifm|tool_call>", "</ifm|tool_call>"

@@ -17,24 +17,24 @@ _BEGUN = re.compile(
     r'\{\s*(?:"(?:n(?:a(?:me?)?)?)?|"name"\s*|"name"\s*:\s*|"name"\s*:\s*"(?:[^"\\]|\\.)*\\?|'
     r'"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*(?:,\s*(?:"\w*|"\w*"\s*|"(?:arguments|parameters)"\s*:\s*)?)?)?'
 )
-"""The start of a call up to its arguments, which may be incomplete."""
+"""Matches the start of a call, up to its arguments. The start may be incomplete."""
 
 _OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
-"""The start of a call up to an incomplete name."""
+"""Matches the start of a call up to an incomplete name."""
 
 _LONGEST_HEAD = 512
-"""Maximum number of characters before a call's arguments. A name has at most 64, each of which may be escaped."""
+"""Maximum number of characters before a call's arguments. A name has at most 64 characters, which may be escaped."""
 
 
 class JsonCalls(CallParser):
     """Base class of parsers for calls that are JSON objects.
 
-    The arguments of a call are emitted as they arrive if the name precedes them, or else at its end. In a list, an
-    object that is not a call becomes text, and the other objects remain calls.
+    If the name of a call precedes the arguments, they are emitted as they arrive, or else at the call's end. In a list,
+    an object that is not a call becomes text, and the other objects remain calls.
 
     Attributes:
-        end: the mark after the calls, or "" if they end with the list or the last object.
-        marked: whether a mark precedes the calls. Otherwise an object without arguments or an empty list is text.
+        end: the marker after the calls, or "" if they end with the list or the last object.
+        marked: whether a marker precedes the calls. Otherwise an object without arguments or an empty list is text.
         head: matches the start of a call up to its arguments, with its name as a JSON string in the first group.
         open: matches the start of a call up to an incomplete name.
     """
@@ -135,7 +135,7 @@ class JsonCalls(CallParser):
 
 
 class List(JsonCalls):
-    """Parses an answer that is a list of calls, as structured output enforces."""
+    """Parses a response that is a list of calls, as structured output enforces."""
 
     at_start = True
 
@@ -173,7 +173,7 @@ class GigaChat3(JsonCalls):
 
 
 class InternLm(JsonCalls):
-    """Parses InternLM's calls. A second mark after the first one distinguishes calls from Python code."""
+    """Parses InternLM's calls. A second marker after the first distinguishes calls from Python code."""
 
     begins = ("<|action_start|>",)
     end = "<|action_end|>"
@@ -220,7 +220,7 @@ _SIGNS = ("{", "[")
 class CallsInText(JsonCalls):
     """Base class of parsers for calls within text.
 
-    Without a mark, an object that follows text is a call only if the request has a tool with its name.
+    Without a marker, an object that follows text is a call only if the request has a tool with its name.
     """
 
     def calls(self, begin: str) -> Steps[None]:
@@ -267,7 +267,7 @@ class Phi4(CallsInText):
 
 
 class XLam(CallsInText):
-    """Parses xLAM's calls, a list that is the whole answer, is in a code fence, or follows a mark or the reasoning."""
+    """Parses xLAM's calls: a list that is the whole response, or follows a code fence, a marker or the reasoning."""
 
     begins = ("<tool_call>", "```json", *_SIGNS)
     at_start = True
@@ -305,7 +305,7 @@ def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | No
 
 
 _TEMPLATE = r"(?s)\A(?!.*(?:<tool_calls>|minimax\[)).*<tool_call>"
-"""Matches chat templates with this mark, except for Apriel's lists and MiniMax M3's tags, which are other formats."""
+"""Matches chat templates with this marker, except for Apriel's lists and MiniMax M3's tags, which are other formats."""
 
 _OBJECT = ('{"name": "NAME", "arguments": ', "}")
 
@@ -319,24 +319,24 @@ def _list_between(parser: type[JsonCalls], call: tuple[str, str] = _OBJECT) -> d
 
 
 HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), _TEMPLATE, {"": _ONE_A_MARK})
-"""Each call is an object between marks of its own (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
+"""Each call is an object between markers of its own (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
 
 SMOLLM2 = Format("smollm2", Hermes, HERMES.marks, notations=_list_between(Hermes))
-"""A list of objects between the marks (source: SmolLM2's documentation)."""
+"""A list of objects between the markers (source: SmolLM2's documentation)."""
 
 GRANITE4 = Format("granite4", Hermes, HERMES.marks, notations=HERMES.notations)
-"""The same as hermes (source: the chat template of granite-4.0)."""
+"""The same format as hermes (source: the chat template of granite-4.0)."""
 
 GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>", _list_between(Granite))
-"""A list of objects after a mark, which is a special token in Granite 3.0 and text in 3.1 (source: their templates)."""
+"""A list of objects after a marker, which is a special token in Granite 3.0 and text in 3.1 (source: templates)."""
 
 _LLAMA3 = r"(?s)\A(?!.*<function=).*(?:<\|python_tag\|>|dictionary of argument name)"
-"""Matches chat templates with this mark, except for Functionary's tags, which are another format."""
+"""Matches chat templates with this marker, except for Functionary's tags, which are another format."""
 
 _WHOLE_ANSWER = Notation(('{"name": "NAME", "parameters": ', "}"), between="; ", several=False)
 
 LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3, {"": _WHOLE_ANSWER})
-"""An object with `parameters` that is the whole answer, possibly after a mark (source: Llama 3.1 to 3.3 templates)."""
+"""An object with `parameters` as the whole response, possibly after a marker (source: Llama 3.1 to 3.3 templates)."""
 
 _AFTER_A_WORD = Notation(_OBJECT, ("functools[", "]"), ", ", mark="functools[")
 
@@ -354,12 +354,12 @@ LONGCAT = Format(
 
 
 JAMBA = Format("jamba", Jamba, (*Jamba.begins, Jamba.end), "<tool_calls>", _list_between(Jamba))
-"""Objects in a list or on separate lines between the marks (Jamba, Hunyuan A13B, Apriel and MiniMax M1)."""
+"""Objects in a list or on separate lines between the markers (Jamba, Hunyuan A13B, Apriel and MiniMax M1)."""
 
 NEMOTRON_JSON = Format(
     "nemotron_json", Nemotron, (*Nemotron.begins, Nemotron.end), "<TOOLCALL>", _list_between(Nemotron)
 )
-"""A list of objects between the marks (source: the chat template of Nemotron Nano v2)."""
+"""A list of objects between the markers (source: the chat template of Nemotron Nano v2)."""
 
 GRANITE_20B_FC = Format(
     "granite-20b-fc",
@@ -368,7 +368,7 @@ GRANITE_20B_FC = Format(
     "<function_call>",
     {"": Notation((f"<function_call> {_OBJECT[0]}", "}"), between="\n", mark="<function_call>")},
 )
-"""Each call is an object after a mark of its own (source: vLLM 0.33)."""
+"""Each call is an object after a marker of its own (source: vLLM 0.33)."""
 
 GIGACHAT3 = Format(
     "gigachat3",
@@ -380,7 +380,7 @@ GIGACHAT3 = Format(
         "": Notation((f"{GigaChat3.begins[0]}{_OBJECT[0]}", "}"), mark=GigaChat3.begins[0]),
     },
 )
-"""An object in a message of its own (GigaChat 3) or after a mark (3.1). Source: both chat templates."""
+"""An object in a message of its own (GigaChat 3) or after a marker (3.1). Source: both chat templates."""
 
 INTERNLM = Format(
     "internlm",
@@ -393,7 +393,7 @@ INTERNLM = Format(
         )
     },
 )
-"""An object between marks (source: the tool documentation of InternLM 2 and 3, and vLLM 0.33)."""
+"""An object between markers (source: the tool documentation of InternLM 2 and 3, and vLLM 0.33)."""
 
 APERTUS = Format(
     "apertus",
@@ -402,7 +402,7 @@ APERTUS = Format(
     r"<\|tools_prefix\|>",
     _list_between(Apertus, ('{"NAME": ', "}")),
 )
-"""A list of objects between marks (source: the model's chat template)."""
+"""A list of objects between markers (source: the model's chat template)."""
 
 COHERE3 = Format(
     "cohere_command3",
@@ -419,10 +419,10 @@ COHERE3 = Format(
     },
 )
 COHERE4 = COHERE3._replace(name="cohere_command4", template="")
-"""A list of objects between marks (source: the chat templates of Command R7B, A and A+)."""
+"""A list of objects between markers (source: the chat templates of Command R7B, A and A+)."""
 
 XLAM = Format("xlam", XLam, ("[TOOL_CALLS]",), notations={"": Notation(_OBJECT, ("[", "]"), ", ")})
-"""A list of objects that is the whole answer (source: xLAM 2's documentation)."""
+"""A list of objects that is the whole response (source: xLAM 2's documentation)."""
 
 
 # -- Inkling's calls: an object in a block of its own between special tokens (source: vLLM 0.33) -----------------------
@@ -436,7 +436,7 @@ _ENDS = (_END, "<|content_model_end_sampling|>")
 class Inkling(JsonCalls):
     """Parses Inkling's calls, which have the keys `name` and `args`. The name may also precede the block.
 
-    Other marks are dropped.
+    Other markers are dropped.
     """
 
     begins = (_CALL, _MESSAGE, *_BLOCKS, *_ENDS)
@@ -486,7 +486,7 @@ class Mistral(JsonCalls):
 
     def calls(self, begin: str) -> Steps[None]:
         yield from self.skip()
-        while (yield from self.take(_CALLS)):  # a model may repeat the mark, whose bracket would begin a list
+        while (yield from self.take(_CALLS)):  # a model may repeat the marker, whose bracket would begin a list
             yield from self.skip()
         if self.held[0] in "[{":
             yield from super().calls(begin)
@@ -496,11 +496,7 @@ class Mistral(JsonCalls):
         if (yield from self.take(_CALL_ID)):
             yield from self.run(NAME)
         yield from self.take(_ARGUMENTS)
-        if (yield from self.skip()) != "{":
-            raise BrokenCall
-        self.begin(name)
-        yield from self.json()
-        self.end_call()
+        yield from self.call_with_json(name)
 
 
 _MISTRAL_NAMED = Notation((f"{_CALLS}NAME{_ARGUMENTS}", ""), mark=_CALLS)

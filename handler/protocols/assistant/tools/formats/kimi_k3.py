@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from handler.protocols.assistant.tools.formats.sections import SectionedCalls
 from handler.protocols.assistant.tools.grammar import ANY, Notation
 from handler.protocols.assistant.tools.json_text import STRING, ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, CallParser, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, Format, Steps
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 TOOLS = f"{OPEN}tools{SEPARATOR}"
@@ -22,21 +23,17 @@ _JSON, _JSON_END = f"{OPEN}json ", f"{CLOSE}json{SEPARATOR}"
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
-class KimiK3(CallParser):
-    """Parses Kimi K3's calls, in which each argument has a type. The marks around the answer's text are dropped."""
+class KimiK3(SectionedCalls):
+    """Parses Kimi K3's calls, in which each argument has a type. The markers around the response's text are dropped."""
 
+    section_end, call = _TOOLS_END, _CALL
     begins = (TOOLS, RESPONSE, RESPONSE_END, MESSAGE_END)
 
     def calls(self, begin: str) -> Steps[None]:
-        if begin != TOOLS:
-            return
-        while True:
-            yield from self.skip()
-            if (yield from self.expect(_CALL, _TOOLS_END)) == _TOOLS_END:
-                return
-            yield from self._call()
+        if begin == TOOLS:
+            yield from super().calls(begin)
 
-    def _call(self) -> Steps[None]:
+    def one(self) -> Steps[None]:
         name = (yield from self._attributes()).get("tool", "")
         if not NAME.fullmatch(name):
             raise BrokenCall
@@ -60,7 +57,7 @@ class KimiK3(CallParser):
                 end = yield from self.skip_until(_ARGUMENT, _JSON, _CALL_END, _CALL, _TOOLS_END)
         self.write({"{": "{}", ", ": "}"}.get(before, ""))
         self.end_call()
-        if end != _CALL_END:  # the end mark is missing, and another call or the end of all calls follows
+        if end != _CALL_END:  # the end marker is missing, and another call or the end of all calls follows
             self.held = end + self.held
 
     def _attributes(self) -> Steps[dict[str, str]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from handler.protocols.assistant.tools.formats.sections import SectionedCalls
 from handler.protocols.assistant.tools.grammar import Notation, ToolSchema
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps, Tool
+from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, Format, Steps, Tool
 
-_MARK = "]<]minimax[>["  # the mark before each tag
+_MARK = "]<]minimax[>["  # the marker before each tag
 _CALLS, _CALLS_END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"
 _CALL = f"{_MARK}<invoke name="
 _CALL_NAME = "invoke"
@@ -17,13 +18,14 @@ _ITEM = "item"
 _DEPTH = 32  # nested elements
 
 
-class MinimaxM3(CallParser):
+class MinimaxM3(SectionedCalls):
     """Parses MiniMax M3's calls.
 
     A nested element has the type in its schema. Without a schema it is a list if its first child is an `item`.
     An element without an end tag ends with an enclosing element. Elements of an object with the same name form a list.
     """
 
+    section_end, call = _CALLS_END, _CALL
     begins = (_CALLS,)
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
@@ -48,14 +50,7 @@ class MinimaxM3(CallParser):
         self._nested = 0
         super().begin(name)
 
-    def calls(self, begin: str) -> Steps[None]:
-        while True:
-            yield from self.skip()
-            if (yield from self.expect(_CALL, _CALLS_END)) == _CALLS_END:
-                return
-            yield from self._call()
-
-    def _call(self) -> Steps[None]:
+    def one(self) -> Steps[None]:
         quote = yield from self.take('"', "'")
         name = yield from self.run(NAME)
         yield from self.expect(f"{quote}>")
@@ -65,7 +60,7 @@ class MinimaxM3(CallParser):
         self.end_call()
 
     def _members(self, name: str, schemas: ToolSchema, schema: Any, *, listed: bool, depth: int) -> Steps[None]:
-        """Write the elements in an element as a list or an object, up to its end.
+        """Write the children of an element as a list or an object, up to the element's end.
 
         Args:
             name: the name of the enclosing element.
@@ -151,7 +146,7 @@ class MinimaxM3(CallParser):
         yield from self.take(f"{_MARK}</{name}>")
 
     def _next_tag(self) -> Steps[str]:
-        """Return `<` or `</` if it follows, or else ""."""
+        """Return `<` or `</` if the text begins with it, or else ""."""
         while len(self.held) < 2 and "<".startswith(self.held):
             yield
         return next((sign for sign in ("</", "<") if self.held.startswith(sign)), "")

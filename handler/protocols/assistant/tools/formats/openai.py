@@ -16,7 +16,7 @@ class Harmony(CallParser):
     """Parses gpt-oss's calls.
 
     A message has a header with its channel and possibly a recipient, followed by its text. A message to a function is a
-    call, and any other message is text. The answer begins within a header, whose start is in the prompt.
+    call, and any other message is text. The response begins within a header, whose start is in the prompt.
     """
 
     begins = (_START, _CHANNEL)
@@ -44,7 +44,7 @@ class Harmony(CallParser):
 _NOTATION = Notation(
     (f"{_START}assistant{_CHANNEL}commentary to=functions.NAME {_CONSTRAIN}json{_MESSAGE}", _CALL), style=""
 )
-"""Without a style, since structured output starts within the final message and cannot write the header of a call."""
+"""This notation has no style, as structured output starts within the final message and cannot write call headers."""
 
 OPENAI = Format(
     "openai",

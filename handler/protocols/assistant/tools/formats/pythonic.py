@@ -129,9 +129,9 @@ class PythonicCalls(CallParser):
 
 
 class Pythonic(PythonicCalls):
-    """Parses calls in a Python list, which is the answer or follows text.
+    """Parses calls in a Python list, which is the whole response or follows text.
 
-    There is no mark before the list. After text, only the name of a tool identifies a call.
+    There is no marker before the list. After text, only the name of a tool identifies a call.
     """
 
     begins: tuple[str, ...] = ("[",)
@@ -163,7 +163,7 @@ def _character(code: str) -> str:
 
 
 class Llama4Pythonic(Pythonic):
-    """Parses Llama 4's calls, which are a list, possibly between two marks."""
+    """Parses Llama 4's calls, which are a list, possibly between two markers."""
 
     begins = (_START, *Pythonic.begins)
 
@@ -179,7 +179,7 @@ class Llama4Pythonic(Pythonic):
 
 
 class Lfm2(PythonicCalls):
-    """Parses LFM2's calls, which are a list between two marks."""
+    """Parses LFM2's calls, which are a list between two markers."""
 
     begins = LFM2_MARKS[:1]
 

@@ -1,4 +1,4 @@
-"""Tool calls in a section between two marks, each after a mark of its own."""
+"""Tool calls in a section between two markers, where each call follows a marker of its own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, 
 class SectionedCalls(CallParser):
     """Base class of parsers for calls in sections.
 
-    A call consists of a head with its name, its arguments, and possibly a tail. If a call is invalid, only this call
-    becomes text, because the mark of the next call begins calls again.
+    Unless `one` is overridden, a call consists of a head with its name, its arguments, and possibly a tail. If a call
+    is invalid, only this call becomes text, because the marker of the next call begins calls again.
 
     Attributes:
-        section_end: the mark after all calls.
-        call, call_end: the marks around each call. The second one may be missing.
+        section_end: the marker after all calls.
+        call, call_end: the markers around each call. The end marker may be missing.
     """
 
     section_end = call = call_end = ""
@@ -25,7 +25,7 @@ class SectionedCalls(CallParser):
         mark = begin
         while mark != self.section_end:
             if mark == self.call:
-                yield from self._call()
+                yield from self.one()
             yield from self.skip()
             mark = yield from self.expect(self.call, self.section_end)
 
@@ -41,18 +41,15 @@ class SectionedCalls(CallParser):
         """Consume the text after a call's arguments, which belongs to the call."""
         yield from self.take(self.call_end)
 
-    def _call(self) -> Steps[None]:
+    def one(self) -> Steps[None]:
+        """Read a call after its first mark."""
         name = yield from self.head()
-        if (yield from self.skip()) != "{":
-            raise BrokenCall
-        self.begin(name)
-        yield from self.json()
-        self.end_call()
+        yield from self.call_with_json(name)
         yield from self.skip()
         yield from self.tail()
 
 
-# -- the calls of DeepSeek R1, V3 and V3.1: a name and its arguments between marks (the models' templates) -------------
+# -- the calls of DeepSeek R1, V3 and V3.1: a name and its arguments between markers (the models' templates) -----------
 
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -97,7 +94,7 @@ DEEPSEEK_V3 = Format("deepseek_v3", DeepSeekV3, _MARKS, r"(?s)tool▁calls▁beg
 DEEPSEEK_V31 = Format("deepseek_v31", DeepSeekV31, _MARKS, "tool▁calls▁begin", {"": _V31})
 
 
-# -- Kimi K2: `functions.NAME:INDEX` and the arguments between marks, in a section -------------------------------------
+# -- Kimi K2: `functions.NAME:INDEX` and the arguments between markers, in a section -----------------------------------
 
 
 _KIMI_SECTION, _KIMI_SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

@@ -1,6 +1,6 @@
 """Tool calls with parameters between tags, which are converted to JSON with the tool's schema.
 
-Source: the models' chat templates, unless a format names another one.
+Source: the models' chat templates, unless a format names another source.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _KEY = re.compile(r"[^>\"'\n]{1,256}")
 class TaggedCalls(CallParser):
     """Base class of parsers for calls that consist of a tag with a name, tags for the parameters, and an end tag.
 
-    A parameter also ends where the next parameter begins, or where its call or all calls end. The marks around a call
+    A parameter also ends where the next parameter begins, or where its call or all calls end. The markers around a call
     may be missing.
 
     Attributes:
-        block, block_end: the marks around all calls. `begins` may have other spellings of the first one.
-        between: marks that may precede or follow a call.
-        call, call_end: the tags around a call. The first one ends before the name.
-        parameter, parameter_end: the tags around a parameter. The first one ends before the name.
+        block, block_end: the markers around all calls. `begins` may have other spellings of `block`.
+        between: markers that may precede or follow a call.
+        call, call_end: the tags around a call. `call` ends before the name.
+        parameter, parameter_end: the tags around a parameter. `parameter` ends before the name.
         trim: whether a newline before a value and a newline after it belong to the tags.
     """
 
@@ -67,7 +67,7 @@ class TaggedCalls(CallParser):
         self.end_call()
 
     def tool(self, name: str) -> str:
-        """Return the tool's name for the name that the model wrote, which subclasses may correct."""
+        """Return the name of the tool. Subclasses may correct the name that the model wrote."""
         return name
 
     def _parameter(self, schema: ToolSchema) -> Steps[str]:
@@ -86,7 +86,7 @@ class TaggedCalls(CallParser):
         return self._until_call(end)
 
     def value(self, value: ParameterValue, ends: tuple[str, ...]) -> Steps[str]:
-        """Read a value up to one of the marks, and return the mark."""
+        """Read a value up to one of the markers, and return the marker."""
         return (yield from self.stream_until(value.feed, *ends))
 
     def write_key(self, schema: ToolSchema, key: str) -> None:
@@ -95,7 +95,7 @@ class TaggedCalls(CallParser):
         self._before = ", "
 
     def _until_call(self, mark: str) -> str:
-        """Return the mark if it belongs to the call. Otherwise put it back, and return `call_end`."""
+        """Return the marker if it belongs to the call. Otherwise put it back, and return `call_end`."""
         if mark not in (self.block_end, self.call, *self.begins):
             return mark
         self.held = mark + self.held
@@ -216,7 +216,7 @@ class DeepSeekV41(DeepSeekV32):
 
 
 class Step3(TaggedCalls):
-    """Parses Step 3's calls. Each call has further marks around it, and its type before the tags."""
+    """Parses Step 3's calls. Each call is enclosed in further markers, and its type precedes the tags."""
 
     block, block_end = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
     call, call_end = "<steptml:invoke name=", "</steptml:invoke>"
@@ -226,7 +226,7 @@ class Step3(TaggedCalls):
 
 
 class Dots(TaggedCalls, JsonCalls):
-    """Parses the calls of dots, which are tags or JSON objects between the marks."""
+    """Parses the calls of dots, which are tags or JSON objects between the markers."""
 
     block, block_end = "<dots_function_call>", "</dots_function_call>"
     end = block_end
@@ -240,7 +240,7 @@ class Dots(TaggedCalls, JsonCalls):
 
 
 class MiniCpm5(TaggedCalls):
-    """Parses MiniCPM 5's calls, which have no marks around them. A value may be in a CDATA section."""
+    """Parses MiniCPM 5's calls, which have no markers around them. A value may be in a CDATA section."""
 
     call, call_end = "<function name=", "</function>"
     block_end = call_end
@@ -271,7 +271,7 @@ QWEN3_CODER = Format(
     "qwen3_coder", Qwen3Coder, ("<tool_call>", "</tool_call>"), "(?s)<function=.*<parameter=", {"": _QWEN}
 )
 QWEN3_XML = QWEN3_CODER._replace(name="qwen3_xml")
-"""The format of Nemotron 3 and Step 3.5, too (source: their chat templates)."""
+"""Nemotron 3 and Step 3.5 also use this format (source: their chat templates)."""
 
 _MIMO = _QWEN._replace(style="", arguments=pairs("<parameter=", ">", "</parameter>\n"))
 MIMO = QWEN3_CODER._replace(name="mimo", make=MiMo, template="", notations={"": _MIMO})
@@ -364,7 +364,7 @@ class MuseGlimmer(TaggedCalls):
     """Parses Muse Glimmer's calls.
 
     A message has a header, possibly with a recipient, followed by its text. Only messages to a tool may contain tags.
-    The answer begins within a header, whose start is in the prompt. Calls without a header are also read.
+    The response begins within a header, whose start is in the prompt. Calls without a header are also read.
     """
 
     block, block_end = "<atem:function_calls>", "</atem:function_calls>"
@@ -410,7 +410,7 @@ class MuseGlimmer(TaggedCalls):
                 return self._end(mark)
 
     def _show(self, text: str) -> None:
-        """Emit text, and the marks before it that do not belong to a call."""
+        """Emit text, and the markers before it that do not belong to a call."""
         if text:
             taken = self.taken
             self.drop()

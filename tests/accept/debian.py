@@ -1,0 +1,75 @@
+"""A Debian of another suite in a directory, for a newer Python than this system has. Needs root and debootstrap.
+
+Its commands see this checkout at the same path, so an environment that one of them makes has the same paths here, but
+runs only there.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_SUITE = "sid"
+"""The suite that has the newest Python."""
+
+_OURS = ("etc/resolv.conf", "etc/hosts", "etc/ssl/certs/ca-certificates.crt")
+"""Files of this system that programs need to reach a network, perhaps by a proxy with a certificate of its own."""
+
+_UNLIKE = ("PIP_FIND_LINKS", "PYTHONPATH", "VIRTUAL_ENV")
+"""Variables that name paths of this system."""
+
+
+class Unavailable(Exception):
+    """This machine cannot make such a Debian."""
+
+
+def make(directory: Path, version: str) -> None:
+    """Create the Debian with Python `version`, unless it is there.
+
+    Raises:
+        Unavailable: the machine lacks what that needs, or the suite lacks this Python.
+    """
+    if os.geteuid() != 0 or shutil.which("debootstrap") is None:
+        raise Unavailable(f"Python {version} is not on PATH; to take it from Debian, run as root, with debootstrap")
+    if (directory / "usr/bin" / f"python{version}").exists():
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    packages = [f"python{version}", f"python{version}-venv", "ca-certificates", "procps", "make", "git"]
+    command = [
+        "debootstrap",
+        "--variant=minbase",
+        f"--include={','.join(packages)}",
+        _SUITE,
+        str(directory),
+        *_mirror(),
+    ]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise Unavailable(f"debootstrap ended with status {done.returncode}:\n{done.stdout[-2000:]}")
+    for name in _OURS:
+        shutil.copyfile(Path("/") / name, directory / name)
+
+
+def _mirror() -> list[str]:
+    """This system's own mirror of Debian, if it is a Debian."""
+    sources = Path("/etc/apt/sources.list.d/debian.sources")
+    lines = sources.read_text().splitlines() if sources.is_file() else []
+    return [line.split()[1] for line in lines if line.startswith("URIs:")][:1]
+
+
+def command(directory: Path, *arguments: str) -> list[str]:
+    """The command that runs `arguments` there, in this checkout. Its mounts end with it."""
+    places = {"/proc": "--rbind", "/dev": "--rbind", str(ROOT): "--bind"}
+    mounts = [
+        f"mkdir -p {shlex.quote(f'{directory}{place}')} && mount {how} {place} {shlex.quote(f'{directory}{place}')}"
+        for place, how in places.items()
+    ]
+    inside = f"cd {shlex.quote(str(ROOT))} && exec {shlex.join(arguments)}"
+    unset = [f"--unset={name}" for name in _UNLIKE]
+    path = "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    entered = shlex.join(["env", *unset, path, "chroot", str(directory), "sh", "-c", inside])
+    return ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, f"exec {entered}"])]
