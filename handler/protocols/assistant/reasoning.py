@@ -379,7 +379,7 @@ class ReasoningForm:
 
     def special(self, vocabulary: Vocabulary, sampling: Sampling) -> frozenset[str]:
         """Return the special tokens that the parser of the responses looks for. A tokenizer omits them by default."""
-        return vocabulary.markers.intersection(self.family.markers)
+        return vocabulary.marks.intersection(self.family.marks)
 
     def ends_open(self, prompt: str) -> bool | None:
         """Return True if a prompt ends within reasoning, False if it ends after reasoning, or None if unknown."""

@@ -721,7 +721,7 @@ def test_a_rule_that_is_not_enforced_is_refused_with_the_reason(obedient: Any) -
     assert (end.refused, end.finish) == (True, Finish.ERROR)
     assert end.error == (
         "the vllm server does not enforce structured output on this prompt; "
-        "with --reasoning-parser it enforces none before the reasoning has ended"
+        "with --reasoning-parser, it does so only after the reasoning has ended"
     )
     assert end.detail == "http://server-0.example:80 does not enforce it"
 

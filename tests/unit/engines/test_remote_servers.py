@@ -228,7 +228,7 @@ def test_servers_of_different_kinds_are_told_apart() -> None:
         one_kind({"http://a": "vllm", "http://b": "tgi"}, ["http://c is down"], ["vllm", "tgi"])
     assert str(raised.value) == (
         "option.base_url_kind=auto: the servers are of different kinds: http://a: vllm; http://b: tgi; "
-        "http://c is down. Remove those of other kinds"
+        "http://c is down. Keep only servers of one kind"
     )
 
 

@@ -361,8 +361,9 @@ def test_a_message_with_a_wrong_field_is_an_invalid_argument(monkeypatch: pytest
     async def story() -> None:
         context = Context()
         monkeypatch.setattr(triton, "check_fields", refuse)
+        handler: Any = server_of(good, monkeypatch)._handlers()["ModelInfer"]
         with pytest.raises(Aborted):
-            await _parsed(service_pb2.ModelInferRequest, b"", context)
+            await handler.unary_unary(b"", context)
         assert context.aborted == (grpc.StatusCode.INVALID_ARGUMENT, "inputs: too many dimensions")
 
     run(story)

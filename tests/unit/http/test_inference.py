@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from handler.core.errors import NotFound, Overloaded, TooLarge, TooSlow
 from handler.http import inference
@@ -110,7 +111,8 @@ def test_a_body_is_joined_from_its_parts(waits: bool) -> None:
 def test_a_client_that_leaves_during_its_body_gets_nothing() -> None:
     async def story() -> None:
         model: Any = Model()
-        assert await read_body(scope_of(), parts(b"a", end=False), 9, model) is None
+        with pytest.raises(ClientDisconnect):
+            await read_body(scope_of(), parts(b"a", end=False), 9, model)
 
     run(story)
 

@@ -248,7 +248,7 @@ def test_a_compressed_body_ends_where_it_says(
         (pack(LETTERS) + b"x", "^the compressed body has further data at its end$"),
         (
             b"{}",
-            "^the body is not compressed as its Content-Encoding says: it must begin with a header of gzip or zlib$",
+            "^the body is not compressed as its Content-Encoding says: it must begin with a gzip or zlib header$",
         ),
     ):
         with pytest.raises(InvalidPayload, match=words):

@@ -32,7 +32,7 @@ from handler.protocols.kernel.reply import (
     rank_sequences,
 )
 from handler.protocols.kernel.schema import NotRequired, components_of, nullable, schema_of_type
-from handler.protocols.kernel.tensors import OutputTensors, TokenRows, document
+from handler.protocols.kernel.tensors import OutputTensors, document
 from handler.protocols.kernel.texts import cosine, embedding_requests
 from tests.limits import undocumented
 from tests.one_test import in_one_test
@@ -278,7 +278,7 @@ def test_shorter_sequences_are_padded_and_tokens_of_text_alone_left_out() -> Non
         ("output_ids", "sequence_length", "output_log_probs", "cum_log_probs", "context_logits", "generation_logits"), 7
     )
     long, short = [token(1), token(2, logprob=None)], [token(3), NO_TOKEN]
-    rows = [TokenRows(long, [[0.1, 0.2], [0.3, 0.4]]), TokenRows(short, [[0.5, 0.6], [0.7, 0.8]])]
+    rows = [(long, [[0.1, 0.2], [0.3, 0.4]]), (short, [[0.5, 0.6], [0.7, 0.8]])]
     assert document(every, rows, [[9.0]]) == {
         "output_ids": [[1, 2], [3, 7]],
         "sequence_length": [2, 1],
@@ -287,7 +287,7 @@ def test_shorter_sequences_are_padded_and_tokens_of_text_alone_left_out() -> Non
         "context_logits": [[[9.0]]],
         "generation_logits": [[[[0.1, 0.2], [0.3, 0.4]], [[0.5, 0.6], [0.0, 0.0]]]],
     }
-    assert document(every, [TokenRows([])], None)["output_ids"] == [[]]
+    assert document(every, [([], ())], None)["output_ids"] == [[]]
     assert document(OutputTensors(("output_ids",)), rows, None) == {"output_ids": [[1, 2], [3, -1]]}
 
 

@@ -302,5 +302,5 @@ def test_the_limits_of_audio_are_documented() -> None:
         f"channels | 1 to {audio._MOST_CHANNELS} |",
         f"samples per second, all channels | {audio._MOST_PER_SECOND:,} |",
         f"CPU time to decode an audio file | {SECONDS:g} s",
-        f"tags with over {audio._MOST_TEXTS} texts are refused",
+        f"whose tags contain more than {audio._MOST_TEXTS} texts are refused",
     )

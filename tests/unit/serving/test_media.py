@@ -640,7 +640,7 @@ def test_the_limits_of_images_are_documented() -> None:
         f"{media._SPARE_MEDIA:,} more",
         f"{media.MAX_MEMORY / GIB:g} GiB, then 503. Requests that need at most {media._LITTLE_MEMORY / MIB:g} MiB may "
         f"use {media._SPARE_MEMORY / MIB:g} MiB more",
-        f"over {image_decoder._MAX_EXIF / KIB:g} KiB of Exif is refused",
+        f"more than {image_decoder._MAX_EXIF / KIB:g} KiB of Exif is refused",
         f"At most {WORDS[fetch._MAX_REDIRECTS]} redirects are followed",
     )
 

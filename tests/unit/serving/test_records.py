@@ -424,4 +424,4 @@ def test_a_body_that_is_no_text_is_base64(tmp_path: Path) -> None:
 
 def test_the_memory_of_captured_requests_is_documented() -> None:
     size = f"{request_log._MOST_WAITING / (1 << 20):g} MiB"
-    assert not undocumented("capture.md", f"{size} are waiting to be written", f"in these {size}")
+    assert not undocumented("capture.md", f"{size} are waiting to be written", f"towards these {size}")
