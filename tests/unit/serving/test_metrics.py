@@ -435,7 +435,8 @@ def test_a_prompt_is_logged_only_if_the_option_says_so(caplog: pytest.LogCapture
         stats.close("ok")
     RequestStats("two", metrics(), log_prompts=True).close("refused")
     first, second, prompts, refused = caplog.messages
-    assert first == second == "id=one outcome=ok prompt_tokens=0 tokens=0 first_token_s=0.000 seconds=0.000"
+    for line in (first, second):
+        assert line.startswith("id=one outcome=ok prompt_tokens=0 tokens=0 first_token_s=0.000 seconds=")
     assert prompts == f"id=one prompts={['secret', chat]}"
     assert vars(caplog.records[2])["fields"] == {"request_id": "one"}
     assert refused.startswith("id=two outcome=refused")
