@@ -452,7 +452,10 @@ def _routing(result: Adopted, variant: Json) -> Any:
         return {ours: prefix[theirs] for theirs, ours in names.items() if theirs in prefix}
     if strategy == "KV_AWARE":
         result.unmapped.append(
-            ("RoutingStrategy=KV_AWARE", "only AWS's own containers support it; routing: supports the other strategies")
+            (
+                "RoutingStrategy=KV_AWARE",
+                "only AWS's own containers support it; the setting `routing` has the other strategies",
+            )
         )
     return "random" if strategy == "RANDOM" else "least_outstanding"
 

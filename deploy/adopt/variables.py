@@ -203,7 +203,7 @@ def _joined(names: Mapping[str, str], settings: Variables) -> dict[str, str]:
         prefix = SM_VLLM if item.origin.startswith(SM_VLLM) else "OPTION_"
         name = prefix + item.key.removeprefix("option.").upper()
         if name in result:
-            settings.idle.append((shown(name, result[name]), "its dotted names override it, as in vLLM"))
+            settings.idle.append((shown(name, result[name]), "variables with dotted names override it, as in vLLM"))
         result[name] = item.value
     return result
 

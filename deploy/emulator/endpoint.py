@@ -314,7 +314,9 @@ class Endpoint:
         if name != self.name:
             raise validation_error(f"Endpoint {name} of account {self.account} not found.")
         if not self.status.is_in_service:
-            raise validation_error(f"Endpoint {name} of account {self.account} not found: it is {self.status.value}.")
+            raise validation_error(
+                f"Endpoint {name} of account {self.account} not found (its status is {self.status.value})."
+            )
         if self.asynchronous:
             raise validation_error(f"Endpoint {name} is asynchronous: only InvokeEndpointAsync is supported.")
         if variant is not None and variant not in weights:

@@ -13,9 +13,8 @@ from deploy.emulator.container import Command, settings_of_arguments, start
 from deploy.emulator.endpoint import Component
 from deploy.errors import SpecError
 from deploy.spec import Spec
-from deploy.spec.components import servers
+from deploy.spec.components import servers, title
 from deploy.spec.options import ADVICE, is_aws_image, options_problems, problems_error, settings_of
-from deploy.spec.sections import Component as Section
 from handler.config.engines import ENGINES
 from handler.core.devices import read_driver, visible_gpus
 
@@ -218,5 +217,4 @@ def _notes(spec: Spec) -> Iterator[str]:
 
 
 def _who(server: Spec) -> str:
-    names: list[Section] = list(server.components)
-    return f"component {', '.join(item.name for item in names)}: " if names else ""
+    return f"{title(server)}: " if server.components else ""

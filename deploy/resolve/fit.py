@@ -222,7 +222,7 @@ def undivided(need: Need, degree: int, *, experts: bool) -> str:
         return f"the tensor parallel degree {parts} does not divide the {heads} attention heads"
     for of in (shape.kv_heads, shape.window_kv_heads or shape.kv_heads):
         if of % parts and parts % of:
-            return f"the tensor parallel degree {parts} and the {of} KV heads do not divide each other"
+            return f"neither the tensor parallel degree {parts} nor the number of KV heads ({of}) divides the other"
     if any(number % parts for number in shape.splits):
         return f"with the tensor parallel degree {parts}, a GPU's part of a layer is not a whole number of blocks"
     if parts > 1 and not experts and (shape.expert_splits or parts) % parts:
@@ -440,7 +440,7 @@ def without_gpus(
         built_for: minimum compute capability that the image has kernels for, or None if it is unknown.
     """
     return DoesNotFit(
-        f"instance.type: {instance.name} has no GPU, but the image has the engine {engine} for GPUs only",
+        f"instance.type: {instance.name} has no GPU, but the image's engine {engine} runs on GPUs only",
         f"Use {_three_best(fits) or able(built_for)}, or set instance.unchecked: true to use it anyway.",
     )
 

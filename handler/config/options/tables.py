@@ -409,7 +409,7 @@ TRTLLM = (
     Option("option.gather_generation_logits", "gather_generation_logits", boolean, None, "allow requests for the logits of the response", engines=_TRTLLM),
     Option("option.disable_flashinfer_sampling", "disable_flashinfer_sampling", boolean, None, "use TorchSampler without FlashInfer's kernels", engines=_TRTLLM),
     # the KV cache
-    Option("option.kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", number(0, 1), None, "fraction of the GPU memory left after loading that the KV cache may use", ("option.free_gpu_memory_fraction",), engines=_TRTLLM),
+    Option("option.kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", number(0, 1), None, "fraction of the free GPU memory, after the model is loaded, that the KV cache may use", ("option.free_gpu_memory_fraction",), engines=_TRTLLM),
     Option("option.tokens_per_block", "tokens_per_block", integer(1), None, "tokens in a block of the KV cache", engines=_TRTLLM),
     Option("option.max_tokens", "kv_cache_max_tokens", integer(1), None, "maximum tokens in the whole KV cache", engines=_TRTLLM),
     Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, nvfp4", engines=_TRTLLM),

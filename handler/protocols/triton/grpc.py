@@ -84,7 +84,7 @@ def body_of(request: Any) -> tuple[bytes, int]:
         InvalidPayload: the contents or a parameter are invalid.
     """
     if max(len(request.inputs), len(request.outputs), len(request.parameters)) > _MAX_FIELDS:
-        raise InvalidPayload(f"a request may have at most {_MAX_FIELDS} inputs, outputs and parameters")
+        raise InvalidPayload(f"a request may have at most {_MAX_FIELDS} inputs, as many outputs and as many parameters")
     contents = list(_contents(request))
     inputs = [
         {

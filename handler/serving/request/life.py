@@ -13,8 +13,8 @@ A `RequestTask` takes these holdings:
                   the entry in `ServedModel._tasks`          `RequestTask.__init__`
 
 Everything else is not a holding: calls of a user's `handle` (`http/custom.py`) have no task, `RequestTask.close` ends
-the capture, `Held.line` (`serving/batches/runner.py`) counts the memory of a batch's line, and the batcher forgets
-sequences that end by themselves.
+the capture, and `Held.line` (`serving/batches/runner.py`) counts the memory of a batch's line. To release sequences
+that have ended by themselves has no effect, because the batcher has forgotten them.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ TRANSITIONS = {
 class Life:
     """The phase and the holdings of a request.
 
-    A holding is anything that must be given back: memory, a slot of a dynamic batch, a sequence in the engine. It is
-    released when the request enters the phase that the holding lasts to, and nowhere else.
+    A holding is anything that must be given back: memory, the turn at the gate, a sequence in the engine. It is
+    released when the request enters the phase that the holding lasts to. Only the share of memory may shrink earlier.
 
     Attributes:
         phase: current phase.

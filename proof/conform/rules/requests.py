@@ -347,7 +347,7 @@ async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> No
             got=found[-1],
         )
     if any(found):
-        skip("only one of two trials failed: the machine has other work")
+        skip("only one of two trials failed; the machine was probably busy")
 
 
 async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: float) -> str:
@@ -381,7 +381,7 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
     until = gone + min(server.limits.patience, 2 * left * crowded / alone)
     while await one() > fast:
         if time.monotonic() > until:
-            skip("the server stays slow after the responses must have ended: it has other work")
+            skip("the server stays slow after the responses must have ended: it is probably busy")
     return (
         f"a response took {alone:.2f} s alone, {crowded:.2f} s during the requests, and {min(after):.2f} s after "
         f"they were cut off; the server was fast again {time.monotonic() - gone:.0f} s later"

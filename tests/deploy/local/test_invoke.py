@@ -286,7 +286,7 @@ def test_an_endpoint_that_is_not_in_service_is_not_found(local: Local) -> None:
     local.endpoint.status = Status.CREATING
     with pytest.raises(ClientError) as raised:
         local.invoke({})
-    expected = f"Endpoint local of account {ACCOUNT} not found: it is Creating."
+    expected = f"Endpoint local of account {ACCOUNT} not found (its status is Creating)."
     assert error(raised) == (400, "ValidationError", expected)
     local.endpoint.status = Status.IN_SERVICE
     assert local.invoke({})["Body"].read() == b"ok"

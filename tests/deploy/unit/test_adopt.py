@@ -710,7 +710,7 @@ def test_a_repository_is_refused_by_name(artifact: Artifact, model: str | None, 
         (
             {"SM_VLLM_COMPILATION_CONFIG": '{"mode": 0}', "SM_VLLM_COMPILATION_CONFIG.MODE": "3"},
             {"compilation_config": '{"mode": 3}'},
-            [('SM_VLLM_COMPILATION_CONFIG={"mode": 0}', "its dotted names override it, as in vLLM")],
+            [('SM_VLLM_COMPILATION_CONFIG={"mode": 0}', "variables with dotted names override it, as in vLLM")],
         ),
     ],
 )

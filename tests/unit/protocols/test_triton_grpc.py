@@ -141,7 +141,7 @@ def test_a_message_of_many_tensors_is_refused(name: str) -> None:
     message = with_raw(TEXT, LENGTH, TRUE)
     for _ in range(5000):
         getattr(message, name).add()
-    with pytest.raises(InvalidPayload, match="at most 4096 inputs, outputs and parameters"):
+    with pytest.raises(InvalidPayload, match="at most 4096 inputs, as many outputs and as many parameters"):
         body_of(message)
 
 

@@ -556,7 +556,12 @@ def test_what_a_degree_must_divide(config: dict[str, Any], splits: list[int], ex
             {"DEGREE": "8", "PARALLEL": "false"},
             "a GPU's part of an expert is not a whole number of blocks",
         ),
-        ({"tensor_parallel_degree": 3}, "ml.p6-b300.48xlarge", {"DEGREE": "3"}, "KV heads do not divide each other"),
+        (
+            {"tensor_parallel_degree": 3},
+            "ml.p6-b300.48xlarge",
+            {"DEGREE": "3"},
+            "nor the number of KV heads (8) divides the other",
+        ),
         (
             {"tensor_parallel_degree": 8, "llm_engine": "trtllm"},
             "ml.p5.48xlarge",
