@@ -107,7 +107,7 @@ def test_a_replica_that_is_lost_takes_only_its_own_streams(count: int, number: s
 def test_what_has_no_token_yet_is_answered_whole_by_another_replica(number: signal.Signals, streams: bool) -> None:
     count, clients = 3, 24
     with (
-        replicas(count, "engine_timeout=3", "max_rolling_batch_size=16", rate=1) as server,
+        replicas(count, "engine_timeout=8", "max_rolling_batch_size=16", rate=1) as server,
         ThreadPoolExecutor(clients) as pool,
     ):
         victim = engines()[0]

@@ -6,6 +6,7 @@ The converter is the real one in its own process; each test takes something away
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import subprocess
@@ -148,6 +149,7 @@ def test_a_file_of_another_layout_is_not_converted_at_each_start(
 ) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, Kind.Q8_0, more={"blk.0.ffn_extra.weight": np.full((32, 64), 0.5, np.float32)})
+    caplog.set_level(logging.WARNING)  # an earlier test may have set another
     converted(source, tmp_path / "cache", "auto", monkeypatch)
     [first] = [record.getMessage() for record in caplog.records]
     monkeypatch.setattr(gguf, "run_converter", lambda *_: pytest.fail("converted again"))

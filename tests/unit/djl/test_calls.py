@@ -338,10 +338,8 @@ def test_in_a_step_only_new_requests_have_something(wire: Any) -> None:
     ],
 )
 def test_what_java_has_batched_is_told_from_a_clients_own_names(
-    properties: dict[str, str], keys: list[str], batch: bool
+    wire: Any, properties: dict[str, str], keys: list[str], batch: bool
 ) -> None:
-    from handler.djl import wire  # the stand-in is there only in a test
-
     assert wire.is_batch(Input(properties, dict.fromkeys(keys, b"x"))) == batch
 
 

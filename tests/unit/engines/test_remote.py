@@ -455,6 +455,14 @@ def test_a_server_with_the_fewest_tokens_to_compute_is_asked(several: Make) -> N
     assert [server.outstanding for server in engine.servers] == [0, 0, 0]
 
 
+def test_closed_connections_are_seen_before_a_request_is_sent(several: Make) -> None:
+    """While no request runs, nothing else runs the loop."""
+    engine, closed = several([TOKEN]), list[str]()
+    engine._loop.call_soon(engine._loop.call_soon, closed.append, "closed")
+    engine.add(request())
+    assert closed == ["closed"]
+
+
 def test_a_cancelled_request_has_no_more_output(several: Make) -> None:
     engine = several([TOKEN, NOTHING])
     engine.add(request())

@@ -14,7 +14,7 @@ import pytest
 from starlette.datastructures import QueryParams
 
 from handler import __version__
-from handler.core.errors import InvalidPayload, Overloaded
+from handler.core.errors import InvalidPayload, Overloaded, ServingError
 from handler.core.values import Task
 from handler.http import batch_routes
 from handler.http.app import App, MountedApp
@@ -211,6 +211,40 @@ def test_vllms_routes_load_replace_and_unload_an_adapter(monkeypatch: pytest.Mon
         assert b"x-lmi-ignored-parameters" not in answer.headers
         assert b"mine" not in (await call(app, "/v1/models")).body
         assert (await load(load_inplace=True)).status == 200, "there is none to be replaced"
+
+    in_app(story, "option.enable_lora=true")
+
+
+def test_an_adapter_that_java_registers_again_stays_as_it_is(tmp_path: Path) -> None:
+    """A worker that restarts gets the calls of all adapters anew."""
+    directory, other = (str(write_adapter(tmp_path / name)) for name in ("a", "b"))
+
+    async def story(app: MountedApp) -> None:
+        adapters = model_of(app).adapters
+        first = await adapters.register("mine", directory, again=True)
+        assert first.adapter.name == "mine"
+        assert await adapters.register("mine", directory, again=True) is first
+        for source, again in ((directory, False), (other, True)):
+            with pytest.raises(ServingError, match="mine"):
+                await adapters.register("mine", source, again=again)
+
+    in_app(story, "option.enable_lora=true")
+
+
+def test_a_page_of_adapters_has_as_many_as_the_limit_and_the_next_begins_after_it(tmp_path: Path) -> None:
+    directory = str(write_adapter(tmp_path / "a"))
+
+    async def story(app: MountedApp) -> None:
+        for name in ("a", "b"):
+            added = await call(app, "/adapters", "POST", query_string=f"name={name}&src={directory}".encode())
+            assert added.status == 200
+        pages = [
+            (await call(app, "/adapters", query_string=query)).value
+            for query in (b"limit=0", b"limit=1", b"limit=1&next_page_token=1", b"limit=-1")
+        ]
+        names = [[entry["name"] for entry in page["adapters"]] for page in pages]
+        assert names == [[], ["a"], ["b"], ["a", "b"]]
+        assert [page.get("nextPageToken") for page in pages] == ["0", "1", None, None]
 
     in_app(story, "option.enable_lora=true")
 

@@ -116,6 +116,8 @@ def test_a_wav_of_a_pipe_ends_where_the_file_ends(clips: MediaLoader) -> None:
 def test_the_first_bytes_say_the_length() -> None:
     assert read_size(clip_file(tone(0.5, 44_100, 2), 44_100)) == (22_050, 44_100, 2)
     assert read_size(clip_file(tone(0.5, 44_100, 2), 44_100, "FLAC")) == (22_050, 44_100, 2)
+    flac = clip_file(tone(0.5, 44_100, 2), 44_100, "FLAC")
+    assert [read_size(flac[:end]) for end in (26, 25)] == [(22_050, 44_100, 2), (0, 0, 0)]
     for file in (clip_file(), clip_file(kind="FLAC"), clip_file(kind="OGG"), clip_file(kind="MP3")):
         for end in range(200):
             with contextlib.suppress(InvalidPayload):
