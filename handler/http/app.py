@@ -140,7 +140,7 @@ class App:
             await self._inner(scope, receive, send)
 
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Call the application of a path. A dictionary has the fixed paths, as the router tries all routes in turn."""
+        """Call the application for the path. Fixed paths are looked up, because the router tries its routes in turn."""
         app = self._exact.get(scope["path"])
         if app is None:
             return self._router(scope, receive, send)
