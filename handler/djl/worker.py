@@ -25,7 +25,7 @@ log = logging.getLogger("handler.djl")
 _LOOK = 0.5  # seconds between checks of the engine while there are no calls
 
 mode: Passive | Rolling | Dynamic | Async | None = None
-"""The mode that answers all calls after the first, or None before the first call has loaded it."""
+"""The mode that answers all calls after the first, or None until the first call has loaded the model."""
 
 
 def load(inputs: Input) -> Any:
