@@ -143,7 +143,7 @@ def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
 
 
 def _place(file: File) -> _Placed:
-    """Find the endpoint, variant and hour in a file's folders. Without an hour, the last folder names the variant."""
+    """Read the endpoint, variant and hour from a file's folders. Without an hour, the last folder is the variant."""
     match = _HOUR.fullmatch("/".join(file.folders))
     above = (match["above"] or "").split("/") if match else list(file.folders)
     if match is None:

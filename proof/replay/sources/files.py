@@ -242,7 +242,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def lines(file: File) -> Iterator[Line | Unreadable]:
-    """Yield the lines of a file, and an `Unreadable` for each line, or rest of the file, that cannot be read."""
+    """Yield the lines of a file. A line or a rest of the file that cannot be read becomes an `Unreadable`."""
     number = 0
     try:
         with file.open() as stream:
