@@ -554,7 +554,7 @@ class Connections(Pool[AnswerReader]):
         self._target = target
 
     async def ask(self, number: int, tokens: int | None = None) -> Result:
-        """Send a request and measure it. `tokens` replaces the length of the target's responses."""
+        """Send a request and measure it. `tokens`, if set, is the length of the response instead of the target's."""
         start = time.monotonic()
         tokens = tokens or self._target.tokens
         try:

@@ -37,7 +37,7 @@ _PIECE = 1 << 20
 
 
 def objects(argument: str) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
-    """Yield the name and size of the object, or of each object below the prefix `argument`, and a function to open it.
+    """Yield the name and size of each S3 object at or below `argument`, and a function that opens the object.
 
     Raises:
         ConfigError: boto3 is not installed, or S3 refuses the request.
