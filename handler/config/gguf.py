@@ -89,7 +89,7 @@ def contents(path: Path) -> tuple[str, int]:
 
 
 def _values(path: Path, keys: Collection[bytes], tokens: list[bytes] | None = None) -> dict[bytes, object]:
-    """Return the values of those of the keys that the header contains. Add the texts of all tokens to `tokens`."""
+    """Return the values of the keys that the header contains. Add the texts of all tokens to `tokens`."""
     with path.open("rb") as file:
         return {key: value for key, value in _pairs(file, _begin(file)[1], tokens) if key in keys}
 
@@ -107,7 +107,9 @@ def in_parts(parts: int, first: str) -> str:
 
 
 def check_complete(path: Path) -> None:
-    """Check that a file contains a complete model. OpenVINO would read past the end of another, and crash or use zeros.
+    """Check that a file contains a complete model.
+
+    OpenVINO itself would read past the end of a truncated file, and crash or use zeros as weights.
 
     Raises:
         ValueError: if the file is not a GGUF file, is not a model, is one of several parts, or is truncated.

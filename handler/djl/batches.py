@@ -90,7 +90,7 @@ def close(task: RequestTask) -> None:
 
 
 def seconds_early(task: RequestTask) -> float:
-    """Return the seconds to hold back a response: 0 unless it is complete and none of it has been sent."""
+    """Return how many seconds to hold back a response: 0 unless it is complete and none of it has been sent."""
     if not task.finished or task.committed:
         return 0.0
     return max(0.0, task.opened_at + _SETTLED - time.monotonic())

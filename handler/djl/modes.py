@@ -55,7 +55,7 @@ from handler.serving.request.task import RequestTask
 log = logging.getLogger("handler.djl")
 
 _DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}
-"""Maps each call to the verb in its message, such as "Adapter NAME registered", as in DJL's own handlers."""
+"""Maps each call to the verb in the call's message ("Adapter NAME registered"), as in DJL's own handlers."""
 
 _CHOSEN = "property handler: a request cannot choose the function that answers it"
 

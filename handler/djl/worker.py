@@ -96,7 +96,7 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
 
 @contextlib.contextmanager
 def _start() -> Iterator[Output]:
-    """Yield the response to the first call, and write any failure into it. Java logs it, and drops the model."""
+    """Yield the response to the first call. It contains any failure, which Java logs before it drops the model."""
     answer = Output()
     try:
         yield answer

@@ -249,7 +249,7 @@ def create_app(
 ) -> MountedApp:
     """Create an application that any ASGI server can run, as in `hypercorn 'handler.http.app:create_app()'`.
 
-    Like `lmi serve`, this also reads options from the environment (`OPTION_*`), and API keys from LMI_API_KEY.
+    Like `lmi serve`, this function also reads options from the environment (`OPTION_*`), and API keys from LMI_API_KEY.
 
     Args:
         options: options in the form `option.NAME=VALUE`, as for `lmi serve -o`.
