@@ -45,7 +45,7 @@ class Config(Options):
 
     @property
     def label(self) -> str:
-        """The model's name in metrics and traces: the first in option.served_model_name, as in vLLM, or else `name`."""
+        """The model's name in metrics and traces: the first in option.served_model_name except `*`, or else `name`."""
         return next((name for name in self.served_model_name or () if name != "*"), self.name)
 
     @property

@@ -70,7 +70,7 @@ def aws_region() -> str | None:
 
 
 def custom_code() -> dict[str, str]:
-    """Return those variables of AWS's vLLM image for a user's handlers and middleware that are set."""
+    """Return the variables that are set and select a user's handlers and middleware, as in AWS's vLLM image."""
     return {name: value for name in INSTEAD if (value := os.environ.get(name))}
 
 

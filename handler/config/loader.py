@@ -282,7 +282,7 @@ _RENAMED = {"option.runner": "option.task", "option.convert": "option.task", "op
 def as_lmi_reads(
     settings: Iterable[Setting], environ: Mapping[str, str], djl: str, *, java: bool, is_mode_given: bool
 ) -> list[Setting]:
-    """Replace settings that imply others in LMI with explicit settings.
+    """Add the settings that other settings imply in LMI, and drop or override settings that have another meaning there.
 
     DJL Serving's version, async mode, and variables of AWS's vLLM image imply LMI's release. A module of LMI in
     option.entryPoint implies the engine. In async mode, Java does not batch, and needs option.rolling_batch=disable.

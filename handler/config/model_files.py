@@ -382,7 +382,7 @@ def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
 def limits_answers(config: Config) -> bool:
     """Return whether the default of `max_new_tokens` also limits requests that set the parameter.
 
-    As in vLLM, it does if the operator sets the default, by a directory or an override.
+    As in vLLM, the default is a limit if the operator has set it, by a directory or an override.
     """
     by_override = (config.override_generation_config or {}).get("max_new_tokens") is not None
     return by_override or config.generation_config not in _MODELS_OWN

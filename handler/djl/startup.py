@@ -60,7 +60,7 @@ _ADVICE = frozenset(
         "option.tensor_parallel_degree",
     }
 )
-"""Options that DJL Serving's LmiConfigRecommender sets for a model with a config.json, whatever the engine."""
+"""Options that DJL Serving's LmiConfigRecommender sets for a model with a config.json, for every engine."""
 
 _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
 """Maps options to the value that Java replaces with a value of its own."""

@@ -133,7 +133,7 @@ class _Phase(Enum):
 
 
 class ThreadedReply(WrappedReply):
-    """A reply that calls the `feed` of another reply, which runs user code, on a separate thread.
+    """A reply that calls another reply's `feed` on a separate thread, because `feed` runs user code.
 
     The host passes deltas to `put`. When a delta has been formatted on the thread, `deliver` is called with it on the
     host's own thread, and then `feed` returns its bytes. The order of deltas is kept. Errors are passed to the other

@@ -264,7 +264,7 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
 
 
 def _begun(clients: Clients[Streams], number: int) -> list[Streams]:
-    """Wait until all streams have begun or the time is over. Raise RuntimeError if no stream has begun."""
+    """Wait until all streams have begun, at most `_BEGIN_SECONDS`. Raise RuntimeError if no stream has begun."""
     deadline = time.monotonic() + _BEGIN_SECONDS
     while _sum(totals := clients.totals(), "streaming") < number and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -140,7 +140,7 @@ def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, l
 
 
 def values_by_place(scalars: Mapping[str, list[Any]], num_documents: int) -> Mapping[str, list[Any]]:
-    """Return the values at each JSON path. The values of a stream are joined, so that its splits do not matter."""
+    """Return the values at each JSON path. A stream's values are joined, so that its pieces may have any size."""
     if num_documents < 2:
         return scalars
     return {path: _joined(path, values) for path, values in scalars.items()}

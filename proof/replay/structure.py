@@ -94,7 +94,7 @@ def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
 
 
 def misplaced(reference: Mapping[str, tuple[int, int]], target: Mapping[str, tuple[int, int]]) -> str | None:
-    """Return a JSON path whose first or last document comes in another order than those of other paths, or None.
+    """Return a JSON path that begins or ends before another path in only one of the responses, or None.
 
     Choices of a stream may arrive in any order.
     """

@@ -165,7 +165,7 @@ class File(NamedTuple):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[io.BufferedReader]:
-        """Open the file, decompressed. Opening and reading it may raise one of BROKEN."""
+        """Open the file, and decompress it if it is compressed. Opening and reading it may raise one of BROKEN."""
         with contextlib.ExitStack() as opened:
             stream = _buffered(opened.enter_context(self.open_raw()))
             if stream.peek(2).startswith(_GZIP):
