@@ -234,7 +234,7 @@ class Reader:
 
     @property
     def _short(self) -> bool:
-        """Return whether strings have 16-bit lengths. A Java side with these waits for the response to each call."""
+        """Return whether strings have 16-bit lengths. If so, Java waits for the response to each call."""
         return self._length.size == 2
 
     def _has_more(self, at: int) -> bool:

@@ -269,7 +269,7 @@ def create_app(
 
 
 def users_functions(config: Config) -> Formatters:
-    """Import the user's code, which runs the code, and return its formatters and handlers.
+    """Import the user's code, which runs it, and return its formatters and handlers.
 
     Raises:
         ConfigError: the user's code cannot be used.

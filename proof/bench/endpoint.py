@@ -40,7 +40,7 @@ _STILL_RISING = 1.15  # ratio between the throughputs of a level and the previou
 
 
 def summary(load: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
-    """Return the metrics of one level. Times are in milliseconds, and only of successful requests."""
+    """Return the metrics of one level. Times are in milliseconds, and cover only successful requests."""
     good = [result for result in results if not result.error]
     seconds = max(result.end for result in results) - min(result.start for result in results)
     return {

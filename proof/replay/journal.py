@@ -238,7 +238,7 @@ class Journal:
             return
 
     def _check_ours(self) -> None:
-        """Raise ConfigError if the file is not a journal. A journal's incomplete last line will be cut off."""
+        """Raise ConfigError if the file is not a journal, because an incomplete last line will be cut off."""
         with self._path.open("rb") as file:
             if not _BEGIN.startswith(file.read(len(_BEGIN))):
                 name = self._path.name
