@@ -179,7 +179,7 @@ def _in_order(placed: Sequence[_Placed]) -> list[str]:
 
 
 def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> Iterator[Unreadable]:
-    """Store a file's events in the table, and yield an `Unreadable` for each line that cannot be read."""
+    """Store a file's events in the table, and yield an `Unreadable` for each line that is not used."""
     events.execute("BEGIN")
     try:
         for event in read_lines(file, _event):
