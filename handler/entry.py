@@ -7,7 +7,7 @@ def handle(inputs):  # type: ignore[no-untyped-def]
     """Load the model on the first call, and answer a request on each later call.
 
     Returns:
-        An Output, or an awaitable of one in async mode.
+        An Output. In async mode, an awaitable of an Output or of an asynchronous iterator of Outputs.
     """
     try:
         from handler.djl import worker

@@ -63,7 +63,7 @@ class Settings(NamedTuple):
     """Environment variables and arguments of an agent.
 
     Attributes:
-        variables: environment variables to set. None leaves the variable as it is in the environment.
+        variables: environment variables to set. A variable whose value is None is not set.
         arguments: arguments to put before the user's own.
         command: default arguments, used if the user passes no arguments.
         files: maps each option that names a file to the file's content. Only the user can read these files. Secrets

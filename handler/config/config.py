@@ -45,15 +45,16 @@ class Config(Options):
 
     @property
     def label(self) -> str:
-        """The model's name in metrics and traces: the first of option.served_model_name, as in vLLM, or else `name`."""
+        """The model's name in metrics and traces: the first in option.served_model_name except `*`, or else `name`."""
         return next((name for name in self.served_model_name or () if name != "*"), self.name)
 
     @property
     def async_schema(self) -> bool:
         """Return whether /invocations uses the schema of LMI's async mode.
 
-        LMI has had async mode since 0.33, and has used it by default since 0.35. It is not the default with the
-        variables of AWS's vLLM image, which set `openai_compat`.
+        LMI has had async mode since 0.33, and has used it by default since 0.35. It is not the default if other options
+        select rolling or dynamic batching or TGI's schema, or with the variables of AWS's vLLM image, which set
+        `openai_compat`.
         """
         if self.async_mode is not None:
             return self.async_mode and self.lmi_version >= ASYNC_SINCE

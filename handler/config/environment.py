@@ -70,7 +70,7 @@ def aws_region() -> str | None:
 
 
 def custom_code() -> dict[str, str]:
-    """Return the variables of AWS's vLLM image that are set and name a user's handlers and middleware."""
+    """Return the variables that are set and select a user's handlers and middleware, as in AWS's vLLM image."""
     return {name: value for name in INSTEAD if (value := os.environ.get(name))}
 
 
@@ -139,10 +139,10 @@ def secrets() -> tuple[str, ...]:
 
 STAGES = ("pipeline_parallel_size", "trtllm_pipeline_parallel_size", "pipeline_parallel_degree")
 CONTEXTS = ("context_parallel_size", "prefill_context_parallel_size")
-"""Names of options for the number of pipeline stages and of context parts, in engines and deployments.
+"""Names of options, in engines and deployments, for the number of pipeline stages and for the number of context parts.
 
-Other sizes need no additional GPUs. vLLM's decode context parallel size and the sizes of expert parallelism divide the
-tensor parallel degree.
+Other kinds of parallelism need no additional GPUs: vLLM's decode context parallel size and the sizes of expert
+parallelism divide the tensor parallel degree.
 """
 
 

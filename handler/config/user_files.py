@@ -39,8 +39,8 @@ def role_of(config: Config, path: Path | None) -> Role:
     """Return how an embedded server uses the function `handle` of a model.py, by the rules of LMI.
 
     A model.py is the entry point if option.entryPoint is not set. LMI's handler for vLLM calls the function first, and
-    the engine if the function returns None. The same applies if serving.properties or the command sets
-    option.llm_engine.
+    passes the request to the engine only if the function returns None. The same applies to a model.py without
+    option.entryPoint if serving.properties or the command sets option.llm_engine.
 
     Args:
         config: the configuration.

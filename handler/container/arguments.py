@@ -20,7 +20,7 @@ _PORT = 8080
 _BIND = "SAGEMAKER_BIND_TO_PORT"
 
 _SAME = (("HF_MODEL_ID", "OPTION_MODEL_ID"), ("TENSOR_PARALLEL_DEGREE", "OPTION_TENSOR_PARALLEL_DEGREE"))
-"""Pairs of variables that set the same option. If both are set, the handler uses the second."""
+"""Pairs of variables that set the same option. If both are set, the handler uses the second variable of the pair."""
 
 
 _OF_DJL_SERVING = {"-f": "--config-file", "-i": "--install", "-w": "--workflows"}

@@ -47,7 +47,9 @@ _IN_ITS_PLACE = ["engine=Python", "option.task=pooling"]
 """Settings that replace DJL's own engine for embeddings. The exact task is read from the model's files."""
 
 RETRIES = {"SERVING_RETRY_THRESHOLD": "10"}
-"""Number of worker failures in a run after which DJL Serving gives up on the model. Since 0.30, its default is 0."""
+"""Variable for the number of successive worker failures after which DJL Serving gives up on the model. Since 0.30, the
+default is 0.
+"""
 
 
 def home(environ: Mapping[str, str]) -> Path:
@@ -119,7 +121,7 @@ def make_model(
 
 
 def _link_files(source: ModelSource, target: Path) -> None:
-    """Make the directory `target` anew, with links to the files of the model data."""
+    """Recreate the directory `target`, with links to the files of the model data."""
     if target.exists():
         shutil.rmtree(target)
     target.mkdir(parents=True)

@@ -61,8 +61,8 @@ class Connection(NamedTuple):
     num_bytes: int
 
     def waits(self, quiet: int) -> bool:
-        """Return whether the client is waiting: it has sent a request since the last response, or it was sent bytes of
-        a response less than `quiet` milliseconds ago.
+        """Return whether the client is waiting: bytes were last received from it after bytes were last sent to it, or
+        bytes were sent to it less than `quiet` milliseconds ago.
         """
         return self.num_bytes > 0 and (self.received < self.sent or self.sent < quiet)
 

@@ -24,8 +24,8 @@ because the request could not join the engine's current step anyway.
 """
 
 _BEGIN = 0.1
-"""Maximum seconds that a step waits for the first output of its new requests, if an empty first piece would already
-fix their status. The tokens of other requests are delayed during this time.
+"""Maximum seconds that a step waits for the first output of its new requests, if an empty first piece would fix the
+status of their responses. The tokens of other requests are delayed during this time.
 """
 
 _SETTLED = 0.005
@@ -90,7 +90,7 @@ def close(task: RequestTask) -> None:
 
 
 def seconds_early(task: RequestTask) -> float:
-    """Return the seconds to hold back a response: 0 unless it is complete and none of it has been sent."""
+    """Return how many seconds to hold back a response: 0 unless it is complete and none of it has been sent."""
     if not task.finished or task.committed:
         return 0.0
     return max(0.0, task.opened_at + _SETTLED - time.monotonic())
@@ -237,14 +237,14 @@ class RollingBatch:
         self._unsettled = [task for task in unsettled if not task.finished]
 
     def _disagreement(self, size: int, num_new: int) -> list[Piece]:
-        """Fail all requests, because tokens could otherwise go to the wrong request."""
+        """Fail all requests if DJL Serving counts them differently, because tokens could go to the wrong request."""
         counts = f"DJL Serving has {size} requests, of which {num_new} are new; the handler has {len(self._tasks)}"
         log.error("the numbers of requests do not match: %s; all requests fail", counts)
         return self.fail(size, InternalError("the server and its handler disagreed on the requests in flight"))
 
 
 class DynamicBatch:
-    """Dynamic batching: answers a whole batch, or one streaming request, in each of DJL's calls.
+    """Dynamic batching, in which each of DJL's calls is for a whole batch, or for a single streaming request.
 
     Args:
         seconds: the maximum seconds for a call: a second less than `option.predict_timeout`, but at least 0.1.

@@ -55,7 +55,7 @@ from handler.serving.request.task import RequestTask
 log = logging.getLogger("handler.djl")
 
 _DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}
-"""Maps each call to the verb in its message, such as "Adapter NAME registered", as in DJL's own handlers."""
+"""Maps each call to the verb in the call's message ("Adapter NAME registered"), as in DJL's own handlers."""
 
 _CHOSEN = "property handler: a request cannot choose the function that answers it"
 
@@ -120,7 +120,7 @@ class AdapterCalls:
 
 
 def _mentions(item: Item, name: str) -> bool:
-    """Return whether an adapter's name is a header's value or a JSON string. JSON escapes no character of a name."""
+    """Return whether an adapter's name is a header's value or a JSON string. JSON does not escape names."""
     return bool(name) and (name in item.headers.values() or f'"{name}"'.encode() in item.body)
 
 

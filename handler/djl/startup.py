@@ -60,10 +60,10 @@ _ADVICE = frozenset(
         "option.tensor_parallel_degree",
     }
 )
-"""Options that DJL Serving's LmiConfigRecommender sets for a model with a config.json, whatever the engine."""
+"""Options that DJL Serving's LmiConfigRecommender sets for a model with a config.json, for every engine."""
 
 _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
-"""Options with the values that Java replaces with its own values."""
+"""Maps options to the value that Java replaces with a value of its own."""
 
 _NO_ASYNC = "option.async_mode=true has no effect: async mode needs DJL Serving 0.33 or later; this one sends batches"
 
@@ -147,7 +147,7 @@ def steps_rolling(config: Config, properties: Mapping[str, Any], version: DjlVer
 
 
 def _custom_code() -> Iterator[Problem]:
-    """Yield a problem for each variable that names a handler of AWS's vLLM image, as this worker does not call it."""
+    """Yield a problem for each variable that sets a custom handler for AWS's vLLM image; workers do not call these."""
     for name, value in environment.custom_code().items():
         if (name, value) != (SCRIPT, "model.py"):
             yield Problem(f"environment variable {name}", name, f"{name}={value[:200]}: {INSTEAD[name]}")

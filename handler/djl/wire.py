@@ -220,9 +220,9 @@ class Reader:
     def _skip_contents(self) -> None:
         """Skip the contents of a form that exceed its count.
 
-        Java writes no mark between calls. A call begins with the number of its properties (0 if the number has wrapped,
-        which only happens in a batch) and the length of a key, which are both small. A content begins with the length
-        of its key in four bytes.
+        Java writes no separator between calls. A call begins with the number of its properties (0 if the number has
+        wrapped, which only happens in a batch) and the length of a key, which are both small. A content begins with the
+        length of its key in four bytes.
         """
         while True:
             count, at = self._number(_COUNT, 0)
@@ -234,11 +234,11 @@ class Reader:
 
     @property
     def _short(self) -> bool:
-        """Return whether strings have 16-bit lengths. Such a Java side waits for the response to each call."""
+        """Return whether strings have 16-bit lengths. If so, Java waits for the response to each call."""
         return self._length.size == 2
 
     def _has_more(self, at: int) -> bool:
-        """Return whether more than `at` bytes arrive within `_SOON`. They do not if the batch is already complete."""
+        """Return whether more than `at` bytes arrive within `_SOON`. None arrive if the batch is already complete."""
         return len(self._received) > at or bool(select.select([self._source], [], [], _SOON)[0])
 
     def _string(self, at: int) -> tuple[str | None, int]:

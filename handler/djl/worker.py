@@ -25,7 +25,7 @@ log = logging.getLogger("handler.djl")
 _LOOK = 0.5  # seconds between checks of the engine while there are no calls
 
 mode: Passive | Rolling | Dynamic | Async | None = None
-"""The mode that answers all calls after the first, or None before the first call has loaded it."""
+"""The mode that answers all calls after the first, or None until the first call has loaded the model."""
 
 
 def load(inputs: Input) -> Any:
@@ -96,7 +96,7 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
 
 @contextlib.contextmanager
 def _start() -> Iterator[Output]:
-    """Yield the response to the first call, and write any failure into it. Java logs it, and drops the model."""
+    """Yield the response to the first call. It contains any failure, which Java logs before it drops the model."""
     answer = Output()
     try:
         yield answer

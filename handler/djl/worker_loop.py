@@ -111,7 +111,7 @@ class WorkerLoop:
     def look_after(self, period: float) -> None:
         """Poll the loop every `period` seconds, on another thread.
 
-        This restarts an engine that dies between DJL's calls before the next request arrives.
+        So an engine that dies between DJL's calls is restarted before the next request arrives.
         """
 
         def look() -> None:

@@ -140,7 +140,7 @@ class App:
             await self._inner(scope, receive, send)
 
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Call the application of a path. A dictionary has the fixed paths, as the router tries all routes in turn."""
+        """Call the application for the path. Fixed paths are looked up, because the router tries its routes in turn."""
         app = self._exact.get(scope["path"])
         if app is None:
             return self._router(scope, receive, send)
@@ -249,7 +249,7 @@ def create_app(
 ) -> MountedApp:
     """Create an application that any ASGI server can run, as in `hypercorn 'handler.http.app:create_app()'`.
 
-    Like `lmi serve`, this also reads options from the environment (`OPTION_*`), and API keys from LMI_API_KEY.
+    Like `lmi serve`, this function also reads options from the environment (`OPTION_*`), and API keys from LMI_API_KEY.
 
     Args:
         options: options in the form `option.NAME=VALUE`, as for `lmi serve -o`.
@@ -269,7 +269,7 @@ def create_app(
 
 
 def users_functions(config: Config) -> Formatters:
-    """Import and thereby run the user's code, and return its formatters and handlers.
+    """Import the user's code, which runs it, and return its formatters and handlers.
 
     Raises:
         ConfigError: the user's code cannot be used.

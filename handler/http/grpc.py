@@ -170,10 +170,10 @@ async def _never() -> Message:
 
 
 class _KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without a valid key before their messages are read, as these take memory.
+    """Refuses calls without a valid key before their messages are read, because messages take memory.
 
     Args:
-        refuse: responds to such a call.
+        refuse: a function that responds to a call without a valid key.
     """
 
     def __init__(self, keys: Iterable[str], refuse: Callable[[Any, Any], AsyncIterator[bytes]]) -> None:
@@ -266,7 +266,7 @@ class GrpcServer:
         return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
     def _reader(self, path: str | Callable[[Any], str], field: str | None = None) -> Callable[[Any, Any], Any]:
-        """Return a call that responds as a route does. For the field `live` or `ready`, only the HTTP status counts."""
+        """Return a method that responds as a route does. For the fields `live` and `ready`, only the status counts."""
 
         async def read(request: Any, context: Any) -> Mapping[str, Any]:
             route = path if isinstance(path, str) else path(request)

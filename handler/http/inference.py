@@ -253,7 +253,7 @@ class BodyWriter:
         self.phase = Writing.OPEN
 
     def pull(self, task: RequestTask) -> None:
-        """Write the bytes that are available from the task."""
+        """Write the bytes that the task has produced since the last call."""
         data, last = task.take(), task.finished
         try:
             if not last and self._channel.write_chunk(data):

@@ -110,7 +110,7 @@ class AsgiExchange:
     """An exchange for other ASGI servers, which uses only `receive` and `send`.
 
     One task waits for the client's disconnect, and another task sends the chunks. The application must call the `send`
-    of the exchange instead of the server's. It has the same attributes as `Exchange`.
+    of the exchange instead of the server's. The class has the attributes of `Exchange`.
     """
 
     is_paused = True  # everything is written with `send`

@@ -246,7 +246,7 @@ class AllowedHosts:
         return cls([*_LOCAL, host.lower(), *access.hosts])
 
     def admits(self, header: str) -> bool:
-        """Return whether the Host header is allowed. A request without it is allowed, as browsers always send it."""
+        """Return whether the Host header is allowed. A request without it is allowed: browsers always send it."""
         if self._names is None or not header:
             return True
         name = _name(header)

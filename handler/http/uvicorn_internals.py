@@ -27,7 +27,7 @@ ATTRIBUTES: tuple[tuple[type, str], ...] = (
     (RequestResponseCycle, "expected_content_length"),  # bytes that are still to be sent if there are no chunks
     (FlowControl, "_transport read_paused write_paused drain resume_reading"),
 )
-"""Classes and their attributes, with the meaning on which `Protocol` depends."""
+"""Classes and their attributes on which `Protocol` depends. Comments describe the meaning of the attributes."""
 
 
 def missing() -> Iterator[str]:

@@ -108,7 +108,7 @@ class Sequence:
         return self._top_taken < len(self.top_tokens)
 
     def get_next_top_tokens(self) -> list[Token] | None:
-        """Return the alternatives to the next token, or None if there are no more."""
+        """Return the alternatives to the next token, or None if there are no more tokens."""
         if not self.has_next_top_tokens():
             return None
         self._top_taken += 1

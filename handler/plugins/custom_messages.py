@@ -80,7 +80,7 @@ class ValueReply(WrappedReply):
         return b"".join([self._changed(part) for part in _parts(data, self._framing)])
 
     def _changed(self, part: bytes) -> bytes:
-        """Apply the formatter to an unframed part. A part that is not JSON ends the stream and is left as it is."""
+        """Apply the formatter to an unframed part. A part that is not JSON ends the stream and stays unchanged."""
         framing = self._framing
         try:
             value = loads(part)
@@ -94,7 +94,7 @@ class ValueReply(WrappedReply):
             raise failed(self._formatter, "returned something that is not JSON", error) from None
 
     def _apply(self, value: Any) -> Any:
-        """Apply the formatter to a value, but omit a generated text of null, because LMI's examples take its length."""
+        """Apply the formatter to a value. Omit `generated_text` if it is null: LMI's examples take its length."""
         names = list(value) if isinstance(value, dict) and value.get(_TEXT, "") is None else []
         if names:
             del value[_TEXT]
@@ -225,7 +225,7 @@ class CustomReply(Reply):
         return b""
 
     def _add(self, index: int, token: Token, finish: Finish | None) -> None:
-        """Add a token. Call the formatter if it belongs to the first sequence, or if all sequences are finished now."""
+        """Add a token. Call the formatter if the token is the first sequence's, or if all sequences are finished."""
         output = self._output
         sequence = output.sequences[index]
         user_token = _user_token(token)

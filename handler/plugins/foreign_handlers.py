@@ -128,7 +128,8 @@ VLLMS_OWN = "vLLM's own objects are not available: use the server's routes inste
 def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
     """Return a message for each missing package that a file imports, and for each of vLLM's objects that it uses.
 
-    vLLM's objects are attributes of `request.app.state` in AWS's image. An import that may fail is ignored.
+    vLLM's objects are attributes of `request.app.state` in AWS's image. Imports inside a `try` for optional packages,
+    and imports only for type checkers, are ignored.
 
     Args:
         path: a file that is valid Python.

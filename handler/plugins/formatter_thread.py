@@ -28,7 +28,7 @@ LIMIT = 10.0
 _TURN = 0.01  # seconds for which one request's deltas are formatted before the next request's turn
 
 _Formatted = list[tuple[int, Delta, bytes, bool]]
-"""For each delta: the request's number, the delta, its formatted bytes, and whether the reply is finished."""
+"""For each delta: the request's index, the delta, its formatted bytes, and whether the reply is finished."""
 
 Post = Callable[[Callable[[], None]], object]
 """A thread-safe function that schedules a function on the host's own thread."""
@@ -133,11 +133,11 @@ class _Phase(Enum):
 
 
 class ThreadedReply(WrappedReply):
-    """A reply that calls the `feed` of another reply, which runs user code, on a separate thread.
+    """A reply that calls another reply's `feed` on a separate thread, because `feed` runs user code.
 
     The host passes deltas to `put`. When a delta has been formatted on the thread, `deliver` is called with it on the
     host's own thread, and then `feed` returns its bytes. The order of deltas is kept. Errors are passed to the other
-    reply directly, because rendering them runs no user code.
+    reply directly, because writing them runs no user code.
 
     Args:
         reply: the reply that calls the user's function.

@@ -62,7 +62,7 @@ class InputFormatter(NamedTuple):
     is_annotated: bool = True
 
     def as_in(self, *, asynchronous: bool) -> InputFormatter:
-        """Return the formatter for async mode or other modes. LMI's async mode may pass it a different argument."""
+        """Return the formatter for async mode or other modes. Without annotation, it takes the body in async mode."""
         return self if self.is_annotated or not asynchronous else self._replace(takes_payload=True)
 
     @property
@@ -264,7 +264,10 @@ def _find_imported(path: Path) -> ModuleType | None:
 
 
 class _SourceOnly(importlib.machinery.SourceFileLoader):
-    """Loader that always compiles the source. Python's cache misses a change in the same second that keeps the size."""
+    """Loader that always compiles the source.
+
+    Python's bytecode cache does not notice a change within the same second that keeps the file's size.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -308,7 +311,7 @@ def _failure(path: Path, error: BaseException) -> ConfigError:
 
 
 def _line(error: BaseException, path: Path) -> int:
-    """Return the number of the last line in the file that the error's traceback names."""
+    """Return the line number of the last frame in the error's traceback that is in the file."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -486,7 +489,7 @@ class AdapterFormatters:
         self._note()
 
     def of(self, adapter: Adapter | None, base: Formatters) -> Formatters:
-        """Return the formatters for a request. The model's formatters replace formatters that its adapter lacks."""
+        """Return the formatters of a request: its adapter's, and the model's for kinds that the adapter lacks."""
         own = None if adapter is None else self._by_path.get(adapter.path)
         if own is None:
             return base

@@ -53,20 +53,20 @@ class Result(NamedTuple):
 
 
 Ask: TypeAlias = Callable[[int], Awaitable[Result]]
-"""A function that takes the number of a request, sends the request, and waits for the complete response. A failure is
+"""A function that takes the index of a request, sends the request, and waits for the complete response. A failure is
 not raised, but returned as a result with an error."""
 
 
 @dataclass(frozen=True)
 class Closed:
-    """A load of `clients` clients. Each sends `requests` requests or, if `seconds` is set, requests for that time."""
+    """A load of `clients` clients. Each sends `requests` requests, or sends requests for `seconds` if it is set."""
 
     clients: int
     requests: int = 2
     seconds: float | None = None
 
     def numbers(self, client: int, begin: float) -> Iterator[int]:
-        """Yield the numbers of one client's requests. `begin` is when the load begins, on the monotonic clock."""
+        """Yield the index of each request that a client sends. `begin` is the load's start on the monotonic clock."""
         for turn in itertools.count():
             if turn >= self.requests if self.seconds is None else time.monotonic() >= begin + self.seconds:
                 return
@@ -83,7 +83,7 @@ class Open:
     seed: int = 0
 
     def due(self) -> list[float]:
-        """Return the times at which requests are due, in seconds after the beginning."""
+        """Return the times at which requests are due, in seconds after the load begins."""
         if not self.poisson:
             return [number / self.rate for number in range(1, int(self.seconds * self.rate) + 1)]
         return list(itertools.takewhile(lambda at: at <= self.seconds, poisson_times(self.rate, self.seed)))
@@ -93,7 +93,7 @@ Load: TypeAlias = Closed | Open
 
 
 def poisson_times(rate: float, seed: int) -> Iterator[float]:
-    """Yield the times of an endless Poisson process, in seconds. They only depend on the rate and the seed."""
+    """Yield the times of an endless Poisson process, in seconds. They depend only on the rate and the seed."""
     gap = random.Random(seed).expovariate
     at = 0.0
     while True:
@@ -120,7 +120,7 @@ async def open_loop(ask: Ask, arrivals: Iterable[tuple[int, float]], begin: floa
     """Send each request when it is due.
 
     Args:
-        arrivals: numbers of requests, each with the seconds after `begin` at which it is due, in order.
+        arrivals: the index of each request, and the seconds after `begin` at which it is due, in order of time.
         begin: when the load begins, on the monotonic clock.
     """
 
@@ -223,11 +223,11 @@ class HttpReader:
 
 
 class StreamLines:
-    """The lines of a stream with their arrival times: lines of JSON Lines, or an event stream's `data:` lines.
+    """The lines of a JSON Lines stream, or the `data:` lines of an event stream, with their arrival times.
 
     Attributes:
         arrivals: the times at which lines arrived, except `[DONE]`.
-        last: the last of these lines.
+        last: the last line except `[DONE]`.
         rest: the beginning of an incomplete line.
     """
 
@@ -252,7 +252,7 @@ class StreamLines:
 
 
 class AnswerReader(HttpReader):
-    """A reader that counts the tokens of a response, one per line. Only the last line is parsed."""
+    """A reader that counts the tokens of a response, with one token per line. Only the last line is parsed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ class BodyReader(HttpReader):
     Attributes:
         headers: headers with names in lower case. Values of repeated headers are joined by commas.
         body: the body so far.
-        pieces: the times at which pieces of the body arrived, up to a maximum number.
+        pieces: the times at which the first pieces of the body arrived. Their number is limited.
     """
 
     max_bytes: ClassVar[int] = 64 << 20
@@ -373,7 +373,7 @@ class Target:
         tokens: number of tokens in each response.
         prompt_words: number of words in each prompt.
         timeout: seconds after which a request counts as failed.
-        first: number of the first prompt, see `prompt`.
+        first: index of the first request's prompt (see `prompt`).
     """
 
     url: str
@@ -390,7 +390,7 @@ class Target:
         return address(self.url)
 
     def request(self, number: int, tokens: int | None = None) -> bytes:
-        """Return the bytes of an HTTP request with prompt number `first + number`, for a response of fixed length."""
+        """Return an HTTP request with the prompt at index `first + number`, for a response of fixed length."""
         data = json.dumps(self.body(prompt(self.first + number, self.prompt_words), tokens or self.tokens)).encode()
         where = urllib.parse.urlsplit(self.url)
         path = where.path if where.path not in ("", "/") else self.path
@@ -401,7 +401,7 @@ class Target:
         return head.encode() + data
 
     def body(self, prompt: str, tokens: int) -> dict[str, Any]:
-        """Return the JSON body of a request for exactly `tokens` tokens, greedy and streamed."""
+        """Return the JSON body of a greedy, streaming request for exactly `tokens` tokens."""
         parameters = {"max_new_tokens": tokens, "ignore_eos_token": True, "details": True}
         return {"inputs": prompt, "stream": True, "parameters": parameters}
 
@@ -418,7 +418,7 @@ _WORDS = _STORY.split()
 
 
 def prompt(number: int, words: int) -> str:
-    """Return a prompt. Each number has a different first word, so that no prefix cache helps."""
+    """Return the prompt at an index. All prompts begin with different words, so that no prefix cache helps."""
     return " ".join([str(number + 1), *(_WORDS[(number + index) % len(_WORDS)] for index in range(words - 1))])
 
 
@@ -554,7 +554,7 @@ class Connections(Pool[AnswerReader]):
         self._target = target
 
     async def ask(self, number: int, tokens: int | None = None) -> Result:
-        """Send a request and measure it. `tokens` replaces the length of the target's responses."""
+        """Send a request and measure it. `tokens`, if set, is the length of the response instead of the target's."""
         start = time.monotonic()
         tokens = tokens or self._target.tokens
         try:

@@ -40,7 +40,7 @@ _STILL_RISING = 1.15  # ratio between the throughputs of a level and the previou
 
 
 def summary(load: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
-    """Return the metrics of one level. Times are in milliseconds, and failed requests are excluded from them."""
+    """Return the metrics of one level. Times are in milliseconds, and cover only successful requests."""
     good = [result for result in results if not result.error]
     seconds = max(result.end for result in results) - min(result.start for result in results)
     return {
@@ -119,7 +119,7 @@ def _row(level: Mapping[str, Any]) -> list[str]:
 
 
 Send: TypeAlias = Callable[[int], Result]
-"""A function that takes the number of a request, sends the request, and blocks until the response is complete."""
+"""A function that takes the index of a request, sends the request, and blocks until the response is complete."""
 
 
 def in_threads(send: Send, pool: ThreadPoolExecutor) -> Ask:
@@ -205,8 +205,8 @@ class Plan:
     """The levels of a measurement.
 
     Attributes:
-        clients: numbers of clients of closed loops, one level each. They are ignored if there are rates.
-        rates: requests per second of open loops, one level each.
+        clients: the number of clients for each level that is a closed loop. Ignored if there are rates.
+        rates: the requests per second for each level that is an open loop.
         requests: number of requests in each level. None means 4 per client but at least 8, or 50 in an open loop.
     """
 

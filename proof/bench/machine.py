@@ -110,7 +110,7 @@ def undisturbed(
     Args:
         repeat: number of measurements to return.
         quiet: number of cores that other processes may keep busy without disturbing a measurement.
-        measure: a function that measures once. Its argument is the number of the measurement.
+        measure: a function that measures once. Its argument is the index of the measurement.
         others: a function that returns the number of cores that other processes kept busy during a measurement.
 
     Returns:

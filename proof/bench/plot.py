@@ -102,7 +102,7 @@ def read_curves(paths: Sequence[Path]) -> list[Curve]:
     """Read files that contain a JSON document, perhaps after other output. Each curve is named after its file.
 
     Raises:
-        ConfigError: a file cannot be read, or some files contain rates and others numbers of clients.
+        ConfigError: a file cannot be read, or some files contain request rates and others contain client counts.
     """
     alike = len({path.stem for path in paths}) < len(paths)
     curves = [_read(path, str(path) if alike else path.stem) for path in paths]
@@ -200,7 +200,7 @@ def save(path: Path, curves: Sequence[Curve], title: str | None = None) -> None:
 
     Args:
         path: the file to write.
-        curves: the curves to draw. The loads are request rates in all curves, or numbers of clients in all.
+        curves: the curves to draw. The loads are request rates in all curves, or client counts in all curves.
         title: the title, or None for a description of the curves.
     """
     import matplotlib
@@ -233,7 +233,7 @@ def draw(curves: Sequence[Curve], title: str | None = None) -> Any:
 
 
 def _throughput(axes: Any, curves: Sequence[Curve]) -> None:
-    """Draw medians, with bars from the lowest to the highest repetition. Draw the engine alone for a single curve."""
+    """Draw medians, with bars from the lowest to the highest repetition. Add the engine alone to a single curve."""
     for color, curve in _colored(curves):
         loads = [level.load for level in curve.levels]
         rates = [level.tokens_per_second for level in curve.levels]

@@ -176,7 +176,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class _Share:
-    """One process's share of the load: the clients or requests with the numbers `index`, `index + step`, ..."""
+    """One process's share of the load: the clients or requests with the indexes `index`, `index + step`, ..."""
 
     target: Target
     load: Load

@@ -162,7 +162,7 @@ _ROWS = {
     "response p99 [ms]": ("latency_ms", "p99"),
 }
 _OTHERWISE = {"subject": "measured", "work": "requests", "machine": "machine", "taken": "time"}
-"""Maps the fields of `Curve` that are listed below the table if they differ to their labels."""
+"""Labels of the fields of `Curve` that are listed below the table if they differ between curves."""
 
 
 _NOISE, _DISTURBED = "~", "!"

@@ -84,7 +84,7 @@ def _print_rate(point: Point) -> None:
 
 
 def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, advance: Advance) -> Point:
-    """Measure `plan.repeat` repetitions. Repeat a measurement that other processes disturbed."""
+    """Measure `plan.repeat` repetitions, and measure again when other processes disturbed a repetition."""
 
     def repetition(turn: int) -> Repetition:
         if turn < plan.repeat:

@@ -113,7 +113,7 @@ def _ours_apart(pace: float) -> Iterator[Server]:
 
 
 def engine_of(pid: int) -> int:
-    """Return the ID of the engine's process. `pid` is the ID of our server's process."""
+    """Return the process ID of the engine. `pid` is the process ID of our server."""
     return child_by_command(pid, b"engine_process")
 
 
@@ -187,7 +187,7 @@ class Window(NamedTuple):
     Attributes:
         begun: number of streams that began in time.
         begun_seconds: seconds from the first client's connection to the beginning of the last stream.
-        kept: tokens of all streams as a share of the pace.
+        kept: the tokens that arrived, as a fraction of the tokens that were due at this pace.
         cpu_us: the CPU microseconds per token on the server's core.
         writes: writes per token.
         ping_connect_ms: maximum response time of health checks while all clients connect at once and streams begin.
@@ -264,7 +264,7 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
 
 
 def _begun(clients: Clients[Streams], number: int) -> list[Streams]:
-    """Wait until all streams have begun or the time is over. Raise RuntimeError if no stream has begun."""
+    """Wait until all streams have begun, at most `_BEGIN_SECONDS`. Raise RuntimeError if no stream has begun."""
     deadline = time.monotonic() + _BEGIN_SECONDS
     while _sum(totals := clients.totals(), "streaming") < number and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -36,7 +36,7 @@ OURS = "lmi serve"
 FIRST = "first response"
 """Label of the row for the first response after startup, in place of the number of clients. It is measured once."""
 CORE = (b"VLLM::EngineCore", b"VLLM::Worker")
-"""Prefixes of the names of an engine's own processes, for any server. OpenVINO and llama.cpp have no such processes."""
+"""Prefixes of the names of all engines' own processes. OpenVINO and llama.cpp have no separate processes."""
 
 _LOADING = 900.0  # seconds until a server must be ready
 _TIMEOUT = 300.0  # seconds until a request counts as failed
@@ -46,7 +46,8 @@ _PROMPTS_EACH = 1 << 14  # prompt numbers reserved for each turn
 class UsageReader(AnswerReader):
     """A reader that takes the number of tokens from `usage` in the response's last event.
 
-    vLLM joins several tokens in one event if its sender is slow. Such tokens count as 0 s apart, as a client sees them.
+    vLLM joins several tokens in one event if its sender is slow. Such tokens count as 0 s apart, because a client
+    receives them together.
     """
 
     def verdict(self, expected_tokens: int) -> str:
@@ -114,7 +115,7 @@ _RATIOS: dict[str, Callable[[Sample], float]] = {
 
 
 def sample(args: argparse.Namespace, server: Server, turn: int, load: Closed) -> Sample:
-    """Measure a server once. The number of the turn determines the prompts."""
+    """Measure a server once. The index of the turn determines the prompts."""
     target = Completions(server.url, args.tokens, args.prompt_words, _TIMEOUT, turn * _PROMPTS_EACH)
     before, others = [Cpu(0.0, 0.0)], machine.OthersMeter()
     results = measure(target, load, args.processes, began=lambda: before.append(cpu_seconds(server.pid, CORE)))

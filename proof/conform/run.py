@@ -48,7 +48,7 @@ class Result:
     """The result of one rule in one profile.
 
     Attributes:
-        wanted: the expected response if the rule failed, or the reason if it was not asked.
+        wanted: the expected response if the rule failed, or the reason if the rule was not checked.
         asked, got: the request and the response of a failed rule.
     """
 

@@ -208,7 +208,7 @@ _SHORTEST = 0.5
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits for a server, in seconds.
+    """The limits for a server. Times are in seconds.
 
     Attributes:
         answer: the limit for a response to a rule's request.
@@ -216,8 +216,8 @@ class Limits:
         ping: the limit for /ping.
         connect: the limit for accepting a connection.
         stop: the time from SIGTERM to SIGKILL.
-        abandoned: the time after a disconnect within which the engine must stop.
-        patience: the time to wait for abandoned responses that the engine generates to their end.
+        abandoned: the time within which the engine must stop after a client has disconnected.
+        patience: the time to wait for the end of abandoned responses if the engine does not stop.
         long: the duration of a stream that must not end by itself.
         payload: the maximum body size, in bytes.
     """
@@ -426,9 +426,9 @@ class Server:
         return await self.post(await self.path(stream=stream), body, headers=headers, timeout=timeout)
 
     async def long_stream(self, seconds: float) -> tuple[Body, float]:
-        """Return the body of a request whose stream takes about `seconds`, and the expected seconds.
+        """Return the body of a request whose stream takes about `seconds`, and the expected duration in seconds.
 
-        The stream may be shorter, because the model's context may be small.
+        The stream is shorter if the model's context is too small.
 
         Raises:
             NotAsked: the longest possible stream is too short.

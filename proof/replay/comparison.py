@@ -354,7 +354,7 @@ def _glue(reference: _Documents, target: _Documents) -> Iterator[Finding]:
 
 
 def _number(reference: _Documents, target: _Documents) -> Iterator[Finding]:
-    """Compare the numbers of documents."""
+    """Compare how many documents the two responses contain."""
     if len(reference.values) != len(target.values):
         yield Finding(Class.FRAMING, "documents", change=f"{len(reference.values)} -> {len(target.values)}")
 
@@ -384,7 +384,7 @@ def _event_names(reference: _Documents, target: _Documents, *, strict: bool) -> 
 
 
 def _numberless(glue: Sequence[str]) -> list[str]:
-    """Return the text around documents without its numbers and comments; busy servers send comments as keep-alives."""
+    """Return the texts around documents without comments, which may be keep-alives, and with 0 for each number."""
     texts = (_COMMENT.sub("", text) if text.startswith(":") or "\n:" in text else text for text in glue)
     return [_DIGITS.sub("0", text) for text in texts]
 
@@ -475,7 +475,7 @@ def _text_finding(reference: _Documents, target: _Documents, path: str, near: fl
 
 
 def _parted(reference: _Documents, target: _Documents) -> list[Parted]:
-    """Return the first difference between the texts of each choice."""
+    """Return the first difference of each choice whose texts differ."""
     tokens = _in_both(tokens_by_choice(reference.values), tokens_by_choice(target.values))
     return [part for _, *texts in tokens if (part := parted_at(*texts))]
 
@@ -531,7 +531,7 @@ def _change(reference: _Documents, target: _Documents, path: str, near: float, *
 
 
 def _items(reference: _Documents, target: _Documents, lists: re.Pattern[str] = _ANY) -> Iterator[Finding]:
-    """Compare the numbers of items in lists whose JSON path matches the pattern."""
+    """Compare the lengths of lists whose JSON path matches the pattern."""
     if len(reference.values) != len(target.values):
         return
     for path, *counts in _in_both(num_items(reference.values), num_items(target.values)):

@@ -140,7 +140,7 @@ def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, l
 
 
 def values_by_place(scalars: Mapping[str, list[Any]], num_documents: int) -> Mapping[str, list[Any]]:
-    """Return the values at each JSON path. The values of a stream are joined, so that its splits do not matter."""
+    """Return the values at each JSON path. A stream's values are joined, so that its pieces may have any size."""
     if num_documents < 2:
         return scalars
     return {path: _joined(path, values) for path, values in scalars.items()}
@@ -210,7 +210,7 @@ def public_name(name: str) -> str:
 
 
 def _joined(path: str, values: list[Any]) -> list[Any]:
-    """Join the texts of a stream at a JSON path, or drop repetitions of other values except log-probabilities."""
+    """Join the texts of a stream at a JSON path. Drop repetitions of other values, except of log-probabilities."""
     name = name_of(path)
     if name in TEXTS or name in ARGUMENTS:
         return ["".join(value for value in values if isinstance(value, str))]
@@ -230,7 +230,7 @@ class Cut(NamedTuple):
 
     @property
     def has_one_each(self) -> bool | None:
-        """Whether each token has its own event, or None if this is unclear because some tokens have no text."""
+        """Whether each token has its own event, or None if this is unclear: few tokens, or some tokens have no text."""
         if self.tokens < _FEW:
             return None
         if self.events <= (self.tokens + 1) // 2:
@@ -345,7 +345,8 @@ def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def differences(reference: Any, target: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
     """Yield the differences in the target's shape that a client of the reference may notice.
 
-    A value of several types may have fewer of them, and a number may be whole. An optional field may stay optional.
+    The target may use fewer of the types that a value has, and integers instead of fractional numbers. An optional
+    field may stay optional.
 
     Args:
         one_of_many: whether the reference's shape covers many responses and the target's shape only one. Optional
@@ -583,8 +584,8 @@ def parted_at(reference: Sequence[Token], target: Sequence[Token]) -> Parted | N
 def is_near_tie(reference: Token, target: Token, near: float) -> bool:
     """Return whether two models that differ only by rounding could choose either of the two tokens.
 
-    The alternatives of a side decide if they contain the other side's token. Otherwise both tokens must have nearly the
-    same log-probability, and a probability of at most about one half.
+    If a side's alternatives contain the other side's token, its log-probability must be near that of the side's own
+    token. Otherwise, both tokens must have nearly the same log-probability, and a probability of at most about 0.5.
     """
     if reference.logprob is None or target.logprob is None:
         return False

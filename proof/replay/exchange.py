@@ -105,5 +105,5 @@ def lost(reason: str) -> Answer:
 
 
 def recorded(answer: Recorded) -> Answer:
-    """Convert a recorded response to an `Answer`."""
+    """Convert a recorded response to an `Answer`. An unknown status becomes 200."""
     return Answer(answer.status or 200, answer.content_type, answer.body)

@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     """The result of one request, as the journal stores it.
 
     Attributes:
-        number: the number of the request in the recording.
+        number: the request's index in the recording.
         names: the classes and names of the findings.
         times: the times of the reference and of the target. Each is None if it was not measured.
         throttled: the number of retries for the reference and for the target.
@@ -238,7 +238,7 @@ class Journal:
             return
 
     def _check_ours(self) -> None:
-        """Raise ConfigError if the file is not a journal, because a journal may be truncated."""
+        """Raise ConfigError if the file is not a journal, because an incomplete last line will be cut off."""
         with self._path.open("rb") as file:
             if not _BEGIN.startswith(file.read(len(_BEGIN))):
                 name = self._path.name
@@ -254,7 +254,7 @@ class Journal:
                 self._flushed = now
 
     def _mark(self, number: int) -> None:
-        """Record a finished request. To save memory, only numbers above the first unfinished request are kept."""
+        """Record a finished request. To save memory, only indexes above the first unfinished request are stored."""
         self._done.add(number)
         while self._below in self._done:
             self._done.remove(self._below)

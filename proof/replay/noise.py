@@ -68,7 +68,7 @@ class Noise:
 
         Args:
             again: a function that sends the request again to one of the sides, or None if both are recordings.
-            other: the earlier response of that side.
+            other: the earlier response of the side that `again` sends to.
         """
         kind = self.kind(request, traits, reference)
         changes = self._compare(kind, traits, reference, target)
@@ -112,9 +112,9 @@ class Noise:
                 self.learnt[f"{request.path.partition('?')[0]}: {item.name}"] = item.cls.value
 
     def _without_asking(self, kind: Kind, reference: Answer, changes: Sequence[Finding]) -> list[Finding]:
-        """Return the differences if no request can be sent again.
+        """Return the differences that are not volatile, if no request can be sent again.
 
-        A value is then volatile if it differs between successive responses of the reference.
+        A value then counts as volatile if it differs between successive responses of the reference.
         """
         last, kind.last = kind.last, reference
         suspects = {item.key for item in changes if item.kind in VALUES}

@@ -151,7 +151,7 @@ class Replay:
         return answer, await target()
 
     def _again(self, reference: Answer, target: Answer) -> tuple[Ask | None, Answer]:
-        """Return a function that sends a request to one side again, or None, and the earlier response of that side."""
+        """Return a function that sends a request to a side again, or None, and that side's earlier response."""
         sides = self._sides
         if (side := sides.noise or sides.reference) is not None:
             return side.ask, reference
@@ -168,7 +168,7 @@ async def _ask(side: Paced | None, request: Request, answer: Recorded | None) ->
 
 
 class _Feed:
-    """The remaining requests and their numbers, which a thread reads in small groups."""
+    """The remaining requests with their indexes, which a thread reads in small groups."""
 
     def __init__(self, requests: Iterator[Request | Unreadable], journal: Journal) -> None:
         self._items = enumerate(requests)
@@ -203,7 +203,7 @@ class _Feed:
 
 
 class _Pace:
-    """The pace of the recorded times, counted from the first request."""
+    """The pace of a recording: `wait` returns when a request is due, relative to the first request."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed

@@ -50,7 +50,7 @@ def indexes(scalars: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
 
 
 def num_items(documents: Iterable[Any]) -> Counter[str]:
-    """Return the number of items in the lists at each JSON path, in all documents together."""
+    """Return the total length of the lists at each JSON path, in all documents together."""
     counts: Counter[str] = Counter()
     left = [(type_of(document), document) for document in documents]
     while left:
@@ -65,11 +65,12 @@ def num_items(documents: Iterable[Any]) -> Counter[str]:
 
 
 def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: bool) -> dict[str, list[int]]:
-    """Return IDs as numbers in order of their first occurrence, so that equal IDs have equal numbers.
+    """Replace IDs by numbers in order of their first occurrence, so that equal IDs have equal numbers.
 
     Args:
         common: the JSON paths that both responses have.
-        first: whether to number only the first ID at each path. For a stream's ID, add whether it changes.
+        first: whether to number only the first ID at each path. For the ID of a stream itself, the first
+            number then tells whether the ID changes.
     """
     numbers: dict[str, int] = {}
     result: dict[str, list[int]] = {}
@@ -84,7 +85,7 @@ def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: 
 
 
 def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
-    """Return the numbers of the first and the last document that contain each JSON path."""
+    """Return the indexes of the first and the last document that contain each JSON path."""
     result: dict[str, tuple[int, int]] = {}
     for number, document in enumerate(documents):
         for path in scalars_by_place([document], by_index=True):
@@ -93,7 +94,7 @@ def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
 
 
 def misplaced(reference: Mapping[str, tuple[int, int]], target: Mapping[str, tuple[int, int]]) -> str | None:
-    """Return a JSON path that begins or ends in another order relative to other paths, or None.
+    """Return a JSON path that begins or ends before another path in only one of the responses, or None.
 
     Choices of a stream may arrive in any order.
     """

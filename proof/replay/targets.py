@@ -41,7 +41,7 @@ class Target(Protocol):
         """Raise ConfigError if no server responds."""
 
     async def send(self, request: Request) -> Attempt:
-        """Send the request once, and return its complete response. A failure is returned as a lost response."""
+        """Send the request once, and wait for the complete response. A failure is returned as a lost response."""
 
     async def close(self) -> None: ...
 
@@ -120,7 +120,9 @@ _OURS = {
     "transfer-encoding",
     "upgrade",
 }
-"""Headers that are not sent: headers of the recorded connection, and accept-encoding, because bodies are compared."""
+"""Recorded headers that are not sent: headers of the connection, credentials, and accept-encoding, because bodies are
+compared.
+"""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _PATH = re.compile(r"/[\x21-\x7e]*")

@@ -21,8 +21,8 @@ class Foreign(NamedTuple):
         refused: why the name is refused at startup, and what to use instead. "" if it is not refused.
         unless: values that have no effect, and so are not refused.
         idle: why the name has no effect. For a variable with `same`, this applies to engines without that option.
-        same: the handler's own variable with the same meaning, or such variables by engine. For LMI's variables, the
-            option.
+        same: the handler's own variable with the same meaning, or such variables by engine. For a variable of LMI, it
+            is the option with the same meaning.
         convert: the name of the conversion in `names.py` for the value, or "" if it stays the same.
         unread: which other software reads the variable, so that the handler ignores it.
         heeded: which host reads the variable itself, and how.
@@ -109,7 +109,7 @@ ENVIRONMENT = {name: line.own("") for name, line in VARIABLES_OF.pop("lmi").item
 """Variables of LMI and of AWS's images that do not begin with OPTION_ or SERVING_, and their options."""
 
 SERVER_ENVIRONMENT = frozenset(_DATA["server_environment"])
-"""Names of SERVING_* variables that only DJL Serving's Java side reads. They are ignored, as images may set them."""
+"""Names of SERVING_* variables that only DJL Serving's Java side reads. They are ignored, because images may set them."""
 
 NO_ARGUMENTS = ("allowed_media_domains", "allowed_local_media_path")
 """Arguments of vLLM that option.engine_args must not contain, because this server fetches media itself."""

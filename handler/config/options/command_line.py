@@ -300,7 +300,7 @@ def _is_switch(options: Sequence[Option]) -> bool:
 
 
 def _rewritten(words: Sequence[str]) -> list[str]:
-    """Replace underscores in the names of flags with dashes, and flags with dotted names with `-o`."""
+    """Write the names of flags with dashes instead of underscores, and flags with dotted names as `-o KEY=VALUE`."""
     rewritten: list[str] = []
     rest = iter(words)
     for word in rest:

@@ -22,7 +22,7 @@ _CLASSES = {
     "vllm": ("vllm", "engine/arg_utils.py", "EngineArgs"),
     "trtllm": ("tensorrt_llm", "llmapi/llm_args.py", "TorchLlmArgs"),
 }
-"""Maps each engine to the package, file and class of its arguments. The file is parsed, as an import takes seconds."""
+"""Maps an engine to the package, file and class of its arguments. The file is parsed, because an import is slow."""
 
 _PLAIN = {
     "bool": "bool", "int": "int", "float": "float", "str": "str", "None": "null", "dict": "object", "Dict": "object",
@@ -39,7 +39,9 @@ _WORDS = {
     "str": "a string",
     "null": "null",
 }
-"""Describes each type. The type `any` stands for a class or alias of the engine, which checks the value itself."""
+"""Maps each type to its description. The type `any` stands for a class or alias of the engine, which then checks the
+value itself.
+"""
 
 _OF_JSON = {
     bool: {"bool"},

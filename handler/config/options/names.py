@@ -183,7 +183,7 @@ class Note(NamedTuple):
 
 
 VARIABLES = {name: line for names in VARIABLES_OF.values() for name, line in names.items()}
-"""The foreign variables of foreign.json, by name."""
+"""The foreign variables in foreign.json, by name."""
 
 SECRET = frozenset({"HF_TOKEN"})
 

@@ -78,7 +78,9 @@ def declared(table: type) -> tuple[Option, ...]:
 
 
 _MARKS = ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "image", "audio", "video")
-"""Names of a vocabulary's tokens, such as `eos_token`. A setting of these names, or of `per_token`, is not a secret."""
+"""Words before `_token` in the names of special tokens, such as `eos_token`. Such settings, and settings whose names end
+with `per_token`, are not secrets.
+"""
 _NO_MARK = "".join(rf"(?<!\b{name})(?<!_{name})" for name in (*_MARKS, "per"))
 _SECRET = re.compile(
     rf"(?i)(\btoken|{_NO_MARK}_token|(\b|_)(api_?keys?|password|secret))[\"']?\s*[:=]|\bhf_[a-z0-9]{{16}}|://[^/\s]*@"
@@ -267,10 +269,10 @@ def dotted_value(text: str, *, is_list: bool) -> Any:
 class MediaLimits:
     """Parser of the maximum number of media per request: {"image": n}, or image=n as in LMI.
 
-    The number of unsupported media must be 0.
+    The maximum for any other kind of media must be 0.
 
     Attributes:
-        argument: whether the parser also applies to the same name in option.engine_args.
+        argument: whether the parser also applies to the argument of the same name in option.engine_args.
     """
 
     argument = True

@@ -62,7 +62,7 @@ VLLM_TOOL_CALL_PARSERS = ("beam", "muse", "musespark1x", "plamo3")
 
 
 def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Callable[[str], str]:
-    """Make a parser for the known names. For vLLM's other names, the error contains a remedy."""
+    """Make a parser for the known names. For vLLM's other names, the parser's error contains a remedy."""
 
     def parse(text: str) -> str:
         if text in vllm:

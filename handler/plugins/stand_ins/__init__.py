@@ -1,4 +1,4 @@
-"""Stand-ins for packages that users' files import but that may not be installed. They have only a few modules."""
+"""Stand-ins for packages that users' files import but that may not be installed. They contain only a few modules."""
 
 from __future__ import annotations
 

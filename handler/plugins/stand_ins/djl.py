@@ -401,7 +401,7 @@ class StreamingUtils:
 
 
 def _unchanged(function: Any) -> Any:
-    """Return the function without a mark, because this server refuses files that contain such functions."""
+    """Return the function unchanged, because this server refuses files with functions that need this decorator."""
     return function
 
 
@@ -435,7 +435,7 @@ _FORMATTERS = "write @input_formatter or @output_formatter functions to change r
 
 
 def handle(inputs: api.Input) -> Output | None:
-    """Pass the request to the engine. The first call, which is empty, does nothing, as the engine is already loaded."""
+    """Pass the request to the engine. The first call, which is empty, does nothing: the engine is already loaded."""
     return None if inputs.is_empty() else EngineAnswer(inputs)
 
 

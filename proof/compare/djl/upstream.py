@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Generation:
-    """A token in the forms of both versions: with attributes, or as a pair of its text and whether it ends the text."""
+    """A token in both forms that handlers read: with attributes, or as a pair of its text and whether it is last."""
 
     __slots__ = ("cum_logprob", "finished", "seq_length", "token_id", "token_text")
 

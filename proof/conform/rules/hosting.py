@@ -153,7 +153,7 @@ async def ping_ready(server: Server) -> None:
 
 
 async def _streams(server: Server) -> list[asyncio.Task[Answer]]:
-    """Start streams that run during a rule's own requests."""
+    """Start streams that keep the server busy during a rule's own requests."""
     await server.dialect()
     return [asyncio.create_task(server.generate(tokens=64, stream=True)) for _ in range(_BUSY)]
 

@@ -18,7 +18,7 @@ from proof.conform.rules.hosting import samples
 from proof.conform.server import PROMPT, Server
 
 _ENOUGH = 0.05
-"""Minimum seconds of a stream whose pace can be measured."""
+"""Minimum duration, in seconds, of a stream whose pace can be measured."""
 
 
 async def stream(server: Server, tokens: int = 8) -> Answer:
@@ -270,7 +270,7 @@ _GAUGES = re.compile(
 """Matches the names of gauges for running requests in known servers."""
 
 _CROWD = 4
-"""Number of abandoned requests for servers without such a gauge."""
+"""Number of requests that are abandoned at once on a server without a gauge of running requests."""
 
 
 @rule("disconnect.stream", "The engine stops when the client of a stream disconnects.", sources.OURS)
@@ -320,7 +320,7 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
 
 
 async def _running(server: Server) -> float | None:
-    """Return the number of running requests, or None if the metrics have no such gauge."""
+    """Return the number of running requests, or None if the metrics have no gauge for them."""
     answer = await server.metrics()
     found = [value for name, value in samples(answer).items() if _GAUGES.match(name)] if answer.ok else []
     return max(found) if found else None
@@ -353,7 +353,8 @@ async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> No
 async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: float) -> str:
     """Return the evidence that the server went on computing abandoned responses, or "" if it did not.
 
-    A server that goes on with them is slow at first and fast later. A server that stays slow has other work.
+    A server that computes abandoned responses to their end is slow at first and fast later. A server that stays slow
+    has other work.
     """
 
     async def one() -> float:

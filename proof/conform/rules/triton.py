@@ -109,7 +109,7 @@ _TEXT = {"data": [PROMPT]}
 
 
 async def _inputs(server: Server, text: Mapping[str, Any] = _TEXT) -> list[dict[str, Any]]:
-    """Return the prompt and the token limit as tensors, with the datatypes and numbers of dimensions in the metadata.
+    """Return the prompt and the token limit as tensors, with the metadata's datatypes and number of dimensions.
 
     Args:
         text: the field that contains the prompt.

@@ -44,7 +44,7 @@ def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request 
 
 
 def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
-    """Store a file's responses in the table, and yield the lines that cannot be read."""
+    """Store a file's responses in the table, and yield an `Unreadable` for each line that is not used."""
     known.execute("BEGIN")
     try:
         for answer in read_lines(file, lambda location, fields: (location, _answer(fields))):

@@ -143,7 +143,7 @@ def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
 
 
 def _place(file: File) -> _Placed:
-    """Find the endpoint, variant and hour in a file's folders. Without an hour, the last folder names the variant."""
+    """Read the endpoint, variant and hour from a file's folders. Without an hour, the last folder is the variant."""
     match = _HOUR.fullmatch("/".join(file.folders))
     above = (match["above"] or "").split("/") if match else list(file.folders)
     if match is None:
@@ -179,7 +179,7 @@ def _in_order(placed: Sequence[_Placed]) -> list[str]:
 
 
 def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> Iterator[Unreadable]:
-    """Store a file's events in the table, and yield the lines that cannot be read."""
+    """Store a file's events in the table, and yield an `Unreadable` for each line that is not used."""
     events.execute("BEGIN")
     try:
         for event in read_lines(file, _event):

@@ -37,7 +37,7 @@ _PIECE = 1 << 20
 
 
 def objects(argument: str) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
-    """Yield the name and size of the object, or of each object below the prefix `argument`, and a function to open it.
+    """Yield the name and size of each S3 object at or below `argument`, and a function that opens the object.
 
     Raises:
         ConfigError: boto3 is not installed, or S3 refuses the request.
@@ -165,7 +165,7 @@ class File(NamedTuple):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[io.BufferedReader]:
-        """Open the file, decompressed. Opening and reading it may raise one of BROKEN."""
+        """Open the file, and decompress it if it is compressed. Opening and reading it may raise one of BROKEN."""
         with contextlib.ExitStack() as opened:
             stream = _buffered(opened.enter_context(self.open_raw()))
             if stream.peek(2).startswith(_GZIP):
@@ -242,7 +242,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def lines(file: File) -> Iterator[Line | Unreadable]:
-    """Yield the lines of a file, and an `Unreadable` for each line, or rest of the file, that cannot be read."""
+    """Yield the lines of a file. A line or a rest of the file that cannot be read becomes an `Unreadable`."""
     number = 0
     try:
         with file.open() as stream:

@@ -24,7 +24,7 @@ from proof.replay.sources.files import (
 
 _FIELDS = ("id", "at", "method", "path", "headers", "body", "body_base64", "answer")
 _GRPC = re.compile(r"/inference\.GRPCInferenceService/Model(Stream)?Infer/")
-"""Matches the paths of calls by Triton's gRPC clients. Their bodies are the same as those of `infer` over HTTP."""
+"""Matches the paths of calls by Triton's gRPC clients, whose bodies are the same as those of `infer` over HTTP."""
 _METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
 
