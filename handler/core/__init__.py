@@ -1,1 +1,1 @@
-"""Values shared by all packages, and basics such as errors, text, framing and processes."""
+"""Values that all packages share, and basic modules such as errors, logging, framing and child processes."""

@@ -1,4 +1,4 @@
-"""Child processes: helpers such as pip, converters and downloads, and Python processes with the same import paths."""
+"""Child processes: programs such as pip, and Python processes that import from the same paths as this process."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _follow(child: subprocess.Popen[bytes], doing: str) -> bytes:
 
 
 def tell(done: float) -> None:
-    """Report the finished fraction of the work, 0 to 1, to the process that started this process with `run`."""
+    """Report which fraction of the work is done, from 0 to 1, to the process that started this process with `run`."""
     print(f"{done * 100:.0f} % done", file=sys.stderr, flush=True)
 
 
@@ -89,8 +89,8 @@ def tell(done: float) -> None:
 def _shown(doing: str) -> Iterator[Callable[[int], None]]:
     """Yield a function that shows a percentage on standard error.
 
-    On a terminal, if rich is installed, it updates a line that disappears at the end. Otherwise it prints a line every
-    `SECONDS`.
+    On a terminal, if rich is installed, the function updates a line that disappears at the end. Otherwise it prints a
+    line at most every `SECONDS` seconds.
     """
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield _printer(doing)
@@ -148,7 +148,7 @@ def start(function: str, channel: socket.socket, environ: Mapping[str, str] | No
 
 @contextlib.contextmanager
 def serving_host(fd: str) -> Iterator[socket.socket]:
-    """Open the channel of a process that `start` has started, and end the process after the block.
+    """Open the channel of a process that `start` has started, and end this process after the `with` block.
 
     The process also ends when its host ends. It ignores SIGINT and SIGTERM, because only the host handles them.
     """
@@ -172,7 +172,7 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def stop_all() -> None:
-    """End all running programs and refuse to start new ones, because this process is about to end. Thread-safe."""
+    """Stop the programs that `run` has started, and start no more, because this process will end. Thread-safe."""
     global _stopped
     with _lock:
         _stopped = True
@@ -181,7 +181,7 @@ def stop_all() -> None:
 
 
 def disk_is_full(directory: Path) -> bool:
-    """Return whether a directory lacks room for a megabyte. C++ libraries do not report why a write failed."""
+    """Return whether a disk is too full for 1 MiB in this directory. C++ libraries do not report why a write failed."""
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(bytes(1 << 20))

@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self.rewrite(words), namespace)
 
     def parse_all(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line. Exit with status 2 and the command's usage if a word is unknown."""
+        """Parse a command line. If a word is unknown, show the command's usage and exit with status 2."""
         arguments: argparse.Namespace
         arguments, unknown = self.parse_known_args(words)
         if unknown:
@@ -121,7 +121,7 @@ def port(text: str) -> int:
 
 
 def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """Return an error message that names unknown words of a command line, and suggests the most similar known flag."""
+    """Return the error message for unknown words. It suggests the flag that is most like the first unknown flag."""
     flags = [word for word in words if word.startswith("-")]
     if not flags:
         return f"unexpected arguments: {' '.join(words)}"

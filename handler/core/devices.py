@@ -50,9 +50,9 @@ def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
 
 
 def visible_gpus(driver: Driver | None, environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the GPUs that an engine can use, as in CUDA_VISIBLE_DEVICES.
+    """Return the GPUs that an engine can use, each by its index or UUID as in CUDA_VISIBLE_DEVICES.
 
-    As in CUDA, the first negative entry of that variable ends the list.
+    As in CUDA, the first empty or negative entry of that variable ends the list.
 
     Args:
         driver: the driver, or None if there is none.
@@ -76,7 +76,7 @@ _AMI = {
     13: "al2023-ami-sagemaker-inference-gpu-4-1 (driver 580, CUDA 13.0)",
     12: "al2-ami-sagemaker-inference-gpu-3-1 (driver 550, CUDA 12.4)",
 }
-"""Maps an image's major CUDA version to the InferenceAmiVersion (SageMaker API reference, ProductionVariant)."""
+"""Maps an image's major CUDA version to a suitable InferenceAmiVersion (SageMaker API reference, ProductionVariant)."""
 
 
 class DriverCheck(NamedTuple):
@@ -84,7 +84,7 @@ class DriverCheck(NamedTuple):
 
     Attributes:
         line: text for the log; "" to log nothing.
-        library_path: directory to put before LD_LIBRARY_PATH; "" if none is needed.
+        library_path: directory to prepend to LD_LIBRARY_PATH; "" if none is needed.
     """
 
     line: str

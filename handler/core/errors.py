@@ -32,7 +32,7 @@
             └── Overloaded          the queue is full, the wait was too long, or the engine's servers are busy
 
 A dialect uses these statuses unless its `ErrorFormat` replaces them: LMI uses 424 for every error that its handler
-finds (djl_python of DJL Serving). The statuses of the adapter API are those of DJL Serving.
+detects (djl_python of DJL Serving). The statuses of the adapter API are those of DJL Serving.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def refuse(problems: Iterable[Problem | str]) -> None:
 class Problems(list[Problem]):
     """Problems from several steps. `with problems:` collects the problems of a ConfigError and suppresses the error.
 
-    A problem is omitted if its message names an option that already has a problem, as it follows from that problem.
+    A problem is omitted if its message names an option that already has a problem, because the option is then the
+    cause.
     """
 
     def __enter__(self) -> None:
@@ -118,7 +119,8 @@ class Problems(list[Problem]):
 class ServingError(Exception):
     """An error that ends one request.
 
-    If a subclass sets its own status, every dialect uses that status, unless the dialect's table contains the subclass.
+    If a subclass sets its own status, every dialect uses that status, unless its `ErrorFormat.statuses` has the
+    subclass.
 
     Args:
         detail: text for the log only, such as another program's message.
@@ -160,7 +162,7 @@ class InvalidPayload(_OfTheClient):
 
 
 class InvalidParameter(_OfTheClient):
-    """A parameter is refused. The message begins with `NAME=VALUE`, such as `parameters.top_p=2: …`, or with a name."""
+    """A parameter is refused. The message begins with `NAME=VALUE`, such as `parameters.top_p=2: …`, or with NAME."""
 
     @property
     def public(self) -> str:
@@ -199,7 +201,7 @@ class TooLong(_OfTheClient):
     """The request needs more tokens than the model accepts.
 
     The messages contain the words of OpenAI and vLLM for this error, and TGI's words if the fields are TGI's. Clients
-    search for these words, to shorten a conversation or to use another model (tests/joints/test_error_words.py).
+    that find these words shorten the conversation or use another model (tests/joints/test_error_words.py).
     """
 
     @staticmethod
@@ -302,7 +304,7 @@ class BadRequest(_OfTheClient):
 
 
 class InvalidSession(BadRequest):
-    """A session does not exist, or a call about it is invalid. Message and status are those of AWS's own handlers."""
+    """A session does not exist, or a call that opens or closes it is invalid. The status is that of AWS's handlers."""
 
 
 class Unauthorized(BadRequest):
@@ -321,7 +323,8 @@ class ModelNotFound(NotFound):
     Args:
         name: the model's name in the request; a long name is shortened.
         version: the model's version in the request.
-        served: names of the models that are served. The message lists the first names, but no paths of this machine.
+        served: names of the models that are served. The message lists the first 16 of them, without paths on this
+            machine.
 
     Attributes:
         served: end of the message, which lists these names; "" if there are none.
@@ -348,7 +351,7 @@ class RouteNotFound(NotFound):
 
 
 class NotKept(NotFound):
-    """A stored response, or an item of one, does not exist here or has expired.
+    """A stored response, or an item of a stored response, does not exist here or has expired.
 
     Args:
         param: request field that names the response or item; "" if the path names it.
@@ -472,7 +475,7 @@ def log_words(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def mask_keys(text: str, secrets: Iterable[str] = ()) -> str:
-    """Replace `secrets` and everything that looks like a key."""
+    """Mask `secrets` and everything that looks like a key, and cut the text after 16,384 characters."""
     for secret in secrets:
         if len(secret) >= _SHORTEST_KEY:
             for form in {secret, quote(secret, safe="")}:
@@ -481,7 +484,7 @@ def mask_keys(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an exception from a user's code, even if its `__str__` raises an exception."""
+    """Return the first 500 characters of an exception from a user's code. Its `__str__` may raise an exception."""
     return str(traceback.TracebackException(type(error), error, None))[:500].encode(errors="replace").decode()
 
 

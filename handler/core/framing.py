@@ -1,4 +1,4 @@
-"""Framings of values (JSON, JSON lines, server-sent events), and byte templates of events that differ in few values."""
+"""Framings of values (JSON, JSON lines, server-sent events), and templates of encoded events with placeholders."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def encoded(value: Any, depth: int = 0) -> Any:
     """Encode a value for embedding in another value that is encoded later.
 
     Args:
-        depth: number of nesting levels around the value inside the other value.
+        depth: how many levels deep the value is nested in the other value.
 
     Raises:
         TypeError: the value cannot be encoded, or is nested too deeply.
@@ -59,7 +59,7 @@ def dumps_decoded(value: Any) -> bytes:
 
 
 def refuse_constant(name: str) -> None:
-    """Raise ValueError for NaN and infinities. This is a `parse_constant` for `json.loads`."""
+    """Raise ValueError for NaN or an infinity, as the `parse_constant` of `json.loads`."""
     raise ValueError(f"{name} is not a JSON number")
 
 
@@ -85,7 +85,7 @@ JSON_LINE = JSON._replace(after=b"\n")
 """Framing of LMI's async mode, in which every response body ends with a newline."""
 SSE = Framing("sse", "text/event-stream", b"data: ", b"\n\n")
 SSE_DONE = SSE._replace(end=b"data: [DONE]\n\n")
-"""Framing of OpenAI's chat streams, which end with a `[DONE]` event."""
+"""Framing of OpenAI's streams, which end with a `[DONE]` event."""
 
 
 def named_event(value: Mapping[str, Any]) -> bytes:
@@ -105,7 +105,7 @@ TOKEN_SLOTS = Token(NUMBER, SLOT, SLOT, False)
 
 
 def template(data: bytes) -> bytes:
-    """Convert an encoded event to a `%` format. The event's placeholders become `%d` and `%b`, in the same order.
+    """Convert an encoded event to a %-format. The event's placeholders become `%d` and `%b`.
 
     JSON contains no zero byte, so a client's text cannot be mistaken for a placeholder.
     """

@@ -120,7 +120,7 @@ _MOST = 1 << 16  # bytes of a line; longer lines are split
 _BREAK = re.compile(rb"[\r\n]+")  # progress bars use carriage returns
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LEVEL = re.compile(r"(?:\([^)]*\) )?\W{0,2}(DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b")
-"""Matches the level in a log line of DJL Serving, or of vLLM, which may write its process's name before it."""
+"""Matches the level in a log line of DJL Serving or vLLM. vLLM may write its process's name before the level."""
 _STANDARD = {"WARN": "WARNING", "FATAL": "CRITICAL"}
 _OF_WORKER = re.compile(r".{0,200}?\bW-\S{0,200}-std(?:out|err): (?={)")
 """Matches the text that DJL Serving puts before a worker's line of JSON."""

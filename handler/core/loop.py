@@ -113,8 +113,8 @@ class StopSignals:
 
     Before `listen` the first signal raises SystemExit(0) for SIGTERM or KeyboardInterrupt for SIGINT. After `listen` no
     signal raises an exception. After `leave` the first signal is ignored. While there is no listener, a second signal
-    ends the process at once. Before `leave`, so does a signal during an import, because an exception there would crash
-    orjson and become an ImportError in numpy.
+    ends the process at once. Until `leave`, a signal during an import also ends the process at once, because an
+    exception would crash orjson and become an ImportError in numpy.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class LoopWatch:
         self._opened = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Start to watch the running loop. Do nothing outside the main thread, as a host may own the process."""
+        """Start to watch the running loop. Do nothing outside the main thread: the process may belong to a host."""
         if not self._seconds or sys.platform != "linux" or self._watcher is not None:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -250,10 +250,10 @@ FULL_SECONDS = 20.0
 """Seconds between collections of all generations."""
 
 CROWD = 80_000
-"""Number of live objects (about 570 streams) above which a full collection is postponed, as it would take too long."""
+"""Number of live objects (about 570 streams) above which a full collection takes too long and is postponed."""
 
 CROWD_SECONDS = 600.0
-"""Maximum seconds by which a full collection is postponed."""
+"""Maximum seconds between two full collections, however many objects are live."""
 
 _YOUNG = 50_000  # number of new objects, as about 300 new streams create, that starts a young collection at once
 _MIDDLE = 1  # every third young collection includes the middle generation
@@ -275,7 +275,7 @@ def importing() -> Iterator[None]:
 
 
 def keep_collecting() -> None:
-    """Freeze all objects. Collect new objects periodically on a thread, and at once if many are created."""
+    """Freeze all objects. Then collect garbage periodically on a thread, and at once if many objects are created."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
@@ -309,6 +309,6 @@ def _collect() -> None:
 
 
 def _trim() -> None:
-    """Release the memory that the C library keeps after `free`, which may be much after a large request."""
+    """Release the memory that the C library keeps after `free`, which may be a lot after a large request."""
     with contextlib.suppress(AttributeError):  # not the GNU C library
         ctypes.CDLL(None).malloc_trim(0)  # without the GIL

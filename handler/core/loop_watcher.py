@@ -87,10 +87,10 @@ def _state(pid: int) -> str:
 
 
 def _turns(pid: int) -> tuple[float, float] | None:
-    """Return the seconds that the main thread has run on a CPU and has waited for a CPU, or None if unknown.
+    """Return how many seconds the main thread has run on a CPU and has waited for a CPU, or None if unknown.
 
     Source: docs.kernel.org, "Scheduler Statistics": the first two numbers of /proc/PID/schedstat are nanoseconds. All
-    are 0 in a kernel without CONFIG_SCHEDSTATS.
+    numbers are 0 in a kernel without CONFIG_SCHEDSTATS.
     """
     try:
         with open(f"/proc/{pid}/schedstat") as file:

@@ -85,7 +85,7 @@ class MediaPrompt(NamedTuple):
     """A prompt's text and media, in addition to its token ids.
 
     Attributes:
-        text: the rendered chat with its special tokens, which was encoded to the prompt's ids.
+        text: the rendered chat, including special tokens, from which the prompt's token ids were encoded.
         media: images and audio in the order of their placeholders in the text.
     """
 
@@ -94,7 +94,7 @@ class MediaPrompt(NamedTuple):
 
 
 class MediaTokens(Protocol):
-    """Counts the tokens of a model's media of one kind.
+    """Counts the tokens that a medium of one kind takes in a model's prompt.
 
     Attributes:
         placeholder: token id that the chat template writes once for each medium.

@@ -1,4 +1,4 @@
-"""The pip command that installs an extra of this package from the source of the installed package."""
+"""The pip command that installs an extra of this package from the same source as the package itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def install(requirement: str) -> str:
     """Return the command that installs a requirement.
 
     No registry has this package, so its extras are installed from its clone or wheel. If that source is unknown, the
-    command contains only the package's name, as pip finds the installed package.
+    command contains only the requirement, and pip finds that the package is installed.
 
     Args:
         requirement: `lmi-handler[EXTRA]`, or another package.

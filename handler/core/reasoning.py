@@ -19,7 +19,7 @@ class AnswerStart:
         self._space: list[str] = []  # before the first word
 
     def feed(self, text: str) -> tuple[str, str | None]:
-        """Return the text up to the end of the reasoning, and the text after it (None before the reasoning ends)."""
+        """Return the new text within the reasoning, and the text after the reasoning (None while it may continue)."""
         self._held += text
         if not self.is_open:
             start = self._held.lstrip()

@@ -68,7 +68,7 @@ class Vocabulary:
         return self.decode([id]) if text is None else text
 
     def ids(self, mark: bytes) -> tuple[int, ...]:
-        """Tokenize a marker by the longest match at each position. Return no ids if a byte has no token."""
+        """Tokenize a marker by the longest match at each position. Return no ids if no token matches at a position."""
         if mark not in self._ids:
             ids = {piece: id for id, piece in enumerate(self.pieces) if piece and piece in mark}
             result, start = list[int](), 0
@@ -109,7 +109,7 @@ class Prompt(NamedTuple):
 
 
 def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | None) -> Prompt:
-    """Return a prompt for the token ids that a client sent.
+    """Return the prompt for token ids that a client sent.
 
     Args:
         vocabulary: the model's vocabulary, or None if each prompt has its own vocabulary.
@@ -241,7 +241,7 @@ class StopMatcher:
         self.matched = ""
 
     def feed(self, text: str) -> str:
-        """Return the text that cannot be part of a stop string."""
+        """Add a piece of the text, and return the text that can be shown now."""
         if self._start is not None:
             thought, answer = self._start.feed(text)
             if answer is None:
@@ -283,7 +283,7 @@ def partial_mark(text: str, marks: Sequence[str]) -> int:
 
 
 def check_tokens(text: str, name: str, limit: int, size: int, count: Callable[[str], int]) -> None:
-    """Refuse a long text with too many tokens, which are counted part by part.
+    """Refuse a long text if it has too many tokens. The tokens are counted part by part.
 
     Args:
         name: name of the text in the client's request.
@@ -322,8 +322,8 @@ _NO_TEXTS = _NoTexts()
 class SequenceState:
     """Converts the ids of one sequence to tokens with text, and finds the end of the sequence.
 
-    Stop strings are found here, so that they work the same with all engines. The caller then cancels the sequence in
-    the engine. The texts of all tokens add up to the response.
+    Stop strings are found here, so that they work the same with all engines. When a stop string ends the sequence, the
+    caller cancels it in the engine. The texts of all tokens add up to the response.
 
     Attributes:
         texts: the text of each id, or None if `push` must be called. It is None for all ids if the request has
@@ -363,7 +363,7 @@ class SequenceState:
         return _NO_TEXTS if self._watched or self._detokenizer.pending else self._detokenizer.texts
 
     def push(self, id: int, logprob: float | None) -> Token:
-        """Add a token that is not the engine's last, and return it with its text. A stop string sets `stopped`."""
+        """Add an id and return its token. A stop string sets `stopped`. Pass the engine's last id to `feed` instead."""
         text = "" if id in self._ending else self._detokenizer.feed(id)
         if self._stops is not None:
             text = self._stops.feed(text)

@@ -1,4 +1,4 @@
-"""Reading of users' text files, as the editors and shells of any system write them."""
+"""Readers of users' text files, which the editors and shells of any operating system may have written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def is_utf_16(data: bytes) -> bool:
 
 
 def placeholder(head: bytes) -> str:
-    """Return an error message if a file's first 64 bytes are those of a placeholder, or "" for a real file."""
+    """Return an error message if a file's first 64 bytes are those of a Git LFS pointer, or if it is empty; else ""."""
     if head.startswith(_LFS_POINTER):  # a clone without Git LFS
         return "is a Git LFS pointer, not the file: fetch it with `git lfs pull`"
     return "" if head else "is an empty file"

@@ -14,7 +14,7 @@ from handler.core.media import MediaSource
 
 
 class Thoughts(NamedTuple):
-    """The markers of the reasoning at the beginning of a response, and whether the prompt contains its begin marker.
+    """The markers of the reasoning at the beginning of a response, and whether the prompt already begins the reasoning.
 
     Attributes:
         begin: the markers that begin reasoning.
@@ -67,7 +67,7 @@ class Adapter:
 
 
 class Nature(Flag):
-    """Properties of a field of Sampling. Beam search refuses fields without any property."""
+    """Properties of a field of Sampling. With beam search, a field without any property is refused."""
 
     SAMPLED = auto()  # without effect if decoding is greedy
     BY_HANDLER = auto()  # implemented by the handler for all engines; an engine may ignore that `logprobs` is false
@@ -76,7 +76,7 @@ class Nature(Flag):
 
 
 class Sampling(NamedTuple):
-    """Generation parameters. Dialects map their own names and neutral values to these.
+    """Generation parameters. Dialects map their own names and neutral values to these fields and their neutral values.
 
     The default of a field is its neutral value. Without `do_sample` decoding is greedy, and fields with
     `Nature.SAMPLED` have no effect.
@@ -165,7 +165,7 @@ POOLED = (Task.EMBEDDING, Task.CLASSIFICATION, Task.RERANK)
 
 
 class Pooling(NamedTuple):
-    """Parameters of a computation on a whole text. Its result is the `vector` of the last delta, not text.
+    """Parameters of a request for an embedding or scores. The result is the `vector` of its only delta, not text.
 
     Attributes:
         kind: embed (an embedding of the text), score (one number for a text or a pair) or classify (a number for each
@@ -198,7 +198,7 @@ class Truncation(NamedTuple):
 
 
 def keep_last(most: int | None) -> Truncation | None:
-    """Return the truncation of a prompt to its last `most` tokens. -1 means the model's limit, None all tokens."""
+    """Return the truncation of a prompt to its last `most` tokens. -1 means the model's limit, None no truncation."""
     return None if most is None else Truncation(None if most == -1 else most)
 
 
@@ -241,11 +241,11 @@ PLAIN_TEMPLATE = TemplateOptions()
 
 
 class Request(NamedTuple):
-    """One request: a prompt, sampling parameters, and the contents that the response must have.
+    """One request: a prompt, the parameters of its processing, and what the response must contain.
 
-    The prompt is text, messages or token ids. With messages, `prompt` is empty. With token ids, `prompt` is their text
-    for the response. The `content` of a message with media is a list of parts. Each medium is a part such as `{"type":
-    "image"}`, and `media` has its source, in the same order.
+    The prompt is text, messages or token ids. With messages, `prompt` is empty. With token ids, `prompt` is their text,
+    which the response may repeat. The `content` of a message with media is a list of parts. Each medium is a part such
+    as `{"type": "image"}`, and `media` has its source, in the same order.
     """
 
     prompt: str

@@ -295,7 +295,8 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
     """Return a page of the models.
 
     Args:
-        query: the query parameters `limit`, and `after_id` or `before_id`, which names the model next to the page.
+        query: the query parameters `limit`, and `after_id` or `before_id`, the id of the model right before or after
+            the page.
 
     Raises:
         InvalidParameter: one of these parameters is invalid.

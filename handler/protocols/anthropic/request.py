@@ -353,9 +353,9 @@ class Thinking(NamedTuple):
     show: bool = True
 
     def template_arguments(self, context: ServerContext) -> tuple[dict[str, bool], list[str]]:
-        """Return the chat template's arguments that switch reasoning on or off, and the fields that have no effect.
+        """Return the chat template's arguments that turn reasoning on or off, and the fields that have no effect.
 
-        If the template has no switch, models of known families always reason, and other models never do.
+        If the template reads no such argument, models of known families always reason, and other models never do.
         """
         unheeded = ["thinking.budget_tokens"] if self.budget != self.token_budget(context) else []
         if self.enabled is None:
@@ -440,7 +440,7 @@ def read_effort(body: Mapping[str, Any]) -> Any:
 
 
 _SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
-"""The prefixes of types of tools that run on Anthropic's servers."""
+"""The prefixes of the types of tools that run on Anthropic's servers."""
 
 _NEUTRAL_TOOL_FIELDS: Mapping[str, Any] = {
     "allowed_callers": ["direct"],
@@ -619,7 +619,7 @@ class AnthropicMessages(OpenAiDialect):
 
 
 class AnthropicCountTokens(AnthropicMessages):
-    """The dialect of Anthropic's token count. Fields that affect only a response are checked, but have no effect."""
+    """The dialect of Anthropic's token count. Other fields are checked (except `max_tokens`), but have no effect."""
 
     name = "anthropic_count"
     computes = False
@@ -637,7 +637,7 @@ class AnthropicCountTokens(AnthropicMessages):
 
 
 class _Chat(OpenAiChat):
-    """The chat dialect whose table has the parameters of messages, and parameters translated from other fields."""
+    """The chat dialect with the parameters of messages, and with parameters that are translated from other fields."""
 
     table = Table({**TABLE.parameters, **{name: CHAT.parameters[name] for name in _TRANSLATED}})
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}

@@ -52,7 +52,7 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
 
 
 def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
-    """Return the body with the fields with which its thread was created. `recalled` has the earlier messages.
+    """Return the body, with the fields that its thread was created with. The earlier messages are in `recalled`.
 
     Raises:
         ThreadsUnsupported: the server does not store responses.
@@ -125,7 +125,7 @@ def tool_use_id() -> str:
 class Blocks:
     """The content blocks of one message, as events: the start, deltas and stop of each block, in order.
 
-    A text of white space alone becomes a block only if there are no other blocks.
+    Text that is only whitespace becomes a block only if there are no other blocks.
 
     Args:
         stops: the client's stop strings. The engine's text includes the stop string that ended it, and this class
@@ -263,8 +263,8 @@ class MessageSettings(NamedTuple):
 
     Attributes:
         form: how the model's response is parsed.
-        max_tokens: the client's limit on new tokens. If a response ends by length with fewer tokens, the context is
-            full.
+        max_tokens: the client's limit on new tokens. If a response with fewer tokens ends because of a length limit,
+            the context is full.
         stops: the client's stop strings. The engine leaves them in the text.
         show_reasoning: whether thinking blocks contain the reasoning.
         keeping: stores the response in its thread. None if the response belongs to no thread.

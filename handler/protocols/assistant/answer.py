@@ -59,7 +59,7 @@ _TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 def warn_of_unread_calls(context: ServerContext) -> None:
-    """Log a warning if prompts show tool calls in a format that the parser of the responses does not read."""
+    """Log a warning if prompts contain tool calls in a format that the parser of the responses does not read."""
     template, format = context.chat_template, choose_format(context)
     if format is None:
         return
@@ -89,7 +89,7 @@ class AnswerReader:
 
     Args:
         parser: the parser of the text, which may also separate reasoning.
-        trims: whether white space at the ends of text and reasoning is dropped.
+        trims: whether whitespace at the ends of text and reasoning is dropped.
         allowed: the names of the tools that may be called, or None for any name.
 
     Attributes:
@@ -151,7 +151,7 @@ class AnswerForm(NamedTuple):
     Attributes:
         tools: the tools of the request.
         thinking: the reasoning of the responses, or None if it is not separated from the text.
-        trims: whether white space at the ends of text and reasoning is dropped.
+        trims: whether whitespace at the ends of text and reasoning is dropped.
     """
 
     tools: Tools = Tools()
@@ -173,7 +173,7 @@ class AnswerForm(NamedTuple):
         return None if parser is None else AnswerReader(parser, trims=self.trims, allowed=self.tools.allowed)
 
     def sampling(self, sampling: Sampling, context: ServerContext) -> Sampling:
-        """Return sampling parameters that keep special tokens in the text if they mark reasoning or tool calls.
+        """Return sampling parameters that keep special tokens in the text if they enclose reasoning or tool calls.
 
         Raises:
             InvalidParameter: the request limits the tokens of reasoning, but reasoning cannot be recognized.

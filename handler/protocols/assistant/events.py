@@ -27,7 +27,7 @@ class Ending(Enum):
 
     Attributes:
         WHOLE: its arguments are complete.
-        OPEN: the response ended before the call, but only closing brackets and quotes of its arguments are missing.
+        OPEN: the response ended within the call, but only closing brackets and quotes of its arguments are missing.
         BROKEN: its arguments are incomplete or invalid.
     """
 
@@ -58,11 +58,11 @@ class Reasoning(NamedTuple):
 
 
 Event = str | Reasoning | CallStart | Arguments | CallEnd
-"""A piece of a response. A string is text outside of reasoning and tool calls."""
+"""An event of a response. A string is a piece of text outside of reasoning and tool calls."""
 
 
 class AnswerParser(Protocol):
-    """An incremental parser of one response's text. How the text is split does not change the parsed response."""
+    """An incremental parser of one response's text. How the text is divided into pieces does not affect the result."""
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that `text` completes."""
@@ -96,11 +96,11 @@ def pieces(text: str) -> Sequence[str]:
 
 @dataclass(slots=True)
 class Ends:
-    """Trims the white space at the ends of a text that arrives in pieces.
+    """Trims the whitespace at both ends of a text that arrives in pieces.
 
     Attributes:
-        begun: whether the text has started, so that white space is part of the text.
-        space: white space that is shown only if more of the text follows.
+        begun: whether the text has started, so that whitespace is part of the text.
+        space: whitespace that is shown only if more of the text follows.
     """
 
     begun: bool = False
@@ -120,7 +120,7 @@ class Ends:
 
 
 class Trimmed:
-    """Trims the white space at the ends of a response's text, and at the ends of its reasoning.
+    """Trims the whitespace at both ends of a response's text, and at both ends of its reasoning.
 
     All pieces of text count as one text, and all pieces of reasoning as another text, whatever is between the pieces.
     """
@@ -132,7 +132,7 @@ class Trimmed:
         self._reasoning = Ends()
 
     def read(self, events: Iterable[Event]) -> list[Event]:
-        """Return the events without leading white space, and without white space that may be trailing."""
+        """Return the events without leading whitespace. Hold back whitespace that may be trailing."""
         shown: list[Event] = []
         for event in events:
             if isinstance(event, str):

@@ -128,14 +128,14 @@ class MarkedReasoningParser(MarksParser):
         return bool(mark)
 
     def _calls(self, events: list[Event], *, final: bool) -> bool:
-        """Pass calls to the inner parser, up to the marker after which reasoning may begin again."""
+        """Pass tool calls to the inner parser, up to the marker after which reasoning may begin again."""
         text, mark, self._held = split(self._held, (self._family.calls_end,), final=final)
         events += self._beside(text + mark)
         self._read_beside = self._outside if mark else self._calls
         return bool(mark)
 
     def _leave(self, mark: str, events: list[Event]) -> None:
-        """Pass the rest of the response to the inner parser, or only the calls if reasoning may follow them."""
+        """Pass the rest of the response to the inner parser, or only the tool calls if reasoning may follow them."""
         if mark and self._family.calls_end:
             self._read_beside = self._calls
             events += self._beside(mark)
@@ -277,7 +277,8 @@ _SELF = re.compile(r"(?:\A|\s)to=self\s*\Z")
 class MuseParser(MessagesParser):
     """Parses the format of Muse Glimmer's chat template. A message to the model itself is reasoning.
 
-    The inner parser gets all other messages, since text may contain the tags of calls without being a call.
+    The inner parser gets all other messages with their headers, because only a header shows whether tags are a tool
+    call.
     """
 
     headers = ("<|start|>", " to=", "to=", _MESSAGE)
@@ -291,7 +292,7 @@ class MuseParser(MessagesParser):
 
 
 class Prefixed(ReasoningParser):
-    """Parses a response whose opening marker is part of the prompt."""
+    """Leaves reasoning in the text, and prepends the marker with which the prompt ends, or ""."""
 
     def __init__(self, mark: str, inner: AnswerParser | None = None) -> None:
         super().__init__(inner)
@@ -337,7 +338,7 @@ def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, 
 
 
 _COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
-"""Sampling fields that would ignore reasoning tokens, which the engine sees as part of the prompt."""
+"""Sampling fields that would ignore reasoning tokens, because the engine gets them in a new prompt."""
 
 
 class ReasoningForm:
@@ -349,7 +350,7 @@ class ReasoningForm:
     Args:
         family: the model's family.
         kwargs: the arguments of the chat template.
-        prefix: the text at the end of the prompt that the response continues, or None if the response is a new message.
+        prefix: the text of the last message, which the response continues, or None if the response is a new message.
         vocabulary: the vocabulary of the responses, or None if it depends on the prompt.
         lacks: the reason why the engine can neither end reasoning nor start structured output after it, or "" if it
             can do both.

@@ -17,16 +17,16 @@ class Family(NamedTuple):
     """The format of a model family's reasoning.
 
     Attributes:
-        begin: the markers before reasoning. A marker precedes any shorter marker with which it starts.
+        begin: the markers before reasoning. A marker comes before any marker that is its prefix.
         end: the markers after reasoning.
         calls: the markers before tool calls, which also end reasoning.
-        calls_end: the marker after tool calls, after which reasoning may begin again. Without such a marker, everything
-            after the first call belongs to the calls.
+        calls_end: the marker after tool calls, after which reasoning may begin again. Without it, everything after the
+            first tool call is left to the parser of tool calls.
         thinks: whether a response begins with reasoning without a marker. Otherwise a marker begins the reasoning.
         switch: the value of `enable_thinking` if the request does not set it.
         reopens: whether reasoning may begin again after it has ended.
-        strips: whether white space at the end of reasoning is dropped.
-        others: further markers, which are dropped.
+        strips: whether whitespace at the end of reasoning is dropped.
+        others: further markers. They are dropped, unless a parser of tool calls reads the text.
         opening: markers that may precede the text outside of reasoning, and are dropped.
         closing_text: markers that may end the response, and are dropped.
         own_ending: whether each checkpoint may add its own suffix to the markers, such as `<think:opensource>`.
@@ -240,7 +240,7 @@ _BY_COMPANY = {
     "<｜Assistant｜>": "deepseek_r1",
     "": "qwen3",
 }
-"""Maps a text that accompanies <think> in chat templates to the family."""
+"""Maps a text in a chat template that also contains </think> to the family."""
 
 
 @functools.lru_cache

@@ -68,11 +68,12 @@ _PIECE = 1 << 16  # bytes whose strings are removed at a time
 def decoded_size(body: bytes, most: int = sys.maxsize) -> int:
     """Estimate the maximum memory, in bytes, that the decoded value of a JSON body needs.
 
-    A single wide character makes all characters of its string wide. An escape of six bytes is one character, or half
-    of a surrogate pair.
+    In CPython, a single wide character makes all characters of its string wide. An escape of six bytes is one
+    character, or half of a surrogate pair.
 
     Args:
-        most: maximum bytes for lists, objects and numbers, if the decoder limits them; 0 for text that is not JSON.
+        most: maximum bytes that lists, objects and numbers can need, if the decoder limits them; 0 for text that is not
+            JSON.
     """
     num_escapes = body.count(b"\\u")
     num_characters = len(body.translate(None, _CONTINUATION)) - 5 * num_escapes
@@ -105,7 +106,7 @@ _NUMBER = 32
 
 
 def value_size(value: Any, most: int = sys.maxsize) -> int:
-    """Return the bytes of memory that a decoded value needs with all its members.
+    """Return how many bytes of memory a decoded value and all its members need.
 
     Args:
         most: maximum number of lists and objects to measure. If the value has more of them, the result is sys.maxsize.
@@ -238,8 +239,7 @@ _NEVER_IGNORED: Mapping[str, str] = {
     "watermarking": "no engine supports watermarks",
     **dict.fromkeys(("inference_geo", "zdr"), "the server cannot choose where requests are processed or stored"),
 }  # fmt: skip
-"""Maps names that request isolation, safety or a constraint to the reason why the server cannot obey the request if the
-dialect does not know the name."""
+"""Maps names that request isolation, safety or a constraint to the reason why dialects that lack them refuse them."""
 
 
 _NEUTRALS: Mapping[str, Collection[Any]] = {
@@ -261,7 +261,7 @@ _NEUTRALS: Mapping[str, Collection[Any]] = {
 """Maps sampling parameters that only some dialects have to their neutral values."""
 
 _CARRIERS = frozenset({"extra_body", "nvext", "parameters", "sampling_params"})
-"""Objects whose keys are parameters. The keys of other objects, such as `metadata`, are the user's."""
+"""Names of objects whose keys are parameters. The user chooses the keys of other objects, such as `metadata`."""
 
 
 def report_unknown(
@@ -338,7 +338,7 @@ _FLAGS = {
 
 
 class Rule(NamedTuple):
-    """Functions that convert a value to a JSON type, or return it unchanged if they cannot."""
+    """Functions that convert a value to a JSON type if possible, and otherwise return the value unchanged."""
 
     boolean: Convert
     integer: Convert

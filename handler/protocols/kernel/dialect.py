@@ -84,7 +84,7 @@ class EmptyLookup:
 
 
 class Notices:
-    """Logs each warning of a server only once, however many requests cause it. Thread-safe."""
+    """Logs each warning of a server only once, even if many requests cause the warning. Thread-safe."""
 
     def __init__(self) -> None:
         self._given: dict[str, object] = {}
@@ -163,7 +163,7 @@ class ServerContext:
 
     @property
     def path_name(self) -> str:
-        """The model's name in the request's path, or the model's own name if the path has none."""
+        """The model's name in the request's path, or the model's own name if the path names no model."""
         return self.request.model or self.model_names[0]
 
     @property
@@ -210,15 +210,15 @@ class Reply(ABC):
     finished: bool
 
     def start(self, index: int, num_prompt_tokens: int) -> None:  # noqa: B027
-        """Record that request number `index` was accepted, and the number of tokens in its prompt."""
+        """Record that the request at `index` was accepted, and how many tokens its prompt has."""
 
     @abstractmethod
     def feed(self, index: int, delta: Delta) -> bytes:
-        """Return the bytes for the next delta of request number `index`. Only a stream's delta may contain an error."""
+        """Return the bytes for the next delta of the request at `index`. Only a stream's delta may contain an error."""
 
     @property
     def shows_logprobs(self) -> bool:
-        """Return whether the response depends on its tokens' log-probabilities. Engines compute them only then."""
+        """Return whether the response depends on log-probabilities. If not, engines need not compute them."""
         return True
 
     def takes_long(self, delta: Delta) -> bool:
@@ -248,13 +248,14 @@ class ParsedRequest(NamedTuple):
         formatter: the title of the user's function that the reply runs, for messages, or "" if there is none. With
             such a function, `feed` may take long or raise FormatterFailed. Pass that error to `feed` in a delta, as
             with any other failure.
-        headers: returns the dialect's own headers. When a stream starts, it is called with None instead of a timing.
+        headers: returns the dialect's own headers. When a stream starts, it is called with None, because there is no
+            timing yet.
         keep_alive: bytes that a stream sends after some time without output, or b"" for none.
         keeps: whether the reply's last `feed` stores the response, and blocks until it is stored.
-        take_prompt: passes the prompt to a reply that is made from the prompt without the engine, even if it is too
-            long for the model. It may be called on any thread. None if the engine makes the response.
-        num_repeated: bytes of the request that the response repeats, apart from prompts and parameters, multiplied by
-            the number of repetitions.
+        take_prompt: passes the prompt to a reply that needs only the prompt and not the engine, even if the prompt is
+            too long for the model. It may be called on any thread. None if the engine makes the response.
+        num_repeated: the number of bytes of the request, apart from prompts and parameters, that the response repeats.
+            Bytes that it repeats n times count n times.
     """
 
     requests: Sequence[Request]
@@ -273,7 +274,7 @@ class ParsedRequest(NamedTuple):
 
 
 RequestShape = Callable[[ServerContext], Shape]
-"""Returns the schema of a request's body for a server. The schema marks parameters that the engine does not support."""
+"""Returns the schema of a request's body for a server. The schema says which parameters the engine does not support."""
 
 
 class Description(NamedTuple):
@@ -351,11 +352,11 @@ class Dialect(ABC):
         """
 
     def of_headers(self, headers: Mapping[str, str]) -> Dialect:
-        """Return the dialect that the headers of a request select: by default, this one."""
+        """Return the dialect that the headers of a request select. By default, it is this dialect."""
         return self
 
     def document_length(self, body: bytes, headers: Mapping[str, str]) -> int | None:
-        """Return the size in bytes of the JSON document before binary data, or None if there is only a document.
+        """Return the size in bytes of the JSON document before binary data, or None if there is no binary data.
 
         If it returns a size, `parse` gets a `BinaryBody`.
 
@@ -493,7 +494,7 @@ class RequestContext(NamedTuple):
     """The values that the host has read from a request before its body.
 
     Attributes:
-        adapter: the adapter that the headers name, or None. The body must not name a different adapter.
+        adapter: the adapter that the headers name, or None. The body must not name another adapter.
         model: the model's name in the path, or "".
         keeper: stores the response, or None if it is not to be stored.
         recalled: the stored responses that the request continues.

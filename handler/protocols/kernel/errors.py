@@ -37,8 +37,8 @@ _WAIT = (1.0, 4.0)  # seconds
 def retry_headers(status: int, retry_after: float = 0.0) -> Headers:
     """Return the headers that tell a client when to retry, or no headers if a retry cannot help.
 
-    An unknown delay is chosen at random, because clients add no jitter and would otherwise all retry at once. The
-    clients of OpenAI and Anthropic read the milliseconds, other clients the whole seconds.
+    An unknown delay is chosen at random, because clients add no jitter, and otherwise all clients would retry at once.
+    The clients of OpenAI and Anthropic read the milliseconds, other clients the whole seconds.
 
     Args:
         retry_after: the delay in seconds, or 0 if it is unknown.
@@ -70,7 +70,7 @@ class ErrorFormat:
     def status(self, error: ServingError) -> int:
         """Return the HTTP status of an error.
 
-        It is the status of the error's nearest base class that is in `statuses` or defines a status itself.
+        Of the error's class and its base classes, the nearest class that is in `statuses` or defines a status decides.
         """
         for kind in type(error).__mro__:
             if kind in self.statuses:

@@ -23,7 +23,7 @@ _TEXT_ONLY = "the engine reads text only"
 
 
 def media_part(source: MediaSource) -> dict[str, Any]:
-    """Return the part that marks a medium's position in a message, as Hugging Face's chat templates expect it."""
+    """Return the part that stands for a medium in a message, as Hugging Face's chat templates expect it."""
     return {"type": source.kind}
 
 
@@ -72,7 +72,7 @@ def read_url(kind: str, url: Any, name: str) -> MediaSource:
 
 
 def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSource:
-    """Read a medium's file in base64.
+    """Decode a medium's file from base64.
 
     Args:
         name: the field's path, for messages.
@@ -176,7 +176,7 @@ class PartReader(NamedTuple):
     def read(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
         """Read the content of a message, which is a string or a list of parts.
 
-        None has no parts, as in vLLM. Without parts the content is an empty text.
+        A null content has no parts, as in vLLM. A content without parts is an empty text.
 
         Args:
             at: the path of the content.
@@ -248,7 +248,7 @@ class PartReader(NamedTuple):
 
 
 def _type(part: Any) -> Any:
-    """Return a part's type. If it is absent, the part's media key implies it, as in vLLM."""
+    """Return a part's type. Without a type, a field such as `image_url` implies the type, as in vLLM."""
     if not isinstance(part, dict):
         return None
     return part["type"] if part.get("type") is not None else next((word for word in _KINDS if word in part), None)

@@ -47,7 +47,7 @@ _OF_SOME_NATURE = frozenset(fields_of(~Nature(0)))
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
 
 ANY = 1 << 30
-"""The `max_new_tokens` of a request whose response may fill the context. Such a request has `fill_context`."""
+"""The `max_new_tokens` of a request whose response may fill the context. The request also has `fill_context`."""
 
 _PLAIN = frozenset({bool, int, float, type(None)})
 """Types of small values whose meaning does not depend on the request or on registered adapters."""
@@ -114,7 +114,7 @@ class Table:
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The JSON schemas of the parameters, by name."""
+        """The JSON schema of each parameter, by name."""
         return {name: schema_of_reader(parameter.read) for name, parameter in self.parameters.items()}
 
 
@@ -243,10 +243,10 @@ LMI_NEUTRAL: Mapping[str, Collection[float]] = {
     "top_k": {0, 1},
     "top_p": {0, 1},
 }
-"""The values of LMI's sampling parameters that select the most likely token or have no effect, by field."""
+"""By field, the values of LMI's sampling parameters that select the most likely token or have no effect."""
 
 LMI_NEUTRAL_IF_GREEDY = {**LMI_NEUTRAL, "temperature": {0, 1}, "top_k": {0, 1, 50}}
-"""The values without effect if `do_sample` is false, which include the defaults of LMI and transformers."""
+"""By field, the values that need no report if `do_sample` is false, including the defaults of LMI and transformers."""
 
 
 def dialect_parameters(dialect: str) -> dict[str, Parameter]:
@@ -301,7 +301,7 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
     "stream": boolean,
     "output_formatter": _formatter,
 }
-"""Readers of names under `parameters` that apply to the request instead of the sampling."""
+"""Maps fields of `parameters` that do not control the sampling to their readers."""
 
 
 def read_sampled(

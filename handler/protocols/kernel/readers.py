@@ -121,7 +121,7 @@ def integer(least: int, most: int = INT32) -> Callable[[Any], int]:
 def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> Callable[[Any], float]:
     """Return a reader of finite numbers from `least` to `most`.
 
-    Engines compute in 32 bits. A number that would be 0 there, such as 1e-50, is read as 0.
+    Engines compute with 32-bit floats. A number that rounds to 0 as such a float, such as 1e-50, is read as 0.
 
     Args:
         above: whether `least` itself is excluded.
@@ -176,9 +176,7 @@ _ALLOWED = 1 << 14
 
 @accepts(type="array", minItems=1, maxItems=_ALLOWED, items={"type": "integer", "minimum": 0, "maximum": INT32})
 def allowed_token_ids(value: Any) -> tuple[int, ...]:
-    """Read the only token ids that a response may contain. An empty list is refused, as in vLLM
-    (`SamplingParams._validate_allowed_token_ids`).
-    """
+    """Read the ids of the only tokens that a response may contain. As in vLLM, an empty list is refused."""
     if not isinstance(value, list) or not 0 < len(value) <= _ALLOWED or not all(map(is_token_id, value)):
         raise ValueError(f"must be a list of 1 to {_ALLOWED} token ids, which are integers of at least 0")
     return tuple(value)
@@ -193,7 +191,7 @@ _SALT = 128
 
 @accepts(type="string", minLength=1, maxLength=_SALT)
 def cache_salt(value: Any) -> str:
-    """Read the cache salt, which separates parts of the prefix cache, with the limits of vLLM 0.33."""
+    """Read the cache salt, within vLLM 0.33's limits. Only requests with the same salt share the prefix cache."""
     if not isinstance(value, str) or not 0 < len(value) <= _SALT or not frozenset("@/\\\0").isdisjoint(value):
         raise ValueError(f"must be a string of 1 to {_SALT} characters without @, /, \\ and NUL")
     return value
@@ -233,7 +231,7 @@ def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
 
 
 def numbered_adapter(number: int, context: ServerContext) -> Adapter:
-    """Return the adapter with this number.
+    """Return the adapter with this registration number.
 
     Raises:
         ValueError: the engine serves no adapters, or no adapter with this number is registered.
@@ -296,7 +294,7 @@ def merge_adapters(first: Adapter | None, second: Adapter | None, what: str) -> 
     """Combine the adapters that two parts of a request name. Either may be None.
 
     Args:
-        what: the part that names the second adapter, with which the error message begins.
+        what: the part of the request that names the second adapter. The error message begins with it.
 
     Raises:
         InvalidPayload: the two adapters differ.
@@ -332,7 +330,7 @@ def _parse(text: str) -> Any:
 
 
 def structural_tag(value: Mapping[str, Any], *, allows_text: bool = False) -> StructuredOutput:
-    """Return structured output that is a structural tag of xgrammar, with schemas that come from a client.
+    """Return structured output for a structural tag of xgrammar, whose schemas come from a client.
 
     Args:
         value: the format of the tag.

@@ -53,7 +53,7 @@ class SequenceOutput:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that the model generated. Tokens that only carry held-back text do not count."""
+        """The number of tokens that the model generated. A token that only carries held-back text does not count."""
         return sum(token.id >= 0 for token in self.tokens)
 
     @property
@@ -131,7 +131,7 @@ class WholeReply(Reply):
         return document(selected, [(sequence.tokens, sequence.rows) for sequence in sequences], of_prompt)
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
-        """Return the sequence to which a delta of request number `index` belongs."""
+        """Return the sequence to which a delta of the request at `index` belongs."""
         return self._sequences[delta.sequence]
 
     def _finish(self, delta: Delta) -> Finish | None:
@@ -225,7 +225,7 @@ def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
 
 
 class PreparedDocument(Reply):
-    """Sends a JSON document that is made in advance, without the engine.
+    """Sends a JSON document that does not depend on the engine's output.
 
     Attributes:
         body: the document.
@@ -284,8 +284,9 @@ class TokenStream(Reply, ABC):
 
     Attributes:
         _events: for each position, the template of the event for any token except the last. Its only slot is the
-            token's text. None if other parts of the event may change, so that each event must be rendered.
-        _num_tokens: the number of tokens of all sequences so far, except in a subclass with its own `token_encoder`.
+            token's text. It is None if other parts of the event may change, so that each event must be rendered.
+        _num_tokens: the number of tokens of all sequences so far. A subclass's own `token_encoder` must count its
+            tokens.
     """
 
     def __init__(self, errors: ErrorFormat, framing: Framing, num_requests: int = 1, num_sequences: int = 1) -> None:

@@ -1,8 +1,8 @@
 """GptManager's input tensors, read as request parameters, and its output tensors.
 
-Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier). Offsets in word lists are read as documented before
-0.11. A name that is also an LMI parameter accepts LMI's plain value or the tensor. A tensor without an equivalent is
-refused by name.
+Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier). The offsets in word lists have the meaning that was
+documented before 0.11. A name that is also an LMI parameter accepts LMI's plain value or the tensor. A tensor without
+an equivalent is refused by name.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Lines:
         self._rows: Iterator[Sequence[float]] = iter(())
 
     def take(self, delta: Delta) -> None:
-        """Set the delta whose tokens the next calls of `line` render."""
+        """Set the delta whose tokens the next calls of `line` are for."""
         extras = delta.extras or NO_EXTRAS
         self._context = self._context if extras.context_logits is None else extras.context_logits
         self._rows = iter(extras.generation_logits or ())
@@ -159,7 +159,7 @@ Words = tuple[tuple[int, ...], ...]
 
 
 def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
-    """Return the JSON schemas of a value and of the tensors that contain only this value.
+    """Return the JSON schemas of a value and of tensors that contain only such a value.
 
     Args:
         depth: the maximum number of dimensions of such a tensor.
@@ -191,7 +191,7 @@ def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], An
 
 
 def _row(value: Any, shape: str) -> list[Any]:
-    """Return the row of a tensor of shape [1, N], or the row itself."""
+    """Return the only row of a tensor of shape [1, N], or a flat list unchanged."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         value = value[0]
     if not isinstance(value, list):
@@ -299,7 +299,7 @@ def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str
 
 
 def _text(word: tuple[int, ...], context: ServerContext) -> str:
-    """Return the text of a word of several tokens, since engines match such words as text."""
+    """Return the text of a word of several tokens, because engines match such words as text."""
     vocabulary = context.vocabulary
     if vocabulary is None:
         raise _no_vocabulary(context)
@@ -316,7 +316,7 @@ def _text(word: tuple[int, ...], context: ServerContext) -> str:
 
 @accepts(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": INT32}))
 def _top_k(value: Any) -> dict[str, Any]:
-    """Read top_k. A value above 1 enables sampling, since TensorRT-LLM has no `do_sample`."""
+    """Read top_k. A value above 1 enables sampling, because TensorRT-LLM has no `do_sample`."""
     k = max(single(integer(-1))(value), 0)
     return {"top_k": k, "do_sample": True} if k > 1 else {"top_k": k}
 

@@ -17,7 +17,7 @@ MAX_TEXTS = 2048
 """Maximum number of texts to embed or to compare in a body, which is OpenAI's limit for `input`."""
 
 MAX_QUERIES = 1 << 24
-"""Maximum product of a query's characters and the number of texts, since the query is repeated for each text."""
+"""Maximum of a query's length in characters times the number of texts, because the query is repeated for each text."""
 
 _WANTED = "must be a string, a list of strings, a list of token ids, or a list of token id lists"
 
@@ -151,7 +151,7 @@ def cosine(first: Sequence[float], other: Sequence[float]) -> float:
 
 
 def score_requests(query: str, texts: Sequence[str], name: str, pooling: Pooling, **fields: Any) -> list[Request]:
-    """Return a request for each text, which scores the text against the query.
+    """Return, for each text, a request that scores the text against the query.
 
     Args:
         name: the client's name for the field of the texts, for messages.
@@ -173,7 +173,7 @@ def score_request(pair: tuple[str, str], name: str, pooling: Pooling, **fields: 
 
 @accepts(enum=["left", "right", "Left", "Right"])
 def truncation_side(value: Any) -> str:
-    """Read the side on which tokens are cut off, as spelled by vLLM or text-embeddings-inference."""
+    """Read the side on which tokens are cut off, in the spelling of vLLM or text-embeddings-inference."""
     side = value.lower() if isinstance(value, str) else ""
     if side not in ("left", "right"):
         raise ValueError("must be left or right")

@@ -89,7 +89,7 @@ class AsyncToken(TypedDict):
 
 
 class AsyncDetails(TypedDict):
-    """The details of a response. `prefill` has the prompt's tokens except the first if requested, or is empty."""
+    """The details of a response. `prefill` is empty or, on request, has the prompt's tokens except the first token."""
 
     finish_reason: AsyncFinishReason
     generated_tokens: Count
@@ -226,7 +226,7 @@ AsyncError = LmiPayloadError | FrontEndError
 
 
 class LmiErrors(FrontEndErrors):
-    """Errors of LMI's rolling batch.
+    """The errors of LMI's rolling batch.
 
     Args:
         framing: the framing of the requested response. If the model fails, the error has the same framing.
@@ -236,7 +236,7 @@ class LmiErrors(FrontEndErrors):
         self._framing = framing
 
     def framed(self, framing: Framing) -> LmiErrors:
-        """Return the error format for a request that asks for this framing."""
+        """Return the error format for a request whose response has this framing."""
         return LmiErrors(framing)
 
     def body(self, error: ServingError) -> LmiError:
@@ -270,7 +270,7 @@ class LmiErrors(FrontEndErrors):
 
 
 class DynamicBatchErrors(FrontEndErrors):
-    """Errors of LMI's dynamic batch."""
+    """The errors of LMI's dynamic batch."""
 
     def body(self, error: ServingError) -> BatchError:
         return self.tail(error) if self.status(error) == 424 else super().body(error)
@@ -309,7 +309,7 @@ _OF_THE_WORKER = frozenset({400, 404, 424})
 
 
 class EmbeddingErrors(FrontEndErrors):
-    """Errors of LMI's embeddings."""
+    """The errors of LMI's embeddings."""
 
     def body(self, error: ServingError) -> LmiPayloadError | FrontEndError:
         status = self.status(error)

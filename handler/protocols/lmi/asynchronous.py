@@ -124,9 +124,7 @@ _FORMS: Mapping[str, Any] = {"error": AsyncError, "failure": AsyncFailedLine, "s
 """The parts of a description that the dialects of async mode share."""
 
 _UNSHOWN = ("n", "top_n_tokens", "logprobs")
-"""Parameters that request values from vLLM which LMI omits from its responses: further choices, and alternatives to
-tokens.
-"""
+"""Parameters that request further choices or alternatives to tokens, which vLLM computes but LMI's responses omit."""
 
 _WINNERS = {
     "max_new_tokens": "max_tokens",
@@ -176,7 +174,7 @@ _relax_parameters = relaxed_by(
 
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-    """Return the model's name for the response, and the LoRA adapter. `adapters` overrides `model`."""
+    """Return the model's name for the response, and the LoRA adapter that `adapters`, a header or `model` names."""
     (adapter,) = read_adapters(body, 1, context)
     return read_model(body, context, served_name(context.config), adapter)
 
@@ -265,7 +263,7 @@ def _request(
 
 
 def _ignored(body: Mapping[str, Any], params: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """List the fields without effect: unknown fields, and fields that request values that LMI's responses lack."""
+    """List the fields without effect: unknown fields, and fields that request values which LMI's responses omit."""
     unshown = [name for name in _UNSHOWN if params.get(name) not in (None, 0, 1)]
     if params.get("decoder_input_details") and not params.get("details"):
         unshown.append("decoder_input_details")

@@ -53,7 +53,7 @@ def without_foreign(table: Table) -> Table:
 
 
 def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequest:
-    """Return the request unchanged, and log only once that an ignored name of `FOREIGN` has no effect."""
+    """Return the request unchanged. For each ignored name of `FOREIGN`, log once that it has no effect."""
     for name in FOREIGN.keys() & {*request.ignored}:
         context.notices.once(_FOREIGN_NOTICE.format(name))
     return request
@@ -74,7 +74,7 @@ class LmiChatFormat(ChatFormat):
 
 
 def _without_model(answer: Mapping[str, object]) -> Mapping[str, object]:
-    """Leave out the fields of an answer or a chunk that LMI's do not have."""
+    """Omit the fields that LMI's responses and chunks do not have."""
     return {name: value for name, value in answer.items() if name not in ("model", "system_fingerprint")}
 
 
@@ -153,7 +153,7 @@ class Chat(OpenAiChat):
         return None if _are_vllms(context) else 30
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
-        """Choose the framing by the client's `stream`. `option.output_formatter` has no effect on chats."""
+        """Read `stream` and `stream_options`. `option.output_formatter` has no effect on the framing of chats."""
         stream, usage = read_stream(body, context)
         framing = SSE_DONE if context.config.lmi_version >= _EVENTS_SINCE else JSONLINES
         return framing if stream else JSON, usage

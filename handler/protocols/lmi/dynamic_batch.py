@@ -94,7 +94,7 @@ class LmiDynamicBatch(Dialect):
 
 
 def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
-    """Return whether each text begins with its prompt: by default, in non-streaming responses since LMI 0.29."""
+    """Return whether each text begins with its prompt. By default, it does since LMI 0.29, except in streams."""
     full_text, config = read_field(parameters, "return_full_text"), context.config
     if full_text is not None:
         return bool(full_text)

@@ -2,7 +2,7 @@
 
 /invocations returns one embedding for one text, and a list of embeddings for a list. Source: docs.djl.ai, "LMI Text
 Embedding User Guide". Hugging Face's container for SageMaker accepts TEI's bodies on this path: a body with a field
-that only TEI has gets TEI's response, as on /embed. For a list, both responses are the same. LMI's async mode embeds
+that only TEI knows gets TEI's response, as on /embed. For a list, both responses are the same. LMI's async mode embeds
 texts since LMI v25, and always returns a list of embeddings.
 """
 

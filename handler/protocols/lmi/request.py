@@ -166,7 +166,7 @@ _NOTICE = (
 def inferred(parameters: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
     """Return the default of `do_sample` in rolling batch, or {} if LMI infers none.
 
-    Since LMI 0.32, only a temperature other than 0 implies sampling. With TensorRT-LLM or beams, LMI infers nothing.
+    Since LMI 0.32, a temperature other than 0 implies sampling. With TensorRT-LLM or beam search, LMI infers nothing.
     """
     if context.config.lmi_version < _INFERRED_SINCE or context.engine == "trtllm":
         return {}
@@ -185,7 +185,7 @@ def ignored(parsed: ParsedParameters) -> list[str]:
 
 
 _NO_LISTS_SINCE = (0, 30)
-"""Before this release, LMI reads a list of one prompt as that prompt, and mixes up the responses to longer lists."""
+"""Before this release, LMI reads a list of one prompt as the prompt, and mixes up the responses to longer lists."""
 
 
 _WINNERS = {"stop": "stop_sequences", "logprobs": "top_n_tokens"}

@@ -318,7 +318,7 @@ _LINE = template(JSONLINES.encode(_line))
 class BatchStream(TokenStream):
     """The stream of a dynamic batch. Each line has the next token of every prompt, or "" if the prompt has ended.
 
-    Prompts may advance at different speeds, so a token waits until its line has a token of every other prompt.
+    Prompts may advance at different speeds, so a line waits until every prompt has a token for it or has ended.
     """
 
     shows_logprobs = False

@@ -313,7 +313,7 @@ class OpenAiModels(TypedDict):
 
 
 class Listing(TypedDict):
-    """A page of a list. `first_id` and `last_id` are the ids of its first and last item, or "" if it is empty."""
+    """A page of a list. `first_id` and `last_id` are the ids of its first and last item, or "" if the page is empty."""
 
     object: Literal["list"]
     first_id: str
@@ -399,7 +399,7 @@ _STATUSES = (
 
 
 class OpenAiBatch(TypedDict):
-    """A batch. Times are null until the event has happened. Ids of output files are null until the files exist."""
+    """A batch. An event's time is null until the event happens, an output file's id is null until the file exists."""
 
     id: str
     object: Literal["batch"]
@@ -448,7 +448,7 @@ _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[[0-9]+
 
 
 def field_of(error: ServingError) -> str | None:
-    """Return the field with which the message about an invalid request begins, or None if it begins with no field."""
+    """Return the field that a message about an invalid request begins with, or None if it begins with other text."""
     match = _NAME.match(error.message) if isinstance(error, InvalidPayload | InvalidParameter | TooLong) else None
     return next(filter(None, match.groups())) if match else None
 

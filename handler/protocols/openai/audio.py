@@ -64,7 +64,7 @@ def segments(tokens: Sequence[Token], pieces: Sequence[tuple[int, Heard]]) -> It
 
     Args:
         tokens: the tokens of the transcript.
-        pieces: the pieces of the audio, each with the number of tokens before it.
+        pieces: the pieces of the audio, each with the number of the transcript's tokens before it.
     """
     ends = [*pieces, (len(tokens), _UNKNOWN)]
     for (first, heard), (last, _) in pairwise(ends):
@@ -384,7 +384,7 @@ class Translations(Transcriptions):
 
 
 def _form(others: Mapping[str, Any]) -> str:
-    """Return the value of `response_format`, after comparing it with the other parameters."""
+    """Return `response_format`, after checking that other parameters do not contradict it."""
     form: str = others.get("format", "json")
     if others.get("granularities") and form != "verbose_json":
         raise InvalidParameter("timestamp_granularities: needs response_format=verbose_json")

@@ -100,7 +100,7 @@ class ChatFormat(NamedTuple):
     thoughts: bool = True
 
     def stopped(self, finish: Finish | None, stop: str | None, last_id: int) -> StopReason:
-        """Return vLLM's field for the end of a choice."""
+        """Return vLLM's field `stop_reason`, which a choice has in addition to `finish_reason`."""
         return {"stop_reason": stop_reason(finish, stop, last_id)}
 
     @property
@@ -225,7 +225,7 @@ class ChatStream(Stream[ChatChoice]):
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
         """Add the role to a choice's first part, and null for missing content.
 
-        With `every_role`, add them to every part, and also null for missing `tool_calls`.
+        With `every_role`, add both to every part, and also null for missing `tool_calls`.
         """
         if not choice.begun or self._format.every_role:
             delta = {"role": "assistant", "content": None, **delta}
@@ -343,7 +343,7 @@ class ParsedChat(NamedTuple):
 
 
 def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Mapping[str, Any]]) -> ParsedRequest:
-    """Return a request whose response is the number of the prompt's tokens.
+    """Return a parsed request whose response is the number of tokens in the prompt.
 
     Args:
         document: makes the response from the number of tokens.
@@ -360,7 +360,7 @@ CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of Fr
 
 
 _ANSWER_RULES = ("response_format", "text", "output_config")
-"""The fields for structured output in the APIs that allow it together with a required tool call."""
+"""Each API's field for structured output. If a tool call is required, the field is checked but has no effect."""
 
 
 class OpenAiChat(OpenAiDialect):

@@ -103,7 +103,7 @@ class TextFormat(NamedTuple):
         return {"token_ids": [token.id for token in tokens if token.id >= 0]} if self.token_ids else {}
 
     def _top(self, token: Token) -> dict[str, float | None]:
-        """Map the texts of a token and its alternatives to log-probabilities. Of equal texts, the first counts."""
+        """Map the texts of a token and its alternatives to log-probabilities. Of equal texts, the first text counts."""
         logprobs: dict[str, float | None] = {}
         for alternative in (*token.top, token):
             logprobs.setdefault(alternative.text, alternative.logprob)
@@ -204,7 +204,7 @@ class TextDocument(WholeAnswer):
 def completion_of(request: Request, head: OpenAiHead, *, streams: bool) -> Reply:
     """Return a reply that renders the response of any dialect as a text completion.
 
-    It has log-probabilities if the request asks for `details`, and the prompt if the request asks for the full text.
+    The completion has log-probabilities if the request asks for `details`, and the prompt if it asks for the full text.
     """
     sampling = request.sampling
     format = TextFormat(1 if request.details else None, [request.text_before], sampling.n)
@@ -323,7 +323,7 @@ def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerCont
 
 
 def _with_support_for(context: ServerContext, field: str) -> ServerContext:
-    """Return a context in which the engine supports `field`."""
+    """Return the context as if the engine supported `field`."""
     return replace(context, unsupported={name: why for name, why in context.unsupported.items() if name != field})
 
 
@@ -339,7 +339,7 @@ def _encoding_format(value: Any) -> str:
 
 
 class PoolingOptions(NamedTuple):
-    """The options of a body whose texts are pooled.
+    """The options of a request for embeddings, labels or scores of texts.
 
     Attributes:
         model: the model's name for the response.
@@ -353,7 +353,7 @@ class PoolingOptions(NamedTuple):
 
 
 class PooledDialect(OpenAiDialect):
-    """Base class of the dialects that compute numbers for texts, with vLLM's parameters for pooling.
+    """Base class of the dialects that return embeddings, labels or scores of texts, with vLLM's pooling parameters.
 
     Attributes:
         truncation: the truncation of texts if the body sets none, or None to refuse texts that are too long.
@@ -384,7 +384,7 @@ class PooledDialect(OpenAiDialect):
 
 
 class InputDialect(PooledDialect):
-    """Base class of the dialects that compute an embedding or probabilities for each text of `input`."""
+    """Base class of the dialects that return an embedding or the labels' probabilities for each text of `input`."""
 
     needed = "a JSON object with 'input'"
     fields: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
@@ -401,7 +401,7 @@ class InputDialect(PooledDialect):
 
     @abstractmethod
     def reply(self, num_texts: int, options: PoolingOptions, context: ServerContext) -> VectorReply:
-        """Return the reply that writes the numbers."""
+        """Return the reply that writes the embeddings or probabilities."""
 
 
 class OpenAiEmbeddings(InputDialect):

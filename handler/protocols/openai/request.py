@@ -112,7 +112,8 @@ def usage(
 
     Args:
         num_reasoning: the number of reasoning tokens, or None if reasoning is not separated from the text.
-        num_cached_tokens: the number of prompt tokens in the engine's cache, or 0 if the engine does not report it.
+        num_cached_tokens: the number of prompt tokens in the engine's cache, or 0 if the engine does not report this
+            number.
     """
     counts: TokenUsage = {
         "prompt_tokens": num_prompt_tokens,
@@ -133,7 +134,7 @@ class Choice:
     """The state of one choice in a stream.
 
     `text_event` is the template of chunks in which only the text changes, or of the choice's part of such a chunk if
-    chunks have token counts. It is None before the first chunk, and if other fields change as well.
+    chunks have token counts. It is None before the first chunk, and if other fields change too.
     """
 
     def __init__(self, index: int) -> None:
@@ -433,11 +434,11 @@ MODEL: Mapping[str, Shape] = {
 def read_model(
     body: Mapping[str, Any], context: ServerContext, own: str = "", adapter: Adapter | None = None
 ) -> tuple[str, Adapter | None]:
-    """Read `model`. Return the model's name for the response, and the adapter if `model` names one.
+    """Read `model`. Return the model's name for the response, and the adapter that the request names, if any.
 
     Args:
         own: the model's name in responses if the body has no `model`, or "" for `context.own_name`.
-        adapter: the adapter that another field names, which overrides `model`, or None for the headers' adapter.
+        adapter: the adapter that another field names, or None for the adapter that a header names.
 
     Raises:
         ModelNotFound: neither the model nor an adapter has this name.

@@ -36,7 +36,7 @@ from handler.protocols.openai.request import MODEL
 
 
 class RankedDocument(TypedDict):
-    """A ranked document. Results begin with the best document.
+    """A ranked document. The results are in the order of relevance, the best document first.
 
     `document` contains `text`, and all other fields if the client sent the document as an object.
     """
@@ -120,7 +120,7 @@ _DESCRIPTION = Description(
 
 
 class Rerank(PooledDialect):
-    """The dialect that ranks documents by relevance to a query. Embedding models rank them by cosine similarity.
+    """The dialect that ranks documents by relevance to a query. An embedding model ranks by cosine similarity.
 
     Args:
         title: the dialect's title in the OpenAPI document.

@@ -340,7 +340,7 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _implied_type(item: Mapping[str, Any]) -> str:
-    """Return the type of an item without `type`. An item that has only an id is a reference; others are messages."""
+    """Return the type of an item without `type`. An item with only an id is a reference, any other item a message."""
     return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
 
 
@@ -348,7 +348,7 @@ def _implied_type(item: Mapping[str, Any]) -> str:
 
 
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search")
-"""The prefixes of types of tools that run on OpenAI's servers."""
+"""The prefixes of the types of tools that run on OpenAI's servers."""
 
 _TOOL_FIELDS: Mapping[str, Shape] = {
     "type": {"enum": ["function", "namespace", CUSTOM, *SKIPPED]},
@@ -429,9 +429,9 @@ class ToolsReader:
         self.tools.append({"type": "function", "function": {**others, **function}})
 
     def named(self, request: Request, choice: Any) -> Request:
-        """Return the request with the fields to blame if the engine refuses its structured output.
+        """Return the request with the field to name in the error if the engine refuses its structured output.
 
-        The formats of custom tools are blamed if no schema of another tool can be the reason.
+        The error names the formats of custom tools if no schema of another tool can be the reason.
 
         Args:
             choice: `tool_choice` in a chat's format.
@@ -544,7 +544,7 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     """Return the stored responses and items that a body refers to. `parse` reports other errors in the body.
 
     Args:
-        keeps: whether the response is to be stored, unless the body has `store=false`.
+        keeps: whether the server stores the response unless the body has `store=false`.
 
     Raises:
         InvalidPayload: the body has too many references.

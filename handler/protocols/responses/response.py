@@ -65,7 +65,7 @@ class Origin(NamedTuple):
 class Items:
     """The output items of one response, which are built from parsed events in order.
 
-    A text of white space alone becomes a message only if there are no other items.
+    Text that is only whitespace becomes a message only if there are no other items.
 
     Args:
         origins: maps a tool's name in the prompt to its declaration. Other names are functions.
@@ -76,7 +76,7 @@ class Items:
         number: returns the sequence number of the next event.
         output: the items so far. The last one may be open.
         open: the last item while it is open, or None.
-        parts: the parts of the open item's text.
+        parts: the pieces of the open item's text so far.
         broken: whether a tool call is incomplete.
     """
 
@@ -240,7 +240,7 @@ class Items:
 
 
 def _custom_input(arguments: str) -> str:
-    """Return the text from a custom tool's arguments, or the unchanged arguments if their format is unexpected."""
+    """Return the text in a custom tool's arguments, or the unchanged arguments if their format is unexpected."""
     try:
         value = loads(arguments)
     except ValueError:
@@ -357,7 +357,7 @@ class ResponseStream(BlockStream):
         return rest + self._encode([self._told(response)])
 
     def _told(self, response: OpenAiResponse, kind: ResponseState | None = None) -> ResponseEvent:
-        """Return an event that contains the whole response. By default, its type is the response's status."""
+        """Return an event that contains the whole response. The event's type is by default that of its status."""
         return {
             "type": kind or cast(ResponseState, f"response.{response['status']}"),
             "sequence_number": self._items.number(),

@@ -41,7 +41,7 @@ TeiVectors = list[list[float]]
 
 
 class TeiRank(TypedDict):
-    """A ranked text. Results begin with the best text."""
+    """A ranked text. The results are in the order of relevance, the best text first."""
 
     index: Count
     text: NotRequired[str]
@@ -49,7 +49,7 @@ class TeiRank(TypedDict):
 
 
 class TeiPrediction(TypedDict):
-    """A label of a text with its score. Results begin with the most likely label."""
+    """A label of a text with its score. The results begin with the label that has the highest score."""
 
     score: float | None
     label: str
@@ -169,7 +169,7 @@ class Tei(Dialect):
     def parameters(
         self, params: Mapping[str, Any], context: ServerContext
     ) -> tuple[Mapping[str, Any], Truncation | None]:
-        """Return the parameters of the table, and how to truncate texts."""
+        """Return the values of the table's parameters, and how to truncate texts."""
         others = read_all(params, context, defaults={}, table=self.table).others
         return others, Truncation(side=others.get("side", "right")) if others.get("truncate") else None
 
@@ -313,7 +313,7 @@ def _ranks(texts: Sequence[str], vectors: Vectors, num_tokens: int) -> list[TeiR
 
 
 class TeiPredict(Tei):
-    """The dialect of /predict, which returns the labels of one or more texts with their probabilities."""
+    """The dialect of /predict, which returns the labels of texts with probabilities, or on request with raw scores."""
 
     name = "tei_predict"
     table = PREDICT

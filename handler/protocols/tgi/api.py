@@ -204,7 +204,7 @@ class WrongType(InvalidPayload):
 
 
 class OutOfRange(InvalidParameter):
-    """A value is out of range. The message is TGI's."""
+    """A value is out of range or not supported. For values out of range, the message is TGI's or MindIE's."""
 
     @property
     def public(self) -> str:
@@ -219,7 +219,7 @@ class Failure(NamedTuple):
     """An error as TGI renders it.
 
     Attributes:
-        in_stream: whether a request for a stream gets the error as an event with status 200. It is False if TGI finds
+        in_stream: whether a request for a stream gets the error as an event with status 200. It is False if TGI detects
             the error before it reads whether the client asks for a stream.
     """
 
@@ -303,7 +303,7 @@ class MindieErrors(TgiErrors):
 def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> str:
     """Return TGI's message for a prompt or a response that is too long.
 
-    TGI checks the sum of both first. Without a limit on new tokens, it only checks the prompt.
+    TGI first checks the sum of prompt and new tokens. Without a limit on new tokens, TGI checks only the prompt.
     """
     most = error.most
     if isinstance(error, PromptTooLong):

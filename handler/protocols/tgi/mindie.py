@@ -63,7 +63,7 @@ _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
 
 
 class Mindie(Dialect):
-    """MindIE's dialect. A field that is null counts as absent, as in MindIE's own example."""
+    """MindIE's dialect. A null field counts as absent, as in MindIE's own example."""
 
     name = "mindie"
     errors = MindieErrors()

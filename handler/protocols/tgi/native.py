@@ -122,7 +122,7 @@ class Body(NamedTuple):
     """A body whose types have been checked, without nulls.
 
     Attributes:
-        has_parameters: whether the body has `parameters`. TGI then samples by default.
+        has_parameters: whether the body has `parameters`. Without `parameters`, TGI samples by default.
     """
 
     inputs: str
@@ -420,7 +420,7 @@ def parsed_request(
 
 
 def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, Any], list[str]]:
-    """Set `do_sample` as TGI's shards do: each parameter that shapes the distribution turns sampling on.
+    """Set `do_sample` as TGI's shards do: each parameter that shapes the probability distribution turns sampling on.
 
     This applies even if `do_sample` is false, as LangChain sends it together with `typical_p`. If the client does not
     explicitly request sampling, shaping parameters that the engine does not support are removed.
@@ -472,7 +472,7 @@ _TOKENIZE_SHAPING = ("add_special_tokens", "chat_template", *READERS)
 
 _NO_EFFECT = HARMLESS | {"model", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
 _NO_EFFECT |= CHAT.parameters.keys() - {*_TOKENIZE_SHAPING, "truncate_prompt_tokens"}
-"""Fields that do not change the prompt of a chat."""
+"""Fields that do not affect the prompt of a chat."""
 
 
 class _TgiTokenize(Dialect):

@@ -116,7 +116,7 @@ def seed_of(request: Request, index: int = 0) -> int | None:
 
 
 def finish_shown(request: Request, finish: Finish, num_tokens: int) -> Finish:
-    """Return TGI's finish reason, which is `length` for every response with the maximum number of tokens."""
+    """Return TGI's finish reason, which is `length` for every response that has the maximum number of tokens."""
     return Finish.LENGTH if not request.fill_context and num_tokens >= request.sampling.max_new_tokens else finish
 
 

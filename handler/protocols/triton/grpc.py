@@ -105,7 +105,7 @@ def body_of(request: Any) -> tuple[bytes, int]:
 
 
 def stops(request: Any) -> bool:
-    """Return whether a ModelInferRequest ends the request with the same id, by TensorRT-LLM's input `stop`."""
+    """Return whether a ModelInferRequest stops the request with the same id, by TensorRT-LLM's input `stop`."""
     raw, inputs = request.raw_input_contents, request.inputs
     flags = [index for index, tensor in enumerate(inputs) if tensor.name == "stop"]
     return any(raw[i : i + 1] == [b"\x01"] or inputs[i].contents.bool_contents == [True] for i in flags)
@@ -165,7 +165,7 @@ def messages(frames: bytes) -> Iterator[bytes]:
 
 
 def empty_final(id: str, name: str) -> bytes:
-    """Return a ModelStreamInferResponse without outputs, which ends a request."""
+    """Return a ModelStreamInferResponse without outputs, which ends the response to a request."""
     response = service_pb2.ModelInferResponse(id=id, model_name=name, model_version=VERSION)
     response.parameters[_FINAL].bool_param = True
     return _streamed(response)
@@ -203,7 +203,7 @@ class WholeMessage(InferDocument):
 
 
 class TokenMessages(TritonStream):
-    """One message for each token. The last message is marked as final, so no empty message follows, as in Triton."""
+    """One message for each token. The last token's message is also the final message, as with vLLM's Triton backend."""
 
     def __init__(self, options: ResponseOptions, selection: Selection, dialect: Infer) -> None:
         super().__init__(options, dialect.errors)
@@ -224,7 +224,7 @@ class TokenMessages(TritonStream):
 
     @functools.cached_property
     def _encode_token(self) -> TokenEncoder:
-        """An encoder that appends only the text to the rest of a message, which is the same for each token.
+        """An encoder that only appends a token's text to bytes that are the same for each token.
 
         A parser merges the two occurrences of `infer_response` (protobuf's guide "Encoding").
         """

@@ -251,7 +251,7 @@ class Selection(NamedTuple):
     Attributes:
         model: the model that the request is for.
         names: maps each tensor that the request names to whether it is binary. If it is empty, all tensors are sent.
-        is_binary: whether tensors are binary if the request names none.
+        is_binary: whether tensors are binary if the request names no tensor.
         has_batch: whether shapes begin with the batch dimension, except those of `UNBATCHED`.
         sagemaker: whether binary data has SageMaker's content type.
     """
@@ -276,7 +276,7 @@ class Selection(NamedTuple):
 
 
 class InferDocument(TritonDocument):
-    """The output tensors in the order of the model. Binary data follows the JSON document."""
+    """A JSON document with the output tensors in the order of the model, followed by their binary data, if any."""
 
     def __init__(self, options: ResponseOptions, selection: Selection) -> None:
         super().__init__(options)

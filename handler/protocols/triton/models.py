@@ -45,7 +45,7 @@ TensorRT-LLM's models send this shape, and its clients read `as_numpy("text_outp
 """
 
 FREE = ("finish_reason", "num_input_tokens", "num_output_tokens")
-"""Outputs that a request gets by naming them. Other outputs need a flag, because perf_analyzer names all outputs."""
+"""Outputs that a request only needs to name. Other outputs need a flag too, because perf_analyzer names all outputs."""
 
 _NUMBERS = {
     "cum_log_probs": TensorType("FP32", (-1,)),
@@ -71,7 +71,7 @@ TEXT = TensorModel(
     },
     "text_output",
 )
-"""The models `ensemble`, `tensorrt_llm_bls` and `llmapi`, and those of vLLM's backend."""
+"""The tensors of the models `ensemble`, `tensorrt_llm_bls` and `llmapi`, and of the models of vLLM's backend."""
 
 _OTHERS = {
     **{name: TensorType(row.datatype, row.dims) for name, row in (*INPUTS.items(), *OF_OTHER_MODELS.items())},
@@ -83,7 +83,7 @@ TOKENS = TensorModel(
     {IDS: _OTHERS.pop(IDS), **_OTHERS},
     {"output_ids": TensorType("INT32", (-1, -1)), "sequence_length": TensorType("INT32", (-1,)), **_NUMBERS},
 )
-"""The model `tensorrt_llm`, whose prompt and responses are token ids. It also accepts the other inputs of `TEXT`."""
+"""The tensors of `tensorrt_llm`, which reads and writes token ids. It also accepts the other inputs of `TEXT`."""
 
 _ENSEMBLE_2023 = TensorModel(
     PROMPT_2023,
@@ -91,7 +91,7 @@ _ENSEMBLE_2023 = TensorModel(
     {"OUTPUT_0": TensorType("BYTES", (-1,))},
     "OUTPUT_0",
 )
-"""The `ensemble` of 2023, before its inputs had names of their own."""
+"""The tensors of the `ensemble` of 2023, before its inputs had names of their own."""
 
 _BY_PROMPT = {model.prompt: model for model in (TOKENS, _ENSEMBLE_2023)}
 
@@ -103,5 +103,5 @@ def model_of(tensors: Sequence[Any]) -> TensorModel:
 
 
 def model_named(name: str) -> TensorModel:
-    """Return the tensors that describe the served model under a name of the repository."""
+    """Return the input and output tensors that the served model has under this name."""
     return TOKENS if name == "tensorrt_llm" else TEXT

@@ -256,7 +256,7 @@ OF_OTHER_MODELS: Mapping[str, InputTensor] = {
 TABLE = Table({name: input.parameter for name, input in (*INPUTS.items(), *OF_OTHER_MODELS.items())})
 
 LLMAPI = ("sampling_param_", "streaming")
-"""The prefixes of the llmapi model's inputs. By default, its responses omit the prompt."""
+"""The prefixes of the names of the llmapi model's inputs. By default, its responses omit the prompt."""
 
 
 # -- texts -------------------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def _unpack(value: Any) -> Any:
 
 
 class Route(Enum):
-    """The kind of route. On SHAPE, a path that dialects share, the body's `stream` decides whether to stream."""
+    """The kind of route. SHAPE is a path that dialects share, where the body's `stream` decides whether to stream."""
 
     GENERATE = "generate"
     STREAM = "generate_stream"
@@ -433,7 +433,7 @@ class Triton(Dialect):
     def _streams(self, parameters: ParsedParameters) -> bool:
         """Return whether to send one response per token.
 
-        `/generate_stream` streams by default, while TensorRT-LLM's model only streams if `stream` is true.
+        Unlike TensorRT-LLM's model, which streams only if `stream` is true, `/generate_stream` streams by default.
         """
         stream = parameters.others.get("stream")
         if self._route is Route.STREAM:

@@ -1,4 +1,4 @@
-"""vLLM's routes /pooling, /classify and /score, which compute numbers for texts.
+"""vLLM's routes /pooling, /classify and /score, which return embeddings, labels or scores of texts.
 
 Source: vllm/entrypoints/pooling/*/protocol.py.
 """
@@ -59,7 +59,7 @@ _OF_TOKENS = ("token_embed", "token_classify")
 
 
 class VllmClassify(InputDialect):
-    """The dialect of /classify, which returns the most likely label of each text and all probabilities."""
+    """The dialect of /classify, which returns each text's most likely label, and the probabilities of all labels."""
 
     name = "vllm_classify"
     errors = ERRORS

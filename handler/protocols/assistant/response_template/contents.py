@@ -45,7 +45,7 @@ class ContentParser:
 
 
 class Tags(ContentParser):
-    """Reads the tags in a text into an object. The tags are parsed as the text arrives, not only at its end.
+    """Reads the tags in a text into an object. The tags are parsed as the text arrives, not only at the text's end.
 
     Args:
         parse: parses the value of one tag.

@@ -41,7 +41,7 @@ class ResponseParser(ReasoningParser):
     """Divides a response into regions between the markers of fields, as transformers' ResponseParser does.
 
     Text that may be the start of a marker is held back until this is decided. The work on text that turns out not to be
-    a marker is bounded by the length of the response: beyond that bound, patterns are no longer tried.
+    a marker is limited in proportion to the response's length. Beyond that limit, patterns are no longer tried.
 
     Args:
         begun: the part of the response that is already in the prompt.
@@ -248,7 +248,7 @@ class _MarkSearch:
 
 
 class _Text:
-    """The text of a field's regions, without the white space around it if the field strips it."""
+    """The text of a field's regions, without the whitespace around it if the field strips it."""
 
     def __init__(self, field: Field | None) -> None:
         self._strips = field is None or field.strips
@@ -274,7 +274,7 @@ class _Text:
             self._begun, self._ends = False, Ends()
 
     def forget(self) -> None:
-        """Drop white space that belongs to hidden text."""
+        """Drop whitespace that belongs to hidden text."""
         self._ends.space, self._between = [], ""
 
 
@@ -355,7 +355,7 @@ class _Region:
         """Return the remaining events of the calls, or None if the text is not a call.
 
         Args:
-            cut: whether the response ended before the region.
+            cut: whether the response ended within the region.
         """
         if self._started:
             return [CallEnd(self._calls.count - 1, Ending.OPEN if cut else Ending.WHOLE)]
@@ -381,7 +381,7 @@ class _Region:
 
 
 def family(template: ResponseTemplate) -> Family:
-    """Return a family with the literal markers of the template's reasoning, which prompts may contain."""
+    """Return a family whose markers are the template's literal markers of reasoning, which prompts may contain."""
     field = template.reasoning
     return Family(HF.name, _texts(field and field.open), _texts(field and field.close), thinks=False)
 
@@ -417,7 +417,7 @@ class TemplateReasoning(ReasoningForm):
         return super().read_prompt(request, prompt)
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return the same as the base class, but use the template."""
+        """Return True if the prompt ends within reasoning according to the template, or else use the markers."""
         return True if ResponseParser(self._template, self._begun).thinking else super().ends_open(prompt)
 
     def parser(self, inner: AnswerParser | None = None) -> ReasoningParser:

@@ -21,10 +21,10 @@ _FREE = 16_384  # alternatives that may be followed without a match, whatever th
 
 
 def may_try(in_vain: int, size: int) -> bool:
-    """Return whether so little work has been in vain that a pattern may be tried again on the same text.
+    """Return whether a pattern may be tried again, because few enough alternatives have been followed without a match.
 
     Args:
-        in_vain: the number of alternatives that were followed without a match.
+        in_vain: how many alternatives were followed without a match.
         size: the number of characters read so far.
     """
     return in_vain <= _FREE + 2 * size
@@ -46,7 +46,7 @@ class _Step(NamedTuple):
 
     Attributes:
         value: for _CHARACTER, the class; for _SPLIT, the indices of the steps that may follow, with the preferred step
-            first; for _SAVE, the slot; for _ASSERT, the sign of the assertion.
+            first; for _SAVE, the slot; for _ASSERT, the symbol of the assertion.
     """
 
     kind: int
@@ -128,7 +128,7 @@ class Pattern:
             raise ValueError("can match an empty text anywhere")
 
     def _find_move(self, state: _State, character: str) -> _Move:
-        """Find the transition by a character from a state without assertions."""
+        """Compute the transition by a character from a state without assertions."""
         paths: list[tuple[int, _Path]] = []
         seen = set[int]()
         for index, at in enumerate(state):
@@ -138,7 +138,7 @@ class Pattern:
         return self.settle(paths, state)
 
     def settle(self, paths: Sequence[tuple[int, _Path]], before: _State = ()) -> _Move:
-        """Return the transition to the alternatives that are preferred to the first alternative that has matched.
+        """Return the transition to the paths before the first path that has matched, or to all paths if none has.
 
         Args:
             paths: the possible paths, each with the index of the old alternative that it continues.

@@ -110,12 +110,13 @@ class Field(NamedTuple):
         open: the markers before a region, or None if everything outside of other fields' regions belongs to the field.
         close: the markers after a region, or None if it ends with the response.
         make: creates the parser of one region's text.
-        strips: whether the white space around a region's text is dropped.
+        strips: whether the whitespace around a region's text is dropped.
         join: the separator between the texts of several regions, or None if they form one text.
         transform: the transform that makes a call from the parsed value, or None if the value already is a call.
         each: whether the transform applies to each item of a list instead of to the whole value.
-        name_group: the group of `open` that contains a call's name, if the region's text is the arguments, or "".
-        is_json: whether the text is JSON, which shows by itself whether it is complete.
+        name_group: the group of `open` that contains a tool call's name, or "" if the region's text is more than the
+            arguments.
+        is_json: whether the text is JSON, so that the parser can tell whether it is complete.
         is_plain: whether the text is standard JSON, in whose strings markers are ignored.
         inner: the literal texts that the parser looks for.
     """
@@ -166,7 +167,7 @@ def _call(value: Any) -> tuple[str, Any]:
 
 
 class Watch(NamedTuple):
-    """The markers that apply in one state of a response.
+    """The markers that the parser looks for in one state of a response.
 
     Attributes:
         marks: each field with the markers that open it, and None with the markers that close the current field.
@@ -198,8 +199,9 @@ class ResponseTemplate:
 
     Attributes:
         fields: the fields by name.
-        implicit: the field to which everything outside of other regions belongs, or None if this text is dropped.
-        outside: the markers that apply outside of regions.
+        implicit: the field to which everything outside of other regions belongs, or None if text outside of regions is
+            dropped.
+        outside: the markers that the parser looks for outside of regions.
 
     Args:
         start: the markers in a prompt after which the response starts.
@@ -226,7 +228,7 @@ class ResponseTemplate:
         return self.fields.get(CALLS)
 
     def inside(self, field: Field) -> Watch:
-        """Return the markers that apply in a region of a field."""
+        """Return the markers that the parser looks for in a region of a field."""
         return self.outside if field is self.implicit else self._inside[field.name]
 
     def begun(self, prompt: str) -> str:
@@ -336,7 +338,7 @@ def _field(name: str, value: Any) -> Field:
 
 
 def _name_group(transform: Any) -> str:
-    """Return the group that contains a call's name, if the region's text is the call's arguments, or else ""."""
+    """Return the group that contains a tool call's name, or "" if the region's text is more than the arguments."""
     function = transform.get("function", transform) if isinstance(transform, dict) else {}
     if not isinstance(function, dict):
         return ""

@@ -20,8 +20,8 @@ class Notation(NamedTuple):
     """The text around tool calls, as the models' chat templates write it.
 
     Attributes:
-        call: the text before a call's arguments and the text after them. NAME is replaced by the tool's name, NUMBER
-            by the number of the call.
+        call: the text before a call's arguments and the text after them. NAME is replaced by the tool's name, NUMBER by
+            the index of the call.
         block: the text before the first call and the text after the last one.
         between: the text between two calls.
         mark: the beginning of calls, which no other text contains, or "" if there is no such beginning.
@@ -170,7 +170,7 @@ def _tag(notation: Notation, name: str, schema: Mapping[str, Any]) -> Tag:
 
 
 ANY = frozenset({"any"})
-"""The types of a value that may be anything: JSON stays JSON, and other text is a string."""
+"""The types of a value that may have any type: JSON stays JSON, and other text becomes a string."""
 
 _MEMBERS = 4096  # schemas that are read to find the types of one tool's parameters in one response
 _CHAIN = 16  # references that are followed one after another
@@ -192,7 +192,7 @@ class ToolSchema:
     """The schema of a tool's arguments, in which references (`$ref`) are resolved.
 
     A client's schema may be cyclic, and a few lines can refer to exponentially many schemas. Therefore the types of
-    each schema are found only once, and at most 4,096 schemas are read. Further schemas allow any type.
+    each schema are determined only once, and at most 4,096 schemas are read. Further schemas allow any type.
 
     Args:
         root: the schema of the arguments, to which references refer.
@@ -245,7 +245,7 @@ class ToolSchema:
         return frozenset(kinds)
 
     def _named(self, schema: Mapping[str, Any]) -> frozenset[str]:
-        """Return the types that a schema names itself."""
+        """Return the types that a schema states directly, without its references."""
         if id(schema) not in self._own:
             kinds, values = schema.get("type"), schema.get("enum")
             kinds = kinds if isinstance(kinds, list) else [kinds]

@@ -155,7 +155,7 @@ class CallOutput:
         self._in_call = False
 
     def show(self, text: str) -> None:
-        """Emit text. White space after a call is emitted only if other text follows it."""
+        """Emit text. Whitespace after a tool call is emitted only if other text follows."""
         if self.after_call and not text.strip():
             self._space.append(text)
         elif text:
@@ -165,7 +165,7 @@ class CallOutput:
             self._add(text)
 
     def pop(self) -> list[Event]:
-        """Return the events since the last call of this method."""
+        """Return the events since `pop` was last called."""
         if self._written:
             self._end_arguments()
         events, self._events = self._events, []
@@ -192,7 +192,7 @@ class CallParser(CallOutput):
     characters are held, and longer texts are collected in lists.
 
     Attributes:
-        begins: the markers before calls. A marker precedes any shorter marker with which it starts.
+        begins: the markers before calls. A marker comes before any marker that is its prefix.
         at_start: whether a response may begin with calls without a marker.
     """
 
@@ -239,7 +239,7 @@ class CallParser(CallOutput):
 
     @property
     def taken(self) -> str:
-        """The text that the steps have consumed since the marker or the last call, if no call has started since."""
+        """The text that has been consumed since the marker or the last call. It is "" while a call is read."""
         return "".join(self._taken)
 
     def schema(self, tool: str) -> ToolSchema:
@@ -287,7 +287,7 @@ class CallParser(CallOutput):
         """Consume and return the marker that follows, or return "" if none of these markers follows.
 
         Args:
-            marks: the markers. A marker precedes any shorter marker with which it starts.
+            marks: the markers. A marker comes before any marker that is its prefix.
         """
         while True:
             for mark in marks:
@@ -311,7 +311,7 @@ class CallParser(CallOutput):
         return mark
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Consume and return the text that matches a pattern, up to a character that does not match.
+        """Consume and return the text that matches a pattern, once the next character shows where the match ends.
 
         Raises:
             BrokenCall: no text matches.
@@ -326,7 +326,7 @@ class CallParser(CallOutput):
             yield
 
     def until(self, *ends: str, limit: int = 512) -> Steps[tuple[str, str]]:
-        """Consume a short text and the marker at its end, and return both.
+        """Consume a short text and the marker after it, and return both.
 
         Raises:
             BrokenCall: the text has more than `limit` characters.
@@ -357,7 +357,7 @@ class CallParser(CallOutput):
         return (yield from self.stream_until(lambda text: None, *ends))
 
     def json(self) -> Steps[None]:
-        """Write the JSON object or list that follows as the call's arguments while it arrives."""
+        """Emit the JSON object or list that follows, as it arrives, as the arguments of the call."""
         end = JsonEnd(stop="<")
         while True:
             size = end.feed(self.held)
@@ -453,7 +453,7 @@ _BESIDE_CALLS = (str, Reasoning)
 _BRACKETS = re.compile(r'"|\\.|[{}\[\]]', re.DOTALL)
 _ENDS = {"{": "}", "[": "]"}
 _NUMBER = re.compile(r"[0-9]\Z")
-"""The end of an open number, after which more digits could follow."""
+"""Matches a digit at the end of a text, where a number may continue."""
 
 
 class ArgumentsText:

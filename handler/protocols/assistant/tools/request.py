@@ -36,7 +36,7 @@ _INDEXED_ID = re.compile(r"<\|tool_calls_section_begin\|>")
 """Kimi K2's templates write a call's id, which contains the tool's name, before its arguments and before its result."""
 
 _FIRST_CALL = re.compile(r"\A(?s:(?!.* in (?:message|m)(?:\.|\[['\"])tool_calls).*)tool_calls\[0\]")
-"""The templates of GigaChat 3, gpt-oss and Llama 3 write only the first call of a message, or refuse several calls."""
+"""The templates of GigaChat 3, gpt-oss and Llama 3 write only the first of several tool calls, or refuse them."""
 
 _ONE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise_exception")
 """gpt-oss's template refuses a message with calls that has both reasoning and text, as it writes both as analysis."""
@@ -54,8 +54,8 @@ def lay_out(
     """Arrange messages and tools as the model's chat template expects them.
 
     Args:
-        format: the format in which calls in responses are read and calls in text are written, or None for the format
-            that the template shows.
+        format: the format for reading calls in responses and for writing calls as text, or None for the format that the
+            template shows.
     """
     messages = _results_in_order(messages)
     if not takes_tools(template):
@@ -220,7 +220,7 @@ _CHOICES = (
 )
 _ALLOWED = "must be an object with a 'mode' of auto or required, and with 'tools' that name tools of the request"
 _REFERENCE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)([^"]{0,64})')
-"""A reference in a schema's JSON that would change its meaning if the schema became part of another schema."""
+"""Matches a reference in a schema's JSON that would not resolve to the same schema inside another schema."""
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
@@ -251,7 +251,7 @@ class Tools(NamedTuple):
 
     Attributes:
         shown: the tools in the prompt, in OpenAI's format.
-        choice: auto, required, named, or "" if no tools may be called.
+        choice: auto, required, named, or "" if no tool may be called.
         name: the name of the tool that must be called, or "".
         single: whether at most one call is allowed.
         allowed: the names of the tools that may be called, or None if the request does not restrict them.
@@ -284,7 +284,7 @@ class Tools(NamedTuple):
         return None if self.structured_output is None else List(self.shown)
 
     def with_answer(self, rule: StructuredOutput, name: str) -> Tools:
-        """Return tools whose structured output allows calls or, without calls, a response that matches a rule.
+        """Return tools whose structured output requires either tool calls or a response that matches a rule.
 
         `tool_choice` must be `auto`. The arguments of calls must match the schemas of the tools.
 

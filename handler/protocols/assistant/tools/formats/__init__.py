@@ -100,9 +100,7 @@ FORMATS = {
         PYTHONIC,
     )
 }
-"""All formats by name. `auto` means the first one that the chat template shows. hermes comes late, because other
-formats also have its marker.
-"""
+"""All formats by name. `auto` is the first format in the template, so hermes comes after formats with its marker."""
 
 ALIASES = {
     "ernie45": "hermes",

@@ -17,10 +17,10 @@ _BEGUN = re.compile(
     r'\{\s*(?:"(?:n(?:a(?:me?)?)?)?|"name"\s*|"name"\s*:\s*|"name"\s*:\s*"(?:[^"\\]|\\.)*\\?|'
     r'"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*(?:,\s*(?:"\w*|"\w*"\s*|"(?:arguments|parameters)"\s*:\s*)?)?)?'
 )
-"""Matches the start of a call, up to its arguments. The start may be incomplete."""
+"""Matches the start of a tool call, up to its arguments. The start may be incomplete."""
 
 _OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
-"""Matches the start of a call up to an incomplete name."""
+"""Matches the start of a tool call up to an incomplete name."""
 
 _LONGEST_HEAD = 512
 """Maximum number of characters before a call's arguments. A name has at most 64 characters, which may be escaped."""
@@ -29,8 +29,8 @@ _LONGEST_HEAD = 512
 class JsonCalls(CallParser):
     """Base class of parsers for calls that are JSON objects.
 
-    If the name of a call precedes the arguments, they are emitted as they arrive, or else at the call's end. In a list,
-    an object that is not a call becomes text, and the other objects remain calls.
+    Arguments that follow the name of a call are emitted as they arrive, and arguments before it at the call's end. In a
+    list, an object that is not a call becomes text, and the other objects remain calls.
 
     Attributes:
         end: the marker after the calls, or "" if they end with the list or the last object.
@@ -98,7 +98,7 @@ class JsonCalls(CallParser):
         self.end_call()
 
     def _head(self) -> Steps[re.Match[str] | None]:
-        """Return the start of a call up to its arguments, or None if the name does not precede the arguments."""
+        """Return the start of a call up to its arguments, or None if the arguments do not follow the name."""
         end, scanned = JsonEnd(), 0
         while True:
             head = self.head.match(self.held, 0, _LONGEST_HEAD)
@@ -305,7 +305,7 @@ def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | No
 
 
 _TEMPLATE = r"(?s)\A(?!.*(?:<tool_calls>|minimax\[)).*<tool_call>"
-"""Matches chat templates with this marker, except for Apriel's lists and MiniMax M3's tags, which are other formats."""
+"""Matches chat templates with <tool_call>, except Apriel's and MiniMax M3's, which show other formats."""
 
 _OBJECT = ('{"name": "NAME", "arguments": ', "}")
 
@@ -331,7 +331,7 @@ GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>", _li
 """A list of objects after a marker, which is a special token in Granite 3.0 and text in 3.1 (source: templates)."""
 
 _LLAMA3 = r"(?s)\A(?!.*<function=).*(?:<\|python_tag\|>|dictionary of argument name)"
-"""Matches chat templates with this marker, except for Functionary's tags, which are another format."""
+"""Matches the chat templates of Llama 3, except Functionary's, which show another format."""
 
 _WHOLE_ANSWER = Notation(('{"name": "NAME", "parameters": ', "}"), between="; ", several=False)
 
@@ -341,7 +341,7 @@ LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3, {"": _
 _AFTER_A_WORD = Notation(_OBJECT, ("functools[", "]"), ", ", mark="functools[")
 
 PHI4_MINI_JSON = Format("phi4_mini_json", Phi4, (), "functools", {"": _AFTER_A_WORD})
-"""A list of objects after a word (source: vLLM's chat template for Phi-4-mini)."""
+"""A list of objects after the word `functools` (source: vLLM's chat template for Phi-4-mini)."""
 
 LONGCAT = Format(
     "longcat",

@@ -21,8 +21,8 @@ _DEPTH = 32  # nested elements
 class MinimaxM3(SectionedCalls):
     """Parses MiniMax M3's calls.
 
-    A nested element has the type in its schema. Without a schema it is a list if its first child is an `item`.
-    An element without an end tag ends with an enclosing element. Elements of an object with the same name form a list.
+    A nested element has the type in its schema. Without a schema it is a list if its first child is an `item`. An
+    element without an end tag ends with an enclosing element. Elements with the same name in an object form a list.
     """
 
     section_end, call = _CALLS_END, _CALL
@@ -64,7 +64,7 @@ class MinimaxM3(SectionedCalls):
 
         Args:
             name: the name of the enclosing element.
-            listed: whether to write a list.
+            listed: whether to write the children as a list.
         """
         if depth > _DEPTH:
             raise BrokenCall
@@ -88,7 +88,7 @@ class MinimaxM3(SectionedCalls):
         self.write("]" if listed else "}")
 
     def _child(self, name: str) -> Steps[str | None]:
-        """Return the name of the next element in an element, or None at its end."""
+        """Return the name of the next child of an element, or None at the element's end."""
         while True:
             yield from self.skip_until(_MARK)
             if (yield from self.expect("</", "<")) == "<":

@@ -38,11 +38,11 @@ class SectionedCalls(CallParser):
         raise NotImplementedError
 
     def tail(self) -> Steps[None]:
-        """Consume the text after a call's arguments, which belongs to the call."""
+        """Consume the last part of a call, after its arguments."""
         yield from self.take(self.call_end)
 
     def one(self) -> Steps[None]:
-        """Read a call after its first mark."""
+        """Read a call after the marker that begins it."""
         name = yield from self.head()
         yield from self.call_with_json(name)
         yield from self.skip()
