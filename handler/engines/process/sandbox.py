@@ -42,7 +42,7 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 
 
 class Prepared(NamedTuple):
-    """Work, and a preparation without limits that each fork must repeat, because a fork has no other threads."""
+    """Work, and a function that each fork calls before the limits apply, e.g. to start threads that forks lose."""
 
     work: Work
     prepare: Callable[[], object]

@@ -14,9 +14,10 @@ from vllm.v1.worker import gpu_model_runner
 
 
 class Generator(torch.Generator):  # type: ignore[misc]
-    """A generator that undoes a draw by starting again from its seed. Draws before the first output token do not count.
+    """A generator that undoes a draw by starting again from its seed.
 
-    Only a request that was preempted therefore repeats earlier draws.
+    This usually undoes only draws before the first output token, which have no effect. If a request was preempted,
+    however, this also undoes the draws of its earlier tokens, so the request repeats them.
     """
 
     def get_offset(self) -> int:
