@@ -570,7 +570,7 @@ class Batcher:
         return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
 
     def _expire(self, now: float) -> list[Delta]:
-        """Fail requests that have exceeded the queue timeout or the time limit, or must make room for others' batches."""
+        """Fail requests that exceed the queue timeout or the time limit, or must make room for others' batches."""
         displaced = self._background.to_displace(now)
         late = [active for active in self._queue if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]

@@ -24,7 +24,7 @@ def _with_chosen(num_tops: int) -> int:
 
 
 def _guide(sampling: Sampling) -> dict[str, Any]:
-    """Return the fields for structured output from the first token on (not in 0.14.1 with --reasoning-parser)."""
+    """Return the fields for structured output from the first token (not in servicer 0.14.1 with --reasoning-parser)."""
     rule = sampling.structured_output
     if rule is None:
         return {}

@@ -373,7 +373,7 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
 
 
 def _small_blocks(data: Any, *, has_minimum: bool) -> _Rows:
-    """Return scales, minimums and packed weights from blocks of 32 weights: Q4_1, or Q4_0, which has no minimums."""
+    """Return scales, minimums and packed weights from blocks of 32 weights: Q4_1, or Q4_0, which stores no minimums."""
     blocks = data.reshape(data.shape[0], -1, 20 if has_minimum else 18)
     numbers = _from_f16(blocks[..., :-16])
     scale = numbers[..., :1]

@@ -42,7 +42,7 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 
 
 class Prepared(NamedTuple):
-    """Work, and a function that each fork calls before the limits apply, e.g. to start threads that forks lose."""
+    """Work, and a function that each fork calls before its limits apply, as forks do not inherit its threads."""
 
     work: Work
     prepare: Callable[[], object]

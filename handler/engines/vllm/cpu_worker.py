@@ -16,8 +16,8 @@ from vllm.v1.worker import gpu_model_runner
 class Generator(torch.Generator):  # type: ignore[misc]
     """A generator that undoes a draw by starting again from its seed.
 
-    This usually undoes only draws before the first output token, which have no effect. If a request was preempted,
-    however, this also undoes the draws of its earlier tokens, so the request repeats them.
+    Usually, only draws before the first output token are undone, and they have no effect. After a preemption, the
+    draws for earlier tokens are undone too, so later tokens repeat them.
     """
 
     def get_offset(self) -> int:
