@@ -45,7 +45,7 @@ class Output(NamedTuple):
         ids: new token ids.
         logprobs: log-probability of each of `ids`, or None if the engine does not compute it.
         finish: why the sequence ended, or None if it continues.
-        sequence: number of the sequence within its request; only beam search has several.
+        sequence: index of the sequence within its request; only beam search has several.
         prompt_logprobs: log-probability of each prompt token, None for the first; only in the first output, if
             requested.
         error: why the sequence ended with ERROR, in words that clients may see. If they come from another program,
@@ -326,7 +326,9 @@ class NoAdapters:
 
 
 class Tokenizer(Protocol):
-    """Converts text to token ids in the host's process, but not on the event loop. Must be thread-safe.
+    """Converts text to token ids in the host's process: long texts on threads, short texts on the event loop.
+
+    A tokenizer must be thread-safe.
 
     Attributes:
         chat_template: text of option.chat_template, or else of the model's template; "" if there is neither.
@@ -341,11 +343,13 @@ class Tokenizer(Protocol):
         """The vocabulary of every response, or None if each prompt has its own."""
 
     def encode(self, text: str) -> Prompt:
-        """Encode a prompt. Special tokens in it are recognised. Only the model's usual first token is added."""
+        """Encode a prompt. Special tokens in it are recognised, but not by `MistralTokenizer`. Only the model's usual
+        first token is added.
+        """
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Encode messages with the chat template. Special tokens are recognised, but none are added, as the template
-        already contains them.
+        """Encode messages with the chat template. Special tokens in messages are recognised, but not by
+        `MistralTokenizer`. No further special tokens are added, because the template contains them.
 
         Args:
             messages: objects with `role` and `content`; the latter is a string or a list of parts (see `Request`). If
@@ -508,10 +512,10 @@ def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
 
 
 def logprob_rules(count: Callable[[int], int] = int) -> dict[str, Rule]:
-    """Return the rules for log-probabilities in vLLM. A count of 0 asks only for those of the tokens themselves.
+    """Return the rules for log-probabilities in vLLM, where a count of 0 requests no alternatives to the tokens.
 
     Args:
-        count: converts the number of alternatives that the client wants to the number that vLLM gets.
+        count: function that converts the number of alternatives that the client requests to the number for vLLM.
     """
 
     def logprobs(sampling: Sampling) -> dict[str, Any]:

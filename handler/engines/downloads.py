@@ -89,7 +89,7 @@ UNKNOWN_LAYOUT = 65
 """Exit status of a converter that does not support the model."""
 
 _NO_SPACE = re.compile(rb"No space left on device|Disk quota exceeded|File too large|iostream error")
-"""Matches messages about failed writes. After the last, OpenVINO deletes the file, which frees the space."""
+"""Matches messages about failed writes. After an iostream error, OpenVINO deletes the file, which frees the space."""
 _NO_MEMORY = re.compile(rb"MemoryError|bad_alloc|(cannot|can't) allocate memory|not enough memory", re.IGNORECASE)
 
 

@@ -156,7 +156,7 @@ class RequestQueue(Generic[Item]):
         """Add an item.
 
         Args:
-            id: number of the item, which decides ties.
+            id: the item's number in order of arrival, which breaks ties.
             follows: whether the item comes from the same body as the item that was added before it.
         """
         self._last_turn = self._last_turn + 1 if follows else self._next_turn(priority)
@@ -526,7 +526,7 @@ class Batcher:
                 self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
-        """Yield one engine request for a beam search, or one for each sample. Samples have different seeds, if any."""
+        """Yield one engine request for a beam search, or one per sample. Samples get different seeds, if any."""
         request, prompt = active.request, active.prompt
         sampling = request.sampling
         active.unfinished = sampling.num_sequences
@@ -570,7 +570,7 @@ class Batcher:
         return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
 
     def _expire(self, now: float) -> list[Delta]:
-        """Fail requests that have exceeded the queue timeout or the time limit, or must make room for another batch."""
+        """Fail requests that exceed the queue timeout or the time limit, or must make room for others' batches."""
         displaced = self._background.to_displace(now)
         late = [active for active in self._queue if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]

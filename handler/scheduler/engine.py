@@ -21,11 +21,11 @@ class SteppedEngine(Protocol):
     def ready(self) -> bool: ...
 
     def admits(self, request: Request, prompt: Prompt) -> bool:
-        """Return whether the engine accepts a request now. If so, the next calls of `add` pass the sequences."""
+        """Return whether the engine accepts a request now. If so, the next calls of `add` must pass its sequences."""
 
     def continues(self, key: int) -> bool:
         """Return whether the engine accepts another part of a request that ran in the last step. If so, the next call
-        of `add` passes it.
+        of `add` must pass that part.
         """
 
     def add(self, request: EngineRequest) -> None: ...

@@ -75,7 +75,8 @@ class CustomHandle:
         the weights are not downloaded.
 
         Raises:
-            ConfigError: the call failed, and nothing else can answer requests; or the model cannot be downloaded.
+            ConfigError: the call takes too long; it failed, and nothing else can answer requests; or the model cannot
+                be downloaded.
         """
         properties = self._handle.properties
         if s3.is_url(url := properties.get("model_id")):

@@ -174,7 +174,7 @@ def check_replicas(config: Config) -> None:
     """Check the options about replicas, as far as this does not depend on the machine.
 
     Raises:
-        ConfigError: several replicas are configured, but the engine is a server at a URL, or engines run on threads.
+        ConfigError: several replicas are configured, but the engine uses servers at a URL, or engines run on threads.
     """
     if config.replicas != "1" and config.engine and ENGINES[config.engine].remote:
         _refuse(config, "list the addresses of several servers in option.base_url, and omit option.replicas")

@@ -249,7 +249,7 @@ class ServedModel:
 
     @property
     def num_inferences(self) -> int:
-        """The number of open requests for inference, without custom code and calls that change adapters."""
+        """The number of open requests for inference, not counting calls of `handle` and calls that change adapters."""
         return len(self._tasks)
 
     @property

@@ -229,7 +229,7 @@ class Preprocessor:
         return None if formatter is None else formatter.as_in(asynchronous=self.context.config.async_schema)
 
     def _adapter_in(self, body: Any) -> Adapter | None:
-        """Return the adapter in the body's `adapters`, or None. An adapter that `model` names has no formatters."""
+        """Return the adapter named in the body's `adapters`, or None. A name in `model` does not select formatters."""
         if not isinstance(body, dict):
             return None
         named = body.get("adapters")

@@ -54,7 +54,7 @@ SELECT answer, place, is_output, id, item FROM items LIMIT 0;
 CREATE INDEX IF NOT EXISTS answers_by_owner ON answers (owner, used, size);
 DROP INDEX IF EXISTS answers_by_use;
 """
-"""Queries that fail in another program's database, and index changes since earlier releases."""
+"""Statements run at each opening. The queries fail in another program's database; the others update the indexes."""
 
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (

@@ -69,7 +69,7 @@ def _context(config: EngineConfig) -> int:
 
 
 def act(cue: str) -> None:
-    """Raise, hang or exit, depending on the cue."""
+    """Raise an exception, hang, or end the process or thread, depending on the cue."""
     if cue == "<hang>":
         threading.Event().wait()
     if cue == "<die>":
@@ -163,7 +163,7 @@ _LABELS = 2
 
 
 class EchoPooling(NoAdapters):
-    """Computes embeddings, scores and class logits from a text's words. Equal texts get equal numbers."""
+    """Computes embeddings, scores and class logits from a text's words. Equal texts get equal results."""
 
     no_adapters = NO_POOLED_LORA
 

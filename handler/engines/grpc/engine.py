@@ -348,7 +348,7 @@ class ContractEngine(RemoteEngine[C]):
         return step
 
     def statistics(self) -> EngineStatistics:
-        """Request new statistics from the servers, and return the latest that have arrived. If idle, wait for them."""
+        """Request the servers' statistics, and return the latest that arrived. An idle engine waits for new ones."""
         if not self._contract.reports_load:
             return self._statistics
         rests = all(running.ended for running in self._running.values())

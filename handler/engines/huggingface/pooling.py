@@ -52,7 +52,7 @@ class PoolingFiles(NamedTuple):
     exclusive: bool
 
     def finish(self, values: Any, pooling: Pooling) -> list[float]:
-        """Convert the model's output for a text to the numbers that the request asks for.
+        """Convert the model's output for a text to the requested embedding, scores or class probabilities.
 
         Args:
             values: the pooled embedding, or a logit for each label, as a float32 numpy array.

@@ -22,7 +22,7 @@ _PROBE = "lmi handler probe"
 
 
 class ContentForms(NamedTuple):
-    """The types of message content that a chat template can render.
+    """The types of message content that a chat template supports.
 
     Attributes:
         text: whether the content may be a string.
@@ -35,7 +35,7 @@ class ContentForms(NamedTuple):
     placeholders: Mapping[str, str]
 
     def adapt(self, messages: Objects) -> Messages:
-        """Convert messages so that the template can render them.
+        """Convert the content of messages to a type that the template supports.
 
         If the content must be a string, each medium becomes a line with its placeholder before the text, as in vLLM.
         """
@@ -53,7 +53,7 @@ class ContentForms(NamedTuple):
 def find_forms(
     render: Callable[[Messages], str], tokens: Mapping[str, MediaTokens], content_format: str = "auto"
 ) -> ContentForms:
-    """Find out which types of content a template can render, by rendering a message with each type.
+    """Find out which types of content a template supports, by applying it to a message with each type.
 
     Args:
         render: function that applies the template, and raises an exception if the template fails.
@@ -134,7 +134,7 @@ class HfTokenizer:
         return self._encode(text, "inputs", add_special_tokens=True)
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Render the chat template and encode the result, as transformers and vLLM do (docs/wire/chat.md).
+        """Apply the chat template and encode the result, as transformers and vLLM do (docs/wire/chat.md).
 
         Raises:
             InvalidPayload: the template raises an exception for these messages.
@@ -174,7 +174,7 @@ class HfTokenizer:
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of a template's exception, e.g. from `raise_exception`, with the line of the template."""
+    """Return the message of a template's exception, e.g. from `raise_exception`, with the template's line."""
     return f"{str(error) or type(error).__name__}{template_line(error)}"[:400]
 
 
@@ -191,7 +191,7 @@ def template_line(error: BaseException) -> str:
 def _vocabulary(tokenizer: Any) -> Vocabulary:
     """Return the bytes that each id stands for. Raise ConfigError if they do not match the tokenizer's own decoding.
 
-    Byte-level BPE writes a letter for each byte. SentencePiece marks spaces and writes single bytes as `<0x0A>`. In
+    Byte-level BPE writes a character for each byte. SentencePiece marks spaces and writes single bytes as `<0x0A>`. In
     both, an added token represents its own text.
     """
     by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
@@ -226,8 +226,8 @@ def sentence_piece(piece: str) -> bytes:
 
 
 def _letters() -> dict[str, int]:
-    """Return GPT-2's characters for bytes. Printable Latin-1 bytes stand for themselves, others become characters from
-    256 on.
+    """Map GPT-2's characters to bytes: printable Latin-1 characters to their own bytes, and characters from code point
+    256 on to all other bytes.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -329,7 +329,7 @@ class MistralTokenizer:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a message to mistral_common's format: text only, short call ids, and arguments as JSON."""
+    """Convert a message to mistral_common's format: text only, short ids of tool calls, and their arguments as JSON."""
     result = dict(message)
     if isinstance(parts := result.get("content"), list):
         if any(part["type"] != "text" for part in parts):

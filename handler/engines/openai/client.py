@@ -179,7 +179,7 @@ async def _read(content: Any) -> AsyncIterator[list[Event]]:
 
 
 def _check_encoding(headers: Mapping[str, str]) -> None:
-    """Raise Failed if a response is compressed, which was not requested, as it could expand to an enormous size."""
+    """Raise Failed if a response is compressed. This was not requested, and data could expand enormously."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in _PLAIN:
         raise Failed("sent a compressed response", f"Content-Encoding: {encoding[:100]}")

@@ -189,7 +189,7 @@ class OpenVino(NoAdapters):
     # -- one request ---------------------------------------------------------------------------------------------
 
     def _read(self, key: int, running: _Running, step: Step) -> bool:
-        """Read a request's results, and return whether it has ended. All beams arrive together, at the end."""
+        """Read a request's results, and return whether the request has ended. Beams arrive together, at the end."""
         sequences: dict[int, int] = {}
         ended = False
         while running.handle.can_read():
@@ -242,7 +242,7 @@ class Preparation:
 
     @cached_property
     def _check(self) -> OpenVinoCheck:
-        """The check, created only for the first schema or grammar, because this takes a quarter of a second."""
+        """The checker, created for the first schema or grammar, because its creation takes a quarter of a second."""
         return OpenVinoCheck(self._config, self._tokenizer)
 
     def add(self, request: EngineRequest, start: Callable[[Scores | None], None]) -> None:

@@ -373,7 +373,7 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
 
 
 def _small_blocks(data: Any, *, has_minimum: bool) -> _Rows:
-    """Return the scales, minimums and packed weights of Q4_0 or Q4_1: scale, minimum (Q4_1), 32 weights."""
+    """Return scales, minimums and packed weights from blocks of 32 weights: Q4_1, or Q4_0, which stores no minimums."""
     blocks = data.reshape(data.shape[0], -1, 20 if has_minimum else 18)
     numbers = _from_f16(blocks[..., :-16])
     scale = numbers[..., :1]
@@ -381,7 +381,7 @@ def _small_blocks(data: Any, *, has_minimum: bool) -> _Rows:
 
 
 def _large_blocks(data: Any) -> _Rows:
-    """Return the scales, minimums and packed weights of Q4_K: two factors, 6-bit scales and minimums, 256 weights."""
+    """Return scales, minimums and packed weights from Q4_K blocks, which scale the 6-bit values by two factors."""
     from gguf.quants import Q4_K
 
     blocks = data.reshape(-1, 144)

@@ -156,8 +156,8 @@ class OpenVinoTokenizer:
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         """Apply the chat template and encode the result, as transformers and vLLM do.
 
-        Special tokens in a message are not escaped, so its author can impersonate another role. No server escapes them
-        today, and clients rely on that (docs/wire/chat.md).
+        Special tokens in a message are not escaped, so its author can impersonate another role. Like transformers and
+        vLLM, this reads them as special tokens (docs/wire/chat.md).
         """
         if not self._tokenizer.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")

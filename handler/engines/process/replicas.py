@@ -36,7 +36,7 @@ class Workload(NamedTuple):
     """A replica's workload.
 
     Attributes:
-        replica: number of the replica.
+        replica: index of the replica.
         num_sequences: number of sequences that the replica is computing.
         num_tokens: upper bound on the tokens that it has yet to compute, including prompts that it has not begun.
     """
@@ -88,7 +88,7 @@ class Router:
         self._num_chosen = 0
 
     def choose(self, request: Request, prompt: Prompt, loads: Sequence[Workload]) -> int:
-        """Choose a replica for a request, and return its number.
+        """Choose a replica for a request, and return the replica's index.
 
         Args:
             loads: workloads of the replicas that can accept the request; at least one.
@@ -135,7 +135,7 @@ class Router:
 
 
 def _beginning(prompt: Prompt) -> str:
-    """Return the text with which later turns of a conversation begin. A prompt without text uses ids as characters."""
+    """Return the text with which later turns of a conversation begin. Without a text, each id becomes a character."""
     text = prompt.text or "".join(map(chr, prompt.ids))
     return text[:-_MAX_REASONING] + _OPEN_REASONING.sub("", text[-_MAX_REASONING:])
 
@@ -147,9 +147,10 @@ _MAX_SILENCE = 1.0  # seconds without a step after which a replica with requests
 
 
 class ReplicaReport(NamedTuple):
-    """Figures for one replica since the server's start.
+    """State of a replica, and its counts since the server's start.
 
     Attributes:
+        number: index of the replica.
         num_active: number of running engine requests: single sequences and beam searches.
         statistics: the engine's own statistics, or None until it reports any.
     """
@@ -240,7 +241,7 @@ class Replica:
         return Workload(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
 
     def takes(self, num_sequences: int) -> bool:
-        """Return whether the replica has a free slot, and is not silent because of a long step or a hang."""
+        """Return whether the replica has no work or enough free slots, and is not silent in a long step or a hang."""
         has_room = not self.work or len(self.work) + num_sequences <= self.slots
         return has_room and self.engine.ready and self.engine.silence < _MAX_SILENCE
 

@@ -42,7 +42,7 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 
 
 class Prepared(NamedTuple):
-    """Work, and a preparation without limits that each fork must repeat, because a fork has no other threads."""
+    """Work, and a function that each fork calls before its limits apply, as forks do not inherit its threads."""
 
     work: Work
     prepare: Callable[[], object]

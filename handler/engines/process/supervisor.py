@@ -64,7 +64,7 @@ def on_cores(cores: Collection[int], count: int) -> list[Placement]:
     """Divide cores among `count` processes, so that each gets adjacent cores. If there are too few, some are shared.
 
     Args:
-        cores: numbers of the cores; empty if processes cannot be pinned to cores.
+        cores: indices of the cores; empty if processes cannot be pinned to cores.
     """
     order = sorted(cores)
     if not order:

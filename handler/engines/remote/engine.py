@@ -33,7 +33,7 @@ _NOT_ENFORCED = {
     "vllm": "; with --reasoning-parser, it does so only after the reasoning has ended",
     "trtllm": "; without guided_decoding_backend, it never does so",
 }
-"""Maps the kind of a server to the reason why it does not enforce structured output."""
+"""Maps the kind of a server to the end of the error message if the server does not enforce structured output."""
 
 
 class RemoteCall(Protocol):

@@ -307,8 +307,8 @@ async def find_model(
 
     Args:
         ask: function that returns a server's response.
-        fit: function that reads a response, and raises Failed if the model differs from the previous servers' model,
-            its second argument (None for the first server).
+        fit: function that returns the model from a response. Its second argument is the model of the previous servers,
+            or None for the first server; if the two models differ, the function raises Failed.
         description: name of the expected model in the log.
         setting: text that precedes an address in messages.
 

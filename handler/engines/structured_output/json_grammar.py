@@ -1,7 +1,7 @@
-"""Converts JSON schemas to xgrammar's EBNF, without arbitrary white space.
+"""Converts JSON schemas to xgrammar's EBNF, without arbitrary whitespace.
 
-xgrammar in GenAI always accepts any amount of white space, and small models often generate nothing else. These grammars
-allow only the white space that Python's `json.dumps` writes, and numbers with no more digits than a double. Schemas
+xgrammar in GenAI always accepts any amount of whitespace, and small models often generate nothing else. These grammars
+allow only the whitespace that Python's `json.dumps` writes, and numbers with no more digits than a double. Schemas
 with unsupported keywords are left to xgrammar's own converter.
 """
 
@@ -115,7 +115,7 @@ class _Range:
         return f"{_any(counts[0], counts[-1])} {self._fraction(0, self._unit - 1)}" if counts else None
 
     def _contains(self, value: int, more: int) -> bool | None:
-        """Return whether all numbers with the digits of `value` and `more` others before the point are in the range.
+        """Return whether the range contains all numbers with the digits of `value` and `more` digits before the point.
 
         Return None if only some of these numbers are in the range.
         """

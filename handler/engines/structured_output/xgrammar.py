@@ -490,7 +490,7 @@ class _Types:
         self._num_lookups = 0
 
     def are(self, value: Any, head: str, types: Any) -> bool:
-        """Return whether `types` beside the keyword `head` have no effect, because all its values have these types."""
+        """Return whether `types` are redundant beside the keyword `head`, as it allows only values of these types."""
         allowed, actual = _names(types), self._of({head: value})
         return actual is not None and all(
             kind in allowed or (kind == "integer" and "number" in allowed) for kind in actual

@@ -115,7 +115,7 @@ class Pending:
         num_tops: number of alternatives to each token.
         prompt_logprobs: log-probabilities of the prompt so far, or None if they are not requested.
         num_prompt_tops: number of alternatives to each prompt token.
-        beam: number of the beam that the request continues, or None.
+        beam: index of the beam that the request continues, or None.
         id: vLLM's id for the request, or "" before the request is submitted to vLLM.
         begun: whether the request has had any output.
         prompt_tops: alternatives to the prompt tokens so far.

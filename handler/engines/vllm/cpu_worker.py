@@ -14,9 +14,10 @@ from vllm.v1.worker import gpu_model_runner
 
 
 class Generator(torch.Generator):  # type: ignore[misc]
-    """A generator that undoes a draw by starting again from its seed. Draws before the first output token do not count.
+    """A generator that undoes a draw by starting again from its seed.
 
-    Only a request that was preempted therefore repeats earlier draws.
+    Usually, only draws before the first output token are undone, and they have no effect. After a preemption, the
+    draws for earlier tokens are undone too, so later tokens repeat them.
     """
 
     def get_offset(self) -> int:

@@ -106,7 +106,7 @@ def _make_client(core_client: ModuleType) -> type:
             return outputs
 
         def _fetch(self) -> Any:
-            """Wait for the core's next message, and return its outputs, or None if it is the result of a call."""
+            """Wait for the core's next message. Return its outputs, or None if the message is the result of a call."""
             frame = self._socket.recv(copy=False)
             frames = [frame]
             while frame.more:

@@ -68,7 +68,7 @@ _MOST_ERRORS = 100  # maximum number of errors that a failed batch lists
 
 
 def line_answer(task: RequestTask) -> HttpResponse:
-    """Return a finished task's response on one line. Line breaks in it are only white space between JSON tokens."""
+    """Return a finished task's response on one line. Line breaks in it are only whitespace between tokens of JSON."""
     answer = task.take_whole()
     return answer._replace(body=answer.body.rstrip().replace(b"\n", b" "))
 
@@ -86,7 +86,7 @@ class Input:
             A blank line whose line number is above twice the limit of requests ends the file with an error, because
             blank lines cost time too.
         decode_large: function that decodes a large line, and blocks the calling thread until the line is decoded.
-        done: numbers of the lines to skip.
+        done: line numbers of the lines to skip, from 1.
     """
 
     def __init__(
@@ -161,9 +161,9 @@ class Output:
         errors: path of the file for errors.
 
     Attributes:
-        done: numbers of the input lines that have a response or an error.
+        done: line numbers of the input lines that have a response or an error, from 1.
         sizes: bytes of the two files.
-        counts: numbers of lines in the two files.
+        counts: how many lines each of the two files has.
 
     Raises:
         BlockingIOError: another process is running the batch.
@@ -207,7 +207,7 @@ class Output:
         """Write the response to an input line, unless the line already has one.
 
         Args:
-            number: number of the input line.
+            number: line number of the input line, from 1.
             text: line to write.
             failed: whether to write to the file for errors.
 
@@ -301,7 +301,7 @@ class BatchRunner:
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def _begin(self, found: Sequence[OpenBatch]) -> None:
-        """Run as many batches as the engine takes lines. In addition, run each owner's oldest batch if it is late."""
+        """Run at most as many batches as lines can run at once, and each owner's oldest batch if it is late."""
         owners, self._wanted = set[str](), set()
         for one in found:
             id, late = one.batch["id"], self.store.clock() - one.batch["created_at"] > 2 * _IDLE_SECONDS

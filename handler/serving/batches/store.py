@@ -63,8 +63,8 @@ CREATE INDEX objects_by_owner ON objects (owner, kind, number, size);
 CREATE INDEX objects_by_expiry ON objects (expires);
 """
 """The table of files and batches. The kind of a file is its purpose. A file that is still being written has no
-document. An open batch does not expire; its row contains the id of its input file, and the lifetime of its output files
-in seconds from its end.
+document. An open batch does not expire. Its row contains the id of the input file, and the lifetime of the output files
+in seconds from the end of the batch.
 """
 
 _TOO_MANY = """

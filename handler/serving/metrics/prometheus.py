@@ -273,7 +273,7 @@ class TgiMetrics:
         self._failed[_TGI_ERRORS[outcome]] += 1
 
     def counters(self) -> bytes:
-        """Render the counters, whose names must not end with `_total`, which prometheus_client would append."""
+        """Return the counters as text. With prometheus_client, their names would end with `_total`, unlike TGI's."""
         values = (
             ("tgi_request_count", "Total number of requests", self._num_opened),
             ("tgi_request_success", "Number of successful requests", self._num_ok),

@@ -35,7 +35,7 @@ class RequestRecord(NamedTuple):
         outcome: ok, refused, overloaded, unavailable, failed or cancelled.
         finish: finish reason of the last sequence, or "" if no sequence has ended.
         error: error message, or "" without an error.
-        queue: seconds from tokenizing to the start in the engine, or None if the engine never got the request.
+        queue: seconds from the end of tokenizing to the start in the engine; None if the engine never got the request.
         started: seconds from the request's acceptance to its start in the engine, or 0 if the engine never got it.
         first: seconds to the first token, or 0 without a token.
         total: seconds to the end of the request, or 0 if it was not accepted.

@@ -343,7 +343,7 @@ class RequestTask(Life):
             self._road.connect(channel)
 
     def feed(self, index: int, delta: Delta) -> None:
-        """Render a delta of request number `index`. The driver calls this in its step, except for most plain tokens."""
+        """Render a delta for the prompt at `index`. The driver calls this in its step, except for most plain tokens."""
         stats = self._stats
         stats.num_tokens += len(delta.tokens)
         if not stats.first_at:

@@ -31,7 +31,7 @@ class Rotary(NamedTuple):
         return str(self.parameters.get("rope_type") or self.parameters.get("type") or "default")
 
     def frequencies(self) -> tuple[Any, float]:
-        """Return the frequencies (float32, half the head size), and the factor by which sine and cosine are scaled."""
+        """Return the frequencies, as many as half the head size, and the factor by which sine and cosine are scaled."""
         import numpy as np
 
         theta = float(self.parameters["rope_theta"])

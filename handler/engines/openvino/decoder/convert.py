@@ -143,7 +143,7 @@ def quantize(groups: Any, bits: int) -> tuple[Any, Any, Any]:
 
 
 def _quantize(groups: Any, bits: int, part: float) -> tuple[Any, Any, Any]:
-    """Quantize groups of weights, covering only a fraction `part` of each group's range after extending it to 0."""
+    """Quantize groups of weights. Extend each group's range to include 0, then cover the fraction `part` of it."""
     import numpy as np
 
     most = (1 << bits) - 1
@@ -265,7 +265,9 @@ def _write_graph(source: Path, target: Path, how: Quantization | None) -> None:
 
 
 def _rounding(name: str, columns: int, how: Quantization) -> Quantization:
-    """Choose 8 bits for embeddings, the output matrix and rows that cannot be divided into groups; otherwise 4 bits."""
+    """Return a matrix's quantization. It has 4 bits if `how` has, the rows can be divided into groups, and the matrix
+    computes neither embeddings nor logits; otherwise it has 8 bits.
+    """
     sizes = [size for size in GROUP_SIZES if size <= how.group and columns % size == 0]
     if how.bits == 8 or name in (_EMBEDDINGS, _HEAD) or not sizes:
         return Quantization(8, 0)
@@ -273,7 +275,7 @@ def _rounding(name: str, columns: int, how: Quantization) -> Quantization:
 
 
 def check_windows(model: Any, decoder: DecoderConfig) -> None:
-    """Check that paged attention uses each layer's sliding window, which other OpenVINO versions might overlook.
+    """Check that paged attention uses each layer's sliding window, because some OpenVINO versions might ignore it.
 
     Raises:
         ConfigError: paged attention would use a different window.
