@@ -189,7 +189,7 @@ class RefusedByEngine(InvalidParameter):
 
     @property
     def tells_overflow(self) -> bool:
-        """True if the message is that of vLLM, SGLang or TensorRT-LLM for a prompt that is too long."""
+        """Whether the message is the error of vLLM, SGLang or TensorRT-LLM for a prompt that is too long."""
         return bool(self._OVERFLOW.search(self.message))
 
     @property

@@ -491,7 +491,7 @@ class _TgiTokenize(Dialect):
 
 
 class _TgiChatTokenize(_TgiTokenize):
-    """The dialect of /chat_tokenize. It renders a chat into the same prompt as /v1/chat/completions."""
+    """The dialect of /chat_tokenize. The prompt of a chat is the same as on /v1/chat/completions."""
 
     name = "tgi_chat_tokenize"
     computes = True  # TGI counts these requests
