@@ -17,7 +17,7 @@
         ├── FormatterFailed  424    a function of the user's model.py raised an exception or returned a wrong value
         ├── InternalError    500    a bug in this server, caught so that only one request fails
         ├── BadRequest       400    an invalid call of the adapter API, or a server without adapters
-        │   └── InvalidSession      a session that does not exist, or an invalid call about a session
+        │   └── InvalidSession      a session that does not exist, or an invalid call to open or close a session
         ├── NotFound         404    an adapter that does not exist
         │   ├── ModelNotFound       a model that is not served here
         │   ├── NotKept             a response that is not stored here
@@ -189,7 +189,7 @@ class RefusedByEngine(InvalidParameter):
 
     @property
     def tells_overflow(self) -> bool:
-        """True if the message is that of vLLM, SGLang or TensorRT-LLM for a prompt that is too long."""
+        """Whether the message is the error of vLLM, SGLang or TensorRT-LLM for a prompt that is too long."""
         return bool(self._OVERFLOW.search(self.message))
 
     @property

@@ -322,8 +322,8 @@ _NO_TEXTS = _NoTexts()
 class SequenceState:
     """Converts the ids of one sequence to tokens with text, and finds the end of the sequence.
 
-    Stop strings are found here, so that they work the same with all engines. When a stop string ends the sequence, the
-    caller cancels it in the engine. The texts of all tokens add up to the response.
+    Stop strings are detected here, so that they work the same with all engines. When a stop string ends the sequence,
+    the caller cancels it in the engine. The texts of all tokens add up to the response.
 
     Attributes:
         texts: the text of each id, or None if `push` must be called. It is None for all ids if the request has

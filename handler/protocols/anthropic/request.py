@@ -619,7 +619,7 @@ class AnthropicMessages(OpenAiDialect):
 
 
 class AnthropicCountTokens(AnthropicMessages):
-    """The dialect of Anthropic's token count. Other fields are checked (except `max_tokens`), but have no effect."""
+    """The dialect of Anthropic's token count. Fields that affect only a response are checked, except `max_tokens`."""
 
     name = "anthropic_count"
     computes = False

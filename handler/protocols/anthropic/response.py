@@ -115,7 +115,7 @@ def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeepi
 
 
 SIGNATURE = "lmi"
-"""The signature of every thinking block. Clients send back only reasoning with a signature; the server ignores it."""
+"""The signature of every thinking block. Clients send back only signed reasoning. The server ignores signatures."""
 
 
 def tool_use_id() -> str:

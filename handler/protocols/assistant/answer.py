@@ -130,7 +130,7 @@ class AnswerReader:
         return [*events, *self.flush(finish)], others
 
     def flush(self, finish: Finish) -> list[Event]:
-        """Return the last events of a response, including the ends of all calls.
+        """Return the last events of a response, including the ends of all tool calls.
 
         Args:
             finish: the reason why the response ended.

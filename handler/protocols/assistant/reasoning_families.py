@@ -72,7 +72,7 @@ class Family(NamedTuple):
         return any(switches) if switches else self.switch
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return True if a prompt ends with a marker that begins reasoning, False if with an end marker, else None."""
+        """Return True if a prompt ends with a begin marker, False if it ends with an end marker, and None otherwise."""
         end = prompt[-_TAIL:].rstrip()
         if end.endswith(self.end):
             return False

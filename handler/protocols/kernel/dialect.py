@@ -58,7 +58,7 @@ NO_DEFAULTS = GenerationDefaults()
 
 
 class AdapterLookup(Protocol):
-    """Finds the LoRA adapters that requests name."""
+    """Finds registered LoRA adapters by name or number."""
 
     def find(self, name: str) -> Adapter | None:
         """Return the adapter registered under a name, or None if there is none."""
@@ -123,7 +123,7 @@ class ServerContext:
         response_template: the model's `ResponseTemplate` if it is used to parse responses, or None.
         structural_tags: the styles of arguments that the engine supports in xgrammar's structural tags.
         task: the model's task. A request for another task is refused after it has been parsed.
-        labels: the labels of a classification model, by class number.
+        labels: the labels of a classification model, by class index.
         no_media: maps a kind of media to the reason why messages may not contain it, or to "" if they may. A missing
             kind is not allowed either.
         max_media: maps a kind of media to its maximum number in a request.

@@ -380,7 +380,7 @@ def _reasoning(text: str) -> dict[str, str]:
 
 
 def _check_arguments(messages: list[Any]) -> None:
-    """Raise InvalidPayload if arguments of tool calls are too long, as other requests wait while they are parsed."""
+    """Raise InvalidPayload if arguments of tool calls are too long. Other requests wait while arguments are parsed."""
     lists = [message.get("tool_calls") for message in messages if isinstance(message, dict)]
     calls = [call for sent in lists if isinstance(sent, list) for call in sent]
     functions = [call.get("function") for call in calls if isinstance(call, dict)]

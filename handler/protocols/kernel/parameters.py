@@ -321,7 +321,7 @@ def read_sampled(
         params, context, table: the same as in `read_all`.
         generation: the model's defaults, usually from the context.
         max_new_tokens: the maximum number of new tokens if the client sets none. None means the model's default, or as
-            many tokens as fit the context if the model has no default.
+            many tokens as fit in the context if the model has no default.
         defaults: the values of other Sampling fields whose defaults differ. They override the model's defaults, and
             are refused if the engine does not support them (`context.unsupported`).
 

@@ -134,7 +134,7 @@ class OpenAiMessagePart(TypedDict, total=False):
 
 
 class StopReason(TypedDict):
-    """vLLM's field beside `finish_reason`: the stop string or the id of the stop token that ended the response."""
+    """vLLM's field `stop_reason`: the stop string or the id of the stop token that ended the response."""
 
     stop_reason: NotRequired[str | int | None]
 

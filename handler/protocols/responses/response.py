@@ -374,7 +374,7 @@ class ResponseStream(BlockStream):
         return self._encode(self._items.feed([token.text] if self._reader is None else self._reader.feed(token)))
 
     def _text_token(self, token: Token) -> bytes:
-        """Encode a token within a message, if the response is only text."""
+        """Encode a token of a message in a response that is only text."""
         self._num_tokens += token.id >= 0
         self._items.parts.append(token.text)
         return self._text(token.text, self._items.number())

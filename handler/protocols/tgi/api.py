@@ -192,7 +192,7 @@ class MindieError(TypedDict):
 
 
 SLICE = 1024
-"""The maximum number of new tokens for which TGI 3 requires room in the context. TGI generates more if they fit."""
+"""The maximum number of new tokens for which TGI 3 requires room in the context. If more fit, TGI generates more."""
 
 
 class WrongType(InvalidPayload):

@@ -267,7 +267,7 @@ _SHAPING = ("temperature", "top_k", "top_p", "typical_p")
 
 
 class Document(DocumentReply):
-    """A non-streaming response. With `best_of`, its text is the sequence with the highest mean log-probability."""
+    """A non-streaming response. `best_of` selects the sequence with the highest mean log-probability."""
 
     def _score(self, sequence: SequenceOutput) -> float:
         return sequence.mean_logprob
@@ -422,8 +422,8 @@ def parsed_request(
 def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, Any], list[str]]:
     """Set `do_sample` as TGI's shards do: each parameter that shapes the probability distribution turns sampling on.
 
-    This applies even if `do_sample` is false, as LangChain sends it together with `typical_p`. If the client does not
-    explicitly request sampling, shaping parameters that the engine does not support are removed.
+    This applies even if `do_sample` is false, because LangChain sends false together with `typical_p`. If the client
+    does not explicitly request sampling, shaping parameters that the engine does not support are removed.
 
     Returns:
         The parameters, and the names of the removed parameters.
@@ -491,7 +491,7 @@ class _TgiTokenize(Dialect):
 
 
 class _TgiChatTokenize(_TgiTokenize):
-    """The dialect of /chat_tokenize. It renders a chat into the same prompt as /v1/chat/completions."""
+    """The dialect of /chat_tokenize. The prompt of a chat is the same as on /v1/chat/completions."""
 
     name = "tgi_chat_tokenize"
     computes = True  # TGI counts these requests

@@ -53,8 +53,8 @@ _RAW = b"\x3a"  # raw_input_contents
 def check_fields(message: bytes) -> None:
     """Refuse a ModelInferRequest that may need much more memory than its bytes.
 
-    A tensor or an element without content has two bytes in the message, but about thirty in memory. So the size of
-    everything except raw contents is limited.
+    A tensor or an element without content takes two bytes in the message, but about thirty in memory. Therefore the
+    size of everything except raw contents is limited.
 
     Raises:
         InvalidPayload: the message has too much data besides raw contents, or too many fields.

@@ -23,7 +23,7 @@ class TensorModel(NamedTuple):
     """The tensors of a model.
 
     Attributes:
-        prompt: the required input, whose name shows which model a request is for.
+        prompt: the name of the required input, which shows for which model a request is.
         inputs: the types of all inputs, by name.
         outputs: the types of all outputs, by name.
         text: the name of the output with the text, or "" if there is none.

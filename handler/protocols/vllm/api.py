@@ -38,7 +38,7 @@ class VllmLoad(TypedDict):
 
 
 class VllmHead(TypedDict):
-    """The first fields of the responses of /score, /classify and /pooling."""
+    """The fields with which the responses of /score, /classify and /pooling begin."""
 
     id: str
     object: Literal["list"]

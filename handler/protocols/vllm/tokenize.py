@@ -59,7 +59,7 @@ class VllmTokenize(Dialect):
 
 
 class VllmTokenizeChat(OpenAiChat):
-    """The dialect of /tokenize for a chat. It renders the same prompt as /v1/chat/completions, including tools."""
+    """The dialect of /tokenize for a chat. The prompt is the same as on /v1/chat/completions, including tools."""
 
     name = "vllm_tokenize_chat"
     computes = False

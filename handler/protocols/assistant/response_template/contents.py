@@ -1,4 +1,4 @@
-"""The content parsers and transforms of a response template, which convert a region's text to values and to calls."""
+"""The content parsers and transforms of a response template, which convert a region's text to values and tool calls."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class ResponseParser(ReasoningParser):
             self._show(text)
 
     def _show(self, text: str) -> None:
-        """Emit text that is neither reasoning nor part of a call."""
+        """Emit text that is neither reasoning nor part of a tool call."""
         self._events += self._texts[CONTENT].feed(text)
 
     def _open(self, field: Field, mark: str, groups: Mapping[str, str]) -> None:
@@ -183,7 +183,7 @@ class ResponseParser(ReasoningParser):
 
 
 class _MarkSearch:
-    """The search for markers in the text of a response that is not parsed yet.
+    """The search for markers in the part of a response that is not parsed yet.
 
     Attributes:
         held: the text that may be the start of a marker.
@@ -352,7 +352,7 @@ class _Region:
         return events
 
     def end(self, *, cut: bool) -> list[Event] | None:
-        """Return the remaining events of the calls, or None if the text is not a call.
+        """Return the remaining events of the tool calls, or None if the text is not a call.
 
         Args:
             cut: whether the response ended within the region.

@@ -139,7 +139,7 @@ class Field(NamedTuple):
         return self.name in REASONING
 
     def calls(self, value: Any, groups: Mapping[str, str]) -> list[tuple[str, Any]]:
-        """Return the names and arguments of a region's calls.
+        """Return the names and arguments of a region's tool calls.
 
         Args:
             value: the parsed value of the region's text.

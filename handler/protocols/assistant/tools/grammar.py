@@ -40,7 +40,7 @@ class Notation(NamedTuple):
 
     @property
     def begin(self) -> str:
-        """The text with which a response that consists of calls always begins."""
+        """The text with which a response that consists of tool calls always begins."""
         return self.block[0] or self.call[0].partition(_NAME)[0].partition(_NUMBER)[0]
 
 
@@ -65,7 +65,7 @@ def pairs(begin: str, middle: str, end: str) -> Callable[[Mapping[str, Any]], st
 
 
 def write_calls(notation: Notation, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """Write calls in a notation.
+    """Write tool calls in a notation.
 
     Args:
         calls: the name and the arguments of each call.
@@ -79,7 +79,7 @@ def write_calls(notation: Notation, calls: Iterable[tuple[str, Mapping[str, Any]
 
 
 def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: bool) -> Tag:
-    """Return the structural tag for a response that consists of at least one call, with arguments that fit the schemas.
+    """Return the structural tag for a response of at least one tool call, with arguments that fit the schemas.
 
     Args:
         tools: the tools in OpenAI's format.
@@ -92,7 +92,7 @@ def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: boo
 def calls_or_answer(
     notation: Notation, tools: Iterable[Mapping[str, Any]], answer: StructuredOutput, *, single: bool
 ) -> Tag:
-    """Return the structural tag for a response that consists of calls, or else matches other structured output.
+    """Return the structural tag for a response that consists of tool calls, or else matches other structured output.
 
     Args:
         tools: the tools in OpenAI's format.
@@ -120,7 +120,7 @@ def _answer(rule: StructuredOutput) -> Tag:
 def calls_in_text(
     notation: Notation, tools: Iterable[Mapping[str, Any]], strict: Collection[str], *, single: bool
 ) -> Tag:
-    """Return the structural tag for a response of text that may contain calls.
+    """Return the structural tag for a response of text that may contain tool calls.
 
     Args:
         tools: the tools in OpenAI's format.

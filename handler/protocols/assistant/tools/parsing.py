@@ -56,7 +56,7 @@ class Format(NamedTuple):
     notations: Mapping[str, Notation] = {}
 
     def notation(self, template: str) -> Notation | None:
-        """Return the notation in which a model with a chat template writes calls, or None if it is unknown."""
+        """Return the notation in which a model with a chat template writes tool calls, or None if it is unknown."""
         return next((notation for text, notation in self.notations.items() if text in template), None)
 
     def special(self, vocabulary: Vocabulary) -> frozenset[str]:
@@ -70,7 +70,7 @@ def _special(special: frozenset[str], marks: tuple[str, ...]) -> frozenset[str]:
 
 
 class NamedCall:
-    """Parses a response that consists of one call's arguments, as structured output enforces."""
+    """Parses a response that consists of one tool call's arguments, as structured output enforces."""
 
     def __init__(self, name: str) -> None:
         self._begun: list[Event] = [CallStart(0, name)]
@@ -84,7 +84,7 @@ class NamedCall:
 
 
 class CallsOrText:
-    """Parses a response that consists either of calls or of text without calls, as structured output enforces.
+    """Parses a response that consists either of tool calls or of text without calls, as structured output enforces.
 
     Args:
         begin: the text with which a response of calls begins.
@@ -119,11 +119,11 @@ class CallsOrText:
 
 
 class BrokenCall(Exception):
-    """Raised by the steps of a parser if the text is not, or no longer, a call."""
+    """Raised by the steps of a parser if the text is not, or no longer, a tool call."""
 
 
 class CallOutput:
-    """The events of a response with calls.
+    """The events of a response with tool calls.
 
     Attributes:
         count: the number of calls so far.
@@ -139,13 +139,13 @@ class CallOutput:
         self._written: list[str] = []  # arguments after the last event
 
     def begin(self, name: str) -> None:
-        """Start a call."""
+        """Start a tool call."""
         self._add(CallStart(self.count, name))
         self.count += 1
         self._space, self.after_call, self._in_call = [], True, True
 
     def write(self, text: str) -> None:
-        """Append text to the JSON of the call's arguments."""
+        """Append text to the JSON of the tool call's arguments."""
         if text:
             self._written.append(text)
 
@@ -182,7 +182,7 @@ class CallOutput:
 
 
 class CallParser(CallOutput):
-    """Base class of parsers for text with calls.
+    """Base class of parsers for text with tool calls.
 
     A subclass implements `calls` with the steps below. If `BrokenCall` is raised or the response ends before a call has
     started, the text that the steps have consumed is emitted. A call that has already started is left unfinished.
@@ -227,7 +227,7 @@ class CallParser(CallOutput):
         return self.pop()
 
     def calls(self, begin: str) -> Steps[None]:
-        """Read the calls after a marker, up to the text that follows them.
+        """Read the tool calls after a marker, up to the text that follows them.
 
         Args:
             begin: the marker, or "" at the start of the response.
@@ -239,7 +239,7 @@ class CallParser(CallOutput):
 
     @property
     def taken(self) -> str:
-        """The text that has been consumed since the marker or the last call. It is "" while a call is read."""
+        """The text that has been consumed since the marker or the last tool call. It is "" while a call is read."""
         return "".join(self._taken)
 
     def schema(self, tool: str) -> ToolSchema:
@@ -249,7 +249,7 @@ class CallParser(CallOutput):
     # -- events ------------------------------------------------------------------------------------------------------
 
     def begin(self, name: str) -> None:
-        """Start a call. Its text cannot be emitted as text any more."""
+        """Start a tool call. Its text cannot be emitted as text any more."""
         super().begin(name)
         self.commit()
 
@@ -258,11 +258,11 @@ class CallParser(CallOutput):
         self._committed = False
 
     def drop(self) -> None:
-        """Discard the consumed text, which is markup of the previous calls."""
+        """Discard the consumed text, which is markup of the previous tool calls."""
         self._taken = []
 
     def commit(self) -> None:
-        """Discard the text consumed so far, and stop recording consumed text until the call ends."""
+        """Discard the text consumed so far, and stop recording consumed text until the tool call ends."""
         self._taken, self._committed = [], True
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class CallParser(CallOutput):
         return (yield from self.stream_until(lambda text: None, *ends))
 
     def json(self) -> Steps[None]:
-        """Emit the JSON object or list that follows, as it arrives, as the arguments of the call."""
+        """Emit the JSON object or list that follows, as it arrives, as the arguments of the tool call."""
         end = JsonEnd(stop="<")
         while True:
             size = end.feed(self.held)
@@ -367,7 +367,7 @@ class CallParser(CallOutput):
             yield from self._open()
 
     def call_with_json(self, name: str) -> Steps[None]:
-        """Read a call whose arguments follow as a JSON object.
+        """Read a tool call whose arguments follow as a JSON object.
 
         Raises:
             BrokenCall: something else follows.
@@ -404,7 +404,7 @@ class CallParser(CallOutput):
             yield from self._block(begin)
 
     def _text(self) -> Steps[str]:
-        """Emit text up to a marker before calls, and return the marker."""
+        """Emit text up to a marker before tool calls, and return the marker."""
         pattern, first = any_of(self.begins), any_of(tuple(dict.fromkeys(mark[0] for mark in self.begins)))
         while True:
             size = len(self.held)
@@ -434,7 +434,7 @@ class CallParser(CallOutput):
             self.show("".join([*self._taken, rest]))
 
     def _begins_call(self, text: str) -> bool:
-        """Return whether a text at a response's end is an incomplete marker of another call."""
+        """Return whether a text at a response's end is an incomplete marker of another tool call."""
         start = text.strip()
         return len(start) > 1 and any(mark.startswith(start) for mark in self.begins)
 
@@ -457,7 +457,7 @@ _NUMBER = re.compile(r"[0-9]\Z")
 
 
 class ArgumentsText:
-    """The JSON text of one call's arguments."""
+    """The JSON text of one tool call's arguments."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -495,7 +495,7 @@ class ArgumentsText:
 
 
 class _Call:
-    """A call that has started. The client gets its start together with the first character of its arguments."""
+    """A tool call that has started. The client gets its start together with the first character of its arguments."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -504,7 +504,7 @@ class _Call:
 
 
 class CheckedCalls:
-    """Checks the calls among the events of one response.
+    """Checks the tool calls among the events of one response.
 
     A call that ends before its arguments is replaced by its name as text, because clients would read missing arguments
     as `{}`.
@@ -522,7 +522,7 @@ class CheckedCalls:
         self._count = 0
 
     def read(self, events: list[Event]) -> list[Event]:
-        """Return the checked events, in which each ending of a call is WHOLE or BROKEN."""
+        """Return the checked events, in which each ending of a tool call is WHOLE or BROKEN."""
         if len(events) == 1 and type(events[0]) in _BESIDE_CALLS:  # the usual case
             return events
         checked: list[Event] = []
@@ -534,7 +534,7 @@ class CheckedCalls:
         return checked
 
     def end(self, events: Iterable[Event], finish: Finish) -> list[Event]:
-        """Return the response's last events, including the ends of all calls.
+        """Return the response's last events, including the ends of all tool calls.
 
         Args:
             finish: the reason why the response ended. If the model itself ended it, open brackets are closed where this
@@ -588,7 +588,7 @@ class CheckedCalls:
 
 
 class TemplateCalls(PlainText):
-    """A placeholder for the parser of calls in response_template/. By itself it leaves calls in the text."""
+    """A placeholder for the parser of tool calls in response_template/. By itself it leaves calls in the text."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools = tools

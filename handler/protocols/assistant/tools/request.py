@@ -30,19 +30,19 @@ _OUR_OWN = SMOLLM2.notations[""]
 _TOOLS = re.compile(r"\btools\b")
 
 _SHORT_ID = re.compile(r"id\|length != 9")
-"""Mistral's templates require the id of a call to have nine characters."""
+"""Mistral's templates require the id of a tool call to have nine characters."""
 
 _INDEXED_ID = re.compile(r"<\|tool_calls_section_begin\|>")
-"""Kimi K2's templates write a call's id, which contains the tool's name, before its arguments and before its result."""
+"""Kimi K2's templates write a tool call's id, which has the tool's name, before the arguments and before the result."""
 
 _FIRST_CALL = re.compile(r"\A(?s:(?!.* in (?:message|m)(?:\.|\[['\"])tool_calls).*)tool_calls\[0\]")
 """The templates of GigaChat 3, gpt-oss and Llama 3 write only the first of several tool calls, or refuse them."""
 
 _ONE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise_exception")
-"""gpt-oss's template refuses a message with calls that has both reasoning and text, as it writes both as analysis."""
+"""gpt-oss's template refuses a message with tool calls, reasoning and text, as it writes the last two as analysis."""
 
 _CALLS = re.compile(r"\btool_calls\b")
-"""The templates of LFM2 and Granite 3.3 do not mention calls, and write only the role and the text of a message."""
+"""The templates of LFM2 and Granite 3.3 do not mention tool calls, and write only a message's role and text."""
 
 _DESCRIPTION = re.compile(r"[+~]\s*(?:(?:\w+\.)+description|\(\w+\.description \| tojson)")
 """The templates of gpt-oss and Muse Glimmer, and some others, fail for a tool without a description."""
@@ -87,7 +87,7 @@ def _with_short_ids(message: Message) -> Message:
 
 
 def _with_indexed_ids(messages: Sequence[Message]) -> list[Message]:
-    """Set the ids of calls and their results to Kimi K2's `functions.NAME:INDEX`, counted over all messages."""
+    """Set the ids of tool calls and their results to Kimi K2's `functions.NAME:INDEX`, counted over all messages."""
     ids: dict[str, str] = {}
     count = 0
     result = []
@@ -107,7 +107,7 @@ def _with_indexed_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
-    """Move each call to a message of its own, followed by its results. Results that belong to no call come last."""
+    """Move each tool call to its own message, followed by its results. Results that belong to no call come last."""
     separated: list[Message] = []
     waiting = deque(messages)
     while waiting:
@@ -127,7 +127,7 @@ def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_one_text(message: Message) -> Message:
-    """Append the text of a message with calls to its reasoning."""
+    """Append the text of a message with tool calls to its reasoning."""
     if not (message.get("tool_calls") and message.get("content") and message.get("thinking")):
         return message
     joined = f"{message['thinking']}\n{message['content']}"
@@ -135,7 +135,7 @@ def _with_one_text(message: Message) -> Message:
 
 
 def _with_written_calls(message: Message, notation: Notation, between: str = "") -> Message:
-    """Append a message's calls to its text, for a template that does not write calls."""
+    """Append a message's tool calls to its text, for a template that does not write calls."""
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     if not calls:
         return message
@@ -167,7 +167,7 @@ def _notation(template: str, *formats: Format | None) -> Notation | None:
 def _plain_messages(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], notation: Notation
 ) -> list[Message]:
-    """Convert tools, calls and results to text, for a template that does not show tools."""
+    """Convert tools, tool calls and results to text, for a template that does not show tools."""
     plain = [_plain(message, notation) for message in messages]
     if tools:
         instructions = _instructions(tools, notation)
@@ -195,7 +195,7 @@ def _instructions(tools: Sequence[Mapping[str, Any]], notation: Notation) -> str
 
 
 def _results_in_order(messages: Sequence[Message]) -> list[Message]:
-    """Sort the results of a message's calls in the order of the calls.
+    """Sort the results of a message's tool calls in the order of the calls.
 
     Agents send results as tools finish, and most templates write no ids with which a model could match them.
     """
@@ -276,7 +276,7 @@ class Tools(NamedTuple):
     unheeded: Sequence[str] = ()
 
     def parser(self) -> AnswerParser | None:
-        """Return a new parser for one response, or None if the response contains no calls."""
+        """Return a new parser for one response, or None if the response contains no tool calls."""
         if self.format is not None:
             return self.format.make(self.shown)
         if self.name:
@@ -354,7 +354,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
 
 
 def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
-    """Return tools with structured output for the calls of strict tools.
+    """Return tools with structured output for the tool calls of strict tools.
 
     If structured output cannot enforce the schemas, `strict` is reported as a name without effect.
 
@@ -466,7 +466,7 @@ def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], choice: NamedValue, *, single: bool) -> dict[str, Any]:
-    """Return the schema of a list of calls. Definitions are moved to its root, where references look them up."""
+    """Return the schema of a list of tool calls. Definitions are moved to its root, where references look them up."""
     definitions: dict[str, dict[str, Any]] = {}
     items = []
     for tool in tools:

@@ -17,7 +17,7 @@ _DEPTH = 32  # nested objects and lists
 
 
 class Gemma4(CallParser):
-    """Parses Gemma 4's calls.
+    """Parses Gemma 4's tool calls.
 
     Strings are enclosed in quote tokens and have no escapes. An unquoted value is parsed as JSON, or else taken as a
     string. A quoted value has the type in its schema, because vLLM's chat template for FunctionGemma quotes all values.

@@ -9,7 +9,7 @@ from handler.protocols.assistant.tools.parsing import NAME, Format, Steps
 
 
 class PairedCalls(SectionedCalls):
-    """Base class of parsers for calls with tags for a parameter's name and its value.
+    """Base class of parsers for tool calls with tags for a parameter's name and its value.
 
     Attributes:
         call, call_end: the markers around a call.
@@ -24,7 +24,7 @@ class PairedCalls(SectionedCalls):
     separator = ""
 
     def one(self) -> Steps[None]:
-        """Read a call after its marker. The marker of the next call also ends the call, and is not consumed."""
+        """Read a tool call after its marker. The marker of the next call also ends the call, and is not consumed."""
         yield from self.skip()
         name = yield from self.run(NAME)
         yield from self.skip()
@@ -56,7 +56,7 @@ class PairedCalls(SectionedCalls):
 
 
 class Glm(PairedCalls):
-    """Parses GLM's calls. GLM 4.5 writes each tag on a line of its own, but GLM 4.7 writes no newlines."""
+    """Parses GLM's tool calls. GLM 4.5 writes each tag on a line of its own, but GLM 4.7 writes no newlines."""
 
     begins = (PairedCalls.call,)
 
@@ -68,7 +68,7 @@ class Glm(PairedCalls):
 
 
 class Hunyuan(PairedCalls):
-    """Parses Hunyuan's calls. Hunyuan 3 writes a separator after the name, but Hunyuan 4 does not.
+    """Parses Hunyuan's tool calls. Hunyuan 3 writes a separator after the name, but Hunyuan 4 does not.
 
     A checkpoint may add its own suffix to all markers, such as `<tool_calls:opensource>`. The suffix is read from the
     first marker.

@@ -23,11 +23,11 @@ _OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
 """Matches the start of a tool call up to an incomplete name."""
 
 _LONGEST_HEAD = 512
-"""Maximum number of characters before a call's arguments. A name has at most 64 characters, which may be escaped."""
+"""Maximum number of characters before a tool call's arguments. A name has at most 64, which may be escaped."""
 
 
 class JsonCalls(CallParser):
-    """Base class of parsers for calls that are JSON objects.
+    """Base class of parsers for tool calls that are JSON objects.
 
     Arguments that follow the name of a call are emitted as they arrive, and arguments before it at the call's end. In a
     list, an object that is not a call becomes text, and the other objects remain calls.
@@ -81,7 +81,7 @@ class JsonCalls(CallParser):
         self._others.clear()
 
     def _object(self, *, listed: bool) -> Steps[None]:
-        """Read an object. In a list, an object that is not a call is kept as text."""
+        """Read an object. In a list, an object that is not a tool call is kept as text."""
         head = yield from self._head()
         if head:
             yield from self._streamed(head)
@@ -98,7 +98,7 @@ class JsonCalls(CallParser):
         self.end_call()
 
     def _head(self) -> Steps[re.Match[str] | None]:
-        """Return the start of a call up to its arguments, or None if the arguments do not follow the name."""
+        """Return the start of a tool call up to its arguments, or None if the arguments do not follow the name."""
         end, scanned = JsonEnd(), 0
         while True:
             head = self.head.match(self.held, 0, _LONGEST_HEAD)
@@ -114,7 +114,7 @@ class JsonCalls(CallParser):
             yield
 
     def called(self, text: str) -> tuple[str, str] | None:
-        """Return the name and the arguments of a complete object, or None if it is not a call."""
+        """Return the name and the arguments of a complete object, or None if it is not a tool call."""
         return _call(text, alone=self.marked)
 
     def _streamed(self, head: re.Match[str]) -> Steps[None]:
@@ -135,7 +135,7 @@ class JsonCalls(CallParser):
 
 
 class List(JsonCalls):
-    """Parses a response that is a list of calls, as structured output enforces."""
+    """Parses a response that is a list of tool calls, as structured output enforces."""
 
     at_start = True
 
@@ -173,7 +173,7 @@ class GigaChat3(JsonCalls):
 
 
 class InternLm(JsonCalls):
-    """Parses InternLM's calls. A second marker after the first distinguishes calls from Python code."""
+    """Parses InternLM's tool calls. A second marker after the first distinguishes calls from Python code."""
 
     begins = ("<|action_start|>",)
     end = "<|action_end|>"
@@ -185,7 +185,7 @@ class InternLm(JsonCalls):
 
 
 class Apertus(JsonCalls):
-    """Parses Apertus's calls, which are objects with the call's name as their only key."""
+    """Parses Apertus's tool calls, which are objects with the call's name as their only key."""
 
     begins = ("<|tools_prefix|>",)
     end = "<|tools_suffix|>"
@@ -197,7 +197,7 @@ class Apertus(JsonCalls):
 
 
 class Cohere(JsonCalls):
-    """Parses Cohere's calls, which have the keys `tool_name` and `parameters`, possibly after the call's id."""
+    """Parses Cohere's tool calls, which have the keys `tool_name` and `parameters`, possibly after the call's id."""
 
     begins = ("<|START_ACTION|>",)
     end = "<|END_ACTION|>"
@@ -218,7 +218,7 @@ _SIGNS = ("{", "[")
 
 
 class CallsInText(JsonCalls):
-    """Base class of parsers for calls within text.
+    """Base class of parsers for tool calls within text.
 
     Without a marker, an object that follows text is a call only if the request has a tool with its name.
     """
@@ -239,7 +239,7 @@ class CallsInText(JsonCalls):
         self.advance(1)
 
     def _called(self) -> Steps[None]:
-        """Read a call that begins with the name of a tool.
+        """Read a tool call that begins with the name of a tool.
 
         Raises:
             BrokenCall: the object does not begin with the name of a tool.
@@ -286,7 +286,7 @@ class XLam(CallsInText):
 
 
 def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | None:
-    """Return the name and the arguments of a complete call, or None if the text is not a call.
+    """Return the name and the arguments of a complete tool call, or None if the text is not a call.
 
     Args:
         alone: whether an object without arguments is a call.
@@ -319,7 +319,7 @@ def _list_between(parser: type[JsonCalls], call: tuple[str, str] = _OBJECT) -> d
 
 
 HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), _TEMPLATE, {"": _ONE_A_MARK})
-"""Each call is an object between markers of its own (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
+"""Each tool call is an object between markers of its own (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
 
 SMOLLM2 = Format("smollm2", Hermes, HERMES.marks, notations=_list_between(Hermes))
 """A list of objects between the markers (source: SmolLM2's documentation)."""
@@ -368,7 +368,7 @@ GRANITE_20B_FC = Format(
     "<function_call>",
     {"": Notation((f"<function_call> {_OBJECT[0]}", "}"), between="\n", mark="<function_call>")},
 )
-"""Each call is an object after a marker of its own (source: vLLM 0.33)."""
+"""Each tool call is an object after a marker of its own (source: vLLM 0.33)."""
 
 GIGACHAT3 = Format(
     "gigachat3",
@@ -434,7 +434,7 @@ _ENDS = (_END, "<|content_model_end_sampling|>")
 
 
 class Inkling(JsonCalls):
-    """Parses Inkling's calls, which have the keys `name` and `args`. The name may also precede the block.
+    """Parses Inkling's tool calls, which have the keys `name` and `args`. The name may also precede the block.
 
     Other markers are dropped.
     """
@@ -476,7 +476,7 @@ _CALLS, _CALL_ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 class Mistral(JsonCalls):
-    """Parses Mistral's calls.
+    """Parses Mistral's tool calls.
 
     With tokenizers up to version 10, they are a list or an object. With later tokenizers, a call is a name, possibly
     the call's id, and the arguments.

@@ -24,7 +24,7 @@ _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
 class KimiK3(SectionedCalls):
-    """Parses Kimi K3's calls, in which each argument has a type. The markers around the response's text are dropped."""
+    """Parses Kimi K3's tool calls, in which each argument has a type. Markers around a response's text are dropped."""
 
     section_end, call = _TOOLS_END, _CALL
     begins = (TOOLS, RESPONSE, RESPONSE_END, MESSAGE_END)

@@ -19,7 +19,7 @@ _DEPTH = 32  # nested elements
 
 
 class MinimaxM3(SectionedCalls):
-    """Parses MiniMax M3's calls.
+    """Parses MiniMax M3's tool calls.
 
     A nested element has the type in its schema. Without a schema it is a list if its first child is an `item`. An
     element without an end tag ends with an enclosing element. Elements with the same name in an object form a list.

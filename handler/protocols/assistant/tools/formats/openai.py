@@ -13,7 +13,7 @@ _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
 
 
 class Harmony(CallParser):
-    """Parses gpt-oss's calls.
+    """Parses gpt-oss's tool calls.
 
     A message has a header with its channel and possibly a recipient, followed by its text. A message to a function is a
     call, and any other message is text. The response begins within a header, whose start is in the prompt.
@@ -44,7 +44,7 @@ class Harmony(CallParser):
 _NOTATION = Notation(
     (f"{_START}assistant{_CHANNEL}commentary to=functions.NAME {_CONSTRAIN}json{_MESSAGE}", _CALL), style=""
 )
-"""This notation has no style, as structured output starts within the final message and cannot write call headers."""
+"""This notation has no style, because structured output starts within the final message and cannot write headers."""
 
 OPENAI = Format(
     "openai",

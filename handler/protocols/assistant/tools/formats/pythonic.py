@@ -24,10 +24,10 @@ _START, _END = "<|python_start|>", "<|python_end|>"
 
 
 class PythonicCalls(CallParser):
-    """Base class of parsers for calls in Python's syntax, with literals as arguments."""
+    """Base class of parsers for tool calls in Python's syntax, with literals as arguments."""
 
     def call(self) -> Steps[None]:
-        """Read one call.
+        """Read one tool call.
 
         Raises:
             BrokenCall: the text is not a call.
@@ -41,7 +41,7 @@ class PythonicCalls(CallParser):
         """Raise BrokenCall if no tool with this name may be called."""
 
     def list(self) -> Steps[None]:
-        """Read the calls of a list, whose opening bracket has been consumed, up to its end."""
+        """Read the tool calls of a list, whose opening bracket has been consumed, up to its end."""
         while True:
             yield from self.skip()
             yield from self.call()
@@ -129,9 +129,9 @@ class PythonicCalls(CallParser):
 
 
 class Pythonic(PythonicCalls):
-    """Parses calls in a Python list, which is the whole response or follows text.
+    """Parses tool calls in a Python list, which is the whole response or follows text.
 
-    There is no marker before the list. After text, only the name of a tool identifies a call.
+    There is no marker before the list. After text, only the name of a tool identifies a tool call.
     """
 
     begins: tuple[str, ...] = ("[",)
@@ -163,7 +163,7 @@ def _character(code: str) -> str:
 
 
 class Llama4Pythonic(Pythonic):
-    """Parses Llama 4's calls, which are a list, possibly between two markers."""
+    """Parses Llama 4's tool calls, which are a list, possibly between two markers."""
 
     begins = (_START, *Pythonic.begins)
 
@@ -179,7 +179,7 @@ class Llama4Pythonic(Pythonic):
 
 
 class Lfm2(PythonicCalls):
-    """Parses LFM2's calls, which are a list between two markers."""
+    """Parses LFM2's tool calls, which are a list between two markers."""
 
     begins = LFM2_MARKS[:1]
 
@@ -192,7 +192,7 @@ class Lfm2(PythonicCalls):
 
 
 class Olmo3(PythonicCalls):
-    """Parses OLMo 3's calls, which are on separate lines without a list around them."""
+    """Parses OLMo 3's tool calls, which are on separate lines without a list around them."""
 
     begins = ("<function_calls>",)
 
@@ -227,7 +227,7 @@ LFM2 = Format(
     r"<\|tool_(?:call|list)_start\|>|keep_past_thinking(?s:.*)List of tools: \[",
     _between(f"{LFM2_MARKS[0]}[", f"]{LFM2_MARKS[1]}"),
 )
-"""Source: the chat templates of LFM2 and 2.5, and the models' documentation, as some templates do not show calls."""
+"""Source: the chat templates of LFM2 and 2.5, and the models' documentation, as some templates show no tool calls."""
 
 OLMO3 = Format(
     "olmo3",

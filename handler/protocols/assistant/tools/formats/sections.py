@@ -7,7 +7,7 @@ from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, 
 
 
 class SectionedCalls(CallParser):
-    """Base class of parsers for calls in sections.
+    """Base class of parsers for tool calls in sections.
 
     Unless `one` is overridden, a call consists of a head with its name, its arguments, and possibly a tail. If a call
     is invalid, only this call becomes text, because the marker of the next call begins calls again.
@@ -30,7 +30,7 @@ class SectionedCalls(CallParser):
             mark = yield from self.expect(self.call, self.section_end)
 
     def head(self) -> Steps[str]:
-        """Consume the text before a call's arguments, and return the call's name.
+        """Consume the text before a tool call's arguments, and return the call's name.
 
         Raises:
             BrokenCall: the text is not a call.
@@ -38,11 +38,11 @@ class SectionedCalls(CallParser):
         raise NotImplementedError
 
     def tail(self) -> Steps[None]:
-        """Consume the last part of a call, after its arguments."""
+        """Consume the last part of a tool call, after its arguments."""
         yield from self.take(self.call_end)
 
     def one(self) -> Steps[None]:
-        """Read a call after the marker that begins it."""
+        """Read a tool call after the marker that begins it."""
         name = yield from self.head()
         yield from self.call_with_json(name)
         yield from self.skip()
@@ -58,7 +58,7 @@ _FENCE, _JSON_FENCE = "```", "```json"
 
 
 class DeepSeekV31(SectionedCalls):
-    """Parses DeepSeek V3.1's calls, which consist of a name, a separator and arguments."""
+    """Parses DeepSeek V3.1's tool calls, which consist of a name, a separator and arguments."""
 
     section_end, call, call_end = _CALLS_END, _CALL, _CALL_END
     begins = (_CALLS, _CALLS_END, _CALL)
@@ -72,7 +72,7 @@ class DeepSeekV31(SectionedCalls):
 
 
 class DeepSeekV3(DeepSeekV31):
-    """Parses DeepSeek V3's calls, which consist of a type, a separator, a name, and arguments in a code fence."""
+    """Parses DeepSeek V3's tool calls, which consist of a type, a separator, a name, and arguments in a code fence."""
 
     def head(self) -> Steps[str]:
         yield from self.until(_SEPARATOR)

@@ -20,7 +20,7 @@ _KEY = re.compile(r"[^>\"'\n]{1,256}")
 
 
 class TaggedCalls(CallParser):
-    """Base class of parsers for calls that consist of a tag with a name, tags for the parameters, and an end tag.
+    """Base class of parsers for tool calls that consist of a tag with a name, tags for the parameters, and an end tag.
 
     A parameter also ends where the next parameter begins, or where its call or all calls end. The markers around a call
     may be missing.
@@ -95,7 +95,7 @@ class TaggedCalls(CallParser):
         self._before = ", "
 
     def _until_call(self, mark: str) -> str:
-        """Return the marker if it belongs to the call. Otherwise put it back, and return `call_end`."""
+        """Return the marker if it belongs to the tool call. Otherwise put it back, and return `call_end`."""
         if mark not in (self.block_end, self.call, *self.begins):
             return mark
         self.held = mark + self.held
@@ -119,7 +119,7 @@ class Qwen3Coder(TaggedCalls):
 
 
 class MiMo(Qwen3Coder):
-    """Parses MiMo's calls, in which newlines next to the tags belong to the values."""
+    """Parses MiMo's tool calls, in which newlines next to the tags belong to the values."""
 
     trim = False
 
@@ -140,7 +140,7 @@ _WRAPPERS = ("arguments", "input")
 
 
 class DeepSeekV32(TaggedCalls):
-    """Parses DeepSeek V3.2's calls.
+    """Parses DeepSeek V3.2's tool calls.
 
     The model sometimes wraps all arguments in one parameter that the tool does not have. Such arguments are unwrapped.
     """
@@ -200,14 +200,14 @@ def _unwrap(text: str, schema: ToolSchema, wrapper: str) -> str:
 
 
 class DeepSeekV4(DeepSeekV32):
-    """Parses DeepSeek V4's calls. The model sometimes misspells the opening tag (source: vLLM 0.33)."""
+    """Parses DeepSeek V4's tool calls. The model sometimes misspells the opening tag (source: vLLM 0.33)."""
 
     block, block_end = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
     begins = (block, "<｜DSML｜toolcalls>", "<｜DSML｜tool>", DeepSeekV32.call)
 
 
 class DeepSeekV41(DeepSeekV32):
-    """Parses DeepSeek V4.1's calls, whose tags contain a space after `｜DSML｜`."""
+    """Parses DeepSeek V4.1's tool calls, whose tags contain a space after `｜DSML｜`."""
 
     block, block_end = "<｜DSML｜ calls>", "</｜DSML｜ calls>"
     call, call_end = "<｜DSML｜ invoke name=", "</｜DSML｜ invoke>"
@@ -216,7 +216,7 @@ class DeepSeekV41(DeepSeekV32):
 
 
 class Step3(TaggedCalls):
-    """Parses Step 3's calls. Each call is enclosed in further markers, and its type precedes the tags."""
+    """Parses Step 3's tool calls. Each call is enclosed in further markers, and its type precedes the tags."""
 
     block, block_end = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
     call, call_end = "<steptml:invoke name=", "</steptml:invoke>"
@@ -226,7 +226,7 @@ class Step3(TaggedCalls):
 
 
 class Dots(TaggedCalls, JsonCalls):
-    """Parses the calls of dots, which are tags or JSON objects between the markers."""
+    """Parses the tool calls of dots, which are tags or JSON objects between the markers."""
 
     block, block_end = "<dots_function_call>", "</dots_function_call>"
     end = block_end
@@ -240,7 +240,7 @@ class Dots(TaggedCalls, JsonCalls):
 
 
 class MiniCpm5(TaggedCalls):
-    """Parses MiniCPM 5's calls, which have no markers around them. A value may be in a CDATA section."""
+    """Parses MiniCPM 5's tool calls, which have no markers around them. A value may be in a CDATA section."""
 
     call, call_end = "<function name=", "</function>"
     block_end = call_end
@@ -284,7 +284,7 @@ SEED_OSS = Format("seed_oss", SeedOss, (SeedOss.block, SeedOss.block_end), "<see
 
 
 def invocations(parser: type[TaggedCalls], style: str = "", attribute: str = "") -> dict[str, Notation]:
-    """Return the notation of calls whose tags contain names as attributes.
+    """Return the notation of tool calls whose tags contain names as attributes.
 
     Args:
         attribute: a further attribute of a parameter's tag.
@@ -361,7 +361,7 @@ _MUSE_NO_TOOLS = ("self", "user")
 
 
 class MuseGlimmer(TaggedCalls):
-    """Parses Muse Glimmer's calls.
+    """Parses Muse Glimmer's tool calls.
 
     A message has a header, possibly with a recipient, followed by its text. Only messages to a tool may contain tags.
     The response begins within a header, whose start is in the prompt. Calls without a header are also read.
@@ -410,7 +410,7 @@ class MuseGlimmer(TaggedCalls):
                 return self._end(mark)
 
     def _show(self, text: str) -> None:
-        """Emit text, and the markers before it that do not belong to a call."""
+        """Emit text, and the markers before it that do not belong to a tool call."""
         if text:
             taken = self.taken
             self.drop()
