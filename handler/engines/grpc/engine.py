@@ -212,7 +212,7 @@ class OwnServer:
 
 @contextmanager
 def _default_signals() -> Iterator[None]:
-    """Let child processes that are started in this context end on SIGINT and SIGTERM, which this process ignores."""
+    """Let child processes that are started in this context end on SIGINT and SIGTERM. This process ignores both."""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
