@@ -423,7 +423,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return None
 
     def leave_out(self, server: RemoteServer, error: Failed) -> None:
-        """Send no requests to a server for a while after a failure."""
+        """Prefer other servers for a while after a failure of this one."""
         if not error.busy:  # it may have been restarted
             server.enforces_until = 0.0
         if pause := server.failed(self._loop.time(), error.retry_after):
