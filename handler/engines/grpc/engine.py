@@ -332,8 +332,7 @@ class ContractEngine(RemoteEngine[C]):
         self.check_max_tokens(self._fit(await self._model_at(server.url), self._model).max_tokens)
 
     def leave_out(self, server: RemoteServer, error: Failed) -> None:
-        """Prefer other servers for a while. If the engine started the server and the server will not recover,
-        end the engine.
+        """Prefer other servers for a while. End the engine if it started the server and the server will not recover.
 
         The engine's supervisor then restarts both.
         """

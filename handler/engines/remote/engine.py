@@ -175,7 +175,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         Args:
             name: name of the engine.
             max_tokens: the servers' limit for the prompt and the response together; None if they do not report it.
-            failed: errors of the servers that get no requests for now, by address.
+            failed: errors of the servers to which other servers are preferred for now, by address.
 
         Raises:
             ConfigError: the limit is unknown.
