@@ -144,7 +144,7 @@ class ReasoningEngine:
         return steps
 
     def _read(self, step: Step) -> Step:
-        """Process a step's tokens of requests that are still reasoning, and return all other tokens unchanged."""
+        """Process the tokens of first parts. Return what the batcher gets of these, and all other tokens unchanged."""
         first = self._first
         if first.keys().isdisjoint(step.keys) and not any(output.key in first for output in step.others):
             return step

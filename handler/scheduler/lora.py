@@ -196,7 +196,7 @@ class Registered(NamedTuple):
 
     Attributes:
         adapter: adapter that the engine loads. Each update has a new `id`.
-        number: number that clients see: 1, 2, ... in order of registration. An update keeps it; it is never reused.
+        number: number that clients see: 1, 2, ... in order of registration. It survives updates, and is never reused.
         preload: whether the engine loaded the adapter at its registration.
     """
 

@@ -255,7 +255,7 @@ class Admission:
         return await self._end(self._submit(use, size, apart=size >= LARGE))
 
     def write(self, feed: Callable[[], bytes], *, keeps: bool) -> asyncio.Future[bytes] | None:
-        """Call `feed`, which renders the end of a response, on a thread. Return None if it must be called inline,
+        """Call `feed`, which produces the end of a response, on a thread. Return None if it must be called inline,
         because the loop runs in steps.
 
         Args:

@@ -132,7 +132,7 @@ class Encoder:
         return request._replace(sampling=request.sampling._replace(max_new_tokens=left))
 
     def max_tokens(self) -> int | None:
-        """Return the maximum number of tokens of a request, or None if no engine was ever loaded."""
+        """Return the maximum number of tokens of a prompt and its response, or None if no engine was ever loaded."""
         info = self._engine_info()
         return None if info is None else info.max_total_tokens
 

@@ -330,7 +330,7 @@ async def _loaded(load: Coroutine[Any, Any, ServedModel]) -> ServedModel:
 
 
 async def _finish(model: ServedModel) -> None:
-    """Refuse new requests, and wait until the open requests have ended."""
+    """Refuse new requests, wait a limited time for the open requests, and end the others with an error."""
     if not model.availability.draining:  # otherwise the host has already waited
         model.drain()
         await _wait_idle(model, _DRAIN)

@@ -226,7 +226,7 @@ class ResponseDatabase:
         return _Read(head=head, history=history, size=size)
 
     def _use(self, ids: Sequence[str]) -> None:
-        """Mark responses as used now, in the order of `ids`."""
+        """Record that responses are used now, and postpone their expiry, in the order of `ids`."""
         now = self._clock()
         new = ((now, now + self._config.responses_expiration, id) for id in ids)
         self._database.executemany("UPDATE answers SET used = ?, expires = ? WHERE id = ?", new)

@@ -1,16 +1,17 @@
 """An engine without a model that repeats the words of the prompt. Each word is a token.
 
 The engine is deterministic and fast. It is meant for tests, for trying out clients and for measuring the host. The next
-word always has probability 1, so parameters that only shape a distribution have no effect. With an adapter, the
-repetition begins as many words later as the adapter's id says. An image becomes the word `<image>`, and audio becomes
-the word `<audio>`.
+word always has probability 1, so parameters that only shape a distribution have no effect. With the adapter
+of id N, the repetition begins N words after the prompt's first word. An image becomes the word `<image>`, and audio
+becomes the word `<audio>`.
 
 Options:
     echo_tokens_per_second: steps per second, each of which produces one token for every request. 0, the default, means
         no limit.
     echo_tokenizer: Hugging Face directory whose tokenizer replaces the division into words.
-    echo_cues: if true, the engine refuses a prompt that contains `<refuse>`. When it repeats the word `<raise>`,
-        `<hang>` or `<die>`, it raises an exception, hangs or dies. Off by default, as a prompt must not stop a server.
+    echo_cues: if true, the engine refuses a prompt that contains `<refuse>`. Instead of repeating the word `<raise>`,
+        `<hang>` or `<die>`, the engine raises an exception, hangs or dies. Off by default, as a prompt must not stop a
+        server.
 """
 
 from __future__ import annotations

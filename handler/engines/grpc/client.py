@@ -86,8 +86,8 @@ class GrpcClient:
         """Ask the server for its model, and check that the server is healthy.
 
         Args:
-            generates: whether the model must generate text. Otherwise it must compute embeddings, which is tested with
-                a request.
+            generates: whether the model must generate text. Otherwise the model must compute embeddings, and a
+                request tests this.
 
         Raises:
             Failed: the server does not respond, is unhealthy, or has a model for another task.

@@ -212,7 +212,7 @@ class OwnServer:
 
 @contextmanager
 def _default_signals() -> Iterator[None]:
-    """Let child processes that are started in this context end on SIGINT and SIGTERM, which this process ignores."""
+    """Let child processes that are started in this context end on SIGINT and SIGTERM. This process ignores both."""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -332,8 +332,7 @@ class ContractEngine(RemoteEngine[C]):
         self.check_max_tokens(self._fit(await self._model_at(server.url), self._model).max_tokens)
 
     def leave_out(self, server: RemoteServer, error: Failed) -> None:
-        """Send no requests to a server for a while. If the engine started the server and the server will not recover,
-        end the engine.
+        """Prefer other servers for a while. End the engine if it started the server and the server will not recover.
 
         The engine's supervisor then restarts both.
         """

@@ -465,7 +465,7 @@ class Tensor(NamedTuple):
 
 
 class Tensors:
-    """The tensors of a directory: of `model.safetensors`, or the files in its index, or else all safetensors files.
+    """The tensors of a directory: in `model.safetensors`, in the files of the index, or else in all safetensors files.
 
     Raises:
         ConfigError: a file has no header, or a tensor's position, type and shape contradict each other.

@@ -179,7 +179,7 @@ def _reason(error: Exception) -> str:
 
 
 def template_line(error: BaseException) -> str:
-    """Return a note for a message about the line of a chat template that raised an error; "" if unknown."""
+    """Return the end of an error message: the line of the chat template that raised the error; "" if unknown."""
     line, at = getattr(error, "lineno", None), error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename == "<template>":  # jinja2's name of a template that is not a file

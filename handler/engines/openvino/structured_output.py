@@ -187,7 +187,7 @@ class OpenVinoCheck:
         self._model = blank_model(self._num_logits, marker)  # made now, because this takes longest
 
     def prepare(self) -> None:
-        """Compile a small grammar to load shared data, which takes 0.1 s. Ignore errors: `__call__` reports them."""
+        """Load shared data by compiling a small grammar. This takes 0.1 s. Ignore errors: `__call__` reports them."""
         with contextlib.suppress(Exception):
             self.compile(_FIRST)
 

@@ -140,7 +140,7 @@ class OpenVinoWhisper(NoAdapters):
         return Output(key, ids, [None] * len(ids), extras=Extras(heard=heard))
 
     def _generation(self, ids: Sequence[int], sampling: Sampling, most: int | None = None) -> Any:
-        """Return GenAI's configuration for a prompt. Unless `most` is None, it limits the number of new tokens."""
+        """Return GenAI's configuration for a prompt. `most` limits the number of new tokens unless it is None."""
         config = self._pipeline.get_generation_config()
         start = list(ids).index(self._ids.start)
         if start:

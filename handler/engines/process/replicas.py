@@ -323,7 +323,7 @@ class _Adapters:
         """Stop waiting for a failed replica's replies.
 
         Args:
-            failure: error with which the commands end, or None if another replica is ready.
+            failure: error with which pending commands end, or None if another replica is ready.
         """
         for key, change in list(self._changes.items()):
             change.waiting.discard(replica.number)

@@ -101,7 +101,7 @@ class OutOfMemory(NamedTuple):
 
 
 class NotRun(Exception):
-    """The job was not run; the exception says why."""
+    """The job was not run, or not completed, for a reason outside the job. The exception says why."""
 
 
 class TooBusy(NotRun):

@@ -354,7 +354,7 @@ class EngineSupervisor:
         return (self.restarts,)
 
     def restart_when_idle(self, replica: int = 0) -> None:
-        """Restart the engine as soon as no request is running. New requests wait while it loads. Thread-safe."""
+        """Restart the engine as soon as no request is running. New requests wait meanwhile. Thread-safe."""
         if (instance := self._instance) is not None:
             instance.restart_requested = True
 

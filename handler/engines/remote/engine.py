@@ -175,7 +175,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         Args:
             name: name of the engine.
             max_tokens: the servers' limit for the prompt and the response together; None if they do not report it.
-            failed: errors of the servers that get no requests for now, by address.
+            failed: errors of the servers to which other servers are preferred for now, by address.
 
         Raises:
             ConfigError: the limit is unknown.
@@ -392,7 +392,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return choose([server for server in self._servers if _may_be_asked(server, busy)], tries, now)
 
     async def ask(self, server: RemoteServer, *, again: bool = False) -> None:
-        """Make sure that a server serves the model. Ask the server if it has failed since it last confirmed this.
+        """Make sure that a server serves the model. Query it unless it has confirmed this and not failed since.
 
         Args:
             again: whether to ask the server even if it has not failed.
@@ -423,7 +423,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return None
 
     def leave_out(self, server: RemoteServer, error: Failed) -> None:
-        """Send no requests to a server for a while after a failure."""
+        """Prefer other servers for a while after a failure of this one."""
         if not error.busy:  # it may have been restarted
             server.enforces_until = 0.0
         if pause := server.failed(self._loop.time(), error.retry_after):
@@ -486,7 +486,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 
 
 def _may_be_asked(server: RemoteServer, busy: Mapping[RemoteServer, Failed]) -> bool:
-    """Return whether a request may be sent to a server. If a busy server asked for a pause, it is not tried again."""
+    """Return whether a request may be sent to a server. A busy server that asked for a pause is not tried again."""
     return server not in busy or not busy[server].retry_after
 
 

@@ -198,8 +198,9 @@ _PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds without requests after a failure; dou
 class RemoteServer:
     """A remote server.
 
-    After a failure, the server gets no requests for a while. Then it is asked for its model, and gets a single request.
-    When the first token of the response arrives, the server gets requests as before.
+    After a failure, a pause begins, in which the server gets requests only while no other server is preferred (see
+    `choose`). Then it is asked for its model, and gets a single request. When the first token of the response arrives,
+    the server gets requests as before.
 
     Attributes:
         outstanding: number of tokens in the server's running requests: their prompts, and as many as they may generate.

@@ -217,7 +217,7 @@ class StructuredOutputValidator:
         self._closed = False
 
     def start(self) -> None:
-        """Start the sandbox process in the background unless it is running. Without this call, the first check does."""
+        """Start the sandbox process in the background unless it is running, so that the first check need not."""
         with self._lock:
             self._start()
 

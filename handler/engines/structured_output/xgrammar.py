@@ -45,7 +45,7 @@ def ebnf(kind: str, text: str) -> str:
 
 
 def has_own_rules(kind: str, text: str) -> bool:
-    """Return whether a text contains rules by the client, which may be costly, unlike xgrammar's rules for a schema."""
+    """Return whether a text contains the client's own rules. These may be costly, unlike xgrammar's for a schema."""
     return kind in ("REGEX", "GRAMMAR") or any(name in text for name in ('"pattern', '"grammar"', '"regex"'))
 
 

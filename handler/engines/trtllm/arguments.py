@@ -50,7 +50,7 @@ _NESTED: Mapping[str, Mapping[str, str]] = {
         "cuda_graph_padding": "enable_padding",
     },
 }
-"""Maps each argument of LLM that is an object to the options that it contains, and to their names in the object."""
+"""Maps each argument of LLM that is an object to its options, and each option to its name in the object."""
 _RELEASES: Mapping[str, tuple[Release, Release]] = {
     "moe_cluster_parallel_size": ((1, 0), (1, 2)),
     "onboard_blocks": ((1, 0), (1, 2)),

@@ -486,7 +486,7 @@ class TrtRequest:
         return beams
 
     def _ids(self, output: Any) -> Sequence[int]:
-        """Return all ids so far. If a stop id ended the response, include that id, which some versions remove."""
+        """Return all ids so far. If a stop id ended the response, include that id, although some versions remove it."""
         ids, reason = output.token_ids, output.stop_reason
         if output.finish_reason == "stop" and isinstance(reason, int) and ids[-1:] != [reason]:
             return [*ids, reason]

@@ -459,7 +459,7 @@ class BeamSearch:
 
     @property
     def width(self) -> int:
-        """The number of candidates for each beam's next token, which allows one beam to replace all others."""
+        """The number of candidates for each beam's next token: enough for a single beam to replace all others."""
         return 2 * self.sampling.num_beams
 
     def advance(self, alternatives: Sequence[Alternatives]) -> bool:

@@ -49,8 +49,8 @@ def num_samples(size: Sequence[int]) -> int:
 
 
 def read_size(data: bytes) -> tuple[int, int, int]:
-    """Return samples per channel, sample rate, and number of channels from the header of a WAV or FLAC, or zeros if the
-    file has no such header.
+    """Return samples per channel, sample rate, and number of channels from the header of a WAV or FLAC file. Return
+    zeros if the file has no such header.
 
     This takes only microseconds for any input. The decoder may find a different size.
 

@@ -289,8 +289,8 @@ class MediaLoader:
     async def _in_turn(self, load: Load, flow: Flow) -> Medium:
         """Decode a medium. A small medium is first tried with the short time limit, so that other media wait less.
 
-        While the medium is being decoded, its owner is charged for the time that its size implies, or for the maximum
-        time after a failed first try.
+        While the medium is being decoded, its owner is charged for the time that its size implies; after a failed first
+        try, for the maximum time.
         """
         seconds = _BEGIN + load.units / _UNITS_PER_SECOND
         if load.units <= _QUICK_UNITS:

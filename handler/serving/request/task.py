@@ -343,7 +343,7 @@ class RequestTask(Life):
             self._road.connect(channel)
 
     def feed(self, index: int, delta: Delta) -> None:
-        """Render a delta for the prompt at `index`. The driver calls this in its step, except for most plain tokens."""
+        """Add a prompt's delta to the response. The driver calls this in its step, except for most plain tokens."""
         stats = self._stats
         stats.num_tokens += len(delta.tokens)
         if not stats.first_at:
@@ -356,14 +356,14 @@ class RequestTask(Life):
         self._put(reply, reply.feed(index, delta), delta)
 
     def _write_apart(self, reply: Reply, index: int, delta: Delta) -> asyncio.Future[bytes] | None:
-        """Render the last delta on a thread if this may take a long time. Return None to render it inline."""
+        """Convert the last delta to bytes on a thread if this may take long. Return None to convert it inline."""
         keeps = self.parsed is not None and self.parsed.keeps
         if not (keeps or (delta.error is None and reply.takes_long(delta))):
             return None
         return self._admission.write(functools.partial(reply.feed, index, delta), keeps=keeps)
 
     def _put(self, reply: Reply, data: bytes, delta: Delta) -> None:
-        """Buffer the rendered bytes, and notify the host at the end of the engine's step."""
+        """Buffer bytes of the response, and notify the host at the end of the engine's step."""
         if self._capture is not None:
             self._capture.add(data)
         if reply.finished and not self.streams:
@@ -385,7 +385,7 @@ class RequestTask(Life):
         self._driver.notify(self)
 
     def _finish_writing(self, delta: Delta, writing: asyncio.Future[bytes]) -> None:
-        """Process the end of a response that a thread has rendered, unless the client has disconnected."""
+        """Process the end of a response that a thread has produced, unless the client has disconnected."""
         error = None if writing.cancelled() else writing.exception()
         if self.finished or self.parsed is None or writing.cancelled():
             return
@@ -443,7 +443,7 @@ class RequestTask(Life):
         self.close()
 
     def _feed_and_flush(self, index: int, delta: Delta) -> None:
-        """Render a delta outside of the driver's steps."""
+        """Add a delta to the response outside of the driver's steps."""
         if self.finished:
             return
         try:
@@ -465,7 +465,7 @@ class RequestTask(Life):
         self._put_failure(reply.feed(index, delta))
 
     def _put_failure(self, data: bytes) -> None:
-        """End a failed stream with the bytes that its reply has rendered."""
+        """End a failed stream with the bytes that its reply has produced."""
         self._end("failed")
         self._keep(data)
 
