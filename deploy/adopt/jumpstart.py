@@ -46,7 +46,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
 
     Raises:
         SpecError: a field has the wrong type, or the region is needed but unknown.
-        Refused: the document names no image, or is a Marketplace package.
+        Refused: the document names no image, or the model is in a Marketplace package.
     """
     fields = _chosen(_section(content, file, "document"), file)
     if fields.get("hosting_model_package_arns"):  # the SDK prefers the package to an image
@@ -93,7 +93,7 @@ def _variant(fields: Mapping[str, Any], kind: str, file: str) -> dict[str, Any]:
 
 
 def _notes(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the serving fields that are not read, and the licence to accept."""
+    """Yield each serving field that is not read, with the reason, and the licence that the user must accept."""
     for name, value in fields.items():
         if name.startswith(_OF_SERVING) and not name.startswith(_READ) and value:
             yield f"JumpStart's {name}", "adopt ignores this field"

@@ -200,7 +200,7 @@ _PARTS = {"EndpointConfig": "endpoint-config", "Model": "model", "InferenceCompo
 def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     """Return the IAM policy for adopting the endpoint, which allows only reading.
 
-    It covers all configurations, models, components and archives, because only the endpoint tells their names.
+    It covers all configurations, models, components and archives, as their names are unknown before the reading.
     """
     head = f"arn:{partition}:sagemaker:{region}:*"
     endpoints = [f"{head}:endpoint/{spelling}" for spelling in dict.fromkeys((name, name.lower()))]

@@ -99,7 +99,7 @@ class Adopted:
         head: phrases for the comments at the top of the file.
         unmapped: pairs `(field or NAME=value, reason)` for settings that cannot be mapped.
         idle: pairs of the same form for settings that have no effect here.
-        defaults: pairs `(field, whose default it is)` for settings that the source leaves to its container.
+        defaults: pairs `(setting, origin)` for defaults of the container or SageMaker on which the source relies.
         passed: names of the fields that are passed to SageMaker unchanged.
     """
 
@@ -214,7 +214,7 @@ def _served(source: Source, variant: Json) -> list[Served]:
     """Return the first serving container, and the further serving containers that differ from it.
 
     Raises:
-        Refused: the endpoint serves no model, or a component has specifications by instance type.
+        Refused: the endpoint serves no model, or a component has a separate specification for each instance type.
     """
     if not source.bases:
         name = str(variant.get("ModelName", ""))
@@ -233,7 +233,7 @@ def _served_by(source: Source, component: Json) -> Served:
     """Return the serving container of a component.
 
     Raises:
-        Refused: the component has specifications by instance type.
+        Refused: the component has a separate specification for each instance type.
     """
     name, specification = str(component["InferenceComponentName"]), component.get("Specification", {})
     if component.get("Specifications"):
@@ -592,7 +592,7 @@ _MOST_PASSES = 12  # a pass may reveal problems that an earlier problem has hidd
 
 
 def _dropped(result: Adopted, line: str) -> bool:
-    """Remove the field that a message names if it is optional, and return whether it was removed."""
+    """Move the field that a message names to `unmapped` if its section is optional. Return whether it was moved."""
     path, _, why = line.partition(": ")
     names = path.split(".")
     if names[0] not in ("sagemaker", "environment", "options", "tags", "timeouts", "capture"):
@@ -625,7 +625,7 @@ def checked(file: str, path: str, operation: str, content: Any) -> list[tuple[st
     """Check a response of SageMaker's Describe calls, or the request of the matching Create call.
 
     Returns:
-        Pairs of a field that is in neither AWS shape, and the reason.
+        A pair `(field, reason)` for each field that is in neither of the two AWS shapes.
 
     Raises:
         SpecError: a field has the wrong type. The message names the first such field.

@@ -122,10 +122,10 @@ class Variables:
         context: value of `model.context`, or None if no variable sets it.
         unmapped: pairs `(NAME=value, reason)` for variables that cannot be mapped.
         idle: pairs of the same form for variables that have no effect here.
-        defaults: pairs `(option, whose default it is)` for options that no variable sets.
+        defaults: pairs `(setting, origin)` for defaults of the container, where no variable sets the setting.
         hub_token: names of the variables that contain a token of the Hugging Face hub.
         origins: maps each option to the name of the variable that sets it.
-        keys: maps the key of each option that a variable sets to its value as a string.
+        keys: values of the options that variables set, as strings, by the option's key.
     """
 
     options: dict[str, Value] = field(default_factory=dict)
@@ -191,7 +191,7 @@ def _translate(result: Variables, names: Mapping[str, str], engine: str) -> None
 
 
 def _joined(names: Mapping[str, str], settings: Variables) -> dict[str, str]:
-    """Join variables with dotted names, such as SM_VLLM_LIMIT_MM_PER_PROMPT.IMAGE=2, to one JSON value per option."""
+    """Join variables with dotted names, such as SM_VLLM_LIMIT_MM_PER_PROMPT.IMAGE=2, into one JSON value per option."""
     dotted = [name for name in names if "." in name and name.startswith(("OPTION_", SM_VLLM))]
     result = {name: value for name, value in names.items() if name not in dotted}
     keys = {name: key_of(f"OPTION_{name.removeprefix(SM_VLLM).removeprefix('OPTION_')}") for name in dotted}
@@ -209,7 +209,7 @@ def _joined(names: Mapping[str, str], settings: Variables) -> dict[str, str]:
 
 
 def _write_defaults(result: Variables, container: Container) -> None:
-    """Write out the container's defaults that differ from this project's image, unless a variable sets them."""
+    """Add the container's defaults that differ from this project's image, except for options that a variable sets."""
     for key, value, whose in _defaults(result, container):
         if key in result.keys:
             continue
@@ -277,7 +277,7 @@ def _is_read(name: str, container: Container) -> bool:
 
 
 def _read(names: Mapping[str, str], container: Container) -> tuple[str, dict[str, str]]:
-    """Return the engine and the options, as LMI reads the variables."""
+    """Return the engine and the options that LMI derives from the `OPTION_*` variables."""
     options = [Setting(key_of(name), value, name) for name, value in names.items() if name.startswith("OPTION_")]
     settings = as_lmi_reads(options, {}, "", java=False, is_mode_given=False)
     engine = named_engine(settings, container.engine) or container.engine

@@ -106,7 +106,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
 
 
 def amounts(spec: Spec) -> tuple[int, int]:
-    """Return the maximum number of concurrent requests, and the maximum megabytes per request."""
+    """Return the maximum number of concurrent requests, and the maximum size of a request in MB."""
     batch = settings_of(spec)
     concurrency = batch.concurrency or max(1, min(MOST_TOGETHER // (batch.payload_mb or 1), _sequences(spec)))
     return concurrency, batch.payload_mb or max(1, min(_PAYLOAD, MOST_TOGETHER // concurrency))
@@ -265,7 +265,7 @@ def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterato
 
 
 def too_long(chunks: Iterable[bytes], maximum: int) -> int | None:
-    """Return the number of the first line longer than `maximum` bytes, including its newline, or None."""
+    """Return the 1-based index of the first line that exceeds `maximum` bytes with its newline, or None."""
     number, length = 1, 0
     for chunk in chunks:
         first, *others = chunk.split(b"\n")

@@ -103,7 +103,7 @@ def describe(aws: Aws, name: str) -> dict[str, Any]:
 
 
 def stop(aws: Aws, name: str) -> str:
-    """Stop a job, and return a sentence that reports it. SageMaker stores no output for unfinished files."""
+    """Stop a running job, and return its status as a sentence. SageMaker stores no output for unfinished files."""
     status = describe(aws, name)["TransformJobStatus"]
     if status not in _RUNNING:
         return f"{name} is already {status}."
@@ -152,7 +152,7 @@ def _key(name: str) -> str:
 
 
 def _total(aws: Aws, job: Mapping[str, Any]) -> int:
-    """Return the number of files to transform, or 0 if listing them is not allowed."""
+    """Return the number of non-empty files to transform, or 0 if listing them is not allowed."""
     try:
         source = job["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
         return sum(bool(item.size) for item in inputs(aws, source))
@@ -196,7 +196,7 @@ def _log(aws: Aws, name: str) -> list[str]:
 
 
 def _names(aws: Aws, part: str, **more: str) -> Iterator[str]:
-    """Yield the names of jobs that begin with `part`."""
+    """Yield the name of each job whose name begins with `part`."""
     for job in pages(aws, "sagemaker", "list_transform_jobs", "TransformJobSummaries", NameContains=part, **more):
         if job["TransformJobName"].startswith(part):
             yield job["TransformJobName"]

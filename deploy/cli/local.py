@@ -113,7 +113,7 @@ def _no_proxy() -> dict[str, str]:
 
 
 BASE = "base"
-"""Name of the component for the model itself, which exists only if there are adapters."""
+"""Name of the component that serves the model itself. Without adapters, there is no such component."""
 
 _NAME = "local"
 _SPECIFICATION = (".yaml", ".yml", ".json")

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def deploy(arguments: argparse.Namespace, command: str) -> int:
-    """Run `up`, `update` or `promote`. An interrupt prints what was done so far. `update` requires an endpoint."""
+    """Run `up`, `update` or `promote`. If interrupted, print what was done so far. `update` needs an endpoint."""
     spec = spec_of(arguments)
     share = share_of(arguments) if command == "up" else None
     if share is not None or command == "promote":

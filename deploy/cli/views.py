@@ -173,7 +173,7 @@ def _as_json(item: Placed) -> dict[str, Any]:
 
 
 def fit_as_json(fit: Fit) -> dict[str, Any]:
-    """Return the memory needs of a model on an instance type, as JSON."""
+    """Return a model's memory on an instance type and the number of requests that fit, for JSON output."""
     return {
         "weights_gib": fit.weights,
         "kv_gib": max(0.0, fit.room),

@@ -63,8 +63,8 @@ class OpenAIRoute:
 class Session:
     """A stateful session, which `Predictor.session()` opens and the `with` statement closes.
 
-    Special bodies open and close a session (`requestType` NEW_SESSION and CLOSE). All other requests carry its ID in a
-    header.
+    Requests whose body has the `requestType` NEW_SESSION or CLOSE open and close a session. All other requests of the
+    session have its ID in a header.
 
     Attributes:
         id: ID that the container assigned to the session, or "" after the session was closed.
@@ -263,7 +263,7 @@ class Predictor:
         return OpenAIRoute(f"{self.runtime.base_url}/openai/v1", self._token)
 
     def openai(self, *, asynchronous: bool = False, **options: Any) -> Any:
-        """Return a client from the `openai` package for the endpoint's OpenAI route, which renews its tokens itself.
+        """Return an `openai` client for the endpoint's OpenAI route. The client renews its bearer tokens itself.
 
         Args:
             asynchronous: whether to return an `openai.AsyncOpenAI`.

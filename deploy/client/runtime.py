@@ -144,8 +144,9 @@ class Patience:
     Attributes:
         busy: limit while requests are throttled, or while there is no connection.
         cold: limit while no copy is running. An instance takes minutes to start.
-        first: first pause. Each further pause is up to twice as long as the previous pause, with jitter.
-        longest: maximum length of a pause.
+        first: maximum length of the first pause. The maximum doubles for each further pause, and a pause lasts at least
+            half of its maximum.
+        longest: maximum length of any pause.
     """
 
     busy: float = 60.0
@@ -194,8 +195,8 @@ def with_retries(
 
 WARN_BYTES = 6 * 1024 * 1024
 MAX_BYTES = 25 * 1024 * 1024
-"""The API's model states a maximum of 6 MiB, its documentation 25 MB. The client warns above the first and raises an
-error above the second."""
+"""Maximum size of a request body. AWS's documentation states 25 MB, but the API's model only 6 MiB (`WARN_BYTES`).
+The client warns about a larger body than the model allows, and raises an error for a larger body than 25 MiB."""
 
 _T = TypeVar("_T")
 

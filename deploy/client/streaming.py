@@ -27,7 +27,7 @@ class Token:
         logprob: natural logarithm of the token's probability, or None if it was not requested.
         special: whether the token is a special token.
         shown: whether `text` is part of the generated text. TGI's special tokens are not.
-        index: number of the choice, if several were requested.
+        index: index of the choice, or 0 if the schema has no index.
         data: the JSON value of the event.
     """
 
@@ -48,7 +48,7 @@ class Finish:
         reason: finish reason in the schema's terms, such as `length`, `eos_token` or `stop`, or None if there is none.
         generated_text: whole text, or None if the schema does not repeat it.
         details: further fields of the final event, under their own names.
-        index: number of the choice.
+        index: index of the choice, or 0 if the schema has no index.
         data: the JSON value of the event.
     """
 
@@ -230,7 +230,7 @@ class JsonValues:
         return [_parse(value)] if value else []
 
     def _end(self) -> int | None:
-        """Return the end of the first value, or None if it is incomplete."""
+        """Return the index at which the first value ends, or None if the value is incomplete."""
         if not self._scanned:
             del self._buffer[: _BLANK.match(self._buffer).end()]  # type: ignore[union-attr]  # matches always
         if not self._buffer:
@@ -381,7 +381,7 @@ class AnswerReader:
         """Add bytes, and yield the events that they complete.
 
         Raises:
-            ModelFailed: the response reports a failure. It is raised after the events before it.
+            ModelFailed: the response reports a failure. All earlier events are yielded first.
         """
         if self._reader is None:
             self._beginning += data
@@ -468,7 +468,7 @@ class Stream:
         """Yield the pieces of the generated text as they arrive, or the whole text if the response is not streamed.
 
         Args:
-            index: number of the choice, if several were requested.
+            index: index of the choice, if several were requested.
         """
         pieces = False
         for event in self._events:
@@ -499,7 +499,7 @@ class Stream:
 
     @property
     def finish(self) -> Finish | None:
-        """Return the end of the first choice that has ended, or None if no choice has ended."""
+        """Return the `Finish` event that arrived first, or None if no choice has ended."""
         return next((event for event in self._reader.arrived if isinstance(event, Finish)), None)
 
     def close(self) -> None:

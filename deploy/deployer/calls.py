@@ -120,7 +120,7 @@ def call(
     """Call AWS, and retry for five minutes while another change is in progress or AWS throttles the calls.
 
     Args:
-        is_due: function that is called before each attempt. If it returns False, {} is returned without a call.
+        is_due: function that is called before each attempt. If it returns False, `call` returns {} without calling AWS.
 
     Raises:
         ClientError: the last attempt failed.

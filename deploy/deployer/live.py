@@ -189,7 +189,7 @@ class _Search:
         )
 
     def find_by_name(self) -> None:
-        """Look up the resources with desired names, except for scaling, and others that may be the deployment's."""
+        """Look up all desired resources except for scaling, and other resources that may belong to the deployment."""
         desired = (key for key in self._desired if key[0] not in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY))
         candidates = ((kind, (name,)) for kind, name in _candidates(self._aws, self._own_name, self._endpoint))
         for kind, which in chain(desired, candidates):
@@ -210,7 +210,10 @@ class _Search:
                 raise
 
     def _of_another_owner(self, endpoint: LiveResource) -> Iterator[tuple[Kind, Json]]:
-        """Yield the current configuration of another owner's endpoint, and the models in it, but not for a guest."""
+        """Yield another owner's configuration and its models, and the configuration before the deployment's shadow.
+
+        If the deployment is a guest on the endpoint, the models are omitted.
+        """
         config = show(self._aws, Kind.ENDPOINT_CONFIG, (str(endpoint.description["EndpointConfigName"]),))
         if config is None:
             return

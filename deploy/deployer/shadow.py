@@ -1,7 +1,7 @@
 """Plan to add a deployment to another owner's endpoint as a shadow variant, to promote it, or to remove it.
 
 The endpoint keeps its owner and its tags. It only gets a copy of its configuration with the shadow added. A tag of this
-copy names the previous configuration, to which the endpoint returns.
+copy names the previous configuration, to which the endpoint returns when the shadow is removed.
 """
 
 from __future__ import annotations

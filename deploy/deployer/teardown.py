@@ -31,7 +31,7 @@ def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
 
 
 def users_of(aws: Aws, uri: str) -> dict[str, str]:
-    """Map the name of each model that loads from the prefix, or from above or below it, to its model data URI."""
+    """Return the model data URI of each model that loads from the prefix, or from above or below it, by model name."""
     names = [item["ModelName"] for item in pages(aws, "sagemaker", "list_models", "Models")]
     users = {}
     with ThreadPoolExecutor(_WORKERS) as pool:
@@ -68,7 +68,7 @@ def check_users(aws: Aws, uri: str, own_models: Iterable[str]) -> None:
 
 
 def delete_data(aws: Aws, uri: str) -> tuple[int, int]:
-    """Delete the objects that `up` uploaded under the prefix (they have a digest), and unfinished uploads.
+    """Delete unfinished uploads under the prefix, and the objects whose metadata shows that `up` uploaded them.
 
     Returns:
         The number of deleted objects, and the number of remaining objects.

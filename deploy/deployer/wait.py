@@ -250,7 +250,7 @@ def _verdict(aws: Aws, resource: Resource, description: dict[str, Any]) -> dict[
 
 
 def _is_previous_version(resource: Resource, description: Mapping[str, Any]) -> bool:
-    """Return whether the resource still serves an undesired version, and no update has ended."""
+    """Return whether AWS may still describe the state before an update, with another version than desired."""
     if _status(resource, description) in MIXED:  # the state before an update
         return True
     desired, serves = _versions(resource, description)

@@ -169,7 +169,7 @@ _PULLS = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLaye
 
 
 class Starts:
-    """Decides how creations and updates end, with AWS's failure reasons. An instance serves as `SageMaker.fate_of`.
+    """A function that decides how creations and updates end, with AWS's failure reasons, for `SageMaker.fate_of`.
 
     Args:
         log: callback for each log line of a container that does not become ready.

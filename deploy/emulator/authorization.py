@@ -268,7 +268,7 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _spelt(prefix: str, arn: str) -> list[str]:
-    """Return the forms of an ARN that AWS may use: SageMaker's in lower case, or a log group's with `:log-stream:`."""
+    """Return an ARN and its other form in AWS: in lower case for SageMaker, with `:log-stream:` for a log group."""
     if prefix == "sagemaker":
         return list(dict.fromkeys((arn, arn.lower())))
     if prefix == "logs" and ":log-stream:" not in arn:
@@ -426,7 +426,7 @@ class RoleStore:
         return Need("s3:ListBucket", f"arn:{self.where.partition}:s3:::{bucket}", {"s3:prefix": prefix})
 
     def keys(self, uri: str) -> list[str]:
-        """Return the keys of the objects with a prefix."""
+        """Return the keys of the objects whose URIs begin with `uri`."""
         self.check(self.listing(uri))
         bucket, prefix = bucket_and_key(uri)
         return [item["Key"] for item in self._s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", ())]

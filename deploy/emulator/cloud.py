@@ -219,7 +219,7 @@ class Cloud:
         return map(self._tagged, needs)
 
     def _resource_names(self, call: Call, where: Where) -> dict[str, Any]:
-        """Return the parameters that name a resource differently from its ARN, with the name that is in the ARN."""
+        """Return the parameters whose resource has another name in its ARN, each with the name from the ARN."""
         parameters = call.parameters
         if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
             return {"KmsKeyId": self._volume_key(parameters)}

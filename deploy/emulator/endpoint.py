@@ -126,7 +126,7 @@ class Event:
 
 
 class Captures:
-    """Collects an endpoint's captured events, and writes them to files."""
+    """A collector of an endpoint's captured events, which writes them to files."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -162,9 +162,10 @@ class Captures:
             self._timer = asyncio.get_running_loop().call_later(_SECONDS, self._flush)
 
     def copy(self, event: Event | None, ask: Callable[[], Awaitable[Answer]]) -> None:
-        """Send the request to the shadow variant too, in the background, if it is among the variant's share.
+        """Send a copy of the request to the shadow variant in the background, if it is in the variant's share.
 
         Args:
+            event: the captured request. A request that is not captured (None) is not copied.
             ask: function that sends the request to the container and returns the response.
         """
         if event is not None and event.is_shadowed:

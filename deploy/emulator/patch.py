@@ -27,8 +27,8 @@ def patched(replacements: Replacements) -> Iterator[None]:
 
 
 def result(operation: Operation) -> Any:
-    """Return a method for moto's response classes that responds with an operation's result.
-    If the result is None, the response is empty. For services whose responses moto encodes by botocore's API model.
+    """Return a method for moto's response classes that responds with an operation's result, or empty for None.
+    The method is for services whose responses moto encodes by botocore's API model.
     """
 
     def respond(self: BaseResponse) -> Any:

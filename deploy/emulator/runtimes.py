@@ -274,7 +274,7 @@ class Runtimes:
         return accepted.answer(start_response)
 
     def transform(self, payload: bytes, content_type: str) -> bytes:
-        """Return the body of the container's response to a transform job's payload, including 4xx responses.
+        """Return the body of the container's response to a transform job's payload, which may also be a 4xx response.
 
         Raises:
             ValueError: the response's status is 5xx, or the container did not respond.

@@ -127,7 +127,7 @@ class SageMaker:
         fates: outcomes that were set with `fate`, by the resource's name.
         on_endpoint_gone: callback for the name of each deleted endpoint.
         may_take: function that returns whether SageMaker may assume a role, given the role's ARN.
-        quota_of: function that returns the quota of an instance type for a CreateModel request.
+        quota_of: function that returns an instance type's quota, given the type and the model's CreateModel request.
         fate_of: function that returns the outcome of a creation or update for which `fate` was not called.
     """
 

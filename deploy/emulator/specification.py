@@ -106,7 +106,7 @@ def _processes(spec: Spec) -> dict[str, Spec]:
 
 
 def _free_ports(port: Callable[[], int], names: Iterable[str]) -> dict[str, int]:
-    """Return a free port for each name. `port` may repeat a port whose process does not listen yet."""
+    """Return a different free port for each name, even if `port` repeats a port that no process listens on yet."""
     ports: dict[str, int] = {}
     for name in names:
         while (number := port()) in ports.values():

@@ -146,7 +146,7 @@ def _structure(function: str, shape: Any, values: Mapping[str, Any], shapes: set
 
 
 def _value(shape: Any, value: Any, shapes: set[str]) -> _Expression:
-    """Return the expression of a value for the SDK, in which structures are objects of the SDK's shapes."""
+    """Return a Python expression for a value that the SDK accepts, with objects of the SDK's shapes for structures."""
     match shape.type_name:
         case "structure":
             shapes.add(shape.name)
@@ -168,7 +168,7 @@ def _call(resource: Resource, client: str, method: str, resources: Sequence[Reso
 
 
 def _plain(value: Any, names: Mapping[str, str]) -> _Expression:
-    """Return the expression of a value for boto3."""
+    """Return a Python expression for a value that boto3 accepts, in which each `Ref` is read from a variable."""
     if isinstance(value, Ref):
         return _Expression(f"{names[value.key]}[{_scalar(value.attribute)}]")
     if isinstance(value, Mapping):

@@ -153,7 +153,7 @@ class Arns:
         return _once([config.get("RepositoryAuthConfig", {}).get("RepositoryCredentialsProviderArn")])
 
     def objects(self, uris: list[str]) -> list[str]:
-        """Return the ARN of each S3 URI: of the object for an archive, and of all objects under any other URI."""
+        """Return an ARN for each S3 URI: the ARN of an archive, or else a pattern for all objects under the URI."""
         paths = [uri.removeprefix("s3://") for uri in uris]
         ends = ["" if path.endswith(ARCHIVE) else "*" if "/" in path else "/*" for path in paths]
         return [f"arn:{self._partition}:s3:::{path}{end}" for path, end in zip(paths, ends, strict=True)]
@@ -162,7 +162,7 @@ class Arns:
         return _once(f"arn:{self._partition}:s3:::{bucket_and_key(uri)[0]}" for uri in uris)
 
     def listed(self, uris: list[str]) -> list[Scope]:
-        """Return the scope of each bucket, with the prefixes of the URIs as its condition."""
+        """Return a scope for each bucket of the URIs. Its condition allows listing only the URIs' prefixes."""
         prefixes: dict[str, set[str]] = {}
         for uri in uris:
             (bucket,) = self.buckets([uri])

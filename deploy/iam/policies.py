@@ -26,7 +26,7 @@ class Row(NamedTuple):
     """Actions, and the resources for which they are needed.
 
     Attributes:
-        sid: statement ID. Rows with the same ID and the same condition are joined to one statement.
+        sid: statement ID. Rows with the same ID and the same condition are joined into one statement.
         actions: actions after the service's prefix, such as "sagemaker:CreateModel DeleteModel".
         on: function that returns the resources, or [] if the actions are not needed.
     """
@@ -95,7 +95,7 @@ _VOLUME_KEY = Row(  # only SageMaker may create a grant on it; the caller of Cre
 
 
 def _written(sid: str) -> tuple[Row, Row]:
-    """Return the rows for objects that SageMaker writes. S3 decrypts the parts of multipart uploads to join them."""
+    """Return the rows for objects that SageMaker writes. S3 must decrypt a multipart upload's parts to join them."""
     return (
         Row(sid, "s3:PutObject", lambda a: a.objects([item.uri for item in a.written if item.sid == sid])),
         Row(
@@ -279,11 +279,11 @@ def policies(spec: Spec, decision: Decision, *, adopt: bool = False) -> dict[str
 
 
 MOST = 6144
-"""Maximum number of characters in a managed policy (quota "Managed policy length"), not counting white space."""
+"""Maximum number of characters in a managed policy (quota "Managed policy length"), not counting whitespace."""
 
 
 def length(policy: Policy) -> int:
-    """Return a policy's length in characters as AWS counts it, excluding white space."""
+    """Return a policy's length in characters as AWS counts it, excluding whitespace."""
     return len(json.dumps(policy, separators=(",", ":")))
 
 

@@ -30,7 +30,7 @@ class Placed:
         gpus: number of GPUs for each copy.
         memory_mb: host memory for each copy, in MB.
         cpus: number of cores for each copy, or 0 if the component requests no cores.
-        fit: memory that the model needs, or None if the model's size or the instance type is unknown.
+        fit: the model's memory on the instance type, or None if the model's size or the type is unknown.
     """
 
     name: str
@@ -283,7 +283,7 @@ class Room(NamedTuple):
     instances: int
 
     def copies(self, needs: Sequence[float], maximum: int) -> int:
-        """Return how many copies fit on one instance, up to `maximum`."""
+        """Return how many copies fit on one instance, or `maximum` if a copy needs no resources."""
         return min((int(has // need) for has, need in zip(self.free, needs, strict=True) if need), default=maximum)
 
     def less(self, needs: Sequence[float], copies: int, instances: int) -> Room:

@@ -61,7 +61,7 @@ class Need:
         cuda: the CUDA version of the image, e.g. (12, 8), or None if it is unknown.
         built_for: minimum compute capability that the image has kernels for, or None if it is unknown.
         windows: whether the engine frees the cache outside of a sliding window.
-        stages: number of pipeline stages times context parts in `degree`.
+        stages: number of pipeline stages times number of context parts, both included in `degree`.
         experts: whether each GPU has whole experts (expert parallelism), or None to choose it where the engine can.
         weight_only: whether the engine, like vLLM, computes in 16 bits if the GPU does not support the weights'
             precision.
@@ -82,7 +82,7 @@ class Need:
 
     @property
     def weight_gib(self) -> float:
-        """Return the size of all weights in memory: the checkpoint's size if their precision stays the same."""
+        """Return the size of all weights in memory, which is the checkpoint's size if their precision is kept."""
         shape = self.shape
         if shape.stored is not None and shape.dtype == self.dtype:
             return shape.stored / _GIB
@@ -379,7 +379,7 @@ class Resolution:
 
     @property
     def chosen(self) -> Fit | None:
-        """Return the memory that the model needs on the chosen type, or None if it is unknown."""
+        """Return the model's memory on the chosen type, or None if the model's size or the type is unknown."""
         return None if self.candidates is None else self.candidates.chosen
 
 

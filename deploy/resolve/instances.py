@@ -155,7 +155,7 @@ def _gpu_type(name: str, row: dict[str, str | int]) -> InstanceType:
 
 
 def device_warnings(spec: Spec, instance: InstanceType | None, degree: int) -> tuple[str, ...]:
-    """Return a warning for each component or instance with idle GPUs, or just one if the engine uses no GPU.
+    """Return a warning for each component or instance with idle GPUs, or a single warning if the engine uses no GPU.
 
     Args:
         instance: the instance type, or None if it is unknown. Then nothing is checked.

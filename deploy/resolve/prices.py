@@ -1,4 +1,4 @@
-"""Prices of instances, which rank instance types and warn about cost. They are not a quote.
+"""Prices of instances, for ranking instance types and for warnings about cost. They are not a quote.
 
 AWS's prices change and differ by region. They come from AWS's Pricing API if AWS is queried, otherwise from a dated
 table. The user's own price (`instance.price`) overrides both.
@@ -124,7 +124,7 @@ TABLE = Prices()
 
 _MOST_PAGES = 30
 _HOURLY = re.compile(r"(?:[A-Z0-9-]+-)?Host:(ml\.[a-z0-9-]+\.[a-z0-9]+)")
-"""Usage type of one hour of a real-time endpoint's instance, e.g. `USE1-Host:ml.g5.xlarge`."""
+"""Matches the usage type of a real-time endpoint's instance per hour, e.g. `USE1-Host:ml.g5.xlarge`."""
 
 _LARGEST_PRICE = 10_000.0  # US dollars per hour
 
@@ -163,7 +163,7 @@ def _prices(aws: Aws) -> Iterator[tuple[str, float]]:
 
 
 def _price(product: object) -> Iterator[tuple[str, float]]:
-    """Yield the instance type and hourly price of a product, or nothing unless it is an endpoint's instance."""
+    """Yield the instance type and hourly price of a product if it is an instance for real-time endpoints."""
     used = _HOURLY.fullmatch(str(part(part(product, "product"), "attributes").get("usagetype")))
     if used is None:
         return

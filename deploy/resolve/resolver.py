@@ -323,7 +323,7 @@ def _of_server(spec: Spec, inputs: _Inputs) -> Resolution:
 
 
 def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> ModelSize:
-    """Find the size of the model in the specification, in the model's files, or in the table of known models.
+    """Return the size of the specification's model, from `model.shape`, its files, or the table of known models.
 
     Args:
         aws: client to query for files in S3, or None not to query AWS.
@@ -424,7 +424,7 @@ def _frees_windows(spec: Spec) -> bool:
 
 
 def _expert_parallel(spec: Spec) -> bool | None:
-    """Return whether experts stay whole, or None if the engine leaves the choice, as vLLM does.
+    """Return whether each GPU has whole experts, or None if vLLM is used and the options do not decide this.
 
     If the specification does not say which engine the image has, vLLM is assumed, and `_remarks` reports that.
     """
@@ -458,7 +458,7 @@ class Choice(NamedTuple):
 
     Attributes:
         instance: the instance type, or None if it is not in the tables.
-        fit: memory that the model needs on that type, or None if the type or the model's size is unknown.
+        fit: the model's memory on that type, or None if the type or the model's size is unknown.
         fits: all candidates, best first, or () if the model's size is unknown.
         warnings: warnings about the choice, each as a sentence.
     """
@@ -615,7 +615,7 @@ _FEW = 4
 """Number of concurrent requests of the full context below which a larger cache helps more than another instance."""
 
 _MANY = 4
-"""Number of instances from which routing determines how well the caches are used."""
+"""Minimum number of instances at which the routing of requests determines how well the caches are used."""
 
 
 def advice(spec: Spec, decision: Decision, candidates: Candidates | None) -> tuple[str, ...]:

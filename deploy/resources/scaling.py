@@ -15,8 +15,8 @@ from deploy.spec.sections import Alarms
 
 _NO_CAPACITY_PERIOD = 30  # seconds; a failed request adds a copy after at most this time
 _QUEUE_COOLDOWN = 900
-"""Seconds. With the 300 s of AWS's guide, a start that takes longer would add another instance. Target tracking needs
-15 minutes to scale to zero again, so this cooldown never delays scaling from zero."""
+"""Cooldown in seconds. With the 300 s of AWS's guide, an instance that takes longer to start would cause another to be
+added. Target tracking needs 15 minutes to scale to zero again, so this cooldown never delays scaling from zero."""
 
 
 def scaling(spec: Spec, scaled: Resource, tags: list[dict[str, str]]) -> Iterator[Resource]:
@@ -182,7 +182,7 @@ def endpoint_alarms(spec: Spec, tags: list[dict[str, str]]) -> list[Resource]:
 
 
 def component_alarms(spec: Spec, component: str, tags: list[dict[str, str]]) -> list[Resource]:
-    """Build the alarms of one component. Requests that find no copy raise an alarm only if it cannot scale to zero."""
+    """Build the alarms of one component. If it can scale to zero, requests that find no copy raise no alarm."""
     if spec.alarms is None:
         return []
     watches = [*_watches(spec.alarms, asynchronous=False)]

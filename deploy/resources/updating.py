@@ -1,6 +1,7 @@
 """Settings of an update: in batches or all at once, and the alarms that trigger a rollback.
 
-A batch must be 5 to 50 % (RollingUpdatePolicy), so a single instance or copy cannot be updated in batches.
+A batch must be 5 to 50 % of the instances or copies (RollingUpdatePolicy), so a single instance or copy cannot be
+updated in batches.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _batches(spec: Spec, count: int, unit: str) -> int:
 
 
 def _size(spec: Spec, count: int, unit: str) -> int:
-    """Return the batch size in percent, or as a number that is rounded down, but not below the API's minimum of 5 %."""
+    """Return the batch size in percent, or as a number of instances or copies, rounded down to at least 5 % of all."""
     percent = spec.update.batch_percent
     least = math.ceil(count * _LEAST_PERCENT / 100)
     return percent if unit == "CAPACITY_PERCENT" else max(least, count * percent // 100)

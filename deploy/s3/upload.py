@@ -212,8 +212,8 @@ class PartUploader:
     def _find_unfinished(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
         """Return the unfinished upload of an earlier run, or None if there is none.
 
-        S3 does not show its metadata. If the file has changed since, the digest will not match at the end, and the next
-        run will upload the file again.
+        S3 does not return the metadata of an unfinished upload, so it may belong to an earlier version of the file. In
+        that case, the object's digest will not match at the end, and the next run will upload the file again.
         """
         try:
             pages = self._s3.get_paginator("list_multipart_uploads").paginate(

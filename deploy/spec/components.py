@@ -1,7 +1,7 @@
 """The servers of a specification, batch transform, the shadow variant, and components on another deployment's endpoint.
 
 A server is a model with its image, options and environment; it becomes one model in SageMaker. Components with the same
-values share a server.
+values and the same number of GPUs share a server.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _OWN = ("model", "image")
 def servers(spec: Spec) -> list[Spec]:
     """Return a specification for each server.
 
-    Without components, it is the whole specification. Otherwise, it contains the components that share the server, and
-    their own settings replace the top level's.
+    Without components, the only result is the whole specification. Otherwise, each result contains the components that
+    share the server, and their own settings replace the settings of the top level.
     """
     if not spec.components:
         return [spec]

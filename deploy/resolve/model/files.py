@@ -204,7 +204,7 @@ class HubError(Exception):
 
 
 def hub_to_ask() -> Hub | None:
-    """Return the hub to query, or None if HF_HUB_OFFLINE is true, with the same values as in huggingface_hub.
+    """Return the hub to query, or None if HF_HUB_OFFLINE has a value that huggingface_hub takes as true.
 
     Raises:
         SpecError: the value of HF_ENDPOINT is not an http or https URL.

@@ -21,7 +21,7 @@ HEAD = 32 << 20
 _MOST_LAYERS = 4096
 
 _PRECISIONS: dict[int, Precision] = {0: "fp32", 1: "fp16", 30: "bf16", 8: "int8", 9: "int8", 15: "int8", 39: "mxfp4"}
-"""Maps ggml's number of a tensor type to its precision. All other types (Q2_K to Q6_K, IQ…) count as int4."""
+"""Maps ggml's ID of a tensor type to the type's precision. All other types (Q2_K to Q6_K, IQ…) count as int4."""
 
 _START = 4096
 """Number of bytes at the beginning of a file that show what the file contains."""
@@ -102,7 +102,7 @@ class _Metadata:
         return value
 
     def count(self, name: str, layers: int, *, zeros: bool) -> int:
-        """Return how many layers have the value 0 in a list, or another value if not `zeros`. No list counts as 0."""
+        """Return how many layers have a zero in a list, or a non-zero value if not `zeros`. No list counts as 0."""
         values = self.get(name)
         return sum((not value) == zeros for value in values[:layers]) if isinstance(values, list) else 0
 

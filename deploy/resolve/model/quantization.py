@@ -65,7 +65,7 @@ class Quantization:
     block: int = 1
 
     def stored(self, weights: Weights) -> float:
-        """Return the size in bytes of a checkpoint with these numbers of weights."""
+        """Return the size in bytes of a checkpoint whose parts have this many weights."""
         kept = self.kept_weights(weights)
         return 2 * kept + self.width * (sum(weights.values()) - kept)
 
@@ -187,7 +187,7 @@ class Contents:
     Attributes:
         parameters: number of weights. Packed weights are counted individually.
         stored: size of all tensors in bytes.
-        layers: highest layer number plus one, or 0 if the names of the tensors have no layer numbers.
+        layers: highest layer index plus one, or 0 if the names of the tensors contain no layer index.
     """
 
     parameters: float
@@ -227,7 +227,7 @@ def _tensors(files: Files, name: str, bits: int) -> Contents:
 
 
 def _tensor(name: str, tensor: str, fields: object, room: int, bits: int) -> Contents:
-    """Return the contents of one tensor. Its `stored` is the offset of its end."""
+    """Return the contents of one tensor. `stored` is the offset at which the tensor ends."""
     if tensor == "__metadata__":
         return Contents(0.0, 0, 0)
     if not isinstance(fields, Mapping):

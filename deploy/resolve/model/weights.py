@@ -1,4 +1,4 @@
-"""A model's numbers of weights and the size of its cache, computed from its config.json.
+"""The number of weights in each part of a model, and the dimensions of its cache, computed from config.json.
 
 Weights are counted separately for each part, because quantized checkpoints keep some parts in 16 bits. Norms and biases
 are not counted, as they are less than a thousandth of the weights. If safetensors headers can be read, their total is
@@ -210,7 +210,7 @@ def _mean(of_keys: int, of_values: object) -> int:
 
 
 def _state(config: Config, kind: Kind) -> float:
-    """Return the bytes of one request's state in a layer: 32 bits per recurrent value, 16 per convolution value."""
+    """Return the bytes of one request's state in a layer: 4 for each recurrent value, 2 for each convolution value."""
     if kind is Kind.MAMBA:
         heads, size = mamba(config)
         width = config.number("ssm_state_size", "mamba_d_state", "state_size", default=128)
