@@ -85,7 +85,10 @@ class AppServer(LiveServer):
         try:
             return self.wait(35)
         finally:
-            logging.getLogger().removeHandler(self._handler)
+            root = logging.getLogger()
+            root.removeHandler(self._handler)
+            if not any(isinstance(handler, _Handler) for handler in root.handlers):
+                root.setLevel(logging.WARNING)  # as before the first server, for tests that look at the log
             sys.modules.pop("model", None)  # a model.py, which another server would take for its own name
 
     def _run(self) -> None:
