@@ -62,7 +62,7 @@ class Captured(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The approximate number of bytes that the request needs."""
+        """The approximate number of bytes of memory that the request needs."""
         return len(self.body) + sum(map(len, self.answer.pieces if self.answer else ())) + _OVERHEAD
 
 

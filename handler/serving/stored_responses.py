@@ -299,7 +299,7 @@ class _Read(NamedTuple):
 
 
 class ResponseStore:
-    """The store of responses. Calls return immediately; a thread executes them in order, and then completes the future.
+    """The store of responses. Most methods return a future immediately; a thread executes the calls in order.
 
     Args:
         database: database that only the store uses from now on, and closes at the end.

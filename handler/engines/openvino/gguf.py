@@ -584,7 +584,7 @@ def _changes(kinds: Set[str], weights: Weights) -> str:
 def writable(source: Path, cache: Path) -> Path:
     """Return the GGUF file. If it is read-only, as model data are on SageMaker, return a copy of it below `cache`.
 
-    OpenVINO's reader opens the file for writing, although it never writes.
+    OpenVINO's reader opens the file for writing, but writes nothing.
     """
     if os.access(source, os.W_OK):
         return source

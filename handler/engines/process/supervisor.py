@@ -209,7 +209,7 @@ class _HangTimer:
     """Decides whether an engine hangs.
 
     Attributes:
-        silence: time since the last message, the start, or the first command after an idle time.
+        silence: time since the latest of: a message, the start, and the first command after an idle time.
         expects_step: whether a working engine will return a step.
     """
 

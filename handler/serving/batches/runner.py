@@ -439,7 +439,7 @@ class _Answering:
         return "cancelled" if self._batch["status"] == "cancelling" else "completed"
 
     async def _save(self, **change: Any) -> None:
-        """Save the batch's progress, and read its current state, which may be cancelled."""
+        """Save the batch's progress, and read its state, as the batch may have been cancelled."""
         completed, failed = self._output.counts
         change["request_counts"] = {**self._batch["request_counts"], "completed": completed, "failed": failed}
         self._batch = await self._store.call(self._store.advance, self._id, self._output.sizes, change)
