@@ -41,7 +41,7 @@ def instance_types(shape: str) -> tuple[str, ...]:
 
 
 class Malformed(ValueError):
-    """The error for a value of the wrong type. AWS checks types before all constraints."""
+    """The error for a value of the wrong type. AWS checks all types before any constraint."""
 
 
 def wrong_with(signed_for: str, operation: str, values: Mapping[str, Any]) -> str:

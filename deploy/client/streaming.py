@@ -301,7 +301,7 @@ class ServerSentEvents:
             self._data.append(value.removeprefix(b" "))
 
     def _event(self) -> list[Any]:
-        """Return the values of an event, and drop `[DONE]`.
+        """Return the values of an event, except for `[DONE]`.
 
         There are several values if a server omits the empty line between events.
         """

@@ -330,10 +330,11 @@ def current_version(resource: Resource, live: Live, desired: Sequence[Resource] 
 
 
 def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveResource]:
-    """Return the versions to delete: all but the `keep` newest configurations, and models that no longer have a user.
+    """Return the versions to delete: all but the `keep` newest configurations, and unused models.
 
     Serving and desired versions are always kept. While two versions serve side by side, no version is outdated, because
     AWS names only one of the two. A version that a killed run created counts too.
+    With components, the newest unused models are kept too, as many as `keep - 1` versions have.
     """
     if live.endpoint is not None and live.endpoint.mixed:
         return []

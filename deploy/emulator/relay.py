@@ -1,4 +1,4 @@
-"""A client of the container, which relays responses whole, as event stream messages, or unchanged in pieces."""
+"""A client that relays the container's responses whole, as event stream messages, or unchanged in pieces."""
 
 from __future__ import annotations
 

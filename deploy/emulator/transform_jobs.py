@@ -110,8 +110,8 @@ class Operations:
         job.status, job.reason = ("Failed", reason) if reason else ("Completed", None)
 
     def _transform(self, request: dict[str, Any], role: str, region: str) -> str:
-        """Transform the job's objects. Return why an object failed, or an empty string if all objects succeeded.
-        An object that fails gets no output and does not stop the other objects.
+        """Transform the job's objects. Return the reason of the last failure, or "" if all objects succeeded.
+        An object that fails gets no output and does not stop the other objects. It is a failure if there is no object.
         """
         source, output = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"], request["TransformOutput"]
         store = RoleStore(self._cloud, role, Where(region, ACCOUNT), output.get("KmsKeyId"))

@@ -384,9 +384,9 @@ class Resolution:
 
 
 def rank(need: Need, cpu: bool = False, prices: Prices = TABLE) -> tuple[Fit, ...]:
-    """Return the model's memory on every known instance type, best first.
+    """Return the model's memory on every known GPU type, or with `cpu` on every known CPU type, best first.
 
-    Types on which the model fits come first, then types without remarks, then cheaper types.
+    The order depends first on whether the model fits, then on whether there are remarks, and then on the price.
 
     Args:
         cpu: whether to rank CPU types rather than GPU types.

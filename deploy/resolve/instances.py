@@ -126,7 +126,7 @@ def refuse_mistyped(name: str) -> None:
 
 
 def _edits(item: str, other: str) -> int:
-    """Return the edit distance of two names: letters to insert, delete or change, or 1 for any reordering."""
+    """Return the number of letters to insert, delete or change between two names, or 1 for any reordering of them."""
     if sorted(item) == sorted(other):
         return int(item != other)
     row = list(range(len(other) + 1))

@@ -215,7 +215,7 @@ _PRECISIONS: dict[str, Precision] = {
     "fp32": "fp32",
     "float32": "fp32",
 }
-"""Maps an option's value to the precision of the weights, which applies if model.dtype is `auto`."""
+"""Maps an option's value to the precision that the weights have if model.dtype is `auto`."""
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def digest(value: object) -> str:
 
 
 def version_name(name: str, content: Mapping[str, Any]) -> str:
-    """Return `name` followed by the digest of the content, shortened to SageMaker's maximum of 63 characters."""
+    """Return `name` and the digest of the content. The name is cut so that the result has at most 63 characters."""
     return f"{stem_of(name)}-{digest(content)}"
 
 

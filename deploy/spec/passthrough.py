@@ -162,7 +162,7 @@ class _Field(NamedTuple):
         return _Field(self.part, f"{self.name}.{name}", f"{self.path}.{name}".removeprefix("."))
 
     def item(self, suffix: str) -> _Field:
-        """Return an item of this list or map."""
+        """Return the field for an item of this list or map."""
         return self._replace(name=f"{self.name}{suffix}")
 
 

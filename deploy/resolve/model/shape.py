@@ -35,7 +35,7 @@ def known_model(name: str) -> Shape | None:
 
 
 def config_of(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the config.json of a table row. A row with `of` has only the values that differ from the model `of`."""
+    """Return the config.json of a table row. In a row with `of`, only differences from that model are listed."""
     own: dict[str, Any] = row["config"]
     if "of" not in row:
         return own

@@ -1,8 +1,8 @@
 """The number of weights in each part of a model, and the dimensions of its cache, computed from config.json.
 
 Weights are counted separately for each part, because quantized checkpoints keep some parts in 16 bits. Norms and biases
-are not counted, as they are less than a thousandth of the weights. If safetensors headers can be read, their total is
-used instead.
+are not counted, as they are less than a thousandth of the weights. If safetensors headers can be read, the total that
+they state is used instead.
 """
 
 from __future__ import annotations
