@@ -55,7 +55,7 @@ class WhisperIds(NamedTuple):
         return next((name for name, id in self.languages.items() if id in prefix), "")
 
     def in_language(self, ids: Sequence[int], language: str) -> list[int]:
-        """Add a language to the ids of a prompt, which must not specify a language yet."""
+        """Return the prompt's ids with the language's id added. The prompt must not specify a language yet."""
         after = list(ids).index(self.start) + 1
         return [*ids[:after], self.languages[language], *ids[after:]]
 
@@ -123,7 +123,7 @@ def cut(samples: Any) -> Iterator[tuple[int, int]]:
 
 
 def with_times(vocabulary: Vocabulary, ids: WhisperIds) -> Vocabulary:
-    """Add timestamps to the vocabulary as special tokens, because some tokenizers do not contain timestamps."""
+    """Return the vocabulary with timestamps as special tokens. Some tokenizers do not contain timestamps."""
     first, last = ids.of_time(0), ids.of_time(WINDOW)
     pieces = [*vocabulary.pieces, *[b""] * (last + 1 - len(vocabulary))]
     pieces[first : last + 1] = [f"<|{number * _STEP:.2f}|>".encode() for number in range(last + 1 - first)]
