@@ -67,7 +67,10 @@ def inputs(document: Any) -> dict[str, Any]:
 
 
 def by_name(body: bytes) -> bytes:
-    """Return a body of tensors as JSON, with the tensor's name instead of `data`. Other bodies stay unchanged."""
+    """Return a response of tensors as JSON in which each tensor's name replaces its key `data`.
+
+    Other bodies stay unchanged.
+    """
     try:
         document, rest = read(body)
         for tensor in document["outputs"]:

@@ -89,7 +89,7 @@ def _component_names(spec: Spec) -> set[str]:
 
 
 def _with_spec(preparation: Preparation, spec: Spec) -> Preparation:
-    """Return the preparation of another specification with the same decision."""
+    """Return a copy of the preparation for another specification, keeping its decision."""
     desired = resources(spec, preparation.decision, allow_plaintext_secret=preparation.allow_plaintext_secret)
     return replace(preparation, spec=spec, resources_in_order=desired)
 

@@ -135,7 +135,7 @@ def _import(module: str, names: Sequence[str]) -> str:
 
 
 def _request(resource: Resource, shapes: set[str]) -> _Expression:
-    """Return the arguments of `create` as an expression, and add the names of the SDK's shapes in it to `shapes`."""
+    """Return the arguments of `create` as an expression. Add the names of SDK shapes that it uses to `shapes`."""
     operation = sagemaker().operation_model(f"Create{_CLASSES[resource.kind][1]}")
     return _structure("dict", operation.input_shape, resource.request, shapes)
 

@@ -225,7 +225,7 @@ def _types(variant: Mapping[str, Any]) -> str | None:
 
 
 def _in_pools(variant: Mapping[str, Any]) -> str:
-    """Return a text with the number of instances of each type in a variant's pools, or "" if it has no pools."""
+    """Describe a variant's pools by the number of instances of each type. Return "" if it has no pools."""
     pools = variant.get("InstancePools", ())
     return ", ".join(f"{pool['CurrentInstanceCount']} x {pool['InstanceType']}" for pool in pools)
 

@@ -177,7 +177,7 @@ def times(
             f"Downloading {mib / 1024:.0f} GiB of model data may take longer than SageMaker's maximum of {_LONGEST} s."
         )
     if startup > _LONGEST:
-        advice = " Upload it to S3 (model.path), as that download has its own timeout." if from_hub else ""
+        advice = " Upload the model to S3 (model.path): the download from S3 has its own timeout." if from_hub else ""
         warnings.append(
             f"Loading {mib / 1024:.0f} GiB may take longer than SageMaker's maximum of {_LONGEST} s.{advice}"
         )

@@ -116,7 +116,7 @@ def is_aws_image(uri: str) -> bool:
 
 
 def variable_of(option: str) -> str:
-    """Return the name of the environment variable for an option's name without `option.`."""
+    """Return the environment variable of an option, whose name is passed without the prefix `option.`."""
     is_bare = any(variable.field and not variable.engines for variable in KNOWN.get(option, ()))
     return variable(option if is_bare else f"option.{option}")
 

@@ -181,7 +181,10 @@ def stop_all() -> None:
 
 
 def disk_is_full(directory: Path) -> bool:
-    """Return whether a disk is too full for 1 MiB in this directory. C++ libraries do not report why a write failed."""
+    """Return whether the disk that contains this directory has no room for another 1 MiB.
+
+    C++ libraries do not report why a write failed.
+    """
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(bytes(1 << 20))

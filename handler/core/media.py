@@ -82,7 +82,7 @@ class Medium(NamedTuple):
 
 
 class MediaPrompt(NamedTuple):
-    """A prompt's text and media, in addition to its token ids.
+    """The text and media of a prompt, which an engine gets besides the prompt's token ids.
 
     Attributes:
         text: the rendered chat, including special tokens, from which the prompt's token ids were encoded.

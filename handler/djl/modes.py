@@ -120,7 +120,7 @@ class AdapterCalls:
 
 
 def _mentions(item: Item, name: str) -> bool:
-    """Return whether an adapter's name is a header's value or a JSON string. JSON does not escape names."""
+    """Return whether a request contains an adapter's name: as a header's value, or as a string in the JSON body."""
     return bool(name) and (name in item.headers.values() or f'"{name}"'.encode() in item.body)
 
 

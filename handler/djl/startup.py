@@ -68,7 +68,7 @@ _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree"
 _NO_ASYNC = "option.async_mode=true has no effect: async mode needs DJL Serving 0.33 or later; this one sends batches"
 
 _RECOMMENDED_SIZE = "32"
-"""The recommender's value of option.max_rolling_batch_size. In async mode, Java itself has no such limit."""
+"""The option.max_rolling_batch_size that DJL Serving recommends. In async mode, DJL Serving has no such limit."""
 
 _EMBEDDED_ONLY = {
     **dict.fromkeys(("option.tgi_metrics", "option.cloudwatch_metrics_interval"), "DJL Serving has its own metrics"),

@@ -88,7 +88,7 @@ def check(url: str) -> None:
     """Check the URL, and check that boto3 is installed.
 
     Raises:
-        ConfigError: the URL does not contain a prefix, or boto3 is missing.
+        ConfigError: the URL has no bucket or contains a `*`, or boto3 is missing.
     """
     _split(url)
     if importlib.util.find_spec("boto3") is None:

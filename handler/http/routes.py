@@ -428,7 +428,7 @@ class PageRoutes:
         return [Route(path, Endpoint({"GET": handler})) for path, handler in handlers.items()]
 
     def beside(self, path: str) -> dict[str, Handle]:
-        """Map methods to the page's handlers for a path that a dialect also uses."""
+        """Return the chat page's handlers, by HTTP method, for a path on which a dialect also has a route."""
         return {"GET": self._root} if path == "/" else {}
 
     async def _root(self, scope: Scope, receive: Receive, send: Send) -> None:

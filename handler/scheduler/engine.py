@@ -244,8 +244,8 @@ class _FirstPart:
 
     Attributes:
         ids: ids of the tokens generated so far.
-        held: outputs kept back while `undecided`.
-        undecided: whether it is still unknown if the output begins with reasoning. If so, the client gets nothing yet.
+        held: outputs that the client does not get while `undecided`.
+        undecided: whether outputs are held back: the response is structured, and may still begin with reasoning.
     """
 
     def __init__(self, request: EngineRequest, reasoning: Thoughts, vocabulary: Vocabulary) -> None:

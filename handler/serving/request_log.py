@@ -1,7 +1,7 @@
 """The capture of requests and responses in files, which `lmi replay` reads (`option.capture_requests`).
 
-A thread writes the files. The event loop never waits for it: if the thread cannot keep up, requests are dropped and
-counted.
+A thread writes the files. The event loop never waits for it: if the thread cannot keep up, requests are not
+captured, but only counted.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ class Turns:
             flow.finish += cost
 
     def leave(self, flow: Flow, cost: float, kind: str) -> None:
-        """Return the slot of work whose expected cost was `cost`."""
+        """Release the slot of work whose expected cost was `cost`."""
         with self._lock:
             self._free += 1
             self._taken[kind] -= 1

@@ -127,7 +127,7 @@ def sample_each(args: argparse.Namespace, servers: Mapping[str, Server], turn: i
 
 
 def turns(args: argparse.Namespace, clients: int, servers: Mapping[str, Server]) -> tuple[list[Turn], int]:
-    """Measure all servers in turns, each of which starts with a different server.
+    """Measure all servers several times. Each repetition starts with a different server.
 
     Returns:
         The turns, and how many of them were disturbed by other processes.

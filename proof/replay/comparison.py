@@ -406,7 +406,7 @@ def _strict_shapes(reference: _Documents, target: _Documents) -> Iterator[Findin
 
 
 def _loose_shapes(target: _Documents, seen: Seen) -> Iterator[Finding]:
-    """Compare with the merged shapes of earlier responses, because other content may come with other fields."""
+    """Compare the target's shapes with the merged shapes of earlier responses, whose fields may depend on content."""
     for root in sorted(target.types - seen.types):
         yield Finding(Class.SHAPE, "type", _public(root), "absent -> present")
     yield from _shape_findings(seen.shapes, target.shapes, one_of_many=True)

@@ -254,7 +254,7 @@ def cut_of(scalars: Mapping[str, list[Any]]) -> Cut | None:
 
 
 def _events(text: str) -> int:
-    """Return the number of events that a text counts as, because a multi-byte character may be several tokens."""
+    """Return how many events may have produced a text. A multi-byte character may be several tokens."""
     return len(text.encode("utf-8", "replace")) - len(text) + 1 if text else 0
 
 

@@ -151,7 +151,7 @@ class Replay:
         return answer, await target()
 
     def _again(self, reference: Answer, target: Answer) -> tuple[Ask | None, Answer]:
-        """Return a function that sends a request to a side again, or None, and that side's earlier response."""
+        """Return a function that repeats a request, or None if none can, and the response to compare with."""
         sides = self._sides
         if (side := sides.noise or sides.reference) is not None:
             return side.ask, reference
@@ -326,7 +326,7 @@ def _what(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _text(value: Any) -> Any:
-    """Return an argument that UTF-8 can encode, because a file name may contain other bytes."""
+    """Return an argument as text that UTF-8 can encode. Other bytes of a file name are replaced."""
     return os.fsencode(value).decode("utf-8", "replace") if isinstance(value, str) else value
 
 

@@ -38,7 +38,7 @@ class Target(Protocol):
     """A server that receives requests. Its methods run on the event loop."""
 
     async def open(self) -> None:
-        """Raise ConfigError if no server responds."""
+        """Connect if the target has a connection. Raise ConfigError if that fails."""
 
     async def send(self, request: Request) -> Attempt:
         """Send the request once, and wait for the complete response. A failure is returned as a lost response."""
@@ -216,7 +216,7 @@ FORMS = "http://HOST:PORT, sagemaker:NAME[/COMPONENT], serve:ARGUMENTS or record
 
 
 def check_name(name: str) -> str:
-    """Return the name of a target, or raise ValueError if it has no known form."""
+    """Return `name` if it is a valid target, or raise ValueError."""
     scheme, colon, rest = name.partition(":")
     if scheme in ("http", "https") and re.search(r"[@?#]", rest):
         raise ValueError("a URL must have no user or query, because reports show it: give the key with --key-to")

@@ -227,7 +227,7 @@ def _tensors(files: Files, name: str, bits: int) -> Contents:
 
 
 def _tensor(name: str, tensor: str, fields: object, room: int, bits: int) -> Contents:
-    """Return the contents of one tensor. `stored` is the offset at which the tensor ends."""
+    """Return the `Contents` of one tensor. Its `stored` is the offset at which the tensor ends, not a size."""
     if tensor == "__metadata__":
         return Contents(0.0, 0, 0)
     if not isinstance(fields, Mapping):

@@ -162,7 +162,7 @@ Source: aws/deep-learning-containers, sagemaker_args.py.
 
 
 class Own(NamedTuple):
-    """A variable of the handler, with the value that a foreign variable sets.
+    """An environment variable of the handler, with the value of another server's variable.
 
     Attributes:
         foreign: the name of the foreign variable.

@@ -254,7 +254,9 @@ class OpenVinoCheck:
     def _walk(
         self, structured_output: StructuredOutput, seed: int, steps: int = _STEPS, temperature: float = _EVEN
     ) -> None:
-        """Generate the first tokens of a response, because a state's mask is computed only when the state is reached.
+        """Time the first steps of a response, to check that its masks are computed fast enough.
+
+        A state's mask is computed only when the state is reached.
 
         Args:
             steps: number of steps after which the walk ends, unless the steps are getting slower.

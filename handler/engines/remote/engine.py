@@ -407,7 +407,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             raise error
 
     def _question(self, server: RemoteServer) -> asyncio.Task[Failed | None]:
-        """Return the check of a server that is already under way, or start a new check."""
+        """Return the server's running check. Start it if no check runs."""
         if server.asking is None or server.asking.done():
             server.asking = self._loop.create_task(self._check(server))
         return server.asking

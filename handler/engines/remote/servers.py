@@ -203,7 +203,7 @@ class RemoteServer:
     the server gets requests as before.
 
     Attributes:
-        outstanding: number of tokens in the server's running requests: their prompts, and as many as they may generate.
+        outstanding: prompt tokens of the server's running requests, plus the most tokens that they may generate.
         known: whether the server has confirmed that it serves the model, and has not failed since.
         asked_at: time of the last confirmation.
         asking: task that asks the server for its model; its result is the reason why the server cannot serve the model,

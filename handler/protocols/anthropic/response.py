@@ -298,7 +298,7 @@ class MessageSettings(NamedTuple):
         return {"stop_reason": reason, "stop_sequence": stopped_by}
 
     def message(self, num_prompt_tokens: int, num_cached_tokens: int = 0) -> AnthropicMessage:
-        """Return the message as it is when a stream starts, without content and stop reason."""
+        """Return the message that starts a stream, whose content is empty and which has no stop reason yet."""
         return {
             "id": self.id,
             "type": "message",

@@ -82,7 +82,7 @@ class TgiStreamDetails(_TgiDetails):
 
 
 class TgiInputs(TypedDict, total=False):
-    """The prompt, which is only present if it has at most 64 KiB."""
+    """The prompt, present only if it is at most 64 KiB long as JSON."""
 
     inputs: str
 

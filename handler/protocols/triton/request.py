@@ -148,9 +148,9 @@ _METRICS = "the engines do not report these metrics per request; see /metrics"
 
 PROMPT = "text_input"
 IDS = "input_ids"
-"""The name of the input with the prompt of the model `tensorrt_llm`."""
+"""The name of the prompt's input in the model `tensorrt_llm`."""
 PROMPT_2023 = "INPUT_0"
-"""The name of the input with the prompt of the ensemble of 2023."""
+"""The name of the prompt's input in the model `ensemble` of 2023."""
 
 EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
 """Outputs that are neither text nor GptManager's. The input `return_NAME` requests the output NAME."""

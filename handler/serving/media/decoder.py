@@ -14,7 +14,7 @@ Size = tuple[int, ...]
 
 
 class LargerThanRead(Exception):
-    """The medium is larger than its header declares. The exception's arguments are the medium's size."""
+    """An image or audio file is larger than its header declares. The exception's arguments are its size."""
 
 
 class FileRules(NamedTuple):

@@ -153,7 +153,7 @@ async def infer_id(server: Server) -> None:
     expect(response.object.get("id") == "42", 'id "42"', response)
 
 
-@_rule("triton.infer-outputs", "A response of infer has only the outputs that its request names.", sources.KSERVE)
+@_rule("triton.infer-outputs", "An infer response contains only the outputs that its request names.", sources.KSERVE)
 async def infer_outputs(server: Server) -> None:
     response = await _infer(server, {"inputs": await _inputs(server), "outputs": [{"name": "text_output"}]})
     names = [tensor["name"] for tensor in expect_answer(response).object["outputs"]]
@@ -173,7 +173,7 @@ async def binary(server: Server) -> None:
     expect(response.headers.get(tensors.HEADER) == str(len(response.body) - size), "the size of the document", response)
 
 
-@_rule("triton.binary-header", "A document size beyond the body gets status 400, and an error.", sources.BINARY)
+@_rule("triton.binary-header", "A document size above the body's gets status 400 and an error.", sources.BINARY)
 async def binary_header(server: Server) -> None:
     _expect_error(await _infer(server, {"inputs": await _inputs(server)}, {tensors.HEADER: "99999"}))
 

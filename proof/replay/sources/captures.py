@@ -217,7 +217,10 @@ def _stored_event(events: sqlite3.Connection, number: int) -> Event:
 
 
 def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:
-    """Return the request of an event. Without a body it cannot be sent, but two recorded responses can be compared."""
+    """Return the request of an event.
+
+    A request without a body cannot be sent, but its two responses can be compared if both were recorded.
+    """
     other = None if theirs is None else theirs.output
     whole = mine.output is not None and other is not None
     body = mine.input if mine.input is not None or theirs is None else theirs.input

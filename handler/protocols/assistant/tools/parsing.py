@@ -510,8 +510,8 @@ class CheckedCalls:
     as `{}`.
 
     Args:
-        allowed: the names of the tools that may be called, or None for any name. A call of another tool is replaced by
-            a line of text with its name and its arguments.
+        allowed: the names of the tools that may be called, or None for any name. A call to any other tool is
+            replaced by a line of text with its name and its arguments.
     """
 
     def __init__(self, allowed: Collection[str] | None = None) -> None:

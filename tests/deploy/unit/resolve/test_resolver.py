@@ -344,7 +344,7 @@ def test_what_is_beyond_sagemakers_hour_is_said() -> None:
     assert (found.download, found.startup) == (300, 3600)
     assert found.warnings == (
         "Loading 756 GiB may take longer than SageMaker's maximum of 3600 s. Upload it to S3 (model.path), "
-        "as that download has its own timeout.",
+        "the download from S3 has its own timeout.",
     )
     assert times(400).warnings == (
         "Downloading 400 GiB of model data may take longer than SageMaker's maximum of 3600 s.",
