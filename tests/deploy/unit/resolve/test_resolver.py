@@ -343,7 +343,7 @@ def test_what_is_beyond_sagemakers_hour_is_said() -> None:
     found = times(756, from_hub=True)
     assert (found.download, found.startup) == (300, 3600)
     assert found.warnings == (
-        "Loading 756 GiB may take longer than SageMaker's maximum of 3600 s. Upload it to S3 (model.path), "
+        "Loading 756 GiB may take longer than SageMaker's maximum of 3600 s. Upload the model to S3 (model.path): "
         "the download from S3 has its own timeout.",
     )
     assert times(400).warnings == (
