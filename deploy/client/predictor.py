@@ -67,7 +67,7 @@ class Session:
     session have its ID in a header.
 
     Attributes:
-        id: ID that the container assigned to the session, or "" after the session was closed.
+        id: the id that the container assigned to the session, or "" after the session was closed.
         expires: time at which the container drops the session, or None if it is unknown.
 
     Raises:

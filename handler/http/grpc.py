@@ -107,7 +107,7 @@ class _Exchange(AsgiExchange):
     """The exchange of one request in a stream. It puts the messages of the response into the outbox.
 
     Args:
-        id: ID of the request.
+        id: the id of the request.
         drop: function that ends the stream's call.
         patience: maximum time that the outbox may stay full, in seconds.
     """
