@@ -62,14 +62,14 @@ def _mirror() -> list[str]:
 
 
 def command(directory: Path, *arguments: str) -> list[str]:
-    """The command that runs `arguments` there, in this checkout. Its mounts end with it."""
+    """The command that runs `arguments`, and what is added to it, there, in this checkout. Its mounts end with it."""
     places = {"/proc": "--rbind", "/dev": "--rbind", str(ROOT): "--bind"}
     mounts = [
         f"mkdir -p {shlex.quote(f'{directory}{place}')} && mount {how} {place} {shlex.quote(f'{directory}{place}')}"
         for place, how in places.items()
     ]
-    inside = f"cd {shlex.quote(str(ROOT))} && exec {shlex.join(arguments)}"
     unset = [f"--unset={name}" for name in _UNLIKE]
     path = "PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    entered = shlex.join(["env", *unset, path, "chroot", str(directory), "sh", "-c", inside])
-    return ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, f"exec {entered}"])]
+    inside = f'cd {shlex.quote(str(ROOT))} && exec "$@"'
+    entered = shlex.join(["env", *unset, path, "chroot", str(directory), "sh", "-c", inside, "sh"])
+    return ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, f'exec {entered} "$@"']), "sh", *arguments]
