@@ -37,7 +37,7 @@ $(VENV)/.%: pyproject.toml $(PINS) | $(BIN)/uv
 	@touch $(VENV)/.cpu $@
 
 test test-process: JOBS = 4  # their tests wait more than they compute
-test: dev ## 3 min, as pytest alone: units, the app, `lmi deploy` without AWS, one request a dialect on the demo model
+test: dev ## 5 min, as pytest alone: units, the app, `lmi deploy` without AWS, one request a dialect on the demo model
 	$(PYTEST)
 test-process: dev ## 1 min: servers and engines as processes of their own: signals, downloads, other ASGI servers
 	$(PYTEST) $(QUICK) tests/process
