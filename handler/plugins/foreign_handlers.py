@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from handler.core.errors import refuse
@@ -142,8 +142,7 @@ def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
         package = module.partition(".")[0]
         if package not in partly and not _is_here(package, path.parent):
             reasons.add((line, f"{package} is not installed"))
-    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    state = [node for node in attributes if ast.unparse(node.value).endswith(".app.state")]
+    state = list(_of_state(ast.walk(tree)))
     own = {node.attr for node in state if isinstance(node.ctx, ast.Store)}
     reasons |= {(node.lineno, f"request.app.state.{node.attr}: {VLLMS_OWN}") for node in state if node.attr not in own}
     return [f"{path}, line {line}: {what}" for line, what in sorted(reasons)]
@@ -176,3 +175,11 @@ def _is_here(package: str, beside: Path) -> bool:
         return importlib.util.find_spec(package) is not None
     except ValueError:  # the package was imported in an unusual way
         return True
+
+
+def _of_state(nodes: Iterable[ast.AST]) -> Iterator[ast.Attribute]:
+    """Yield the attributes of `….app.state`."""
+    for node in nodes:
+        match node:
+            case ast.Attribute(value=ast.Attribute(attr="state", value=ast.Attribute(attr="app"))):
+                yield node
