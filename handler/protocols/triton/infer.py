@@ -45,6 +45,7 @@ _MAX_TEXTS, _MAX_NUMBERS = 1 << 17, 1 << 21  # elements of a tensor in binary da
 _REGION = "shared_memory_region"
 _QUEUEING = ("priority", "timeout")
 _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
+_KNOWN = frozenset({"binary_data_output", *_STATEFUL, *_QUEUEING, *INPUTS})  # parameters that have an effect
 
 FORMATS = {
     **{f"UINT{8 << index}": code for index, code in enumerate("BHIQ")},
@@ -451,8 +452,7 @@ def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
             raise InvalidParameter(
                 f"Unable to parse '{name}': attempt to access JSON non-unsigned-integer as unsigned-integer"
             )
-    known = ("binary_data_output", *_STATEFUL, *_QUEUEING, *INPUTS)
-    return is_binary, [f"parameters.{name}" for name, value in parameters.items() if name not in known and value]
+    return is_binary, [f"parameters.{name}" for name, value in parameters.items() if name not in _KNOWN and value]
 
 
 def _read_outputs(tensors: Any, of_model: str, model: TensorModel) -> dict[str, bool]:
