@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 from collections import defaultdict
@@ -173,16 +174,18 @@ class _KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses calls without a valid key before their messages are read, because messages take memory.
 
     Args:
-        refuse: a function that responds to a call without a valid key.
+        refuse: a function that responds to a call without a valid key; its first argument is the call's path.
     """
 
-    def __init__(self, keys: Iterable[str], refuse: Callable[[Any, Any], AsyncIterator[bytes]]) -> None:
-        self._keys, self._refusal = Keys(keys), grpc.stream_stream_rpc_method_handler(refuse)
+    def __init__(self, keys: Iterable[str], refuse: Callable[[str, Any, Any], AsyncIterator[bytes]]) -> None:
+        self._keys, self._refuse = Keys(keys), refuse
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
         metadata = dict(call.invocation_metadata)
         has_key = self._keys.owner(*(str(metadata.get(name, "")) for name in KEY_HEADERS))
-        return await continuation(call) if has_key or call.method == _HEALTH else self._refusal
+        if has_key or call.method == _HEALTH:
+            return await continuation(call)
+        return grpc.stream_stream_rpc_method_handler(functools.partial(self._refuse, call.method))
 
 
 class GrpcServer:
@@ -216,7 +219,8 @@ class GrpcServer:
         Raises:
             ConfigError: the server cannot listen on this address.
         """
-        address, access = f"[{host}]:{port}" if ":" in host else f"{host}:{port}", self._access
+        access = self._access
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if access.certfile is None:
                 bound = self._server.add_insecure_port(address)
@@ -280,9 +284,13 @@ class GrpcServer:
 
         return read
 
-    async def _refuse(self, _: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """End a call without a valid key, with the error that an HTTP request gets. The call is counted and logged."""
-        status, body = await self._call(context, "POST", f"{INFER}/-")
+    async def _refuse(self, path: str, _: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        """End a call without a valid key, with the error that an HTTP request gets.
+
+        The call is logged. It counts as a refused request only if it asks for inference.
+        """
+        route = ("POST", f"{path}/-") if path in (INFER, STREAM) else ("GET", "/v2")
+        status, body = await self._call(context, *route)
         await context.abort(_CODES[status], _error(status, body))
         yield b""
 

@@ -324,6 +324,8 @@ def test_a_key_is_needed_where_http_needs_one() -> None:
         )
         assert refusal(client.stub.ModelReady, service_pb2.ModelReadyRequest(name="model"))[0] == "UNAUTHENTICATED"
         assert client.channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=30) == b"\x08\x01"
+        assert client.server.log.count("outcome=refused") == 2, "only calls for inference count"
+        assert "status=401 method=GET path='/v2'" in client.server.log
         key = [("authorization", "Bearer secret")]
         assert text_of(client.stub.ModelInfer(ask(), metadata=key)) == " a b c d e"
         assert joined(client.stream(ask(stream=True), metadata=key), "7") == " a b c d e"
