@@ -181,9 +181,9 @@ def stop_all() -> None:
 
 
 def disk_is_full(directory: Path) -> bool:
-    """Return whether the disk that contains this directory has no room for another 1 MiB.
+    """Return whether writing 1 MiB to this directory fails for lack of space, or for a limit on space.
 
-    C++ libraries do not report why a write failed.
+    Call this after a program has failed, because not every program reports why a write failed.
     """
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:

@@ -59,7 +59,7 @@ def dumps_decoded(value: Any) -> bytes:
 
 
 def refuse_constant(name: str) -> None:
-    """Raise ValueError for NaN or an infinity, as the `parse_constant` of `json.loads`."""
+    """Raise ValueError for NaN or an infinity. This is the argument `parse_constant` of `json.loads`."""
     raise ValueError(f"{name} is not a JSON number")
 
 

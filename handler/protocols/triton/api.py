@@ -150,7 +150,7 @@ def statistics(name: str, durations: dict[str, dict[str, int]], last: int) -> Tr
     """Build the statistics of the model.
 
     Args:
-        durations: maps an outcome or a phase to the number of requests and their total nanoseconds.
+        durations: for each outcome and phase, the number of requests and their total duration in nanoseconds.
         last: when the last request ended, in milliseconds since 1970.
     """
     count = durations["success"]["count"]

@@ -38,7 +38,7 @@ class VllmLoad(TypedDict):
 
 
 class VllmHead(TypedDict):
-    """The fields with which the responses of /score, /classify and /pooling begin."""
+    """The fields that the responses of /score, /classify and /pooling have in common."""
 
     id: str
     object: Literal["list"]
