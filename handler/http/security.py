@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 import ipaddress
 import re
@@ -261,6 +262,7 @@ class AllowedHosts:
         )
 
 
+@functools.lru_cache(16)  # clients repeat their header
 def _name(header: str) -> str:
     """Return the host in a Host header without port, brackets and final dot (`localhost.` is fully qualified). A
     malformed header is returned unchanged.

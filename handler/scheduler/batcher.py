@@ -221,7 +221,7 @@ class Background:
 
     def take(self) -> ActiveRequest | None:
         """Remove and return the next request. Return None if no request waits, or there is no room for the next one."""
-        for index, (owner, active) in enumerate(self._next()):
+        for index, (owner, active) in enumerate(self._next() if self._waiting else ()):
             num_sequences = active.request.sampling.num_sequences
             if not self._started or self._sequences.total() + num_sequences <= self._most:
                 self._overtakes = self._overtakes + 1 if index else 0
@@ -548,13 +548,16 @@ class Batcher:
             del self._in_engine[key]
         request.active.unfinished -= 1
         if not request.active.unfinished:
-            del self._running[request.active.id]
-            self._background.end(request.active.id)
+            self._end_background(self._running.pop(request.active.id))
+
+    def _end_background(self, active: ActiveRequest) -> None:
+        if active.request.background is not None:
+            self._background.end(active.id)
 
     def _forget(self, active: ActiveRequest) -> None:
         """Remove a request and cancel its sequences in the engine."""
         self._running.pop(active.id, None)
-        self._background.end(active.id)
+        self._end_background(active)
         for key in active.keys:
             self._engine.cancel(key)
             self._in_engine.pop(key, None)

@@ -97,7 +97,7 @@ def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSour
 
 def check_number(media: Sequence[MediaSource], context: ServerContext) -> None:
     """Raise InvalidPayload if a request has too many media of a kind. The message names the first excess medium."""
-    for kind, several in MEDIA.items():
+    for kind, several in MEDIA.items() if media else ():
         most = context.max_media.get(kind, DEFAULT_MAX_MEDIA)
         if more := [source.name for source in media if source.kind == kind][most:]:
             raise InvalidPayload(f"{more[0]}: a request may have at most {most} {several} (option.limit_mm_per_prompt)")
@@ -381,7 +381,9 @@ def _reasoning(text: str) -> dict[str, str]:
 
 def _check_arguments(messages: list[Any]) -> None:
     """Raise InvalidPayload if arguments of tool calls are too long. Other requests wait while arguments are parsed."""
-    lists = [message.get("tool_calls") for message in messages if isinstance(message, dict)]
+    lists = [message["tool_calls"] for message in messages if isinstance(message, dict) and "tool_calls" in message]
+    if not lists:
+        return
     calls = [call for sent in lists if isinstance(sent, list) for call in sent]
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
     texts = [function.get("arguments") for function in functions if isinstance(function, dict)]

@@ -498,12 +498,12 @@ def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
 def read_stream(body: Mapping[str, Any], context: ServerContext) -> tuple[bool, Usage]:
     """Read `stream` and `stream_options`. Return whether to stream, and when to report token counts."""
     stream, options = bool(NamedValue("stream", body.get("stream")).optional(boolean)), body.get("stream_options")
-    read = functools.partial(read_usage, force=context.config.enable_force_include_usage)
+    force = context.config.enable_force_include_usage
     if options is None:
-        return stream, read({})
+        return stream, read_usage({}, force=force)
     if not stream:
         raise InvalidParameter(f"stream_options={show(options)}: needs stream=true")
-    return True, NamedValue("stream_options", options).read(read)
+    return True, NamedValue("stream_options", options).read(functools.partial(read_usage, force=force))
 
 
 @accepts(
