@@ -506,8 +506,8 @@ class _Call:
 class CheckedCalls:
     """Checks the tool calls among the events of one response.
 
-    A call that ends before its arguments is replaced by its name as text, because clients would read missing arguments
-    as `{}`.
+    A call that is cut off before its arguments is replaced by its name as text, because clients would read missing
+    arguments as `{}`.
 
     Args:
         allowed: the names of the tools that may be called, or None for any name. A call to any other tool is

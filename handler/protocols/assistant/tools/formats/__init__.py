@@ -100,7 +100,7 @@ FORMATS = {
         PYTHONIC,
     )
 }
-"""All formats by name. `auto` is the first format in the template, so hermes comes after formats with its marker."""
+"""All formats by name. `auto` takes the first that the template shows, so hermes follows others with its marker."""
 
 ALIASES = {
     "ernie45": "hermes",
