@@ -33,7 +33,7 @@ def inflate(body: bytes, limit: int, take: Callable[[int], object]) -> bytes:
 
     Args:
         limit: maximum size of the result in bytes.
-        take: called with the size of each part before more is decompressed.
+        take: called with the size of each decompressed part, before the next part is decompressed.
 
     Raises:
         InvalidPayload: the body is not compressed, ends early, or has further data at its end.
@@ -234,7 +234,7 @@ _NEVER_IGNORED: Mapping[str, str] = {
             "guardrails", "guardrail_config", "guardrailConfig", "amazon-bedrock-guardrailConfig", "moderation",
             "safe_prompt", "safety_mode", "safety_settings", "safetySettings",
         ),
-        "the server does not moderate contents",
+        "the server does not moderate content",
     ),
     "watermarking": "no engine supports watermarks",
     **dict.fromkeys(("inference_geo", "zdr"), "the server cannot choose where requests are processed or stored"),
@@ -258,7 +258,7 @@ _NEUTRALS: Mapping[str, Collection[Any]] = {
     "safety_mode": ("OFF", "NONE"),
     "inference_geo": ("global",),
 }
-"""Maps sampling parameters that only some dialects have to their neutral values."""
+"""Maps parameters that only some dialects have to their neutral values."""
 
 _CARRIERS = frozenset({"extra_body", "nvext", "parameters", "sampling_params"})
 """Names of objects whose keys are parameters. The user chooses the keys of other objects, such as `metadata`."""
@@ -269,7 +269,7 @@ def report_unknown(
 ) -> list[str]:
     """Return the unknown names of a body, which a response header reports.
 
-    A sampling parameter of another dialect is not reported if its value is neutral.
+    A parameter of another dialect is not reported if its value is neutral.
 
     Args:
         names: the paths of the names that the dialect does not know.
@@ -325,7 +325,7 @@ def _check_heeded(name: str, key: str, value: Any) -> None:
 #   LMI's chats and its async mode.
 # * Python's rule: the prompts of LMI's rolling and dynamic batch, whose handlers check no types.
 #
-# A value that the rule cannot convert is left unchanged, and its reader refuses it by name.
+# A value that the rule cannot convert is left unchanged, and its reader refuses it.
 
 Convert = Callable[[Any], Any]
 
