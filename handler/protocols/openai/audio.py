@@ -260,7 +260,7 @@ def _prompt(value: Any) -> str:
     return value
 
 
-_ONE = "the response is always the most likely transcript"
+_ONE = "a request gets exactly one transcript, without beam search"
 _OF_VLLM: Mapping[str, Parameter] = {
     "hotwords": unsupported("add the words to prompt", ""),
     "max_completion_tokens": unsupported("a transcript is never cut off"),
@@ -389,7 +389,7 @@ def _form(others: Mapping[str, Any]) -> str:
     if others.get("granularities") and form != "verbose_json":
         raise InvalidParameter("timestamp_granularities: needs response_format=verbose_json")
     if others.get("stream") and form in _TIMED:
-        raise InvalidParameter(f"response_format={form}: a stream has no timestamps; use json, or leave out stream")
+        raise InvalidParameter(f"response_format={form}: a stream has no timestamps; use json, or omit stream")
     return form
 
 

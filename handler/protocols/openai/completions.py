@@ -103,7 +103,7 @@ class TextFormat(NamedTuple):
         return {"token_ids": [token.id for token in tokens if token.id >= 0]} if self.token_ids else {}
 
     def _top(self, token: Token) -> dict[str, float | None]:
-        """Map the texts of a token and its alternatives to log-probabilities. Of equal texts, the first text counts."""
+        """Map the texts of a token and its alternatives to log-probabilities. Of equal texts, the first counts."""
         logprobs: dict[str, float | None] = {}
         for alternative in (*token.top, token):
             logprobs.setdefault(alternative.text, alternative.logprob)
