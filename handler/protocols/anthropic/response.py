@@ -300,7 +300,7 @@ class MessageSettings(NamedTuple):
         return {"stop_reason": reason, "stop_sequence": stopped_by}
 
     def message(self, num_prompt_tokens: int, num_cached_tokens: int = 0) -> AnthropicMessage:
-        """Return the message that starts a stream, whose content is empty and which has no stop reason yet."""
+        """Return the message with which a stream starts, still without content and without a stop reason."""
         return {
             "id": self.id,
             "type": "message",

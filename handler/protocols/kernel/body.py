@@ -36,7 +36,7 @@ def inflate(body: bytes, limit: int, take: Callable[[int], object]) -> bytes:
         take: called with the size of each decompressed part, before the next part is decompressed.
 
     Raises:
-        InvalidPayload: the body is not compressed, ends early, or has further data at its end.
+        InvalidPayload: the body is not compressed, is cut off, or has further data after its end.
         TooLarge: the result is larger than `limit`.
     """
     inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # both formats
@@ -54,7 +54,9 @@ def inflate(body: bytes, limit: int, take: Callable[[int], object]) -> bytes:
     except zlib.error:
         raise InvalidPayload(f"the body is not compressed {_AS_ENCODED}") from None
     if not inflater.eof or inflater.unused_data or end < len(body):
-        raise InvalidPayload(f"the compressed body {'has further data at' if inflater.eof else 'ends before'} its end")
+        raise InvalidPayload(
+            f"the compressed body {'has further data after' if inflater.eof else 'is cut off before'} its end"
+        )
     return b"".join(parts)
 
 
@@ -220,7 +222,7 @@ _ELSEWHERE = frozenset(
 _NEVER_IGNORED: Mapping[str, str] = {
     **dict.fromkeys(
         ("cache_salt", "extra_key"),
-        "this field cannot divide the prefix cache; send cache_salt on OpenAI's routes, if the engine supports it",
+        "this field does not separate prefix caches; send cache_salt on OpenAI's routes, if the engine supports it",
     ),
     **dict.fromkeys(
         (

@@ -130,7 +130,7 @@ class ServerContext:
         prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
         tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
         notices: logs each warning only once.
-        request: the values that the host has read from the request.
+        request: the values of the request that the host passes in addition to the body.
         parsed: the cache of `read_all`, which copies of the context do not share.
     """
 
@@ -496,7 +496,7 @@ class RequestContext(NamedTuple):
     Attributes:
         adapter: the adapter that the headers name, or None. The body must not name another adapter.
         model: the model's name in the path, or "".
-        keeper: stores the response, or None if it is not to be stored.
+        keeper: the object that stores the response, or None if it is not to be stored.
         recalled: the stored responses that the request continues.
     """
 

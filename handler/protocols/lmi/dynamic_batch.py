@@ -33,7 +33,7 @@ _NOT_HERE = f"only available with rolling batch; for TGI's details, send route=/
 
 
 _WITH_PROMPTS_SINCE = (0, 29)
-"""The first release that documents texts that begin with their prompts. LMI 0.28 already returned them."""
+"""The first release whose documentation shows texts that begin with their prompts, as LMI 0.28 returns them."""
 
 
 class LmiDynamicBatch(Dialect):

@@ -197,7 +197,7 @@ class TranscriptStream(TokenStream):
     def __init__(self, errors: ErrorFormat) -> None:
         super().__init__(errors, SSE_DONE)
         self._texts: list[str] = []
-        self._spaces: list[str] = []  # the white space after the last text, sent when more text follows
+        self._spaces: list[str] = []  # the whitespace after the last text, sent when more text follows
 
     def _token(self, position: int, token: Token) -> bytes:
         text = "" if token.special else token.text
@@ -242,7 +242,7 @@ def _granularities(value: Any) -> bool:
     if "word" in names:
         raise ValueError(f"is not supported: {_NO_WORDS}")
     if any(name != "segment" for name in names):
-        raise ValueError("must be segment, or a list that has only segment")
+        raise ValueError("must be segment, or a list that contains only segment")
     return bool(names)
 
 

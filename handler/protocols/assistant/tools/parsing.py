@@ -93,7 +93,7 @@ class CallsOrText:
 
     def __init__(self, begin: str, calls: AnswerParser) -> None:
         self._begin, self._calls = begin, calls
-        self._space: list[str] = []  # white space at the beginning
+        self._space: list[str] = []  # whitespace at the beginning
         self._held = ""
         self._parser: AnswerParser | None = None  # None until the beginning decides
 
@@ -134,7 +134,7 @@ class CallOutput:
         self.count = 0
         self.after_call = False
         self._in_call = False
-        self._space: list[str] = []  # white space after a call, before any text
+        self._space: list[str] = []  # whitespace after a call, before any text
         self._events: list[Event] = []
         self._written: list[str] = []  # arguments after the last event
 

@@ -100,7 +100,10 @@ FORMATS = {
         PYTHONIC,
     )
 }
-"""All formats by name. `auto` takes the first that the template shows, so hermes follows others with its marker."""
+"""All formats by name.
+
+`auto` takes the first format that the chat template shows, so more specific formats with hermes's marker come first.
+"""
 
 ALIASES = {
     "ernie45": "hermes",
