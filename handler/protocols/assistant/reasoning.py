@@ -338,7 +338,7 @@ def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, 
 
 
 _COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
-"""Sampling fields that would ignore reasoning tokens, because the engine gets them in a new prompt."""
+"""Sampling fields that would ignore reasoning tokens, because the engine gets these tokens in a new prompt."""
 
 
 class ReasoningForm:
