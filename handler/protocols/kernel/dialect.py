@@ -40,7 +40,7 @@ class GenerationDefaults(NamedTuple):
     Attributes:
         sampling: the default values of Sampling fields that the engine supports, by field.
         max_new_tokens: the default maximum number of new tokens, or None if a response may fill the context.
-        most_new_tokens: the maximum number of new tokens that no request can exceed, or None for no maximum.
+        most_new_tokens: the maximum number of new tokens of any request, or None for no maximum.
     """
 
     sampling: Mapping[str, Any] = MappingProxyType({})
@@ -110,7 +110,7 @@ class ServerContext:
         limits: maps a Sampling field to the largest value that the engine accepts.
         no_adapters: the reason why the engine serves no LoRA adapters, or "" if it serves them.
         adapters: the lookup of registered adapters, which is thread-safe.
-        sampling_defaults: the values of Sampling fields that a request with `do_sample` true does not set itself.
+        sampling_defaults: the default values of Sampling fields in a request with `do_sample` true.
         generation: the model's generation defaults, for dialects that call `read_sampled`.
         vocabulary: the vocabulary of token ids, or None if it depends on the prompt.
         most_tokens: returns the maximum number of tokens in prompt and response together, or None while the model
@@ -130,7 +130,7 @@ class ServerContext:
         prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
         tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
         notices: logs each warning only once.
-        request: the values that the host has read from the request.
+        request: the values of the request that the host passes in addition to the body.
         parsed: the cache of `read_all`, which copies of the context do not share.
     """
 
@@ -168,7 +168,7 @@ class ServerContext:
 
     @property
     def own_name(self) -> str:
-        """The model's name in responses to requests without a model: the first option.served_model_name, as in vLLM."""
+        """The name in responses to requests that name no model: the first of option.served_model_name, as in vLLM."""
         return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
 
     def with_seed(self, sampling: Sampling) -> Sampling:
@@ -491,12 +491,12 @@ class Keeper(Protocol):
 
 
 class RequestContext(NamedTuple):
-    """The values that the host has read from a request before its body.
+    """The values of a request that the host passes to `parse` in addition to the body.
 
     Attributes:
         adapter: the adapter that the headers name, or None. The body must not name another adapter.
         model: the model's name in the path, or "".
-        keeper: stores the response, or None if it is not to be stored.
+        keeper: the object that stores the response, or None if it is not to be stored.
         recalled: the stored responses that the request continues.
     """
 

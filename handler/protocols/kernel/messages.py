@@ -176,7 +176,7 @@ class PartReader(NamedTuple):
     def read(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
         """Read the content of a message, which is a string or a list of parts.
 
-        A null content has no parts, as in vLLM. A content without parts is an empty text.
+        Null has no parts, as in vLLM. Content without parts is an empty text.
 
         Args:
             at: the path of the content.
@@ -265,7 +265,7 @@ _COMPARED = re.compile(
 
 @functools.lru_cache(16)
 def _template_roles(template: str) -> tuple[str, ...]:
-    """Return the roles that a chat template knows besides `ROLES`. A role that ends with "…" stands for a prefix."""
+    """Return the roles that a chat template knows besides `ROLES`. A role that ends with "…" is a prefix."""
     roles = [(word[1:-1], prefix) for prefix, words in _COMPARED.findall(template) for word in re.findall(_WORD, words)]
     return tuple(sorted({f"{word}…" if prefix else word for word, prefix in roles if word} - {*ROLES}))
 

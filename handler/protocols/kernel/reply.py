@@ -19,7 +19,7 @@ _LONG = 1 << 11  # tokens and alternatives
 LONG_TEXT = 1 << 18  # characters, which take a millisecond or two
 
 Vectors = Sequence[Any]
-"""The vectors of all requests, or the parts of them that `VectorReply` keeps."""
+"""The vectors of all requests, or the values that `VectorReply` keeps instead of them."""
 
 
 class SequenceOutput:

@@ -359,7 +359,7 @@ FOREIGN: Mapping[str, Parameter] = {
     "adapter_id": unsupported("send the adapter's name as model", ""),
     "adapters": unsupported("send the adapter's name as model", "", []),
 }
-"""Parameters of LMI, TGI and OpenAI's Responses API. They are refused, as ignoring them would change the response."""
+"""Parameters of other APIs, such as LMI's and TGI's. Ignoring them would change the response, so they are refused."""
 
 _BOTH = {
     **dialect_parameters("openai"),

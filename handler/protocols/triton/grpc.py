@@ -42,7 +42,7 @@ _CONTENTS = {
 _MAX_TYPED = 1 << 20  # bytes of a message besides raw contents
 _MAX_FIELDS = 1 << 12  # fields of a message, inputs, outputs or parameters
 _FIELD = re.compile(rb"([\x0a\x12\x1a\x22\x2a\x32\x3a])([\x80-\xff]{0,4}[\x00-\x7f])")
-"""A field of a ModelInferRequest in its wire format: one byte with its number and its type, and its length."""
+"""Matches the start of a field of a ModelInferRequest: a byte with the field's number and type, and its length."""
 
 _RAW = b"\x3a"  # raw_input_contents
 

@@ -264,7 +264,11 @@ class Selection(NamedTuple):
     sagemaker: bool
 
     def tensors(self, values: Mapping[str, Any]) -> Iterator[OutputTensor]:
-        """Yield the selected tensors in the order of `values`, which are their contents by name."""
+        """Yield the selected tensors.
+
+        Args:
+            values: the contents of the tensors, by name, in the order in which they are sent.
+        """
         outputs = self.model.outputs
         present = {self.model.text if name == "text_output" else name: value for name, value in values.items()}
         present.update((name, 0) for name in INDICES if name in self.names)
@@ -429,7 +433,7 @@ def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
 
     Raises:
         InvalidPayload: a parameter has a type that Triton does not accept, or is reserved.
-        InvalidParameter: the request belongs to a sequence of requests.
+        InvalidParameter: the request belongs to a sequence of requests, or its priority or timeout is invalid.
     """
     if not isinstance(parameters, dict):
         raise InvalidPayload("Unable to parse 'parameters': attempt to get members for non-object")

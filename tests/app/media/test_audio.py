@@ -240,7 +240,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
         'is not supported: the engine reports timestamps of segments, not of words; use "segment"',
     ),
     "no times": ({"timestamp_granularities[]": "segment"}, "needs response_format=verbose_json"),
-    "other times": ({"timestamp_granularities[]": "page"}, "must be segment, or a list that has only segment"),
+    "other times": ({"timestamp_granularities[]": "page"}, "must be segment, or a list that contains only segment"),
     "a stream of times": ({"stream": "true", "response_format": "srt"}, "a stream has no timestamps; use json"),
     "no flag": ({"stream": "perhaps"}, "must be true or false"),
     "scores": ({"include[]": "logprobs"}, "is not supported: log-probabilities of tokens are not returned"),
