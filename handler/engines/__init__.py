@@ -69,7 +69,10 @@ def conversion(name: str, model_id: str) -> str:
 
 
 def prepare(name: str, model_id: str | None, config: EngineConfig) -> Path | None:
-    """Convert the files of `option.model_id` if necessary, and return the files that the engine loads.
+    """Convert the files of `option.model_id` if necessary.
+
+    Returns:
+        The path of the files that the engine loads, or None if it needs none.
 
     Args:
         config: configuration of the engine; its `model` is not used.

@@ -38,7 +38,7 @@ def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
         arguments: values that can be encoded as JSON.
 
     Raises:
-        ConfigError: raised by `download`, or the process died.
+        ConfigError: `download` raised it, the process died, or the download was stopped.
     """
     call = json.dumps([download.__module__, download.__name__, name, *arguments])
     command = child_processes.python(f"{__name__}:run_call", call)

@@ -88,7 +88,7 @@ def check(url: str) -> None:
     """Check the URL, and check that boto3 is installed.
 
     Raises:
-        ConfigError: the URL has no bucket or contains a `*`, or boto3 is missing.
+        ConfigError: the URL has no bucket or contains a `*` before the end, or boto3 is missing.
     """
     _split(url)
     if importlib.util.find_spec("boto3") is None:
@@ -99,6 +99,9 @@ def _split(url: str) -> _Source:
     """Return the bucket and the prefix of a URL.
 
     As in LMI, `/*` at the end of the URL has no effect.
+
+    Raises:
+        ConfigError: the URL has no bucket or contains another `*`.
     """
     bucket, _, prefix = url.removeprefix(_SCHEME).partition("/")
     prefix = prefix.removesuffix("*") if prefix.endswith("/*") or prefix == "*" else prefix

@@ -161,7 +161,7 @@ class PoolingTokenizer(Tokenizer, Protocol):
             The prompt, and the index of the second text's first token if the model needs that index, otherwise None.
 
         Raises:
-            PromptTooLong: there are more than `most` tokens, and `side` is None.
+            PromptTooLong: there are more than `most` tokens, and `side` is None or `most` leaves no room for text.
         """
 
 

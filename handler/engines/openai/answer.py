@@ -82,7 +82,7 @@ class EventReader:
 _ID = "token_id:"
 _MOST_WORDS = 4096  # maximum bytes quoted from a response, before keys are masked and the text is shortened further
 _OF_THE_REQUEST = (400, 413, 422)
-"""Statuses caused by the request. Other 4xx statuses are caused by keys, paths and models."""
+"""Statuses caused by the request. Other 4xx statuses not in `_FOR_NOW` are caused by keys, paths and models."""
 _HINTS = {
     401: "; set its key in the variable OPENAI_API_KEY",
     403: "; set its key in the variable OPENAI_API_KEY",

@@ -87,7 +87,7 @@ class EngineInstance:
     Attributes:
         reader: assembles the engine's messages.
         failure: the reason for its failure that the engine itself reported, or None.
-        restart_requested: whether the engine is restarted as soon as no request is running.
+        restart_requested: whether to restart the engine as soon as no request is running.
     """
 
     def __init__(self, spec: Spec, *, isolated: bool, place: Placement = ANYWHERE) -> None:
@@ -122,7 +122,7 @@ class EngineInstance:
         return self._process.pid if self._process else None
 
     def put(self, command: Any) -> bool:
-        """Store a command for the next `flush`. Return whether no other command was stored before."""
+        """Store a command for the next `flush`. Return whether it is the only stored command."""
         is_first = not self._unsent
         self._unsent += encode(command)
         return is_first

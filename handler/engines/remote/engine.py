@@ -85,7 +85,7 @@ class Question:
 
 
 class RemoteEngine(NoAdapters, ABC, Generic[C]):
-    """See `engines.base.Engine`. Subclasses implement the protocol of the servers.
+    """Engine that sends requests to servers; see `engines.base.Engine`. Subclasses implement the servers' protocol.
 
     Args:
         kind: name of the servers in messages to clients.
@@ -194,7 +194,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     def check_max_tokens(self, most: int | None) -> None:
         """Raise Failed if a server accepts fewer tokens than this engine."""
         if most is not None and most < self.info.max_total_tokens:
-            detail = f"it accepts {most} tokens, but accepted {self.info.max_total_tokens} at startup"
+            detail = f"it accepts {most} tokens, but this handler accepts {self.info.max_total_tokens}"
             raise Failed("accepts fewer tokens than the others", f"{detail}: restart this handler to use it")
 
     # -- requests ------------------------------------------------------------------------------------------------

@@ -646,7 +646,7 @@ def test_the_smaller_limit_is_the_remote_engines(reported: int | None, configure
     engine.check_max_tokens(most)
     with pytest.raises(Failed, match="accepts fewer tokens than the others") as raised:
         engine.check_max_tokens(most - 1)
-    told = f"it accepts {most - 1} tokens, but accepted {most} at startup: restart this handler to use it"
+    told = f"it accepts {most - 1} tokens, but this handler accepts {most}: restart this handler to use it"
     assert raised.value.detail == told
     engine.close()
 
