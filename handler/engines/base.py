@@ -171,7 +171,7 @@ class EngineInfo:
 
     Attributes:
         max_total_tokens: maximum number of tokens in the prompt and the response together.
-        dimensions: number of dimensions of an embedding; 0 if the engine computes no embeddings.
+        dimensions: number of dimensions of an embedding, if the model computes embeddings; 0 if it generates text.
         longest_step: upper estimate of a step's duration in seconds, as measured while loading; 0 if unknown.
     """
 
@@ -376,7 +376,7 @@ class StructuredOutputCheck(Protocol):
 
 
 JSON_TAGS = frozenset({"json"})
-"""The argument styles that all versions of xgrammar support in structural tags."""
+"""The argument styles that every release of xgrammar since 0.1.25 supports in structural tags."""
 
 _UNMAPPED = "it has no such parameter"
 

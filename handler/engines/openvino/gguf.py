@@ -348,7 +348,7 @@ def _eight_bits(name: str, values: Any, group: int) -> tuple[Any, Any]:
 
 
 def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the format and arrays of a matrix with 4 or 8 bits per weight, or None for other kinds.
+    """Return the format and arrays of a matrix of a kind in `KEPT`, or None for other kinds.
 
     A `u4` weight is `(whole - zero) * scale`. The zero points are not integers, but f32 represents them as exactly as
     the file's minimums.
@@ -381,7 +381,7 @@ def _small_blocks(data: Any, *, has_minimum: bool) -> _Rows:
 
 
 def _large_blocks(data: Any) -> _Rows:
-    """Return scales, minimums and packed weights from Q4_K blocks, which scale the 6-bit values by two factors."""
+    """Return scales, minimums and packed weights from Q4_K blocks, which store 6-bit values and two factors."""
     from gguf.quants import Q4_K
 
     blocks = data.reshape(-1, 144)
@@ -425,7 +425,7 @@ def _product(root: Any) -> Any:
 
 
 def _join(products: Sequence[Any], matrices: Sequence[_Matrix]) -> None:
-    """Replace multiplications of one input by a single multiplication, whose output is split."""
+    """Replace multiplications of the same input by a single multiplication, whose output is split."""
     import numpy as np
     from openvino import opset13
 

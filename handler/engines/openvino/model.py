@@ -68,7 +68,7 @@ def prepare(model_id: str | None, config: EngineConfig) -> Path:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    """See `engines.check`."""
+    """Check the model's files and the options together; see `engines.check`."""
     is_demo = config.task is Task.GENERATION and model_id in (None, model_files.DEMO)
     if quantization_of(config) is not None and is_demo:
         raise ConfigError(f"option.quantize: the demo model {_FIXED_WEIGHTS}")

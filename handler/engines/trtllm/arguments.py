@@ -230,7 +230,7 @@ def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> di
 
 
 def context_length(model: Path) -> int | None:
-    """Read the context length, in tokens, from config.json."""
+    """Read the context length, in tokens, from config.json. Return None if the file does not specify it."""
     config = read_text_config(model)
     for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
         if isinstance(config.get(name), int):

@@ -420,7 +420,7 @@ class TrtRequest:
 
     @property
     def _num_cached(self) -> int | None:
-        """The number of prompt tokens that were in the prefix cache, or None if the number is zero or unknown."""
+        """The number of prompt tokens from the prefix cache, or None if it is zero, unknown or reported before."""
         return None if self.request.goes_on else getattr(self.result, "cached_tokens", 0) or None
 
     def one_token(self, step: Step) -> bool:

@@ -273,7 +273,7 @@ def _finish(output: Any, stops: frozenset[int]) -> Finish | None:
 
 
 class Statistics:
-    """Statistics for vLLM 0.20 to 0.33."""
+    """Combines the statistics of vLLM's steps (vLLM 0.20 to 0.33)."""
 
     def __init__(self) -> None:
         self._last: Any = None
