@@ -124,7 +124,7 @@ def describe(error: BaseException) -> str:
 
 
 def _said(error: Exception | str) -> tuple[str, str]:
-    """Return an engine's error as a message for clients, and for the log. The latter is "" if both are the same."""
+    """Return two messages for an engine's error: for clients, and for the log. The latter is "" if both are equal."""
     known = secrets()
     text = str(error).strip()
     reason = text if isinstance(error, str) else describe(error)
@@ -150,8 +150,8 @@ class EngineConfig:
     """Configuration of an engine.
 
     Attributes:
-        options: all options by name; None leaves the choice to the engine. `engine_options` contains the options that
-            only this engine has.
+        options: values of all options; None leaves the choice to the engine. `engine_options` contains the options
+            that only this engine has.
         model: path of the files to load for `option.model_id`.
         source: directory from which these files were converted, or None if they were not converted.
         chat_template: template that replaces the model's own.
@@ -342,8 +342,8 @@ class Tokenizer(Protocol):
         """The vocabulary of every response, or None if each prompt has its own."""
 
     def encode(self, text: str) -> Prompt:
-        """Encode a prompt. Special tokens in it are recognised, but not by `MistralTokenizer`. Only the model's usual
-        first token is added.
+        """Encode a prompt. Special tokens in it are recognised, but not by `MistralTokenizer`. The special tokens that
+        the tokenizer usually adds to a text, such as a first token, are added.
         """
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:

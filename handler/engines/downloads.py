@@ -179,7 +179,7 @@ def run_converter(
         raise ConfigError(f"{what}: {_no_space(target.parent)}")
     if process.returncode == -signal.SIGKILL:
         raise ConfigError(
-            f"{what}: the process that converts it was killed (SIGKILL), as happens when memory runs out: give it "
+            f"{what}: the process that converts it was killed (SIGKILL), as happens when memory runs out: provide "
             "more memory, or convert the model on another machine"
         )
     if _NO_MEMORY.search(process.stderr):
@@ -192,4 +192,4 @@ def run_converter(
 
 def _no_space(directory: Path) -> ConfigError:
     free = format_size(shutil.disk_usage(directory).free)
-    return ConfigError(f"no space left in {directory}, where {free} are free: free some space, or change LMI_CACHE")
+    return ConfigError(f"no space left in {directory} ({free} free): free some space, or change LMI_CACHE")

@@ -85,7 +85,7 @@ def adapter_path(src: str, base: Path | None) -> Path:
 
 def _local(src: str, base: Path | None) -> Path:
     if not src.isprintable():
-        raise BadRequest(f"src={src!r}: must be a path")
+        raise BadRequest(f"src={src!r}: must be a path of printable characters")
     scheme, colon, _ = src.partition(":")
     if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
         try:
@@ -324,7 +324,7 @@ class AdapterRegistry:
     def update(self, name: str, then: Then, path: Path | None = None, preload: bool | None = None) -> None:
         """Replace an adapter, or reload changed weights from the same directory.
 
-        Running requests keep the earlier version of the adapter, and later requests use the new version.
+        Waiting and running requests keep the earlier version of the adapter, and later requests use the new version.
 
         Args:
             path: directory of the new version; by default the directory of the earlier version.

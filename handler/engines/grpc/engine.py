@@ -39,7 +39,7 @@ __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load"
 _OWN_HOST = "127.0.0.1"
 _OWN_END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
 _WITHHELD = ("PYTHONPATH", "PYTHONHOME", "LMI_API_KEY")
-"""Environment variables that are not passed to the server."""
+"""Environment variables that are withheld from a server that the engine starts."""
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _MOST_SILENT = 3  # failures in a row, of which the last is a timeout, after which the engine restarts its server
 

@@ -24,7 +24,10 @@ def _with_chosen(num_tops: int) -> int:
 
 
 def _guide(sampling: Sampling) -> dict[str, Any]:
-    """Return the fields for structured output from the first token. Servicer 0.14.1 with --reasoning-parser waits."""
+    """Return the fields for structured output, which applies from the first token.
+
+    With --reasoning-parser, servicer 0.14.1 applies it only after the reasoning.
+    """
     rule = sampling.structured_output
     if rule is None:
         return {}

@@ -37,7 +37,7 @@ _MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Raise ConfigError if the directory has no tokenizer, or if a file of the tokenizer or a JSON file is broken."""
+    """Raise ConfigError if the directory has no tokenizer, or if a tokenizer file or a JSON file in it is broken."""
     check_json(directory, *_JSON_FILES)
     own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
     paths = [path for name in _TOKENIZERS for path in model_files.visible(directory, name)]
@@ -104,7 +104,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         if size < 8 or length > size - 8:
             raise ConfigError(f"{path} is cut short, or not a safetensors file: it ends inside its header")
         if length > _MAX_HEADER:
-            raise ConfigError(f"{path} is broken: it gives the length of its header as {length:,} bytes")
+            raise ConfigError(f"{path} is broken: it specifies a header of {length:,} bytes")
         try:
             tensors = dict(json.loads(file.read(length)))
         except (ValueError, TypeError, RecursionError):
@@ -231,7 +231,7 @@ def download(
 
 
 def cached() -> list[Any]:
-    """Return huggingface_hub's `CachedRepoInfo` for each model in its cache; [] if package or cache is missing."""
+    """Return a `CachedRepoInfo` for each model in huggingface_hub's cache; [] without the package or a cache."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound

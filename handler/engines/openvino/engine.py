@@ -246,7 +246,7 @@ class Preparation:
         return OpenVinoCheck(self._config, self._tokenizer)
 
     def add(self, request: EngineRequest, start: Callable[[Scores | None], None]) -> None:
-        """Start a request at once or later.
+        """Start a request, either at once or after its schema or grammar is compiled and its prompt is scored.
 
         Raises:
             ValueError: the prompt cannot be scored.

@@ -1,4 +1,4 @@
-"""Converts GGUF files to OpenVINO directories with the files' exact weights.
+"""Converts GGUF files to OpenVINO directories, with the files' exact weights or with weights rounded to 8 bits.
 
 OpenVINO GenAI rounds the weights of a GGUF file. A weight in a Q4_1 or Q4_K block is `scale * q + minimum`. GenAI
 stores `scale * (q - zero)`, where `zero` is a 4-bit integer. This raises SmolLM2's perplexity by a quarter. So we save
@@ -488,7 +488,7 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
     number = _architecture(reader)
     size = number.get(".attention.key_length", number[".embedding_length"] // number[".attention.head_count"])
     if number.get(".rope.dimension_count", size) != size:
-        raise ConfigError(f"OpenVINO GenAI only rotates all {size} dimensions, not {number['.rope.dimension_count']}")
+        raise ConfigError(f"OpenVINO GenAI always rotates all {size} dimensions, not {number['.rope.dimension_count']}")
     frequencies = 1 / np.float32(number.get(".rope.freq_base", 1e4)) ** (np.arange(0, size, 2, dtype=np.float32) / size)
     divisor = number.get(".rope.scaling.factor", number.get(".rope.scale_linear", 1)) or 1
     kind = number.get(".rope.scaling.type", "linear")

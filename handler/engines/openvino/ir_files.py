@@ -210,7 +210,7 @@ def download(model_id: str, revision: str | None) -> Path:
 
 
 def conversion(model_id: str) -> str:
-    """Describe how a checkpoint from the hub is converted at startup, or return "" if it needs no conversion."""
+    """Describe when a model on the hub is converted at startup. Return "" if it needs no conversion."""
     if not files.is_hub_name(model_id) or model_id.startswith("OpenVINO/"):
         return ""
     there = "is" if converter_is_installed() else "is not"

@@ -113,7 +113,7 @@ def find_model(model_id: str, config: EngineConfig) -> model_files.ModelFiles:
     if pools:
         read_pooling(model.path, config.options.pooling)
         if not (model.path / "tokenizer.json").is_file():
-            raise ConfigError(f"{model.path / 'tokenizer.json'} is missing; transformers' AutoTokenizer saves it")
+            raise ConfigError(f"{model.path / 'tokenizer.json'} is missing; save it with transformers' AutoTokenizer")
     if model.kind == "huggingface":
         check_checkpoint(model.path)
         if not pools or not is_bert(model.path):

@@ -72,7 +72,7 @@ def blank_model(num_logits: int, favourite: int | None = None) -> Mapping[str, b
 
 
 def write_blank_model(directory: Path, num_logits: int, favourite: int | None = None) -> None:
-    """Write `openvino_model.xml` and `.bin` for a one-layer Llama whose weights are all zero.
+    """Write `openvino_model.xml` and `.bin` for a one-layer Llama whose logits are 0, except that of `favourite`.
 
     The layer is needed because GenAI expects an attention layer with a cache, which it replaces with paged attention.
     """

@@ -129,7 +129,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
 
 
 class _Reporter:
-    """Sends an engine's statistics at the start. Sends changes while the engine has requests, and when none is left."""
+    """Sends an engine's statistics at the start, and changed statistics regularly and when the last request ends."""
 
     def __init__(self, engine: Engine, channel: socket.socket) -> None:
         self._engine = engine if isinstance(engine, Reporting) else None

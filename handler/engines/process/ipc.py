@@ -77,7 +77,7 @@ class MessageReader:
         """Read once, and return the messages that are complete.
 
         Args:
-            flags: flags of `recv`, e.g. MSG_DONTWAIT, which never waits.
+            flags: flags of `recv`, e.g. MSG_DONTWAIT to return at once.
 
         Returns:
             The messages, or None if nothing has arrived and the call does not wait.

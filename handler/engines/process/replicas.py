@@ -241,7 +241,7 @@ class Replica:
         return Workload(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
 
     def takes(self, num_sequences: int) -> bool:
-        """Return whether the replica is ready, not silent in a long step or a hang, and has no work or enough slots."""
+        """Return whether the replica is ready, not silent (in a long step or hang), and has no work or enough slots."""
         has_room = not self.work or len(self.work) + num_sequences <= self.slots
         return has_room and self.engine.ready and self.engine.silence < _MAX_SILENCE
 

@@ -354,7 +354,7 @@ class EngineSupervisor:
         return (self.restarts,)
 
     def restart_when_idle(self, replica: int = 0) -> None:
-        """Restart the engine as soon as no request is running. New requests wait meanwhile. Thread-safe."""
+        """Restart the engine as soon as no request is running. New requests wait during the restart. Thread-safe."""
         if (instance := self._instance) is not None:
             instance.restart_requested = True
 
@@ -372,7 +372,7 @@ class EngineSupervisor:
 
     @property
     def silence(self) -> float:
-        """Seconds since the engine's last message, or 0 if no step is expected."""
+        """Seconds for which the engine has been silent although a step is expected; 0 if none is expected."""
         return self._hang_timer.silence.seconds if self._hang_timer.expects_step else 0.0
 
     @property

@@ -117,7 +117,7 @@ class Pending:
         num_prompt_tops: number of alternatives to each prompt token.
         beam: index of the beam that the request continues, or None.
         id: vLLM's id for the request, or "" before the request is submitted to vLLM.
-        begun: whether the request has had any output.
+        begun: whether the request, or an earlier part of it, has had any output.
         prompt_tops: alternatives to the prompt tokens so far.
         plain: whether an output consists only of tokens with their log-probabilities.
     """
@@ -157,7 +157,7 @@ _SPOILT = "the model computes NaN"  # an error of the engine, because the KV cac
 
 
 class Results:
-    """A replacement for LLMEngine's OutputProcessor (vLLM 0.20 to 0.33). `Vllm.step` calls `read`.
+    """A replacement for LLMEngine's OutputProcessor (vLLM 0.20 to 0.33). Each step of an engine calls `read`.
 
     vLLM's own class takes four times as much CPU time. It creates objects, texts and statistics that are not used here.
     """

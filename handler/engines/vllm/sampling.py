@@ -126,7 +126,7 @@ _SAMPLES = (
     StructuredOutput("choice", '["a", "b"]'),
     StructuredOutput("grammar", 'root ::= "a" | "b"'),
 )
-"""One example of each kind, for detecting a broken installation at startup."""
+"""Examples of several kinds, for detecting a broken installation at startup."""
 
 
 class VllmCheck:

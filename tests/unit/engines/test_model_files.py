@@ -98,7 +98,7 @@ def test_a_header_that_is_too_long_for_the_format_is_not_read(tmp_path: Path) ->
     with path.open("r+b") as file:
         file.write(struct.pack("<Q", 1 << 36))
         file.truncate(1 << 37)  # sparse
-    with pytest.raises(ConfigError, match=r"is broken: it gives the length of its header as 68,719,476,736 bytes"):
+    with pytest.raises(ConfigError, match=r"is broken: it specifies a header of 68,719,476,736 bytes"):
         check_checkpoint(tmp_path)
 
 
