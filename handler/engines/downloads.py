@@ -69,7 +69,7 @@ def run_call(call: str) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Delete partially downloaded files (only on Linux), and end the process at once."""
+    """Delete huggingface_hub's partial files (only on Linux), and end the process at once."""
     for link in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):  # closed meanwhile
             if _UNFINISHED.search((path := link.readlink()).name):

@@ -243,7 +243,7 @@ class HfPoolingTokenizer:
         raise InvalidPayload("'messages': the model accepts texts, not chats")
 
     def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
-        """See `PoolingTokenizer`."""
+        """Encode one or two texts; see `PoolingTokenizer.encode_pooled`."""
         for text in texts:
             check_tokens(text, "inputs", MOST_TOKENS, PART, lambda part: len(self._parts([part])[0].ids))
         parts = self._parts(texts)

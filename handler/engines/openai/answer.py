@@ -167,7 +167,7 @@ class EventAnswer(ResponseCheck):
 
 
 def _ranked(entry: Any, count: int) -> Alternatives:
-    """Read the alternatives to a token, from an object with log-probabilities by name, or from Dynamo's list."""
+    """Read the alternatives to a token, from an object that maps names to log-probabilities, or from Dynamo's list."""
     pairs = entry.items() if isinstance(entry, dict) else [(top["token"], top["logprob"]) for top in entry]
     best = sorted(((name, score(logprob)) for name, logprob in pairs), key=lambda pair: -pair[1])[:count]
     return [(_token_id(name), logprob) for name, logprob in best]

@@ -537,7 +537,7 @@ class ReplicaSet:
         yield from self._adapters.lose(replica, None if self.ready else failure)
 
     def _relieve(self, replica: Replica) -> None:
-        """Move a silent replica's sequences without output to other replicas with free slots."""
+        """Move the sequences of a silent replica that have no output yet to other replicas with free slots."""
         for key in [key for key in sorted(replica.fresh) if replica.work[key].moved_from is None]:
             if (other := self._choose(replica.work[key], replica)) is None:
                 return

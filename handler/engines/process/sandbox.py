@@ -42,7 +42,7 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 
 
 class Prepared(NamedTuple):
-    """Work, and a function that each fork calls before its limits apply, because a fork loses threads."""
+    """Work that needs preparation: each fork calls `prepare` before its limits apply, because a fork loses threads."""
 
     work: Work
     prepare: Callable[[], object]

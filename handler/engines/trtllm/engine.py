@@ -300,7 +300,8 @@ class _Requests:
     def is_refusal(self, error: Exception) -> bool:
         """Return whether an exception affects only its request. Any other exception means that the engine is broken.
 
-        RequestError is a RuntimeError, as are "LLM is shutting down", CppExecutorError and EngineDeadError.
+        RequestError is a RuntimeError, but so are CppExecutorError, EngineDeadError and the error of an LLM that is
+        shutting down.
         """
         return isinstance(error, (self._refusal, ValueError, TypeError, AssertionError, IndexError))
 

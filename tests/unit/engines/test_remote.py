@@ -375,7 +375,7 @@ def test_a_server_that_fails_is_left_out_and_the_log_says_so(
     engine.servers[1].outstanding = 100
     assert end_of(engine).finish is Finish.LENGTH
     assert engine.asked == [0, 1]
-    assert capsys.readouterr().err == "http://server-0.example:80 gets no requests for 7 s: it broke down: why\n"
+    assert capsys.readouterr().err == "http://server-0.example:80 is a last resort for 7 s: it broke down: why\n"
     assert not engine.servers[0].known
     assert end_of(engine, request(2)).finish is Finish.LENGTH
     assert engine.asked == [0, 1, 1]
