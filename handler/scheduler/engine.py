@@ -300,7 +300,11 @@ class _FirstPart:
         return self._budget is not None and self._start.is_open and self._num_reasoning >= self._budget
 
     def _leave(self, id: int, index: int, response: str) -> _End | None:
-        """End the reasoning within a token. `response` is the token's text after the end of the reasoning."""
+        """End the reasoning within a token. Return the part's end, or None if this part continues with the response.
+
+        Args:
+            response: the token's text after the end of the reasoning.
+        """
         if not self._guided:
             self._passes = True
             return None

@@ -133,7 +133,7 @@ def _mode(file: Path) -> str:
 
 
 def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
-    """Return the smallest limit set by the model, its tokenizer and its sentence-transformers configuration."""
+    """Return the smallest limit of the model, its tokenizer and its sentence-transformers configuration, or None."""
     max_seq_length = model_files.read_json(model / "sentence_bert_config.json").get("max_seq_length")
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and "roberta" in str(config.get("model_type")):

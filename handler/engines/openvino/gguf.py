@@ -227,7 +227,7 @@ def _unreadable(reader: Any) -> list[str]:
 
 
 def _replace_vector(constant: Any, vectors: dict[str, Any], exact: dict[str, Any]) -> Set[str]:
-    """Replace a constant of the graph if it is one of the file's vectors, and return the names of all that it equals.
+    """Replace a constant of the graph if it is one of the file's vectors, and return the names of all equal vectors.
 
     Args:
         vectors: the vectors that GenAI's reader computes, by name.

@@ -66,7 +66,7 @@ class LogitScorer:
             self._current = None
 
     def step(self) -> Scores | None:
-        """Process a part of the current prompt, and return the prompt's scores if this was the last part."""
+        """Process a part of the current prompt. Return the prompt's scores after the last part, otherwise None."""
         if self._current is None:
             if not self._waiting:
                 return None
@@ -148,7 +148,7 @@ class PipelineScorer:
             self._current = None
 
     def step(self) -> Scores | None:
-        """Run a step of the current prompt, and return its scores if this was the last step."""
+        """Run a step of the current prompt. Return the prompt's scores after the last step, otherwise None."""
         if self._current is None:
             if not self._waiting:
                 return None

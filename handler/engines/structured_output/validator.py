@@ -67,7 +67,11 @@ class FairQueue(Generic[T]):
         return self._num_waiting
 
     def put(self, flow: Hashable, item: T) -> T | None:
-        """Add an entry. If the queue is full, return the entry that was removed, which may be the new entry."""
+        """Add an entry.
+
+        Returns:
+            The entry that was removed because the queue was full, which may be the new entry, or None.
+        """
         with self._changed:
             self._flows.setdefault(flow, deque()).append(item)
             self._num_waiting += 1

@@ -538,7 +538,7 @@ def _type_of(value: Any) -> str:
 
 
 def _ignored_of_string(schema: Mapping[str, Any], _: bool) -> str | None:
-    """Return an ignored keyword: xgrammar enforces only the first of a known format, a pattern and lengths."""
+    """Return an ignored keyword or None. xgrammar enforces only the first of a known format, a pattern and lengths."""
     if isinstance(schema.get("format"), str) and schema["format"] not in _FORMATS:
         return "format"
     first = next((name for name in ("format", "pattern") if name in schema), None)
@@ -565,7 +565,7 @@ def _ignored_of_object(schema: Mapping[str, Any], recent: bool) -> str | None:
 
 
 def _ignored_of_patterns(schema: Mapping[str, Any]) -> str | None:
-    """Return a conflict if several subschemas may apply to one property, because xgrammar enforces only one of them."""
+    """Return a conflict or None. If several subschemas may apply to a property, xgrammar enforces only one of them."""
     if "patternProperties" not in schema:
         return None
     if schema.get("properties"):

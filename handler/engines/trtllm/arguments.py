@@ -159,7 +159,7 @@ def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
 
 
 def _either(problems: Problems, **values: int | None) -> int | None:
-    """Return the value of an option that has two names."""
+    """Return the value of an option that has two names, or None. Report a problem if the two values differ."""
     (first, value), (second, other) = values.items()
     if value is not None and other is not None and value != other:
         message = f"option.{first}={value} contradicts option.{second}={other}: set only one of them"
