@@ -361,7 +361,7 @@ _RANGE = re.compile(r"([ -}])-([~-\U0010ffff])")  # a range of characters that c
 
 
 def without_marker(characters: str) -> str:
-    """Exclude the marker from a character class, such as `[^a]` or `[ -~]`, so that it only stands for long parts."""
+    """Exclude the marker from a negated class or a range, such as `[^a]` or `[ -~]`, to reserve it for long parts."""
     if characters.startswith("[^"):
         return f"{characters[:-1]}{MARKER}]"
     return _RANGE.sub(lambda range: f"{range[1]}-}}" + f"\x7f-{range[2]}" * (range[2] > "\x7f"), characters)

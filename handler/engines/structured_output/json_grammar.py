@@ -1,8 +1,8 @@
 """Converts JSON schemas to xgrammar's EBNF, without arbitrary whitespace.
 
 xgrammar in GenAI always accepts any amount of whitespace, and small models often generate nothing else. These grammars
-allow only the whitespace that Python's `json.dumps` writes, and numbers with no more digits than a double. Schemas
-with unsupported keywords are left to xgrammar's own converter.
+allow only the whitespace that Python's `json.dumps` writes, and numbers with a limited number of digits. Schemas with
+unsupported keywords are left to xgrammar's own converter.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def json_grammar(schema: Any) -> str | None:
 
 
 def literal(text: str) -> str:
-    """Return a string as an EBNF literal. Escape all characters except printable ASCII."""
+    """Return a string as an EBNF literal. Escape quotes, backslashes, and characters that are not printable ASCII."""
     plain = (c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
     return '"' + "".join(plain) + '"'
 
