@@ -130,7 +130,7 @@ def check_complete(path: Path) -> None:
 def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
     kind, parts = _contents(values)
     if kind != "model":
-        raise ValueError(f"{path} is not a model, but a file for a model ({kind}): name the file of the model itself")
+        raise ValueError(f"{path} is not a model, but extends a model ({kind}): name the model's own file")
     if parts > 1:
         raise ValueError(f"{path} is one of the parts of {in_parts(parts, path.name)}")
     for key, what in _NEEDED.items():

@@ -246,7 +246,7 @@ class Preparation:
         return OpenVinoCheck(self._config, self._tokenizer)
 
     def add(self, request: EngineRequest, start: Callable[[Scores | None], None]) -> None:
-        """Start a request at once or later.
+        """Start a request, either at once or after its schema or grammar is compiled and its prompt is scored.
 
         Raises:
             ValueError: the prompt cannot be scored.
@@ -274,7 +274,7 @@ class Preparation:
             self._scorer.cancel(key)
 
     def step(self, step: Step, *, idle: bool) -> None:
-        """Start the requests that are ready, and add the errors of the others to `step`.
+        """Start the requests that are ready. For a schema or grammar that cannot be compiled, add an error to `step`.
 
         Args:
             idle: whether no request is running.
@@ -432,7 +432,8 @@ def generation_config(sampling: Sampling, eos: frozenset[int]) -> Any:
         eos: ids that end a response with Finish.EOS.
 
     Raises:
-        ValueError: the parameters are rejected by GenAI.
+        ValueError: a parameter cannot be combined with structured output, or its schema or grammar is not supported.
+        RuntimeError: GenAI rejects the parameters.
     """
     import openvino_genai as genai
 

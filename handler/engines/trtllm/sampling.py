@@ -48,7 +48,10 @@ class Model:
 
 
 def own_stops(sampling: Sampling, model: Model) -> bool:
-    """Return whether we look for stop ids ourselves, because the engine's `min_tokens` suppresses only `end_id`."""
+    """Return whether we look for stop ids ourselves.
+
+    The engine's `min_tokens` suppresses only `end_id`, and the engine's `ignore_eos` drops all stop ids.
+    """
     return bool(sampling.min_new_tokens and stops(sampling, model)) or (sampling.ignore_eos and _by_tokenizer(sampling))
 
 
@@ -103,7 +106,7 @@ def _top_k(sampling: Sampling, model: Model) -> dict[str, Any]:
 
 
 def _seed(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Return the request's seed, or a random one.
+    """Return the request's seed, or a random seed if the request has none.
 
     TensorRT-LLM's default is the same for all requests, so equal requests would get equal responses (issue 1000 of
     NVIDIA/TensorRT-LLM; with speculative decoding also in 1.3: issue 19487).

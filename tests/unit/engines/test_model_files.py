@@ -98,7 +98,7 @@ def test_a_header_that_is_too_long_for_the_format_is_not_read(tmp_path: Path) ->
     with path.open("r+b") as file:
         file.write(struct.pack("<Q", 1 << 36))
         file.truncate(1 << 37)  # sparse
-    with pytest.raises(ConfigError, match=r"is broken: it gives the length of its header as 68,719,476,736 bytes"):
+    with pytest.raises(ConfigError, match=r"is broken: it specifies a header of 68,719,476,736 bytes"):
         check_checkpoint(tmp_path)
 
 
@@ -298,7 +298,7 @@ def test_a_context_without_tokens_is_none(tmp_path: Path, kind: int, value: int,
             gguf_file(ARCHITECTURE, TOKENS, tensors=string(b"w") + struct.pack("<I", 1 << 30)),
             "1,073,741,824 dimensions",
         ),
-        (gguf_file(pair(b"general.architecture", 8, string(b"clip"))), r"a file for a model \(mmproj\)"),
+        (gguf_file(pair(b"general.architecture", 8, string(b"clip"))), r"extends a model \(mmproj\)"),
         (gguf_file(TOKENS), r"contains no model: its header has no general\.architecture"),
         (gguf_file(ARCHITECTURE), r"contains no tokenizer: its header has no tokenizer\.ggml\.tokens"),
     ],

@@ -646,7 +646,7 @@ def test_an_owner_waits_ten_seconds_before_another_makes_room(batches: Batches) 
     assert batches.inside == "ab"
     batches.now += 0.3
     (failed,) = [delta for delta in batches.batcher.step() if delta.error is not None]
-    assert str(failed.error) == "the request makes room for another API key's batch (option.batches_concurrency)"
+    assert str(failed.error) == "request stopped to make room for another API key's batch (option.batches_concurrency)"
     assert batches.inside == "ax"
 
 
