@@ -172,7 +172,7 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
     """Return the production variant to adopt.
 
     Raises:
-        Refused: the endpoint has several variants and `wishes` does not name a variant and another endpoint name,
+        Refused: the endpoint has several variants and `wishes` does not name both a variant and another endpoint,
             the variant does not exist, or it is serverless.
     """
     variants = source.config.get("ProductionVariants", ())
@@ -628,7 +628,7 @@ def checked(file: str, path: str, operation: str, content: Any) -> list[tuple[st
         A pair `(field, reason)` for each field that is in neither of the two AWS shapes.
 
     Raises:
-        SpecError: a field has the wrong type. The message names the first such field.
+        SpecError: a field has the wrong type or is missing. The message names the first such field.
     """
     api = sagemaker()
     shapes = [api.operation_model(operation).output_shape]

@@ -142,7 +142,7 @@ class Patience:
     """Time limits of retries, in seconds from the first attempt.
 
     Attributes:
-        busy: limit while requests are throttled, or while there is no connection.
+        busy: limit while requests are throttled, the model is not ready, or there is no connection.
         cold: limit while no copy is running. An instance takes minutes to start.
         first: maximum length of the first pause. The maximum doubles for each further pause, and a pause lasts at least
             half of its maximum.
@@ -196,7 +196,7 @@ def with_retries(
 WARN_BYTES = 6 * 1024 * 1024
 MAX_BYTES = 25 * 1024 * 1024
 """Maximum size of a request body. AWS's documentation states 25 MB, but the API's model only 6 MiB (`WARN_BYTES`).
-The client warns about a larger body than the model allows, and raises an error for a larger body than 25 MiB."""
+The client warns if a body exceeds the model's limit, and raises an error if it exceeds 25 MiB."""
 
 _T = TypeVar("_T")
 

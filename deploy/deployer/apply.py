@@ -253,7 +253,7 @@ class _Steps:
         )
 
     def _is_as_planned(self, action: Action) -> bool:
-        """Return True if the endpoint is still as planned, or False if another run has already started the same update.
+        """Return True if the endpoint is still as planned, or False if another run has started or made the same update.
 
         Raises:
             Refused: the endpoint serves something else, is being updated, or was deleted.
@@ -286,7 +286,7 @@ class _Steps:
 
 
 def _may_still_change(aws: Aws, current: Action) -> bool:
-    """Return whether an update may still be in progress, during which nothing that it needs may be deleted.
+    """Return whether an update may be in progress or have taken effect, so that nothing that it needs may be deleted.
 
     AWS forbids deleting a configuration during an update to it, but does not always prevent it.
     """

@@ -270,7 +270,7 @@ def _check_type(spec: Spec, variant: Mapping[str, Any]) -> None:
     if spec.instance.type not in types:
         raise SpecError(
             f"instance.type: {spec.instance.type}, but the endpoint {spec.endpoint} has {' or '.join(map(str, types))}",
-            "Set that type, so that the check of the memory uses the right type.",
+            "Set instance.type to a type that the endpoint has, as the memory is checked for it.",
         )
 
 

@@ -67,7 +67,7 @@ def refuse_specification(spec: Spec) -> None:
         ),
     ):
         if is_set:
-            raise SpecError(f"{setting}: {why}", f"Omit {setting}, or run this command without --shadow.")
+            raise SpecError(f"{setting}: {why}", f"Omit {setting}, or use `lmi deploy up` without --shadow.")
 
 
 def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) -> tuple[Resource, ...]:
@@ -133,7 +133,7 @@ def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
 
 
 def plan_end(live: Live) -> Plan:
-    """Plan the removal of the shadow: return the endpoint to its previous configuration, and delete the resources.
+    """Plan to return the endpoint to its previous configuration, and to delete the shadow's resources.
 
     If the previous configuration was deleted, the endpoint gets a copy of the current configuration without the shadow.
 

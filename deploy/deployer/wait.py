@@ -64,7 +64,7 @@ class Progress:
 
     @property
     def timeout(self) -> str:
-        """Return the failure reason for the case that `limit` has passed."""
+        """Return the failure reason to report once `limit` has passed."""
         return f"{self.status} ({self.phase}) after {self.elapsed / 60:.0f} min"
 
 

@@ -46,7 +46,7 @@ def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dic
     if harm := [path for path in lost if lacking[path]]:
         raise Refused(
             f"CloudFormation does not support {', '.join(harm)} of {resource.key}",
-            "Omit it, or create the endpoint with `lmi deploy up`.",
+            "Remove these fields from the specification, or create the endpoint with `lmi deploy up`.",
         )
     return kept, lost
 

@@ -663,6 +663,6 @@ def _routing(spec: Spec) -> Iterator[str]:
     count = max(spec.instance.count, spec.scaling.max if spec.scaling is not None else 0)
     if count >= _MANY and isinstance(spec.routing, PrefixAware):
         yield (
-            f"With up to {count} instances: prefix-aware routing compares the beginnings of prompts, not the caches. "
-            "Dynamo on HyperPod routes by each worker's cache: compare both if prompts share long beginnings."
+            f"With up to {count} instances, prefix-aware routing compares prompts, but does not know what is cached. "
+            "Dynamo on HyperPod routes by each worker's cache. Try both if many prompts begin with the same text."
         )
