@@ -80,7 +80,7 @@ def only_component(session: Any, region: str, endpoint_name: str) -> str:
 
     Raises:
         NotSent: the endpoint has no component or several.
-        RequestFailed: the caller may not list the components.
+        RequestFailed: the components cannot be listed.
     """
     client = web_pages.refused(session.client("sagemaker", region_name=region))
     try:
@@ -109,7 +109,7 @@ def check_component(client: Any, name: str) -> None:
     """Raise an error if an inference component has failed, because it will then never get a copy.
 
     Args:
-        client: boto3's client for SageMaker. Without permission for DescribeInferenceComponent, nothing is checked.
+        client: boto3's client for SageMaker. If it cannot read the component, nothing is checked.
 
     Raises:
         ComponentFailed: the component has failed.

@@ -170,7 +170,8 @@ def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptio
         run: state that is updated with each step.
 
     Raises:
-        Failed: a resource failed. Resources that this run created for it are deleted, unless `keep_failed` is set.
+        Failed: a resource failed. Resources that this run created for it are deleted, unless `keep_failed` is set or
+            they may still be used.
         DeployError, NotAllowed: a call to AWS failed. Resources are deleted in the same way.
     """
     run = Run() if run is None else run

@@ -96,11 +96,7 @@ def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) 
 
 
 def plan_shadow(desired: Sequence[Resource], live: Live) -> Plan:
-    """Plan the creation of the shadow from the resources of `beside`, and the deletion of an earlier shadow's remains.
-
-    Raises:
-        Refused: a model or a configuration with a desired name belongs to another owner.
-    """
+    """Plan the creation of the shadow from the resources of `beside`, and the deletion of an earlier shadow's parts."""
     actions = [action for resource in desired for action in action_of(resource, live, desired)]
     keep = {item.name for item in desired} | {before(live)}
     left = [removal_of(item, "it belonged to an earlier shadow") for item in _own_parts(live, keep)]
@@ -116,7 +112,7 @@ def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
 
     Raises:
         NotThere: there is no shadow.
-        Refused: the shadow differs from the specification.
+        Refused: the endpoint is not in service, or the shadow differs from the specification.
     """
     _refuse_other_shadow(desired, live)
     kept = [

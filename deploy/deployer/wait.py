@@ -167,7 +167,7 @@ def polls(
         limit: seconds after which an unreachable AWS is an error, or 0 for never.
 
     Raises:
-        ClientError, BotoCoreError: AWS returned an error that is not temporary.
+        ClientError, BotoCoreError: the error is not temporary, or AWS still cannot be reached after `limit`.
     """
     began = clock.monotonic()
     while True:

@@ -132,7 +132,7 @@ class Arns:
         return ["*"] if self.spec.network.subnets else []
 
     def shells(self) -> list[str]:
-        """Return `*` if any variant allows access to instances through SSM, whose actions apply to no resource."""
+        """Return `*` if any variant allows access to instances through SSM. Its actions cannot be limited by ARN."""
         shadows = self.spec.sagemaker.endpoint_config.get("ShadowProductionVariants", ())
         return ["*"] if any(fields.get("EnableSSMAccess") for fields in (self.spec.sagemaker.variant, *shadows)) else []
 

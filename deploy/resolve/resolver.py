@@ -473,7 +473,7 @@ def _choose(spec: Spec, image: images.ResolvedImage, need: Need | None, prices: 
     """Choose the instance type, or check the specification's type.
 
     Raises:
-        SpecError: `auto` cannot choose a type, or the type is probably a typo.
+        SpecError: `auto` cannot choose a type, or the type is not supported or probably a typo.
         DoesNotFit: the image or the model does not fit.
     """
     if spec.instance.type == "auto":
