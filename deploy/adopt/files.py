@@ -47,7 +47,7 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
             return replace(source, notes=[*source.notes, *unknown])
     raise SpecError(
         f"{path}: adopt does not support this format",
-        "Supported are the fields of CreateModel or DescribeModel, alone or under Model: beside EndpointConfig:, "
+        "It supports the fields of CreateModel or DescribeModel, alone or under Model: next to EndpointConfig:, "
         "Endpoint:, Components: and Tags:; JumpStart's specifications; and the output of DescribeModelPackage, "
         "DescribeHubContent, DescribeInferenceRecommendationsJob or DescribeAIRecommendationJob.",
     )

@@ -188,7 +188,7 @@ def _failure(aws: Aws, job: Mapping[str, Any]) -> Failed:
 
 
 def _log(aws: Aws, name: str) -> list[str]:
-    """Return the last lines of the newest log stream of the job's containers, or [] if reading is not allowed."""
+    """Return the last lines of the newest log stream of the job's containers, or [] if they cannot be read."""
     try:
         return [line.text for line in logs.tail(aws, TRANSFORM_LOGS, _LOG_TAIL, prefix=f"{name}/") or []]
     except (ClientError, BotoCoreError):

@@ -190,7 +190,7 @@ def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the generation parameters. A value that is not JSON is taken as a string.
 
     Raises:
-        DeployError: a parameter has no name or no value.
+        DeployError: a parameter does not have the form KEY=VALUE.
     """
     parameters: dict[str, Any] = {}
     for setting in arguments.parameters:

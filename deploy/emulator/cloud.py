@@ -219,7 +219,7 @@ class Cloud:
         return map(self._tagged, needs)
 
     def _resource_names(self, call: Call, where: Where) -> dict[str, Any]:
-        """Return the parameters whose resource has another name in its ARN, each with the name from the ARN."""
+        """Return further parameters: an endpoint's volume key, or the name of a role or key as in its ARN."""
         parameters = call.parameters
         if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
             return {"KmsKeyId": self._volume_key(parameters)}

@@ -233,7 +233,7 @@ class Runtimes:
     """The emulators of all endpoints of the account, each started at its endpoint's first request.
 
     Args:
-        plan: pattern for all endpoints, with their container, its state, and the limits.
+        plan: template for all endpoints, with their container, its state, and the limits.
         loop: event loop that runs the emulators. The methods are called from other threads.
     """
 

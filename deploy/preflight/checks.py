@@ -31,7 +31,7 @@ _ENDED = ("Expired", "Failed")
 
 
 def places(context: Context) -> list[Check]:
-    """Check that each bucket, except for models and adapters, exists and is in the endpoint's region."""
+    """Check that each bucket, except the buckets of models and adapters, exists and is in the endpoint's region."""
     return [_place(context, uri, field) for uri, field in named(context.spec).items()]
 
 

@@ -30,7 +30,7 @@ class Artifact:
 
     Attributes:
         variables: settings of serving.properties, as variables. They override the container's variables, as in LMI.
-        repository: texts of the files of a Triton repository with parameters, by path.
+        repository: texts of the files with parameters in a Triton repository, by path.
         others: names of further files, which are known only for an archive.
         weights: name of a weight file, or a reason to assume that there are weights, or "" if there are none.
         folder: only directory at the archive's top level, if it contains all files, or "".

@@ -360,7 +360,8 @@ def upload(
 
     Raises:
         Refused: the model data cannot be loaded, or the bucket is in another region.
-        Failed: the objects in S3 differ from the uploaded files.
+        NotThere: the bucket does not exist.
+        Failed: a file has changed during the upload, or an object in S3 differs from its file.
     """
     planned = plan_upload(aws, directory, prefix, isolated=isolated, own_code=own_code)
     refuse(planned.findings, str(directory))

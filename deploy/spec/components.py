@@ -107,7 +107,7 @@ def _laid_over(whole: Mapping[str, Value], own: Mapping[str, Value | None]) -> d
 
 
 MOST_TOGETHER = 100
-"""Maximum of concurrency times payload size in MB (CreateTransformJob). Neither of the two can be greater."""
+"""Maximum of the concurrency, of the payload size in MB, and of their product (CreateTransformJob)."""
 
 
 class Batch(Section):
