@@ -127,7 +127,7 @@ TUTORIALS = {
         ),
         "lmi-v16-intro": Tutorial(
             "nothing else",
-            "The component responds in LMI's [async mode](../wire/async.md), as before.",
+            "Responses have the format of LMI's [async mode](../wire/async.md), as before.",
             {
                 "HF_MODEL_ID": "Qwen/Qwen3-1.7B", "HF_TOKEN": "hf_x", "SERVING_FAIL_FAST": "true", **_ASYNC_MODE,
                 "OPTION_TRUST_REMOTE_CODE": "true",
