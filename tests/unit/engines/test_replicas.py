@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import random
 import os
+import random
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
