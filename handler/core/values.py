@@ -102,7 +102,7 @@ class Sampling(NamedTuple):
     bad_sequences: tuple[str, ...] = ()
     bad_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # the only ids that a response may have; empty: all
-    ignore_eos: bool = False
+    ignore_eos: Annotated[bool, Nature.WITH_BEAMS] = False
     skip_special_tokens: Annotated[bool, Nature.BY_HANDLER] = True
     marks: Annotated[frozenset[str], Nature.BY_HANDLER] = frozenset()  # special tokens to be shown as text
     # Stop strings and structured output apply only after the reasoning.

@@ -372,7 +372,7 @@ class Batcher:
             self.check_room()
         request = self._adapters.current(request)
         now = time.monotonic()
-        ends = now + min(self._queue_timeout, request.timeout), now + min(self._time_limit, request.timeout)
+        ends = now + self._queue_timeout, now + self._time_limit
         active = ActiveRequest(next(self._ids), request, prompt, *ends, started)
         if request.background is None:
             self._queue.add(active.id, request.priority, active, follows=follows)
@@ -583,14 +583,5 @@ class Batcher:
             f"the request was not finished within {self._time_limit:g} s (option.request_time_limit)"
         )
         again = Overloaded("request stopped to make room for another API key's batch (option.batches_concurrency)")
-        expired = Overloaded("Request timeout expired")  # Triton's words
-        ends = [
-            (late, self._queue_timeout, unstarted),
-            (overdue, self._time_limit, not_finished),
-            ([displaced] if displaced else [], 0.0, again),
-        ]
-        return [
-            self._failed(active.id, 0, expired if active.request.timeout < limit else error)
-            for actives, limit, error in ends
-            for active in actives
-        ]
+        ends = [(late, unstarted), (overdue, not_finished), ([displaced] if displaced else [], again)]
+        return [self._failed(active.id, 0, error) for actives, error in ends for active in actives]

@@ -134,7 +134,7 @@ class OpenVino(NoAdapters):
         self._preparation.add(request, start)
 
     def _start(self, key: int, prompt: tuple[Any, ...], config: Any, sampling: Sampling, scores: Scores | None) -> None:
-        is_missed = sampling.ignore_eos or sampling.structured_output is not None
+        is_missed = sampling.structured_output is not None
         self._running[key] = _Running(
             self._pipeline.add_request(key, *prompt, config),
             sampling,
@@ -329,11 +329,12 @@ _MAX_SEED = (1 << 63) - 1  # the Python binding requires a signed 64-bit integer
 
 
 def _ends(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    if sampling.ignore_eos:  # GenAI then ignores all stop ids, so `_output` looks for the request's own
-        return {"ignore_eos": True}
     # xgrammar treats every stop id as an end token, so with a schema `_output` looks for the request's own.
     others = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
-    return {"eos_token_id": min(eos) if eos else -1, "stop_token_ids": set(eos) | others}
+    if sampling.ignore_eos and not others:
+        return {"ignore_eos": True}  # GenAI then ignores all stop ids
+    ends = others if sampling.ignore_eos else {*eos}
+    return {"eos_token_id": min(ends, default=-1), "stop_token_ids": ends | others}
 
 
 def _structured_output(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:

@@ -69,14 +69,20 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     """Return the arguments for end tokens and forbidden token sequences.
 
     If `end_id` is set, TensorRT-LLM adds no stop ids of its own, and -1 means no end token. TensorRT-LLM encodes
-    forbidden words only if `end_id` is not set.
+    forbidden words only if `end_id` is not set. A beam search ends beams with `end_id`; a client's own end token is the
+    last of `stop_token_ids`.
     """
     arguments: dict[str, Any] = {}
+    ids = frozenset() if own_stops(sampling, model) else stops(sampling, model)
+    end = -1 if sampling.ignore_eos else model.end_id
+    if sampling.ignore_eos and sampling.num_beams > 1 and ids:
+        end = sampling.stop_token_ids[-1]
+        ids -= {end}
     if _by_tokenizer(sampling):
         arguments |= {"bad": list(sampling.bad_sequences), "ignore_eos": sampling.ignore_eos}
     else:
-        arguments |= {"end_id": -1 if sampling.ignore_eos else model.end_id, "pad_id": max(model.end_id, 0)}
-    if not own_stops(sampling, model) and (ids := stops(sampling, model)):
+        arguments |= {"end_id": end, "pad_id": max(model.end_id, 0)}
+    if ids:
         arguments["stop_token_ids"] = sorted(ids)
     if sampling.min_new_tokens and not sampling.ignore_eos:  # without end_id, it would suppress the id -1
         arguments["min_tokens"] = sampling.min_new_tokens

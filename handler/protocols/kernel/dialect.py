@@ -113,6 +113,7 @@ class ServerContext:
         sampling_defaults: the default values of Sampling fields in a request with `do_sample` true.
         generation: the model's generation defaults, for dialects that call `read_sampled`.
         vocabulary: the vocabulary of token ids, or None if it depends on the prompt.
+        eos: the ids of the model's end tokens, as far as its files name them.
         most_tokens: returns the maximum number of tokens in prompt and response together, or None while the model
             loads.
         chat_template: the model's chat template, or "" if it has none.
@@ -143,6 +144,7 @@ class ServerContext:
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     generation: GenerationDefaults = NO_DEFAULTS
     vocabulary: Vocabulary | None = None
+    eos: frozenset[int] = frozenset()
     most_tokens: Callable[[], int | None] = lambda: None
     chat_template: str = ""
     model_names: Sequence[str] = ("model",)

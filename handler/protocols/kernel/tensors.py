@@ -234,12 +234,15 @@ def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
 
 @accepts(anyOf=one_of(_ID))
 def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
-    """Read the id of the end token. -1 disables the end token; any other id replaces the model's own end token."""
+    """Read the id of the end token.
+
+    -1 disables the model's own end tokens, and one of these changes nothing. Any other id replaces them.
+    """
     id = single(integer(-1))(value)
     if id < 0:
         return {"ignore_eos": True}
     _known((id,), context)
-    return {"ignore_eos": True, "end_id": id}
+    return {"end_id": id} if id in context.eos else {"ignore_eos": True, "end_id": id}
 
 
 @accepts(**_TENSOR, items={"type": ["number", "array"]})

@@ -398,10 +398,10 @@ class Infer(Dialect):
         values = {name: from_text(name, value) for name, value in parameters.items() if name in INPUTS}
         unknown += [f"parameters.{name}" for name in values if name in reader.values]
         values = {**values, **reader.values, **{f"return_{output}": True for output in names if output in FREE}}
-        streams = bool(values.pop("stream", False) or values.pop("streaming", False))
-        if streams and not self.may_stream:
-            unknown.append("stream")
-            streams = False
+        flags = [name for name in ("stream", "streaming") if values.pop(name, False)]
+        streams = bool(flags) and self.may_stream
+        if not self.may_stream:
+            unknown += [name if name in reader.values else f"parameters.{name}" for name in flags]
         options, read, ignored = read_inputs(values, unknown, id, document, context, lambda parameters: streams)
         priority, timeout = (parameters.get(name, 0) for name in _QUEUEING)
         own = options.request._replace(priority=priority, timeout=timeout / 1e6 or math.inf)

@@ -563,7 +563,7 @@ def _request(prompt: str, parameters: ParsedParameters, context: ServerContext, 
     if ids is not None:
         assert context.vocabulary is not None, "token ids are refused without a vocabulary"
         prompt = context.vocabulary.decode(ids)
-    if end_id is not None:  # it replaces the model's own end token
+    if end_id is not None and sampling.ignore_eos:  # it replaces the model's own end tokens
         if ignores_end:
             raise InvalidParameter(f"end_id={end_id}: contradicts ignore_eos=true")
         sampling = sampling._replace(stop_token_ids=(*sampling.stop_token_ids, end_id))

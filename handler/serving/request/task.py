@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import urllib.parse
 import weakref
 from collections.abc import Callable, Sequence
@@ -324,6 +325,9 @@ class RequestTask(Life):
             parsed = parsed._replace(reply=reply)
         self.parsed = parsed
         self.enter(PARSED)
+        if (timeout := min((request.timeout for request in parsed.requests), default=math.inf)) < math.inf:
+            expired = Overloaded("Request timeout expired")  # Triton's words
+            self.hold(self._driver.loop.call_later(timeout, self.fail, expired).cancel)
         if self._dialect.computes:
             self._stats.count_opened()
         self._stats.note_accepted(parsed)

@@ -131,6 +131,11 @@ def test_every_input_of_generate_is_a_tensor() -> None:
 def test_a_response_is_whole_also_for_stream() -> None:
     call = parsed(TEXT, tensor("stream", True))
     assert (call.streams, call.ignored) == (False, ["stream"])
+    assert parsed(TEXT, tensor("stream", False), tensor("streaming", True)).ignored == ["streaming"]
+    for name in ("stream", "streaming"):
+        call = parsed(TEXT, parameters={name: True})
+        assert (call.streams, call.ignored) == (False, [f"parameters.{name}"])
+    assert not parsed(TEXT, parameters={"stream": False}).ignored
 
 
 @in_one_test(

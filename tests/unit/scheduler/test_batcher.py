@@ -190,26 +190,6 @@ def test_a_request_that_has_begun_is_ended_by_its_time_limit_alone(monkeypatch: 
     assert batcher.idle
 
 
-@pytest.mark.parametrize("ready", [True, False])
-def test_a_request_ends_after_its_own_timeout_unless_an_option_is_shorter(
-    monkeypatch: pytest.MonkeyPatch, ready: bool
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    batcher = Batcher(Scripted(ready=ready), queue_timeout=20.0, time_limit=20.0)
-    ids = [
-        batcher.submit(Request(letter, Sampling(max_new_tokens=30), timeout=timeout), prompt(letter))
-        for letter, timeout in (("a", 2.0), ("b", 60.0))
-    ]
-    assert not any(delta.error for delta in batcher.step())
-    errors = dict[int, str]()
-    for _ in range(10):
-        now += 3.0
-        errors |= {delta.id: str(delta.error) for delta in batcher.step() if delta.error and delta.id not in errors}
-    assert errors[ids[0]] == "Request timeout expired"
-    assert "option." in errors[ids[1]]
-
-
 def test_several_sequences_have_seeds_and_numbers_of_their_own() -> None:
     engine = Scripted()
     batcher = Batcher(engine)

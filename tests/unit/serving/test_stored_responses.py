@@ -243,6 +243,26 @@ def test_expired_ones_go_without_a_call(tmp_path: Path, monkeypatch: pytest.Monk
     store.close()
 
 
+def test_a_closed_store_finishes_its_writes_and_closes_its_database(place: Path | None) -> None:
+    store = open_store(place)
+    begun, ended = threading.Event(), threading.Event()
+    store.write(begun.wait)
+    last = store.write(ended.set)
+    threading.Timer(0.05, begun.set).start()
+    store.close()
+    assert last.done()
+    assert not store._thread.is_alive()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        store._database.remove_expired()
+    store.close()  # without an effect
+
+
+def test_the_store_is_closed_with_the_server() -> None:
+    store = open_store(None)
+    Bench(store=store).model.close()
+    assert not store._thread.is_alive()
+
+
 def test_an_answer_in_progress_is_known_while_it_is_held(store: ResponseStore) -> None:
     held = store.begin(ANN, "a", {"id": "a", "status": "in_progress"})
     assert recall(store, "a").state == "in_progress"
