@@ -23,6 +23,7 @@ from typing import Any
 
 from gguf import GGMLQuantizationType as Kind
 
+from tests.accept import debian
 from tests.checkpoints.small_gguf import write_small
 from tests.container.images.dockerfile import ROOT, SECOND, read
 from tests.doubles import tiny
@@ -107,7 +108,7 @@ class ContainerEngine:
     def make_debian(self) -> None:
         """An image of Debian's packages alone, as DEBIAN."""
         root = self._scratch / "debian"
-        call(["debootstrap", "--variant=minbase", SUITE, str(root)])
+        debian.bootstrap(root, SUITE)
         archive = self._scratch / "debian.tar"
         call(["tar", "--create", "--file", str(archive), "--directory", str(root), "--exclude=./dev/*", "."])
         self._podman("import", str(archive), DEBIAN)
