@@ -96,13 +96,14 @@ lint: dev ## 1 min: format, rules, types, spelling, the Dockerfile
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-annotate \
 	--custom-compile-command 'make constraints'
 # The GPU images' bases have numpy and transformers, which their engines need.
-constraints: $(BIN)/uv ## 1 min: renew .ci/constraints.txt and, of it, the images', for Python 3.10 to 3.14 on x86_64 and aarch64
+constraints: $(BIN)/uv ## 1 min: renew .ci/constraints.txt, the images' that are part of it, and vLLM's for accept-vllm
 	echo 'setuptools>=77' | $(COMPILE) --upgrade --output-file .ci/constraints.txt pyproject.toml - \
 		$(addprefix --extra ,cpu deploy dev browser docs)
 	$(COMPILE) --constraint .ci/constraints.txt --output-file docker/constraints-cpu.txt pyproject.toml \
 		$(addprefix --extra ,cpu images audio container openai)
 	printf '%s\n' numpy transformers | $(COMPILE) --constraint .ci/constraints.txt --excludes /dev/stdin \
 		--output-file docker/constraints-gpu.txt pyproject.toml $(addprefix --extra ,images audio container djl openai)
+	$(BIN)/python -m tests.accept.vllm_environment --renew
 format: dev ## what lint would have
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .

@@ -22,9 +22,9 @@ UV = Path(sys.executable).with_name("uv")
 PINS = Path(__file__).parents[1] / ".ci/constraints.txt"
 
 
-def pinned() -> tuple[str, ...]:
-    """The arguments for what `make` installs: the pinned versions, or with LATEST none."""
-    return () if os.environ.get("LATEST") else ("--constraint", str(PINS), "--build-constraint", str(PINS))
+def pinned(file: Path = PINS) -> tuple[str, ...]:
+    """The arguments for the versions that a file pins, by default those that `make` installs; with LATEST, none."""
+    return () if os.environ.get("LATEST") else ("--constraint", str(file), "--build-constraint", str(file))
 
 
 def here(*command: str) -> list[str]:
@@ -49,6 +49,11 @@ def environment(
 def packages(*arguments: str) -> None:
     """Run `uv pip install` with `arguments`."""
     _uv(here, "pip", "install", *arguments)
+
+
+def compiled(*arguments: str) -> None:
+    """Run `uv pip compile` with `arguments`."""
+    _uv(here, "pip", "compile", *arguments)
 
 
 def _uv(enter: Callable[..., list[str]], *arguments: str) -> None:

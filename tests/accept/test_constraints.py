@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.accept import vllm_environment
 from tests.container.images.dockerfile import ROOT, read
 from tests.install import UV
 
@@ -134,3 +135,13 @@ def test_an_image_installs_its_pins_by_their_hashes(stage: str, image: Pins) -> 
     [run] = [value for value in read()[1][stage].values("RUN") if "pip install" in value]
     assert "--require-hashes" in run
     assert f"/opt/lmi-handler/{Path(image.path).name}" in run
+
+
+def test_vllm_s_needs_are_pinned_without_an_index() -> None:
+    """Those of the environment of accept-vllm, for each Python that it can have."""
+    pins = Pins(str(vllm_environment.PINS.relative_to(ROOT)), ())
+    versions = [pins.versions(environment(python, "x86_64")) for python in ("3.11", "3.12", "3.13")]
+    assert all(len(found) > 150 for found in versions)
+    for requirement in map(Requirement, [*vllm_environment.WANTED, *PROJECT["dependencies"]]):
+        assert all(requirement.specifier.contains(found[canonicalize_name(requirement.name)]) for found in versions)
+    assert "://" not in pins.text
