@@ -19,7 +19,7 @@ def _folded(seed: int) -> int:
 
 
 def _with_chosen(num_tops: int) -> int:
-    """Add one to the number of alternatives unless it is 0: vLLM replaces the least likely by the chosen token."""
+    """Add one to the number of alternatives unless it is 0: the server puts the chosen token before the others."""
     return num_tops and num_tops + 1
 
 

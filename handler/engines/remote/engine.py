@@ -33,7 +33,7 @@ _NOT_ENFORCED = {
     "vllm": "; with --reasoning-parser, it does so only after the reasoning has ended",
     "trtllm": "; without guided_decoding_backend, it never does so",
 }
-"""Maps the kind of a server to the end of the error message if the server does not enforce structured output."""
+"""Maps a kind of server to the end of the error message about structured output that the server does not enforce."""
 
 
 class RemoteCall(Protocol):
