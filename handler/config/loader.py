@@ -373,7 +373,7 @@ def _renamed(last: Mapping[str, Setting]) -> Iterator[Setting]:
 
 
 def named_engine(settings: Iterable[Setting], auto: str) -> str:
-    """Return the name of the engine that settings select, or "" if they do not select a known one.
+    """Return the name of the engine that settings select, or "" if it is unknown or they contradict each other.
 
     The engine must be known before values are checked, because engines may have different options of the same name.
 

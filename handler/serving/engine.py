@@ -118,7 +118,7 @@ def served_task(config: Config, engine: str, model_id: str | None) -> Task:
     """Return the task of the model.
 
     Args:
-        model_id: model from the options, or the directory of a model that was downloaded from the hub.
+        model_id: model from the options, or the directory of a downloaded model.
 
     Raises:
         ConfigError: the engine does not support the task, or the task cannot be determined.

@@ -55,7 +55,7 @@ def read_size(data: bytes) -> tuple[int, int, int]:
     This takes only microseconds for any input. The decoder may find a different size.
 
     Raises:
-        InvalidPayload: the header contradicts itself or the file.
+        InvalidPayload: the header is broken, declares no length, or declares an unsupported rate or number of channels.
     """
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return _wav_size(data)
@@ -63,7 +63,9 @@ def read_size(data: bytes) -> tuple[int, int, int]:
         packed = int.from_bytes(data[18:26], "big")  # RFC 9639, section 8.2
         length = packed & ((1 << 36) - 1)
         if not length:
-            raise InvalidPayload("the audio's header does not say how long it is; write it to a file, not to a pipe")
+            raise InvalidPayload(
+                "the audio's header does not say how long it is; write the audio to a file, not to a pipe"
+            )
         return length, packed >> 44, (packed >> 41 & 7) + 1
     return 0, 0, 0
 

@@ -158,7 +158,7 @@ class VllmMetrics(Collector):
 
         Args:
             samplings: the parameters of the request's prompts, if text is generated.
-            per_token: mean seconds between the request's tokens, or None if there is only one token.
+            per_token: mean seconds between the request's tokens, or None if no sequence has a second token.
         """
         if request.queue is None:
             return
@@ -225,7 +225,7 @@ class VllmMetrics(Collector):
 _DURATIONS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # seconds
 _TGI = (
     ("duration", "Duration of successful requests, in seconds", _DURATIONS),
-    ("validation_duration", "Seconds from a request's acceptance until its prompt fits", _DURATIONS),
+    ("validation_duration", "Seconds from a request's acceptance to the check of its prompt's length", _DURATIONS),
     ("queue_duration", "Seconds in the queue", _DURATIONS),
     ("inference_duration", "Seconds in the engine", _DURATIONS),
     ("mean_time_per_token_duration", "Seconds in the engine per generated token", _DURATIONS),

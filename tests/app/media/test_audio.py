@@ -115,7 +115,7 @@ def test_each_names_its_field(served: Served, name: str) -> None:
 def test_missing_and_long_files_of_a_server(served: Served) -> None:
     server, url, _ = served
     for path, words in (
-        ("/none", "its server answers 404"),
+        ("/none", "its server responds with status 404"),
         ("/long", "more than 60000 bytes (option.max_audio_bytes)"),
     ):
         assert words in server.post(ask(by_url(url + path)), CHAT).json()["error"]["message"]
