@@ -48,7 +48,7 @@ class Served(NamedTuple):
 
     Attributes:
         url: the server's URL, without a trailing slash.
-        key: the server's API key, or "none" if it has no keys, because agents require a key.
+        key: the server's API key, or "none" if no key is set, because agents require a key.
         model: the model's name on the server.
         context: the context length in tokens, or None if the server does not report it.
     """

@@ -133,7 +133,9 @@ class ServedModel:
             head = self.preprocessor.read_head(head)
             self.check_room()
             if self.handle is not None and self.handle.role is Role.ALONE:
-                raise RouteNotFound("no engine is loaded: handle of model.py answers only POST /invocations")
+                raise RouteNotFound(
+                    "no engine is loaded, and handle of model.py does not serve this route: use POST /invocations"
+                )
         except ServingError as refusal:
             error = refusal
         name = id or request_id(headers)
