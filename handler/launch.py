@@ -67,7 +67,7 @@ class Settings(NamedTuple):
         arguments: arguments to put before the user's own.
         command: default arguments, used if the user passes no arguments.
         files: maps each option that names a file to the file's content. Only the user can read these files. Secrets
-            are in files, because other users can read arguments.
+            are in files or variables, because other users can read arguments.
     """
 
     variables: Mapping[str, str | int | None]

@@ -119,8 +119,8 @@ class Problems(list[Problem]):
 class ServingError(Exception):
     """An error that ends one request.
 
-    If a subclass sets its own status, every dialect uses that status, unless its `ErrorFormat.statuses` has the
-    subclass.
+    If a subclass sets its own status, every dialect uses that status, unless its `ErrorFormat.statuses` contains
+    the subclass.
 
     Args:
         detail: text for the log only, such as another program's message.

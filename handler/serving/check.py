@@ -1,4 +1,4 @@
-"""Checks a configuration before anything is downloaded or run, and reads the model's defaults and response template."""
+"""The check of a configuration before anything is downloaded or run, and readers of defaults and response templates."""
 
 from __future__ import annotations
 

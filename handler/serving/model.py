@@ -227,7 +227,7 @@ class ServedModel:
 
     @property
     def engine_name(self) -> str:
-        """Return the name of the engine, or the configured name while no engine is loaded."""
+        """Return the name of the engine, or the value of option.llm_engine while no engine is loaded."""
         return str(self.config.llm_engine) if self.info is None else self.info.name
 
     @property

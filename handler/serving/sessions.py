@@ -222,8 +222,8 @@ def sessions_root(config: Config) -> Path | None:
     If the directory cannot be used, sessions are off unless an option enables them.
 
     Raises:
-        ConfigError: an option enables sessions, but the directory cannot be used; or AWS's default directory was
-            created by another user, who could read the ids of sessions.
+        ConfigError: an option enables sessions, but the directory cannot be used, or it is AWS's default directory and
+            was created by another user, who could read the ids of sessions.
     """
     if not config.stateful_sessions:
         return None

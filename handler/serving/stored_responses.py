@@ -78,7 +78,7 @@ DELETE FROM answers WHERE id IN (
 
 
 ItemPage = tuple[list[Any], bool]
-"""A page of a response's input items, and whether there are more."""
+"""A page of a response's input items, and whether there are more items."""
 
 
 class ResponseDatabase:

@@ -89,7 +89,7 @@ def handlers_home(config: Config) -> Path:
 
 
 def users_files(config: Config) -> list[Path]:
-    """Return the files of the user's code that are imported by a host that calls handlers."""
+    """Return the user's Python files that a host imports if it calls handlers."""
     own = model_py(model_py_directory(config))
     files = [own, *files_of(handlers_home(config), environment.custom_code())]
     if config.handle_role is not Role.ALONE:

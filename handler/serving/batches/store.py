@@ -182,7 +182,7 @@ class BatchStore:
         return self._list(owner, page, [kind for kind in _FILES if page.purpose in ("", kind)])
 
     def delete(self, owner: str, id: str) -> DeletedFile:
-        """Delete a file. Its bytes count as used while somebody still reads it.
+        """Delete a file. Its bytes count as used while another request still reads it.
 
         Raises:
             NotFound: the owner has no file with this id.

@@ -39,9 +39,9 @@ def num_samples(size: Sequence[int]) -> int:
     if not 1 <= channels <= _MOST_CHANNELS:
         raise InvalidPayload(f"the audio has {channels} channels; it must have 1 to {_MOST_CHANNELS}")
     if not _LEAST_RATE <= rate <= _MOST_RATE:
-        raise InvalidPayload(f"the audio has {rate} samples a second; it must have {_LEAST_RATE} to {_MOST_RATE}")
+        raise InvalidPayload(f"the audio has {rate} samples per second; it must have {_LEAST_RATE} to {_MOST_RATE}")
     if rate * channels > _MOST_PER_SECOND:
-        each = f"the audio has {channels} channels of {rate} samples a second"
+        each = f"the audio has {channels} channels of {rate} samples per second"
         raise InvalidPayload(f"{each}; the limit for all channels together is {_MOST_PER_SECOND}")
     if not length:
         raise InvalidPayload("the audio has no samples")
@@ -142,7 +142,7 @@ def _samples(size: Size, rules: FileRules) -> int:
     samples = num_samples(size)
     if samples > rules.max_units:
         limit = f"at most {rules.max_units // SAMPLE_RATE} s (option.max_audio_seconds)"
-        raise InvalidPayload(f"the audio has {size[0] / size[1]:.6g} s; {limit}")
+        raise InvalidPayload(f"the audio is {size[0] / size[1]:.6g} s long; {limit}")
     return samples
 
 

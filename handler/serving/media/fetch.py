@@ -126,7 +126,7 @@ class Fetcher:
         """Return the file at an http or https URL.
 
         Args:
-            kind: kind of the medium.
+            kind: kind of the file, a key of `MEDIA`.
             take: called with the size of each received part, to reserve memory. If it raises an error, so does `fetch`.
 
         Raises:
@@ -206,7 +206,7 @@ def read_file(url: str, kind: str, rules: MediaRules) -> bytes:
     """Return the content of the file at a `file:` URL. This may block.
 
     Args:
-        kind: kind of the medium.
+        kind: kind of the file, a key of `MEDIA`.
 
     Raises:
         InvalidPayload: the file is outside of the allowed directory, or cannot be read. The message is meant to follow

@@ -42,7 +42,7 @@ def missing_packages(kind: str) -> str:
     if not missing:
         return ""
     how = install(f"lmi-handler[{decoder.extra}]")
-    return f"the server accepts text only, because {' and '.join(missing)} cannot be imported: {how}"
+    return f"the server cannot import {' and '.join(missing)}: {how}"
 
 
 # -- rules for media: allowed sources and sizes ------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class MediaLoader:
     def load(self, sources: Sequence[MediaSource], owner: str = "") -> Future[LoadedMedia]:
         """Load the media of a request. If the returned future is cancelled, the fetches end.
 
-        The future raises Unavailable or InvalidPayload if an image or audio cannot be loaded. The messages name it.
+        The future raises Unavailable or InvalidPayload if a media file cannot be loaded. The messages name the field.
 
         Args:
             owner: owner of the request, or "" without one.
@@ -353,10 +353,10 @@ def _host(url: str) -> str:
 
 
 def place_media(request: Request, prompt: Prompt, media: Sequence[Medium], tokens: Mapping[str, MediaTokens]) -> Prompt:
-    """Return the prompt with its media. Each placeholder is repeated for the number of tokens that the medium needs.
+    """Return the prompt with its media. Each placeholder is repeated once per token of its image or audio.
 
     Args:
-        prompt: prompt with one placeholder per medium.
+        prompt: prompt with one placeholder for each image or audio.
         media: media of the request, in the order of its sources.
         tokens: media tokens of the model, by kind.
 

@@ -372,7 +372,7 @@ class _Captured(Collector):
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        text = "Requests of option.capture_requests by outcome: written, or dropped because the disk was slow or full"
+        text = "Requests of option.capture_requests by outcome: written, or dropped"
         counts = zip((["written"], ["dropped"]), self._counts(), strict=True)
         yield _labelled(CounterMetricFamily, "lmi_captured_requests", text, ["outcome"], counts)
 
@@ -461,7 +461,7 @@ class Metrics:
         self.registry.register(_Captured(counts))
 
     def count_opened(self) -> None:
-        """Count a request that TGI would count: its body has the right form, or it is refused as overloaded."""
+        """Count a request that TGI would count: it is accepted, or refused for a parameter or as unavailable."""
         if self._tgi is not None:
             self._tgi.count_opened()
 

@@ -109,4 +109,4 @@ class Life:
             try:
                 release()
             except Exception:  # one holding must not keep the others
-                log.exception("a bug in the server: a request could not give back a holding")
+                log.exception("a bug in the server: a resource of a request could not be released")
