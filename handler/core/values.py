@@ -244,7 +244,7 @@ class Request(NamedTuple):
     """One request: a prompt, the parameters of its processing, and what the response must contain.
 
     The prompt is text, messages or token ids. With messages, `prompt` is empty. With token ids, `prompt` is their text,
-    which the response may repeat. The `content` of a message with media is a list of parts. Each medium is a part such
+    which the response may repeat. The `content` of a message with media is a list of parts. Each of them is a part such
     as `{"type": "image"}`, and `media` has its source, in the same order.
     """
 

@@ -141,7 +141,7 @@ def _fields(text: str) -> dict[str, bytes]:
     try:
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="surrogateescape")
     except ValueError:
-        raise BadRequest(f"the form has more than {_MOST_FIELDS} fields") from None
+        raise BadRequest(f"the form or query has more than {_MOST_FIELDS} fields") from None
     return {name: value.encode(errors="surrogateescape") for name, value in pairs}
 
 

@@ -49,7 +49,7 @@ _SHARED_MEMORY = {
 
 _INDEX = "/v2/repository/index"
 _POSTS = {_INDEX, *(path for path in _SHARED_MEMORY.values() if path.endswith("register"))}
-"""Paths of calls that are POST requests. All others are GET requests."""
+"""Paths that `_reader` requests with POST. It requests all other paths with GET."""
 
 _CODES = defaultdict(lambda: grpc.StatusCode.INVALID_ARGUMENT) | {
     401: grpc.StatusCode.UNAUTHENTICATED,

@@ -205,7 +205,7 @@ class ApiKeys:
 
 
 def _error_format(route: Route, routes: Sequence[Route]) -> ErrorFormat:
-    """Return the error format of a route, or else of the first route with the same first path segment that has one, or
+    """Return the error format of a route, or else the first format of the routes with the same first path segment, or
     else the server's. So GET /v1/models is refused in the same format as POST /v1/chat/completions.
     """
     family = f"/{route.path.split('/')[1]}/"

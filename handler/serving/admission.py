@@ -80,7 +80,7 @@ class InferenceRoutes:
         raise InvalidPayload(self.refusal(path))
 
     def refusal(self, path: str) -> str:
-        """Return the error message for a path that is not a route for inference. It lists all routes."""
+        """Return the error message for a path that is not a route for inference. It omits routes with versions."""
         return f"route={path[:64]} is not a route for inference; available routes: {self._names}"
 
     def _is_served(self, names: Mapping[str, str]) -> bool:
@@ -197,7 +197,7 @@ class Admission:
             hold: function that holds the media's memory until the request has ended.
 
         Raises:
-            ServingError: the prompt is too long, a medium cannot be loaded, or the engine does not support the
+            ServingError: the prompt is too long, an image or audio cannot be loaded, or the engine does not support the
                 structured output.
         """
         media = await self._load_media(request, head, hold)

@@ -133,7 +133,9 @@ class ServedModel:
             head = self.preprocessor.read_head(head)
             self.check_room()
             if self.handle is not None and self.handle.role is Role.ALONE:
-                raise RouteNotFound("no engine is loaded: handle of model.py answers only POST /invocations")
+                raise RouteNotFound(
+                    "no engine is loaded, and handle of model.py does not serve this route: use POST /invocations"
+                )
         except ServingError as refusal:
             error = refusal
         name = id or request_id(headers)
@@ -225,7 +227,7 @@ class ServedModel:
 
     @property
     def engine_name(self) -> str:
-        """Return the name of the engine, or the configured name while no engine is loaded."""
+        """Return the name of the engine, or the value of option.llm_engine while no engine is loaded."""
         return str(self.config.llm_engine) if self.info is None else self.info.name
 
     @property

@@ -189,8 +189,8 @@ async def load_model(
 
 
 def make_validator(spec: Spec, engine: Restartable | None = None) -> StructuredOutputValidator | None:
-    """Return the validator of structured output. Return None if the engine does not support structured output, or if no
-    input can harm it.
+    """Return the validator of structured output. Return None if the engine does not support structured output, if no
+    input can harm the engine, or if option.guide_timeout is 0.
     """
     if (
         spec.config.task is not Task.GENERATION

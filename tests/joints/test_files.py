@@ -351,9 +351,9 @@ PARTS = {f"m-0000{number}-of-00003.gguf": FIRST if number == 1 else LATER for nu
     [
         (PARTS, "", r"contains a model in 3 parts: merge them with `llama-gguf-split --merge m-00001-of-00003\.gguf "),
         ({**PARTS, "mmproj.gguf": PROJECTOR}, "", "contains a model in 3 parts: merge"),
-        (PARTS, "m-00001-of-00003.gguf", "is one of the parts of a model in 3 parts: merge"),
-        (PARTS, "m-00002-of-00003.gguf", "is one of the parts of a model in 3 parts: merge"),
-        ({"m-00002-of-00003.gguf": LATER}, "", "is one of the parts of a model in 3 parts: merge"),
+        (PARTS, "m-00001-of-00003.gguf", "is part of a model in 3 parts: merge"),
+        (PARTS, "m-00002-of-00003.gguf", "is part of a model in 3 parts: merge"),
+        ({"m-00002-of-00003.gguf": LATER}, "", "is part of a model in 3 parts: merge"),
         ({"q4.gguf": WHOLE, "q8.gguf": WHOLE}, "", r"contains 2 \.gguf files; name one of them: q4\.gguf, q8\.gguf"),
         ({"q4.gguf": WHOLE, **PARTS}, "", r"contains 4 \.gguf files; name one of them"),
         ({"mmproj.gguf": PROJECTOR}, "", r"mmproj\.gguf is not a model, but extends a model \(mmproj\)"),

@@ -158,7 +158,7 @@ class VllmMetrics(Collector):
 
         Args:
             samplings: the parameters of the request's prompts, if text is generated.
-            per_token: mean seconds between the request's tokens, or None if there is only one token.
+            per_token: mean seconds between the request's tokens, or None if no sequence has a second token.
         """
         if request.queue is None:
             return
@@ -225,7 +225,7 @@ class VllmMetrics(Collector):
 _DURATIONS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # seconds
 _TGI = (
     ("duration", "Duration of successful requests, in seconds", _DURATIONS),
-    ("validation_duration", "Seconds from a request's acceptance until its prompt fits", _DURATIONS),
+    ("validation_duration", "Seconds from a request's acceptance to the check of its prompt's length", _DURATIONS),
     ("queue_duration", "Seconds in the queue", _DURATIONS),
     ("inference_duration", "Seconds in the engine", _DURATIONS),
     ("mean_time_per_token_duration", "Seconds in the engine per generated token", _DURATIONS),
@@ -372,7 +372,7 @@ class _Captured(Collector):
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        text = "Requests of option.capture_requests by outcome: written, or dropped because the disk was slow or full"
+        text = "Requests of option.capture_requests by outcome: written, or dropped"
         counts = zip((["written"], ["dropped"]), self._counts(), strict=True)
         yield _labelled(CounterMetricFamily, "lmi_captured_requests", text, ["outcome"], counts)
 
@@ -457,7 +457,7 @@ class Metrics:
         self.registry.register(_Captured(counts))
 
     def count_opened(self) -> None:
-        """Count a request that TGI would count: its body has the right form, or it is refused as overloaded."""
+        """Count a request that TGI would count: it is accepted, or refused for a parameter or as unavailable."""
         if self._tgi is not None:
             self._tgi.count_opened()
 

@@ -63,7 +63,7 @@ class _Refusal(NamedTuple):
 
 
 class _Road:
-    """The path of a stream's plain tokens: as deltas at first, then past the task, on the fast path once it is open.
+    """The path of a stream's plain tokens. The task gets them as deltas until the fast path is open, which bypasses it.
 
     Attributes:
         fast_path: the open fast path, or None.
