@@ -70,7 +70,7 @@ def _json(path: Path) -> Content:
 
 
 def _parts(content: Content, file: str, number: int, region: str) -> Source:
-    """Read the fields Endpoint, EndpointConfig, Model and Components, each a Describe response or a Create request."""
+    """Read Endpoint, EndpointConfig, Model or Models, and Components, each as described or requested, and Tags."""
     if unknown := sorted(content.keys() - _PARTS):
         raise SpecError(f"{file}: unknown fields: {', '.join(unknown)}", f"Known fields: {', '.join(sorted(_PARTS))}.")
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})

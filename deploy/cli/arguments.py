@@ -57,7 +57,7 @@ def spec_of(arguments: argparse.Namespace) -> Spec:
 
 
 def add_shadow(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shadow", action="store_true", help="run as a shadow variant beside another owner's endpoint")
+    parser.add_argument("--shadow", action="store_true", help="run as a shadow variant on another owner's endpoint")
     default = Share()
     parser.add_argument(
         "--shadow-percent",

@@ -328,7 +328,7 @@ _INVALID = {"ecr": "InvalidParameterException", "logs": "InvalidParameterExcepti
 def _violation(call: Call) -> tuple[str, str] | None:
     """Return AWS's error code and message for a request that violates the API model, or None if it is valid.
 
-    Services with form-encoded requests are not checked here: their parameters are strings, which moto checks.
+    S3 is not checked here. Nor are services with form-encoded requests, whose parameters are strings that moto checks.
     """
     if call.service in ("", "s3", "ec2", "iam", "sts"):
         return None

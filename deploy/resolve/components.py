@@ -103,7 +103,7 @@ class Served(NamedTuple):
 
 
 def _serve(spec: Spec, groups: Sequence[Spec], resolve: Callable[[Spec], Resolution]) -> list[Served]:
-    """Resolve each server. With `auto`, resolve them again on a common instance type if their types differ."""
+    """Resolve each server. With `auto`, resolve them again on the common instance type unless all have chosen it."""
     served = [Served(server, _of_one(server, resolve, alone=len(groups) == 1)) for server in groups]
     if spec.instance.type != "auto":
         return served

@@ -210,7 +210,7 @@ class PartUploader:
         return {METADATA: self._digests[part.name], **self._sender}
 
     def _find_unfinished(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
-        """Return the unfinished upload of an earlier run, or None if there is none.
+        """Return the unfinished upload of an earlier run, or None if there is none or uploads may not be listed.
 
         S3 does not return the metadata of an unfinished upload, so it may belong to an earlier version of the file. In
         that case, the object's digest will not match at the end, and the next run will upload the file again.

@@ -415,7 +415,7 @@ def has_validator() -> bool:
 def fits(text: str, schema: Mapping[str, Any] | None) -> bool:
     """Return whether a text is JSON and follows the schema.
 
-    A schema that is invalid or takes too many steps accepts any JSON.
+    Without jsonschema, or if the schema is invalid or takes too many steps, any JSON is accepted.
     """
     try:
         value = json.loads(text)
