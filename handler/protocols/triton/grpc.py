@@ -20,6 +20,7 @@ from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON
 from handler.core.values import Finish, Token
 from handler.protocols.kernel.dialect import ParsedRequest, TokenEncoder
+from handler.protocols.kernel.reply import PreparedDocument
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.triton.api import VERSION, TritonExtras
 from handler.protocols.triton.infer import Infer, InferDocument, OutputTensor, Selection, packed
@@ -104,13 +105,6 @@ def body_of(request: Any) -> tuple[bytes, int]:
     return b"".join([data, *contents]), len(data)
 
 
-def stops(request: Any) -> bool:
-    """Return whether a ModelInferRequest stops the request with the same id, by TensorRT-LLM's input `stop`."""
-    raw, inputs = request.raw_input_contents, request.inputs
-    flags = [index for index, tensor in enumerate(inputs) if tensor.name == "stop"]
-    return any(raw[i : i + 1] == [b"\x01"] or inputs[i].contents.bool_contents == [True] for i in flags)
-
-
 def _contents(request: Any) -> Iterator[bytes]:
     """Yield the binary data of each input."""
     raw = request.raw_input_contents
@@ -162,13 +156,6 @@ def messages(frames: bytes) -> Iterator[bytes]:
         start += PREFIX.size
         yield frames[start : start + length]
         start += length
-
-
-def empty_final(id: str, name: str) -> bytes:
-    """Return a ModelStreamInferResponse without outputs, which ends the response to a request."""
-    response = service_pb2.ModelInferResponse(id=id, model_name=name, model_version=VERSION)
-    response.parameters[_FINAL].bool_param = True
-    return _streamed(response)
 
 
 def failure(id: str, message: str) -> bytes:
@@ -257,6 +244,13 @@ class InferMessages(Infer):
     def __init__(self, *, may_stream: bool) -> None:
         super().__init__()
         self.name, self.may_stream = "triton_grpc", may_stream
+
+    def _empty(self, id: str, name: str) -> PreparedDocument:
+        response = service_pb2.ModelInferResponse(id=id, model_name=name, model_version=VERSION)
+        response.parameters[_FINAL].bool_param = True
+        reply = PreparedDocument(framed(_streamed(response)))
+        reply.content_type = FRAMES
+        return reply
 
     def _respond(
         self, options: ResponseOptions, selection: Selection, ignored: Sequence[str], *, streams: bool

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import InferResult, service_pb2
 
 from handler.core.errors import GenerationFailed, InvalidPayload
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.kernel.dialect import BinaryBody, Reply, ServerContext
-from handler.protocols.triton.grpc import PREFIX, InferMessages, body_of, check_fields, messages
+from handler.protocols.triton.grpc import FRAMES, PREFIX, InferMessages, body_of, check_fields, messages
+from tests.unit.protocols.answers import CAPABLE
 
 
 def request(**more: Any) -> Any:
@@ -148,16 +149,17 @@ def test_a_message_of_many_tensors_is_refused(name: str) -> None:
 # -- responses -----------------------------------------------------------------------------------------------------
 
 
+def document_of(tensors: dict[str, Any]) -> BinaryBody:
+    inputs = [
+        {"name": name, "datatype": datatype, "shape": [1, 1], "data": [value]}
+        for name, (datatype, value) in tensors.items()
+    ]
+    return BinaryBody({"id": "7", "inputs": inputs}, b"", "")
+
+
 def reply_to(*, streams: bool = True, **inputs: Any) -> Reply:
     tensors = {"text_input": ("BYTES", "hi"), "max_tokens": ("INT32", 5), "stream": ("BOOL", streams), **inputs}
-    document = {
-        "id": "7",
-        "inputs": [
-            {"name": name, "datatype": datatype, "shape": [1, 1], "data": [value]}
-            for name, (datatype, value) in tensors.items()
-        ],
-    }
-    parsed = InferMessages(may_stream=True).parse(BinaryBody(document, b"", ""), ServerContext("echo"))
+    parsed = InferMessages(may_stream=True).parse(document_of(tensors), ServerContext("echo"))
     assert parsed.streams is streams
     return parsed.reply
 
@@ -228,3 +230,23 @@ def test_a_whole_response_is_one_final_message() -> None:
     (whole,) = decoded(reply_to(streams=False).feed(0, delta("a", Finish.LENGTH)))
     assert whole.infer_response.parameters["triton_final_response"].bool_param is True
     assert whole.infer_response.raw_output_contents[0].endswith(b"a")
+
+
+def test_a_stopped_stream_ends_with_an_empty_message_that_tritonclient_reads() -> None:
+    tensors = {"input_ids": ("INT32", 1), "request_output_len": ("INT32", 5), "streaming": ("BOOL", True)}
+    parsed = InferMessages(may_stream=True).parse(document_of(tensors), CAPABLE)
+    first, last = decoded(parsed.reply.feed(0, delta("a")) + parsed.reply.feed(0, Delta(1, 0, (), Finish.STOP)))
+    assert parsed.reply.finished
+    assert InferResult(first.infer_response).as_numpy("output_ids").tolist() == [[[5]]]
+    assert InferResult(last.infer_response).as_numpy("output_ids").tolist() == [[[]]]
+    assert last.infer_response.parameters["triton_final_response"].bool_param is True
+
+
+def test_a_request_that_stops_others_gets_an_empty_final_message() -> None:
+    parsed = InferMessages(may_stream=False).parse(document_of({"stop": ("BOOL", True)}), CAPABLE)
+    (last,) = decoded(parsed.reply.feed(0, Delta(0, 0, ())))
+    response = last.infer_response
+    assert (response.id, response.model_name, response.model_version) == ("7", "model", "1")
+    assert (list(response.outputs), response.parameters["triton_final_response"].bool_param) == ([], True)
+    assert (parsed.stops, parsed.reply.content_type) == ("7", FRAMES)
+    assert InferResult(response).as_numpy("output_ids") is None
