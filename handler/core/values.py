@@ -267,6 +267,7 @@ class Request(NamedTuple):
     timeout: float = math.inf  # seconds after which the request fails unless it has ended
     background: str | None = None  # owner of the batch (`/v1/batches`) that the request belongs to
     session: str = ""  # id of the client's session
+    id: str = ""  # the client's id, by which its owner can stop the request
     eos_token_id: int | None = None  # a stop token that is reported as EOS
     fill_context: bool = False  # reduce the number of new tokens to what the context has room for
     min_free_tokens: int | None = None  # number of new tokens that must fit, if less than requested; None: all must fit

@@ -6,9 +6,10 @@ import asyncio
 import functools
 import re
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import InvalidPayload, Overloaded
@@ -101,6 +102,7 @@ class Admission:
     Attributes:
         routes: routes for inference.
         memory: memory quota of all requests.
+        tasks: open tasks (`RequestTask`).
     """
 
     def __init__(self, config: Config, preprocessor: Preprocessor, gate: BatchGate | None, *, stepped: bool) -> None:
@@ -108,6 +110,7 @@ class Admission:
         dialects = registry.routes(config.root_schema, preprocessor.context.task)
         self.routes = InferenceRoutes(config.model_name, dialects)
         self.memory = _memory(config)
+        self.tasks: weakref.WeakSet[Any] = weakref.WeakSet()
         self.gate = gate
         self._media = MediaLoader(media_rules(config))
         self._num_tokenizing = Count()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -68,7 +67,6 @@ class ServedModel:
         self._request_log = request_log
         self.preprocessor = preprocessor
         self.availability = Availability(config.name, engine)
-        self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self.receiving = Count()
         handle = preprocessor.formatters.handle
         self.handle = None if handle is None else CustomHandle(handle, config)
@@ -159,10 +157,7 @@ class ServedModel:
         on_bytes: Callable[[RequestTask], object] = lambda task: None,
         capture: Capture | None = None,
     ) -> RequestTask:
-        tasks = self._tasks
-        task = RequestTask(self.admission, self.driver, stats, head, on_bytes, tasks.discard, capture)
-        tasks.add(task)
-        return task
+        return RequestTask(self.admission, self.driver, stats, head, on_bytes, capture)
 
     def check_room(self) -> None:
         """Raise `Unavailable` if a new request would be refused."""
@@ -199,7 +194,7 @@ class ServedModel:
 
     def give_up(self) -> None:
         """End all running requests with an error."""
-        for task in list(self._tasks):
+        for task in list(self.admission.tasks):
             task.fail(Unavailable("the server stopped before the response was complete"))
 
     def close(self) -> None:
@@ -247,12 +242,12 @@ class ServedModel:
     @property
     def num_requests(self) -> int:
         """The number of requests that were received completely, but whose responses are not complete yet."""
-        return len(self._tasks) + self.adapters.calls.value - self.receiving.value
+        return self.num_inferences + self.adapters.calls.value - self.receiving.value
 
     @property
     def num_inferences(self) -> int:
         """The number of open requests for inference, not counting calls of `handle` and calls that change adapters."""
-        return len(self._tasks)
+        return len(self.admission.tasks)
 
     @property
     def num_queued(self) -> int:

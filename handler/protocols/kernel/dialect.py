@@ -256,6 +256,7 @@ class ParsedRequest(NamedTuple):
         keeps: whether the reply's last `feed` stores the response, and blocks until it is stored.
         take_prompt: passes the prompt to a reply that needs only the prompt and not the engine, even if the prompt is
             too long for the model. It may be called on any thread. None if the engine makes the response.
+        stops: the `Request.id` of requests that this request stops, or "".
         num_repeated: the number of bytes of the request, apart from prompts and parameters, that the response repeats.
             Bytes that it repeats n times count n times.
     """
@@ -272,6 +273,7 @@ class ParsedRequest(NamedTuple):
     keep_alive: bytes = b""
     keeps: bool = False
     take_prompt: Callable[[Prompt], None] | None = None
+    stops: str = ""
     num_repeated: int = 0
 
 

@@ -105,6 +105,8 @@ class WholeReply(Reply):
     def feed(self, index: int, delta: Delta) -> bytes:
         assert delta.error is None, "an error is rendered by ParsedRequest.errors"
         sequence = self._of(index, delta)
+        if sequence.finish is not Finish.ERROR:  # it has finished, and its request was stopped later
+            return b""
         sequence.take(delta)
         if delta.finish is None:
             return b""

@@ -471,6 +471,7 @@ def read_inputs(
     parameters = read_all(inputs, context, defaults=defaults(inputs), table=TABLE)
     ignored = report_unknown([*unknown, *replaced], body, context)
     request = _request(prompt, parameters, context, ignores_end=inputs.get("ignore_eos") in (True, [True]))
+    request = request._replace(id=id)
     fixed: TritonHead = {"model_name": context.path_name, "model_version": VERSION}
     if id:
         fixed["id"] = id

@@ -11,7 +11,7 @@ A `RequestTask` takes these holdings:
                   the sequences in the engine and the sink   `RequestTask._run`
                   the fast path                              `RequestTask._open_fast_path`
     CLOSED        the share of the memory quota              `RequestTask.__init__`
-                  the entry in `ServedModel._tasks`          `RequestTask.__init__`
+                  the entry in `Admission.tasks`             `RequestTask.__init__`
 
 Everything else is not a holding: calls of a user's `handle` (`http/custom.py`) have no task, `RequestTask.close` ends
 the capture, and `Held.line` (`serving/batches/runner.py`) counts the memory of a batch's line. Releasing sequences
