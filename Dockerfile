@@ -45,7 +45,7 @@ COPY docker/constraints-cpu.txt /opt/lmi-handler/
 # pip stays, for a model's requirements.txt. Bytecode is that of a hash, not of a time; the root may be read-only, so what
 # is not compiled here would be compiled at each start.
 RUN python3 -m venv /opt/lmi-handler/venv \
-    && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --no-compile --no-deps --require-hashes \
+    && /opt/lmi-handler/venv/bin/pip install --no-cache-dir --no-compile --no-deps --only-binary :all: --require-hashes \
         --requirement /opt/lmi-handler/constraints-cpu.txt \
     && /opt/lmi-handler/venv/bin/pip uninstall --yes setuptools \
     && /opt/lmi-handler/venv/bin/pip check \
@@ -128,12 +128,13 @@ COPY --from=djl /usr/local/djl-serving-${DJL_VERSION} /opt/djl-serving
 # With it Java downloads models of S3 (option.model_id=s3://...), as in LMI's images. The lmi image has it already.
 COPY --from=djl /opt/djl/bin/s5cmd /opt/djl/bin/s5cmd
 COPY docker/constraints-gpu.txt docker/hold.py /opt/lmi-handler/
-# The engine's own packages stay as NVIDIA tested them; PIP_CONSTRAINT is NVIDIA's own list, which would also bind ours.
-RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
-    && sed -n 's/^\([A-Za-z][^=]*\)==.*/\1/p' /opt/lmi-handler/constraints-gpu.txt > /tmp/ours.txt \
-    && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
-        --requirement /tmp/ours.txt \
-    && rm /tmp/held.txt /tmp/ours.txt \
+# The engine's own packages stay as NVIDIA tested them: where one of ours needs another version, pip stops here and names
+# both. Only starlette, uvicorn and orjson become ours. PIP_CONSTRAINT is NVIDIA's own list, which would also bind ours.
+RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt /tmp/held.txt /tmp/wanted.txt \
+        starlette uvicorn orjson \
+    && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --only-binary :all: \
+        --require-hashes --constraint /tmp/held.txt --requirement /tmp/wanted.txt \
+    && rm /tmp/held.txt /tmp/wanted.txt \
     && echo /opt/lmi-handler/app > "$(python3 -c 'import site; print(site.getsitepackages()[0])')/lmi-handler.pth" \
     && printf '#!/bin/sh\nexec python3 -m handler "$@"\n' > /usr/local/bin/lmi \
     && chmod +x /usr/local/bin/lmi
@@ -174,11 +175,11 @@ CMD ["serve"]
 # ---- lmi: AWS's LMI image with vLLM, our handler laid over it --------------------------------------------------------
 FROM ${LMI_BASE} AS lmi
 COPY docker/constraints-gpu.txt docker/hold.py /opt/lmi-handler/
-RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt starlette uvicorn orjson > /tmp/held.txt \
-    && sed -n 's/^\([A-Za-z][^=]*\)==.*/\1/p' /opt/lmi-handler/constraints-gpu.txt > /tmp/ours.txt \
-    && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --constraint /tmp/held.txt \
-        --requirement /tmp/ours.txt \
-    && rm /tmp/held.txt /tmp/ours.txt \
+RUN python3 /opt/lmi-handler/hold.py /opt/lmi-handler/constraints-gpu.txt /tmp/held.txt /tmp/wanted.txt \
+        starlette uvicorn orjson \
+    && PIP_CONSTRAINT='' PIP_BREAK_SYSTEM_PACKAGES=1 python3 -m pip install --no-cache-dir --only-binary :all: \
+        --require-hashes --constraint /tmp/held.txt --requirement /tmp/wanted.txt \
+    && rm /tmp/held.txt /tmp/wanted.txt \
     && echo /opt/lmi-handler/app > "$(python3 -c 'import site; print(site.getsitepackages()[0])')/lmi-handler.pth" \
     && printf '#!/bin/sh\nexec python3 -m handler "$@"\n' > /usr/local/bin/lmi \
     && chmod +x /usr/local/bin/lmi

@@ -27,13 +27,13 @@ $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 10) <= v < (3, 15) and "lmi-handler needs Python 3.10 to 3.14, this is %d.%d (orjson and openvino-genai have no packages for 3.15 yet): make PYTHON=python3.12 ..." % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	if [ -z "$(PINS)" ]; then echo 'uv<1'; else sed -n '/^uv==/,/[^\\]$$/p' $(PINS); fi > $(VENV)/uv.txt
-	$(BIN)/pip install --disable-pip-version-check --quiet --requirement $(VENV)/uv.txt
+	$(BIN)/python -m tests.install $(BIN)/pip install --disable-pip-version-check --quiet --requirement $(VENV)/uv.txt
 comma := ,
 EXTRAS = cpu,deploy$(addprefix $(comma),$(filter-out cpu,$*))
 $(VENV)/.%: pyproject.toml $(PINS) | $(BIN)/uv
 	@echo "installing lmi-handler[$(EXTRAS)] into $(VENV) (half a minute; 0.6 GB, with dev 1.2 GB) ..."
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode $(PINNED) --editable '.[$(EXTRAS)]' || \
-		{ echo "where an index lacks a version of .ci/constraints.txt, take the newest: make LATEST=1 ..." >&2; exit 1; }
+	$(BIN)/python -m tests.install $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode $(PINNED) \
+		--editable '.[$(EXTRAS)]'
 	@touch $(VENV)/.cpu $@
 
 test test-process: JOBS = 4  # their tests wait more than they compute
@@ -93,15 +93,22 @@ lint: dev ## 1 min: format, rules, types, spelling, the Dockerfile
 	$(BIN)/mypy
 	$(BIN)/codespell
 	$(BIN)/hadolint Dockerfile
-constraints: $(BIN)/uv ## 30 s: renew .ci/constraints.txt, for Python 3.10 to 3.14 on x86_64 and aarch64
-	echo 'setuptools>=77' | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes \
-		--no-emit-index-url --no-annotate --custom-compile-command 'make constraints' --output-file .ci/constraints.txt \
-		pyproject.toml - $(addprefix --extra ,cpu deploy dev browser docs)
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-annotate \
+	--custom-compile-command 'make constraints'
+# The GPU images' bases have numpy and transformers, which their engines need.
+constraints: $(BIN)/uv ## 1 min: renew .ci/constraints.txt, the images' that are part of it, and vLLM's for accept-vllm
+	echo 'setuptools>=77' | $(COMPILE) --upgrade --output-file .ci/constraints.txt pyproject.toml - \
+		$(addprefix --extra ,cpu deploy dev browser docs)
+	$(COMPILE) --constraint .ci/constraints.txt --output-file docker/constraints-cpu.txt pyproject.toml \
+		$(addprefix --extra ,cpu images audio container openai)
+	printf '%s\n' numpy transformers | $(COMPILE) --constraint .ci/constraints.txt --excludes /dev/stdin \
+		--output-file docker/constraints-gpu.txt pyproject.toml $(addprefix --extra ,images audio container djl openai)
+	$(BIN)/python -m tests.accept.vllm_environment --renew
 format: dev ## what lint would have
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 docs: $(BIN)/uv ## 10 s: the documents as a site with search, in build/site: open index.html there by a web server
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(VENV)-docs $(PINNED) --requirements pyproject.toml --extra docs
+	$(BIN)/python -m tests.install $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(VENV)-docs $(PINNED) --requirements pyproject.toml --extra docs
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(VENV)-docs $(BIN)/python -m mkdocs build --strict --clean
 dist: $(BIN)/uv ## 5 s: the source distribution and the wheel of it, in dist/
 	$(BIN)/uv build --quiet --clear --out-dir dist

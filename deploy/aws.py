@@ -98,7 +98,7 @@ def is_missing(error: ClientError) -> bool:
 
 
 def unless_missing(ask: Callable[[], _T]) -> _T | None:
-    """Return AWS's response, or None if the resource does not exist."""
+    """Return the result of `ask`, or None if AWS reports that the resource does not exist."""
     try:
         return ask()
     except ClientError as error:

@@ -1,7 +1,8 @@
-"""pip constraints for an image that has an engine: every package stays at the version the engine was built with.
+"""What an image that has an engine gets of ours: every package stays at the version the engine was built with.
 
-`python3 hold.py OURS [NAME ...]` prints them: what is installed here, but for the NAMEs, which may move; and from the
-constraints file OURS what is not installed, and the NAMEs. It runs in the images, on the standard library alone.
+`python3 hold.py PINS HELD WANTED [NAME ...]` writes two files for pip. HELD has constraints: what is installed here,
+but for the NAMEs, which may move. WANTED has requirements with hashes: of the file PINS, what is not installed here,
+and the NAMEs. It runs in the images, on the standard library alone.
 """
 
 from __future__ import annotations
@@ -13,17 +14,18 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 
-def constraints(installed: Mapping[str, str], ours: Iterable[str], free: Iterable[str]) -> list[str]:
-    """
+def split(installed: Mapping[str, str], pins: str, free: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The lines of HELD, and the entries of WANTED, each a pin with the lines of its hashes.
+
     Args:
         installed: versions by name.
-        ours: lines `name==version`, comments among them.
+        pins: as `uv pip compile --generate-hashes` writes them.
         free: names that may be another version than the installed one.
     """
     may_move = {_plain(name) for name in free}
     held = {_plain(name): f"{name}=={version}" for name, version in installed.items() if _plain(name) not in may_move}
-    wanted = {_plain(line.split("==")[0]): line for line in map(str.strip, ours) if line and not line.startswith("#")}
-    return sorted((wanted | held).values())
+    entries = re.findall(r"^(([\w.-]+)==.*(?:\n .*)*)", pins, re.MULTILINE)
+    return sorted(held.values()), [entry for entry, name in entries if _plain(name) not in held]
 
 
 def _plain(name: str) -> str:
@@ -37,5 +39,10 @@ def _installed() -> dict[str, str]:
     return {name: version for name, version in found.items() if name and form.fullmatch(version)}
 
 
+def main(pins: str, *files: str) -> None:
+    for file, lines in zip(files, split(_installed(), Path(pins).read_text(), files[2:]), strict=False):
+        Path(file).write_text("".join(f"{line}\n" for line in lines))
+
+
 if __name__ == "__main__":
-    print("\n".join(constraints(_installed(), Path(sys.argv[1]).read_text().splitlines(), sys.argv[2:])))
+    main(*sys.argv[1:])

@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(words: str) -> None:
-    """Run a command line, given as a JSON list, in a process that `child_processes.python` has started."""
+    """Run the command line in a JSON list, in a process that `child_processes.python` has started."""
     raise SystemExit(main(json.loads(words)))
 
 

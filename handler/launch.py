@@ -48,7 +48,7 @@ class Served(NamedTuple):
 
     Attributes:
         url: the server's URL, without a trailing slash.
-        key: the server's API key, or "none" if it has no keys, because agents require a key.
+        key: the server's API key, or "none" if no key is set, because agents require a key.
         model: the model's name on the server.
         context: the context length in tokens, or None if the server does not report it.
     """
@@ -67,7 +67,7 @@ class Settings(NamedTuple):
         arguments: arguments to put before the user's own.
         command: default arguments, used if the user passes no arguments.
         files: maps each option that names a file to the file's content. Only the user can read these files. Secrets
-            are in files, because other users can read arguments.
+            are in files or variables, because other users can read arguments.
     """
 
     variables: Mapping[str, str | int | None]

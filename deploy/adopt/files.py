@@ -47,7 +47,7 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
             return replace(source, notes=[*source.notes, *unknown])
     raise SpecError(
         f"{path}: adopt does not support this format",
-        "Supported are the fields of CreateModel or DescribeModel, alone or under Model: beside EndpointConfig:, "
+        "It supports the fields of CreateModel or DescribeModel, alone or under Model: next to EndpointConfig:, "
         "Endpoint:, Components: and Tags:; JumpStart's specifications; and the output of DescribeModelPackage, "
         "DescribeHubContent, DescribeInferenceRecommendationsJob or DescribeAIRecommendationJob.",
     )
@@ -70,7 +70,7 @@ def _json(path: Path) -> Content:
 
 
 def _parts(content: Content, file: str, number: int, region: str) -> Source:
-    """Read the fields Endpoint, EndpointConfig, Model and Components, each a Describe response or a Create request."""
+    """Read Endpoint, EndpointConfig, Model or Models, and Components, each as described or requested, and Tags."""
     if unknown := sorted(content.keys() - _PARTS):
         raise SpecError(f"{file}: unknown fields: {', '.join(unknown)}", f"Known fields: {', '.join(sorted(_PARTS))}.")
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})

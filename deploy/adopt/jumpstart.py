@@ -1,4 +1,4 @@
-"""Read JumpStart's document of a model. Its names are snake_case in JumpStart's bucket and PascalCase in a hub."""
+"""Read a model's JumpStart document. Field names are snake_case in JumpStart's bucket, and PascalCase in a hub."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _environment(fields: Mapping[str, Any], special: list[dict[str, Any]], file:
 
 
 def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str) -> str:
-    """Return the URI of the weights, or "" if there are none. The prepacked artifact with the script is preferred."""
+    """Return the URI of the weights, or "" if there are none. Prepacked artifacts, which have a script, come first."""
     has_it = any(fields.get(f"hosting_prepacked_artifact_{what}") for what in ("key", "uri"))
     is_prepacked = has_it or not fields.get("hosting_use_script_uri", True)
     kinds = ("prepacked_artifact", "artifact") if is_prepacked else ("artifact",)

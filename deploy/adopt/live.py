@@ -30,7 +30,7 @@ class Source:
         models: responses of DescribeModel or arguments of CreateModel, by model name ("" for the only model of a file).
         components: responses of DescribeInferenceComponent.
         targets, policies: scalable targets and scaling policies of Application Auto Scaling.
-        tags: tags of the endpoint.
+        tags: tags of the endpoint, or of all parts in a file.
         artifacts: contents of the model data, by URI.
         notes: pairs `(field, reason or advice)` for fields that are not read.
     """
@@ -200,7 +200,7 @@ _PARTS = {"EndpointConfig": "endpoint-config", "Model": "model", "InferenceCompo
 def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     """Return the IAM policy for adopting the endpoint, which allows only reading.
 
-    It covers all configurations, models, components and archives, as their names are unknown before the reading.
+    It covers all configurations, models, components and archives, because their names are not known in advance.
     """
     head = f"arn:{partition}:sagemaker:{region}:*"
     endpoints = [f"{head}:endpoint/{spelling}" for spelling in dict.fromkeys((name, name.lower()))]

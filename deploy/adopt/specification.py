@@ -125,7 +125,8 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
 
     Raises:
         Refused: the endpoint's owner, container or configuration does not allow adoption.
-        SpecError: a required setting, such as the name or the role, is neither in the source nor in `wishes`.
+        SpecError: a required setting, such as the name or the role, is neither in the source nor in `wishes`, or the
+            result would not be a valid specification.
     """
     name = wishes.name or source.name
     if not name:
@@ -172,7 +173,7 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
     """Return the production variant to adopt.
 
     Raises:
-        Refused: the endpoint has several variants and `wishes` does not name a variant and another endpoint name,
+        Refused: the endpoint has several variants and `wishes` does not name both a variant and another endpoint,
             the variant does not exist, or it is serverless.
     """
     variants = source.config.get("ProductionVariants", ())
@@ -214,7 +215,8 @@ def _served(source: Source, variant: Json) -> list[Served]:
     """Return the first serving container, and the further serving containers that differ from it.
 
     Raises:
-        Refused: the endpoint serves no model, or a component has a separate specification for each instance type.
+        Refused: the endpoint serves no model, its container is not supported, or a component has a separate
+            specification for each instance type.
     """
     if not source.bases:
         name = str(variant.get("ModelName", ""))
@@ -233,7 +235,7 @@ def _served_by(source: Source, component: Json) -> Served:
     """Return the serving container of a component.
 
     Raises:
-        Refused: the component has a separate specification for each instance type.
+        Refused: the component has a separate specification for each instance type, or its model is not supported.
     """
     name, specification = str(component["InferenceComponentName"]), component.get("Specification", {})
     if component.get("Specifications"):
@@ -628,7 +630,7 @@ def checked(file: str, path: str, operation: str, content: Any) -> list[tuple[st
         A pair `(field, reason)` for each field that is in neither of the two AWS shapes.
 
     Raises:
-        SpecError: a field has the wrong type. The message names the first such field.
+        SpecError: a field has the wrong type or is missing. The message names the first such field.
     """
     api = sagemaker()
     shapes = [api.operation_model(operation).output_shape]

@@ -28,15 +28,15 @@ _ENGINE = "gpt_model_path"
 def read_repository(artifact: Artifact, name: str, model: str | None) -> tuple[str, dict[str, str]]:
     """Return the engine that runs a repository's model, and the model's parameters as variables.
 
-    A parameter that matches no option keeps its own name.
+    A parameter that has no effect or no equivalent here keeps its own name.
 
     Args:
         artifact: the container's model data.
-        name: the model's name, or "" if the repository has only one model.
+        name: name of the model to load, or "" if no variable names it.
         model: the user's own model, or None.
 
     Raises:
-        Refused: the backend is not supported, or the model is a TensorRT engine.
+        Refused: the backend is not supported, a file cannot be read, or the model is a TensorRT engine.
     """
     own = {path: text for path, text in artifact.repository.items() if path.startswith(f"{name}/")}
     files = own if any(not path.endswith(".pbtxt") for path in own) else artifact.repository  # an ensemble has steps

@@ -80,7 +80,7 @@ def container_kind(image: str, override: str | None) -> Container:
     kind = override or _kind(repository)
     if kind is None:
         known = ", ".join(KINDS.values())
-        raise Refused(f"the image {image or '(none)'} cannot be replaced by lmi deploy; those of {known} can", _ADVICE)
+        raise Refused(f"the image {image or '(none)'} cannot be replaced by lmi deploy; it replaces {known}", _ADVICE)
     if kind == "tgi" and (match := _TGI.search(tag)):
         return Container(kind, "vllm", match[1], match[1])
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
@@ -209,7 +209,7 @@ def _joined(names: Mapping[str, str], settings: Variables) -> dict[str, str]:
 
 
 def _write_defaults(result: Variables, container: Container) -> None:
-    """Add the container's defaults that differ from this project's image, except for options that a variable sets."""
+    """Add the container's defaults that differ from this project's, except for options that a variable sets."""
     for key, value, whose in _defaults(result, container):
         if key in result.keys:
             continue
@@ -359,7 +359,7 @@ def typed(text: str) -> Value:
 
 
 def _checked(result: Variables) -> None:
-    """Remove options that the container would reject in combination with other options."""
+    """Move options that this project's image would reject in combination with other options to `unmapped`."""
     for _ in range(len(result.options) + len(result.environment)):
         path, why = next(_problems(result), ("", ""))
         if not path:

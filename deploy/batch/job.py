@@ -106,7 +106,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
 
 
 def amounts(spec: Spec) -> tuple[int, int]:
-    """Return the maximum number of concurrent requests, and the maximum size of a request in MB."""
+    """Return the maximum number of concurrent requests per instance, and the maximum size of a request in MB."""
     batch = settings_of(spec)
     concurrency = batch.concurrency or max(1, min(MOST_TOGETHER // (batch.payload_mb or 1), _sequences(spec)))
     return concurrency, batch.payload_mb or max(1, min(_PAYLOAD, MOST_TOGETHER // concurrency))

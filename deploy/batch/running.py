@@ -152,7 +152,7 @@ def _key(name: str) -> str:
 
 
 def _total(aws: Aws, job: Mapping[str, Any]) -> int:
-    """Return the number of non-empty files to transform, or 0 if listing them is not allowed."""
+    """Return the number of non-empty files to transform, or 0 if they cannot be listed."""
     try:
         source = job["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
         return sum(bool(item.size) for item in inputs(aws, source))
@@ -169,7 +169,7 @@ def _phase(aws: Aws, job: Mapping[str, Any], total: int) -> str:
 
 
 def _outputs(aws: Aws, job: Mapping[str, Any]) -> list[str]:
-    """Return the URIs of the outputs that the job has written, or [] if listing them is not allowed."""
+    """Return the URIs of the outputs that the job has written, or [] if they cannot be listed."""
     try:
         return outputs(aws, output_of(job), since=job["CreationTime"].replace(microsecond=0))
     except ClientError:
@@ -188,7 +188,7 @@ def _failure(aws: Aws, job: Mapping[str, Any]) -> Failed:
 
 
 def _log(aws: Aws, name: str) -> list[str]:
-    """Return the last lines of the newest log stream of the job's containers, or [] if reading is not allowed."""
+    """Return the last lines of the newest log stream of the job's containers, or [] if they cannot be read."""
     try:
         return [line.text for line in logs.tail(aws, TRANSFORM_LOGS, _LOG_TAIL, prefix=f"{name}/") or []]
     except (ClientError, BotoCoreError):

@@ -108,7 +108,7 @@ def _repository(text: str) -> dict[str, str]:
 
 def _print_policy(arguments: argparse.Namespace) -> int:
     if arguments.endpoint is None:
-        raise SpecError("--policy cannot be combined with --file, which needs no permissions", "Omit --policy.")
+        raise SpecError("--policy applies only to an endpoint, so it cannot be combined with --file", "Omit --policy.")
     if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", arguments.endpoint):
         raise SpecError(f"{arguments.endpoint}: is not a valid endpoint name")
     aws = Aws(arguments.region)

@@ -57,7 +57,7 @@ def spec_of(arguments: argparse.Namespace) -> Spec:
 
 
 def add_shadow(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shadow", action="store_true", help="run as a shadow variant beside another owner's endpoint")
+    parser.add_argument("--shadow", action="store_true", help="run as a shadow variant on another owner's endpoint")
     default = Share()
     parser.add_argument(
         "--shadow-percent",
@@ -190,7 +190,7 @@ def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the generation parameters. A value that is not JSON is taken as a string.
 
     Raises:
-        DeployError: a parameter has no name or no value.
+        DeployError: a parameter does not have the form KEY=VALUE.
     """
     parameters: dict[str, Any] = {}
     for setting in arguments.parameters:

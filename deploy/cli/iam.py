@@ -1,4 +1,4 @@
-"""`lmi deploy iam`: print the policies that a deployment needs, or check them."""
+"""`lmi deploy iam`: print the IAM policies that a deployment needs, or check what they allow."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--principal",
         metavar="ARN",
-        help="with --check: principal to check (default: the role, or the caller for --who deployer or invoker)",
+        help="with --check: principal to check (default: the role for the execution-role policy, else the caller)",
     )
     parser.set_defaults(run=_run)
 
@@ -64,14 +64,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _print(documents: dict[str, Policy], who: str | None) -> int:
-    """Print all policies, or only the policy `who`, in parts that AWS accepts."""
+    """Print all policies, or only the policy or part `who`. Policies that exceed AWS's limit are split into parts."""
     printed: dict[str, Policy] = {}
     for party, document in documents.items():
         pieces = parts(document)
         names = [party] if len(pieces) == 1 else [f"{party}-{number}" for number in range(1, len(pieces) + 1)]
         printed |= dict(zip(names, pieces, strict=True))
         if len(pieces) > 1 and who in (None, party):
-            says = f"{party}: {length(document):,} characters, but AWS accepts {MOST:,} in a managed policy"
+            says = f"{party}: {length(document):,} characters, but a managed policy may have at most {MOST:,}"
             advice = f"It is split into {' and '.join(names)}: create and attach a policy for each part."
             if who == party:
                 raise Refused(says, f"{advice} Print the first part with --who {names[0]}.")

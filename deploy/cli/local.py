@@ -32,7 +32,7 @@ _OTHERS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_SAGEMAKER", "AW
 _NOT_WITH_AWS = {
     "endpoint_name": "endpoints have the names under which you create them",
     "adapters": "an adapter is a component that you create",
-    "host": "it accepts all access keys, so it listens only on 127.0.0.1",
+    "host": "the emulator accepts all keys, so it listens only on 127.0.0.1",
 }
 
 
@@ -69,7 +69,7 @@ def emulated(arguments: argparse.Namespace, plan: Plan) -> Plan:
     if plan.endpoint.components:
         raise DeployError(
             f"{arguments.model} has components, but with --aws one container serves all endpoints",
-            f"Pass a model or nothing, and create the components with `lmi deploy up {arguments.model}`.",
+            f"Pass a model or no argument, and create the components with `lmi deploy up {arguments.model}`.",
         )
     for image in _images(arguments):
         if not all(image.rpartition(":")):

@@ -55,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if share is not None:
         refuse_specification(spec)
         if arguments.offline:
-            raise SpecError("--shadow needs to read the existing endpoint", "Leave --offline out.")
+            raise SpecError("--shadow needs to read the existing endpoint", "Omit --offline.")
     aws = Aws(spec.region)
     reason = "--offline" if arguments.offline else None
     if reason is None:

@@ -6,7 +6,7 @@
     │   ├── Throttled            too many requests for the account or endpoint
     │   ├── NotReady             the model is loading, or SageMaker has no healthy instance
     │   └── Unreachable          no connection to SageMaker
-    ├── NotSent                  SageMaker rejects it: too large, an invalid parameter, an unknown endpoint
+    ├── NotSent                  the request is rejected: too large, an invalid parameter, an unknown endpoint
     │   ├── NoSuchEndpoint
     │   └── ComponentFailed      the inference component has failed, and will not get a copy
     ├── Forbidden                AWS denies the call

@@ -67,7 +67,7 @@ class Session:
     session have its ID in a header.
 
     Attributes:
-        id: the id that the container assigned to the session, or "" after the session was closed.
+        id: the ID that the container assigned to the session, or "" after the session was closed.
         expires: time at which the container drops the session, or None if it is unknown.
 
     Raises:
@@ -354,8 +354,8 @@ class Conversation:
     def ask(self, text: str) -> Iterator[str]:
         """Send a message, and yield the pieces of the reply as they arrive.
 
-        If the caller stops early, the conversation keeps the part that has arrived. After a failure it keeps nothing,
-        so that the user can ask again.
+        If the caller stops early, the conversation keeps the part that has arrived. After a failure, it keeps neither
+        the message nor the reply, so that the user can ask again.
 
         Raises:
             RequestFailed: the request failed.

@@ -80,7 +80,7 @@ def only_component(session: Any, region: str, endpoint_name: str) -> str:
 
     Raises:
         NotSent: the endpoint has no component or several.
-        RequestFailed: the caller may not list the components.
+        RequestFailed: the components cannot be listed.
     """
     client = web_pages.refused(session.client("sagemaker", region_name=region))
     try:
@@ -109,7 +109,7 @@ def check_component(client: Any, name: str) -> None:
     """Raise an error if an inference component has failed, because it will then never get a copy.
 
     Args:
-        client: boto3's client for SageMaker. Without permission for DescribeInferenceComponent, nothing is checked.
+        client: boto3's client for SageMaker. If it cannot read the component, nothing is checked.
 
     Raises:
         ComponentFailed: the component has failed.
@@ -142,7 +142,7 @@ class Patience:
     """Time limits of retries, in seconds from the first attempt.
 
     Attributes:
-        busy: limit while requests are throttled, or while there is no connection.
+        busy: limit while requests are throttled, the model is not ready, or there is no connection.
         cold: limit while no copy is running. An instance takes minutes to start.
         first: maximum length of the first pause. The maximum doubles for each further pause, and a pause lasts at least
             half of its maximum.
@@ -196,7 +196,7 @@ def with_retries(
 WARN_BYTES = 6 * 1024 * 1024
 MAX_BYTES = 25 * 1024 * 1024
 """Maximum size of a request body. AWS's documentation states 25 MB, but the API's model only 6 MiB (`WARN_BYTES`).
-The client warns about a larger body than the model allows, and raises an error for a larger body than 25 MiB."""
+The client warns if a body exceeds the model's limit, and raises an error if it exceeds 25 MiB."""
 
 _T = TypeVar("_T")
 

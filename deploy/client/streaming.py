@@ -328,8 +328,8 @@ class PlainText:
 def reader_for(content_type: str, beginning: bytes) -> Reader | None:
     """Return a reader for the format of the response, or None if its beginning is too short to decide.
 
-    The beginning takes precedence, as a proxy may have changed the content type. If the beginning fits several readers,
-    the content type decides.
+    A content type such as text/plain means plain text. For other types, the beginning takes precedence, as a proxy may
+    have changed the type. If the beginning fits several readers, the content type decides.
 
     Args:
         beginning: first bytes of the response, without a byte order mark.

@@ -170,7 +170,8 @@ def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptio
         run: state that is updated with each step.
 
     Raises:
-        Failed: a resource failed. Resources that this run created for it are deleted, unless `keep_failed` is set.
+        Failed: a resource failed. Resources that this run created for it are deleted, unless `keep_failed` is set or
+            they may still be used.
         DeployError, NotAllowed: a call to AWS failed. Resources are deleted in the same way.
     """
     run = Run() if run is None else run
@@ -253,7 +254,7 @@ class _Steps:
         )
 
     def _is_as_planned(self, action: Action) -> bool:
-        """Return True if the endpoint is still as planned, or False if another run has already started the same update.
+        """Return True if the endpoint is still as planned, or False if another run has started or made the same update.
 
         Raises:
             Refused: the endpoint serves something else, is being updated, or was deleted.
@@ -286,7 +287,7 @@ class _Steps:
 
 
 def _may_still_change(aws: Aws, current: Action) -> bool:
-    """Return whether an update may still be in progress, during which nothing that it needs may be deleted.
+    """Return whether an update may be in progress or have taken effect, so that nothing that it needs may be deleted.
 
     AWS forbids deleting a configuration during an update to it, but does not always prevent it.
     """

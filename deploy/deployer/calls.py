@@ -123,7 +123,7 @@ def call(
         is_due: function that is called before each attempt. If it returns False, `call` returns {} without calling AWS.
 
     Raises:
-        ClientError: the last attempt failed.
+        ClientError: the last attempt failed, or an attempt failed with an error that is not retried.
         DeployError: the installed boto3 does not know a field of the request.
     """
     client = aws.client(service)

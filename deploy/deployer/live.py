@@ -131,14 +131,14 @@ class Live:
 
     @property
     def config(self) -> LiveResource | None:
-        """Return the endpoint's current configuration."""
+        """Return the endpoint's current configuration, or None if it is unknown."""
         endpoint = self.endpoint
         name = None if endpoint is None else endpoint.description.get("EndpointConfigName")
         return None if name is None else self.get(Kind.ENDPOINT_CONFIG, (str(name),))
 
     @property
     def variants(self) -> list[Json]:
-        """Return the production variants of the endpoint's current configuration, if it can be read."""
+        """Return the production variants of the endpoint's current configuration, or [] if it is unknown."""
         return [] if self.config is None else list(self.config.description["ProductionVariants"])
 
 
@@ -361,7 +361,7 @@ def _retained_configs(
 def _unused_models(configs: Sequence[LiveResource], desired: Sequence[Resource], live: Live) -> list[LiveResource]:
     """Return the models, newest first, that are neither desired nor in any of the configurations.
 
-    Components are changed or deleted before any model.
+    Models of components do not count as used, because components are changed or deleted before any model.
     """
     used = {item.name for item in desired if item.kind is Kind.MODEL} | set(
         _models(item.description for item in configs)

@@ -223,8 +223,8 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
         adopt: whether to take over resources that have a desired name but another owner.
 
     Raises:
-        Refused: a resource has another owner and `adopt` is False, the endpoint does not support the components, or it
-            has failed with other deployments' components on it.
+        Refused: a resource has another owner and `adopt` is False, a component is on another endpoint or would be
+            created with 0 copies, or the endpoint cannot run the components or has failed with other components on it.
         NotThere: the components are for another deployment's endpoint, which does not exist.
     """
     _refuse_foreign(desired, live, adopt)

@@ -98,8 +98,8 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
         adopt: whether to take over resources that have a desired name but another owner.
 
     Raises:
-        Refused: a resource has another owner, an upload would harm another model, or another deployment's endpoint
-            does not support the components.
+        Refused, NotThere: the existing resources do not allow the changes (see `plan`), or an upload would harm another
+            model.
         SpecError: the components do not fit next to other deployments' components.
     """
     spec = preparation.spec
@@ -136,7 +136,8 @@ def compare_promotion(preparation: Preparation, aws: Aws, live: Live) -> Compari
 
     Raises:
         NotThere: there is no shadow.
-        Refused: the shadow differs from the specification, or the upload would harm another model.
+        Refused: the endpoint is not in service, the shadow differs from the specification, or an upload of the model
+            would harm another model.
     """
     planned = plan_promotion(preparation.resources_in_order, live, preparation.spec.update.keep)
     check_data(preparation.spec, aws, live)
@@ -270,7 +271,7 @@ def _check_type(spec: Spec, variant: Mapping[str, Any]) -> None:
     if spec.instance.type not in types:
         raise SpecError(
             f"instance.type: {spec.instance.type}, but the endpoint {spec.endpoint} has {' or '.join(map(str, types))}",
-            "Set that type, so that the check of the memory uses the right type.",
+            "Set instance.type to a type that the endpoint has, because the memory is checked for that type.",
         )
 
 

@@ -125,7 +125,7 @@ def _releases(endpoint: LiveResource, aws: Aws, live: Live, without: Collection[
 def _containers(
     endpoint: LiveResource, aws: Aws, live: Live, without: Collection[str], *, adopt: bool
 ) -> Iterator[Json]:
-    """Yield the containers of an endpoint's models. Without `adopt`, only models that the deployment owns are read.
+    """Yield the containers of an endpoint's models. Without `adopt`, only resources in `live` are used.
 
     Args:
         without: names of components to omit.

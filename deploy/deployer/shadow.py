@@ -67,7 +67,7 @@ def refuse_specification(spec: Spec) -> None:
         ),
     ):
         if is_set:
-            raise SpecError(f"{setting}: {why}", f"Omit {setting}, or run this command without --shadow.")
+            raise SpecError(f"{setting}: {why}", f"Omit {setting}, or use `lmi deploy up` without --shadow.")
 
 
 def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) -> tuple[Resource, ...]:
@@ -96,11 +96,7 @@ def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) 
 
 
 def plan_shadow(desired: Sequence[Resource], live: Live) -> Plan:
-    """Plan the creation of the shadow from the resources of `beside`, and the deletion of an earlier shadow's remains.
-
-    Raises:
-        Refused: a model or a configuration with a desired name belongs to another owner.
-    """
+    """Plan the creation of the shadow from the resources of `beside`, and the deletion of an earlier shadow's parts."""
     actions = [action for resource in desired for action in action_of(resource, live, desired)]
     keep = {item.name for item in desired} | {before(live)}
     left = [removal_of(item, "it belonged to an earlier shadow") for item in _own_parts(live, keep)]
@@ -116,7 +112,7 @@ def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
 
     Raises:
         NotThere: there is no shadow.
-        Refused: the shadow differs from the specification.
+        Refused: the endpoint is not in service, or the shadow differs from the specification.
     """
     _refuse_other_shadow(desired, live)
     kept = [
@@ -133,7 +129,7 @@ def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
 
 
 def plan_end(live: Live) -> Plan:
-    """Plan the removal of the shadow: return the endpoint to its previous configuration, and delete the resources.
+    """Plan to return the endpoint to its previous configuration, and to delete the shadow's resources.
 
     If the previous configuration was deleted, the endpoint gets a copy of the current configuration without the shadow.
 

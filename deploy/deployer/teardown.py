@@ -31,7 +31,7 @@ def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
 
 
 def users_of(aws: Aws, uri: str) -> dict[str, str]:
-    """Return the model data URI of each model that loads from the prefix, or from above or below it, by model name."""
+    """Return the model data URI of each model whose data overlaps with the prefix, by model name."""
     names = [item["ModelName"] for item in pages(aws, "sagemaker", "list_models", "Models")]
     users = {}
     with ThreadPoolExecutor(_WORKERS) as pool:

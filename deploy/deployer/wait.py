@@ -64,7 +64,7 @@ class Progress:
 
     @property
     def timeout(self) -> str:
-        """Return the failure reason for the case that `limit` has passed."""
+        """Return the failure reason to report once `limit` has passed."""
         return f"{self.status} ({self.phase}) after {self.elapsed / 60:.0f} min"
 
 
@@ -167,7 +167,7 @@ def polls(
         limit: seconds after which an unreachable AWS is an error, or 0 for never.
 
     Raises:
-        ClientError, BotoCoreError: AWS returned an error that is not temporary.
+        ClientError, BotoCoreError: the error is not temporary, or AWS still cannot be reached after `limit`.
     """
     began = clock.monotonic()
     while True:

@@ -38,7 +38,7 @@ _AT_A_TIME = 500  # maximum number of log lines to send in one call
 
 
 class ContainerLog:
-    """The log of the container behind all endpoints, copied to CloudWatch Logs whenever a client reads log groups.
+    """The log of the container behind all endpoints, copied to CloudWatch Logs whenever a client reads logs.
 
     The log lines of instances whose start fails are kept separately.
     """
@@ -169,7 +169,7 @@ _PULLS = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLaye
 
 
 class Starts:
-    """A function that decides how creations and updates end, with AWS's failure reasons, for `SageMaker.fate_of`.
+    """A callable that decides how creations and updates end, with AWS's failure reasons, for `SageMaker.fate_of`.
 
     Args:
         log: callback for each log line of a container that does not become ready.

@@ -126,7 +126,7 @@ def to_container(headers: Mapping[str, str], operation: Operation, adapter: str 
         adapter: name of the adapter that the requested inference component serves, or None if it is not an adapter.
 
     Raises:
-        ApiError: this endpoint does not support a header, or a header's value does not match the API's pattern.
+        ApiError: this endpoint does not support a header, or a header's value is invalid.
     """
     for name, why in _REFUSED.items():
         if name in headers:

@@ -219,7 +219,7 @@ class Cloud:
         return map(self._tagged, needs)
 
     def _resource_names(self, call: Call, where: Where) -> dict[str, Any]:
-        """Return the parameters whose resource has another name in its ARN, each with the name from the ARN."""
+        """Return further parameters: an endpoint's volume key, or the name of a role or key as in its ARN."""
         parameters = call.parameters
         if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
             return {"KmsKeyId": self._volume_key(parameters)}
@@ -328,7 +328,7 @@ _INVALID = {"ecr": "InvalidParameterException", "logs": "InvalidParameterExcepti
 def _violation(call: Call) -> tuple[str, str] | None:
     """Return AWS's error code and message for a request that violates the API model, or None if it is valid.
 
-    Services with form-encoded requests are not checked here: their parameters are strings, which moto checks.
+    S3 is not checked here. Nor are services with form-encoded requests, whose parameters are strings that moto checks.
     """
     if call.service in ("", "s3", "ec2", "iam", "sts"):
         return None

@@ -308,8 +308,8 @@ class Endpoint:
         """Return the variant that serves a request: the requested variant, or else a random choice by the weights.
 
         Raises:
-            ApiError: the name or the variant is unknown, or the endpoint is not in service, not healthy, or
-                asynchronous.
+            ApiError: the name or the variant is unknown, no variant has a weight, or the endpoint is not in service,
+                not healthy, or asynchronous.
         """
         weights = self.weights
         if name != self.name:

@@ -27,7 +27,7 @@ def patched(replacements: Replacements) -> Iterator[None]:
 
 
 def result(operation: Operation) -> Any:
-    """Return a method for moto's response classes that responds with an operation's result, or empty for None.
+    """Return a method for moto's response classes that responds with an operation's result, which may be None.
     The method is for services whose responses moto encodes by botocore's API model.
     """
 
@@ -39,7 +39,7 @@ def result(operation: Operation) -> Any:
 
 
 def json_result(operation: Operation) -> Any:
-    """Return a method for moto's response classes that reads and writes the JSON of an operation itself."""
+    """Return a method for moto's response classes that decodes the request's JSON and encodes the result as JSON."""
 
     def respond(self: BaseResponse) -> str:
         return json.dumps(operation(json.loads(self.body), self.region))

@@ -139,7 +139,7 @@ class Relay:
         """Return the response to an invocation, and its body.
 
         Raises:
-            ApiError: the response's status is not 2xx, its body is too large, or it did not arrive in time.
+            ApiError: the response's status is not 2xx, its body is too large, or it did not arrive completely in time.
         """
         try:
             async with self.post("/invocations", body, headers, seconds) as reply:

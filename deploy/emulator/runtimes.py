@@ -233,7 +233,7 @@ class Runtimes:
     """The emulators of all endpoints of the account, each started at its endpoint's first request.
 
     Args:
-        plan: pattern for all endpoints, with their container, its state, and the limits.
+        plan: template for all endpoints, with their container, its state, and the limits.
         loop: event loop that runs the emulators. The methods are called from other threads.
     """
 
@@ -374,7 +374,7 @@ def _pieces(
 
 
 def _component(thing: Thing) -> Component:
-    """Return the emulator's component for a component resource. It has no copies until it is in service."""
+    """Return the emulator's component for a component resource. It has copies only if it is in service or updating."""
     copies = thing.request["RuntimeConfig"]["CurrentCopyCount"] if thing.status in ("InService", "Updating") else 0
     base = thing.request["Specification"].get("BaseInferenceComponentName")
     return Component(thing.name if base else None, copies)

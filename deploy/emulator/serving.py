@@ -82,8 +82,8 @@ async def serve(
         front: context manager that serves the API in front of the container.
 
     Raises:
-        DeployError: the port is in use.
-        Failed: a container did not become ready, or an adapter could not be loaded.
+        DeployError: the API cannot listen on the host and port.
+        Failed: a container exited or did not become ready, or an adapter could not be loaded.
     """
     endpoint = plan.endpoint
     endpoint.status = Status.CREATING
@@ -175,7 +175,7 @@ async def listening(endpoint: Endpoint, host: str, port: int) -> AsyncIterator[s
         port: port to listen on, or 0 for any free port.
 
     Raises:
-        DeployError: the port is in use.
+        DeployError: the API cannot listen on the host and port.
     """
     runner = web.AppRunner(Runtime(endpoint).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()

@@ -81,7 +81,8 @@ def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: 
         adapters: directories of the specification's adapters, by name.
 
     Raises:
-        SpecError: a component does not fit on this machine, or its model or an adapter is not on this machine.
+        SpecError: a component does not fit on this machine, its model or an adapter is not on this machine, or all
+            components have 0 copies.
     """
     _refuse_without_room(spec, machine)
     gpus, processes = _gpus(spec, machine), _processes(spec)

@@ -46,7 +46,7 @@ def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dic
     if harm := [path for path in lost if lacking[path]]:
         raise Refused(
             f"CloudFormation does not support {', '.join(harm)} of {resource.key}",
-            "Omit it, or create the endpoint with `lmi deploy up`.",
+            "Remove these fields from the specification, or create the endpoint with `lmi deploy up`.",
         )
     return kept, lost
 
@@ -131,7 +131,7 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
     """Return the content of a main.tf.json with an `aws_cloudformation_stack` (hashicorp/aws) for the template.
 
     Raises:
-        Refused: the template is too large to be inline.
+        Refused: the template is too large to be inline, or lacks a property that cannot be omitted.
     """
     body = json.dumps(cloudformation_template(resources), separators=(",", ":"))
     if (size := len(body.encode())) > _MAX_INLINE_TEMPLATE:

@@ -77,7 +77,7 @@ class Arns:
         return self.endpoint() if self.spec.endpoint is None else []
 
     def shared_endpoint(self) -> list[str]:
-        """Return the ARNs of the shared endpoint and of all configurations, because the endpoint's own is unknown."""
+        """Return the ARNs of the shared endpoint, and of all configurations because its configuration is unknown."""
         return [] if self.spec.endpoint is None else [*self.endpoint(), *self.every("endpoint-config")]
 
     def components(self) -> list[str]:
@@ -132,7 +132,7 @@ class Arns:
         return ["*"] if self.spec.network.subnets else []
 
     def shells(self) -> list[str]:
-        """Return `*` if any variant allows access to instances through SSM. Its actions do not support resources."""
+        """Return `*` if any variant allows access to instances through SSM. Its actions cannot be limited by ARN."""
         shadows = self.spec.sagemaker.endpoint_config.get("ShadowProductionVariants", ())
         return ["*"] if any(fields.get("EnableSSMAccess") for fields in (self.spec.sagemaker.variant, *shadows)) else []
 

@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def statements(rows: Iterable[Row], arns: Arns) -> list[Statement]:
-    """Return statements that allow the actions of all rows, each with a unique ID."""
+    """Return statements with unique IDs that allow the actions of all rows."""
     by_sid: dict[str, list[Statement]] = {}
     for row in rows:
         for resources, condition in _scopes(row.on(arns)):

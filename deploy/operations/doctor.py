@@ -81,12 +81,12 @@ def measure(
 
     Args:
         tokens: number of tokens to request from streams.
-        slow: number of tokens that take more than a minute to generate, to measure the timeout. 0 skips this.
+        slow: number of tokens that take more than a minute to generate, to measure the timeouts, or 0 not to do so.
         clock: function that returns the time in seconds.
     """
     yield _measure("a whole response", lambda: _plain(target, clock))
-    yield _measure("the Accept header of a whole response", lambda: _accept_plain(target))
-    yield _measure("the Accept header of a stream", lambda: _accept_stream(target))
+    yield _measure("the Accept header of a non-streaming request", lambda: _accept_plain(target))
+    yield _measure("the Accept header of a streaming request", lambda: _accept_stream(target))
     yield _measure("PayloadParts of a stream", lambda: _parts(target, tokens, clock))
     yield _measure("response headers", lambda: _headers(target))
     yield _measure("a session", lambda: _session(target))

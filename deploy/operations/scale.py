@@ -89,7 +89,7 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
     if count < 0 or (count == 0 and what.kind is Kind.ENDPOINT):
         advice = "An endpoint without components needs at least one instance."
         if what.sleeps:
-            advice = "An asynchronous endpoint scales to zero by itself (scaling.min: 0) when no request waits."
+            advice = "Use a positive number. An asynchronous endpoint scales to zero by itself (scaling.min: 0)."
         raise Refused(f"{what.target} cannot be scaled to {count} instances or copies", advice)
     bounds = what.scaling
     if bounds is not None and not bounds.min <= count <= bounds.max:

@@ -119,7 +119,7 @@ class Status:
 
     @property
     def serving(self) -> bool:
-        """Return whether the endpoint serves, even during an update, with at least one instance, copy or queue."""
+        """Return whether the endpoint accepts requests: it has an instance or a copy, or it queues requests."""
         if self.status not in ("InService", "Updating", "SystemUpdating", "RollingBack"):
             return False
         if self.components:

@@ -31,7 +31,7 @@ _ENDED = ("Expired", "Failed")
 
 
 def places(context: Context) -> list[Check]:
-    """Check that each bucket, except for models and adapters, exists and is in the endpoint's region."""
+    """Check that each bucket, except the buckets of `model` and adapters, exists and is in the endpoint's region."""
     return [_place(context, uri, field) for uri, field in named(context.spec).items()]
 
 
@@ -193,7 +193,7 @@ def _role(context: Context) -> Check:
     try:
         denied = denials(context.aws, arn, policies(context.spec, context.decision)["execution-role"])
     except DeployError as failure:
-        advice = "Allow iam:SimulatePrincipalPolicy on the role, as `lmi deploy iam --who deployer` does."
+        advice = "Allow iam:SimulatePrincipalPolicy on the role, as in the policy of `lmi deploy iam --who deployer`."
         return warning("role", f"{arn}: permissions not checked: {failure}", advice)
     if denied:
         actions = ", ".join(dict.fromkeys(need.action for need in denied))

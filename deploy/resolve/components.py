@@ -103,7 +103,7 @@ class Served(NamedTuple):
 
 
 def _serve(spec: Spec, groups: Sequence[Spec], resolve: Callable[[Spec], Resolution]) -> list[Served]:
-    """Resolve each server. With `auto`, resolve them again on a common instance type if their types differ."""
+    """Resolve each server. With `auto`, resolve them again on the common instance type unless all have chosen it."""
     served = [Served(server, _of_one(server, resolve, alone=len(groups) == 1)) for server in groups]
     if spec.instance.type != "auto":
         return served
@@ -175,8 +175,10 @@ def _of_one(server: Spec, resolve: Callable[[Spec], Resolution], *, alone: bool)
 def _common_type(spec: Spec, served: Sequence[Served]) -> str:
     """Return the cheapest instance type on which each model fits, with enough resources for all initial copies.
 
+    If there is only one server and no such type, return the cheapest type on which its model fits.
+
     Raises:
-        DoesNotFit: there is no such type.
+        DoesNotFit: there are several servers, and no such type.
     """
     candidates = [item.resolution.candidates.fits for item in served if item.resolution.candidates is not None]
     for name in _types_of_all(candidates):

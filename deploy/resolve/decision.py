@@ -48,7 +48,7 @@ class Decision:
         startup: timeout until /ping responds with 200, 60 to 3600 seconds.
         provision: timeout to find an instance, in seconds, or None for AWS's default.
         tensor_parallel: number of GPUs for one copy of the model, or None for CPU types and if it is unknown.
-        expert_parallel: whether each GPU has whole experts, by option or as the degree does not divide the experts.
+        expert_parallel: whether each GPU has whole experts, because of an option or of experts that cannot be divided.
         warnings: sentences for the user to read before confirming.
         pools: the instance pools by priority, or () if the specification has no pools.
         shadow: decision for the shadow variant, or None if the specification has no shadow.

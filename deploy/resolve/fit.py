@@ -200,7 +200,7 @@ def cpu_limit(instance: InstanceType, usable: float = _USABLE) -> float:
 
 def _degrees(need: Need, instance: InstanceType) -> Sequence[tuple[int, bool]]:
     """Return the pairs to try: a number of GPUs per copy, and whether each GPU has whole experts.
-    The number is the user's if it is set. Otherwise, all numbers that the engine accepts are tried.
+    The number is the user's if it is set. Otherwise, the numbers 1, 2, 4 and 8 are tried if the engine accepts them.
     """
     if instance.gpus == 0:
         return ((1, False),)
@@ -224,10 +224,10 @@ def undivided(need: Need, degree: int, *, experts: bool) -> str:
         if of % parts and parts % of:
             return f"neither the tensor parallel degree {parts} nor the number of KV heads ({of}) divides the other"
     if any(number % parts for number in shape.splits):
-        return f"with the tensor parallel degree {parts}, a GPU's part of a layer is not a whole number of blocks"
+        return f"the tensor parallel degree {parts} does not divide each layer into whole blocks or heads"
     if parts > 1 and not experts and (shape.expert_splits or parts) % parts:
         return (
-            f"with the tensor parallel degree {parts}, a GPU's part of an expert is not a whole number of blocks; "
+            f"the tensor parallel degree {parts} does not divide each expert into whole blocks; "
             "options.enable_expert_parallel: true leaves experts whole"
         )
     return ""

@@ -86,8 +86,8 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
         aws: client to query for the digest, or None to keep the tag.
 
     Raises:
-        SpecError: the image cannot be used in this region.
-        NotThere: the image is not in ECR. The advice lists the commands to push it.
+        SpecError: the URI is not an ECR URI, or the image is in another region.
+        NotThere: the image or its repository does not exist. The advice lists the commands to push the image.
     """
     uri = _uri(image, region, account)
     match = ECR_URI.fullmatch(uri)

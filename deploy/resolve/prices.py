@@ -130,7 +130,7 @@ _LARGEST_PRICE = 10_000.0  # US dollars per hour
 
 
 def ask(aws: Aws) -> Prices:
-    """Return the region's on-demand prices from the Pricing API, or the table's prices with the reason why."""
+    """Return the region's on-demand prices from the Pricing API, or the table's prices and why they are used."""
     if aws.partition != "aws":  # other partitions do not have the API, and their credentials must stay there
         return Prices(why=f"AWS's Pricing API does not exist in the partition {aws.partition}")
     try:

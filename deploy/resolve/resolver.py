@@ -473,7 +473,7 @@ def _choose(spec: Spec, image: images.ResolvedImage, need: Need | None, prices: 
     """Choose the instance type, or check the specification's type.
 
     Raises:
-        SpecError: `auto` cannot choose a type, or the type is probably a typo.
+        SpecError: `auto` cannot choose a type, or the type is not supported or probably a typo.
         DoesNotFit: the image or the model does not fit.
     """
     if spec.instance.type == "auto":
@@ -663,6 +663,6 @@ def _routing(spec: Spec) -> Iterator[str]:
     count = max(spec.instance.count, spec.scaling.max if spec.scaling is not None else 0)
     if count >= _MANY and isinstance(spec.routing, PrefixAware):
         yield (
-            f"With up to {count} instances: prefix-aware routing compares the beginnings of prompts, not the caches. "
-            "Dynamo on HyperPod routes by each worker's cache: compare both if prompts share long beginnings."
+            f"With up to {count} instances, prefix-aware routing compares prompts, but does not know what is cached. "
+            "Dynamo on HyperPod routes by each worker's cache. Try both if many prompts begin with the same text."
         )

@@ -94,7 +94,7 @@ def _batches(spec: Spec, count: int, unit: str) -> int:
 
 
 def _size(spec: Spec, count: int, unit: str) -> int:
-    """Return the batch size in percent, or as a number of instances or copies, rounded down to at least 5 % of all."""
+    """Return the batch size in percent, or as a number of instances or copies, rounded down but at least 5 %."""
     percent = spec.update.batch_percent
     least = math.ceil(count * _LEAST_PERCENT / 100)
     return percent if unit == "CAPACITY_PERCENT" else max(least, count * percent // 100)

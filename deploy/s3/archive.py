@@ -30,7 +30,7 @@ class Artifact:
 
     Attributes:
         variables: settings of serving.properties, as variables. They override the container's variables, as in LMI.
-        repository: texts of the files of a Triton repository with parameters, by path.
+        repository: texts of the files with parameters in a Triton repository, by path.
         others: names of further files, which are known only for an archive.
         weights: name of a weight file, or a reason to assume that there are weights, or "" if there are none.
         folder: only directory at the archive's top level, if it contains all files, or "".
@@ -57,7 +57,7 @@ class Artifact:
 def read_artifact(aws: Aws, uri: str) -> Artifact:
     """Read the first 64 MiB of an archive, or serving.properties under a prefix, which ends in a slash."""
     if not uri.startswith("s3://"):
-        return Artifact(problem="its address is not in S3")
+        return Artifact(problem="its URL is not in S3")
     is_prefix = uri.endswith("/")
     bucket, key = bucket_and_key(uri)
     try:
@@ -78,7 +78,7 @@ def read_artifact(aws: Aws, uri: str) -> Artifact:
 
 
 def read_archive(packed: Any) -> Artifact:
-    """Read an archive's file names, and the serving.properties at its top level or in the only directory there."""
+    """Read an archive's file names, Triton's files, and serving.properties at the top or in its only directory."""
     contents: dict[PurePosixPath, bytes] = {}
     places: list[PurePosixPath] = []
     weights = fault = ""

@@ -204,7 +204,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
     elsewhere = _model_elsewhere(read) if may_name_model else None
     for name, size in sizes.items():
         if 0 < size <= _POINTER and name.endswith((*WEIGHTS, *_TOKENIZERS)) and (why := placeholder(read(name))):
-            yield Finding(Level.ERROR, name, why, "The directory is a clone without Git LFS: run `git lfs pull` in it.")
+            yield Finding(Level.ERROR, name, why, "It comes from a clone without Git LFS: run `git lfs pull` there.")
     if not has_weights and elsewhere is None:
         yield Finding(Level.ERROR, "", "there are no weights", "Add the model's *.safetensors files, or a .gguf file.")
     if isolated and elsewhere not in (None, "demo"):

@@ -210,7 +210,7 @@ class PartUploader:
         return {METADATA: self._digests[part.name], **self._sender}
 
     def _find_unfinished(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
-        """Return the unfinished upload of an earlier run, or None if there is none.
+        """Return the unfinished upload of an earlier run, or None if there is none or uploads may not be listed.
 
         S3 does not return the metadata of an unfinished upload, so it may belong to an earlier version of the file. In
         that case, the object's digest will not match at the end, and the next run will upload the file again.
@@ -360,7 +360,8 @@ def upload(
 
     Raises:
         Refused: the model data cannot be loaded, or the bucket is in another region.
-        Failed: the objects in S3 differ from the uploaded files.
+        NotThere: the bucket does not exist.
+        Failed: a file has changed during the upload, or an object in S3 differs from its file.
     """
     planned = plan_upload(aws, directory, prefix, isolated=isolated, own_code=own_code)
     refuse(planned.findings, str(directory))

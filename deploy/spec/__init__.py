@@ -178,4 +178,4 @@ class Spec(Section):
         priorities = [str(pool.priority or index) for index, pool in enumerate(pools, 1)]
         for what, values in ("type", [pool.type for pool in pools]), ("priority", priorities):
             if twice := duplicates(values):
-                yield f"instance.pools[].{what}: {twice} is given twice"
+                yield f"instance.pools[].{what}: duplicate values: {twice}"

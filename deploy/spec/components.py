@@ -77,7 +77,7 @@ def component_contradictions(spec: Spec) -> Iterator[str]:
     names = [component.name for component in spec.components]
     names += [adapter.name for component in spec.components for adapter in component.adapters]
     if twice := {name for name in names if names.count(name) > 1}:
-        yield f"components: {', '.join(sorted(twice))} is given twice"
+        yield f"components: duplicate names: {', '.join(sorted(twice))}"
     places: dict[str, str] = {}
     for model in [server.model for server in servers(spec)]:
         if model.path is None or model.upload is None or places.setdefault(model.upload, model.path) == model.path:
@@ -107,7 +107,7 @@ def _laid_over(whole: Mapping[str, Value], own: Mapping[str, Value | None]) -> d
 
 
 MOST_TOGETHER = 100
-"""Maximum of concurrency times payload size in MB (CreateTransformJob). Neither of the two can be greater."""
+"""Maximum of the concurrency, of the payload size in MB, and of their product (CreateTransformJob)."""
 
 
 class Batch(Section):

@@ -156,7 +156,7 @@ def _specifications(spec: Spec, item: Component) -> Iterator[str]:
         yield f"{path}: requires instance.pools, which list the types"
         return
     if twice := duplicates(types):
-        yield f"{path}: {twice} is given twice"
+        yield f"{path}: duplicate types: {twice}"
     for kind in types:
         if kind is None:
             yield f"{path}: InstanceType is required"

@@ -171,7 +171,7 @@ def _core_dumps(spec: Spec) -> Iterator[Written]:
 def named(spec: Spec) -> dict[str, str]:
     """Return the S3 URIs that SageMaker reads or writes, each with the name of its field.
 
-    They include the output of asynchronous inference, but not models and adapters.
+    They include data in `sagemaker` fields, but not the data of `model` and of adapters.
     """
     fields = {location.uri: location.field for location in written(spec)}
     if spec.asynchronous is not None:
@@ -181,7 +181,7 @@ def named(spec: Spec) -> dict[str, str]:
 
 
 def read(spec: Spec) -> dict[str, str]:
-    """Return the S3 URIs of model data in `sagemaker` fields, each with the name of its field."""
+    """Return the S3 URIs of model data and of an explainer's baseline in `sagemaker`, each with its field's name."""
     container = spec.sagemaker.model.get("PrimaryContainer", {})
     fields: dict[str, str] = {}
     for field, sources in (

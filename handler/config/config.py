@@ -53,8 +53,8 @@ class Config(Options):
         """Return whether /invocations uses the schema of LMI's async mode.
 
         LMI has had async mode since 0.33, and has used it by default since 0.35. It is not the default if other options
-        select rolling or dynamic batching or TGI's schema, or with the variables of AWS's vLLM image, which set
-        `openai_compat`.
+        select rolling or dynamic batching, TGI's schema, or `openai_compat`, which the variables of AWS's vLLM image
+        set.
         """
         if self.async_mode is not None:
             return self.async_mode and self.lmi_version >= ASYNC_SINCE

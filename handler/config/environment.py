@@ -70,7 +70,7 @@ def aws_region() -> str | None:
 
 
 def custom_code() -> dict[str, str]:
-    """Return the variables that are set and select a user's handlers and middleware, as in AWS's vLLM image."""
+    """Return the non-empty variables that select a user's handlers and middleware, as in AWS's vLLM image."""
     return {name: value for name in INSTEAD if (value := os.environ.get(name))}
 
 

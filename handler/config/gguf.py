@@ -48,7 +48,7 @@ def context_length(path: Path) -> int | None:
     """Return the model's context length in tokens, or None if the file does not contain it.
 
     Raises:
-        ValueError: if the file is not a GGUF file of a supported version.
+        ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     with path.open("rb") as file:
         for key, value in _pairs(file, _begin(file)[1]):
@@ -64,7 +64,7 @@ def end_ids(path: Path) -> frozenset[int]:
     The end of the text alone is not enough, because a chat template often ends a turn with another token.
 
     Raises:
-        ValueError: if the file is not a GGUF file of a supported version, or if it ends inside its header.
+        ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     tokens: list[bytes] = []
     ids = [id for id in _values(path, _END_KEYS, tokens).values() if isinstance(id, int) and 0 <= id < len(tokens)]
@@ -83,7 +83,7 @@ def contents(path: Path) -> tuple[str, int]:
     The kind is "model", or llama.cpp's name for a file that accompanies a model: "mmproj", "adapter" or "imatrix".
 
     Raises:
-        ValueError: if the file is not a GGUF file of a supported version.
+        ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     return _contents(_values(path, _USED))
 
@@ -130,9 +130,9 @@ def check_complete(path: Path) -> None:
 def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
     kind, parts = _contents(values)
     if kind != "model":
-        raise ValueError(f"{path} is not a model, but a file for a model ({kind}): name the file of the model itself")
+        raise ValueError(f"{path} is not a model, but extends a model ({kind}): name the model's own file")
     if parts > 1:
-        raise ValueError(f"{path} is one of the parts of {in_parts(parts, path.name)}")
+        raise ValueError(f"{path} is part of {in_parts(parts, path.name)}")
     for key, what in _NEEDED.items():
         if key not in values:
             raise ValueError(f"{path} contains no {what}: its header has no {key.decode()}")
@@ -148,7 +148,7 @@ def matrix_types(path: Path) -> set[int]:
     """Return the types of all matrices in the file, as ggml's type numbers.
 
     Raises:
-        ValueError: if the file is not a GGUF file of a supported version.
+        ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     with path.open("rb") as file:
         return {kind for shape, kind in read_header(file).tensors if len(shape) > 1}
@@ -158,7 +158,7 @@ def tokenizer_config(path: Path) -> dict[str, object]:
     """Return the values that tokenizer_config.json would have for a model: the texts of special tokens, and flags.
 
     Raises:
-        ValueError: if the file is not a GGUF file of a supported version, or if it ends inside its header.
+        ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     tokens: list[bytes] = []
     with path.open("rb") as file:
@@ -190,7 +190,7 @@ def read_header(file: BinaryIO) -> Header:
         file: the file. Errors contain its attribute `name`.
 
     Raises:
-        ValueError: if the file is not a GGUF file of a supported version, or if it ends inside its header.
+        ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     num_tensors, num_values = _begin(file)
     values = dict(_pairs(file, num_values))

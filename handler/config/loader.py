@@ -348,7 +348,7 @@ def _async_mode(last: Mapping[str, Setting]) -> Setting | None:
 
 
 def _dynamic_batch(last: Mapping[str, Setting]) -> Setting | None:
-    """Return the setting of a batch size above 1, or None if there is none or option.rolling_batch is disable."""
+    """Return the setting of a batch size above 1, or None if it is missing or option.rolling_batch is disable."""
     size, rolling = last.get("batch_size") or last.get("max_dynamic_batch_size"), last.get("option.rolling_batch")
     if size is None or (rolling is not None and rolling.value.strip() == "disable"):
         return None
@@ -373,7 +373,7 @@ def _renamed(last: Mapping[str, Setting]) -> Iterator[Setting]:
 
 
 def named_engine(settings: Iterable[Setting], auto: str) -> str:
-    """Return the name of the engine that settings select, or "" if they do not select a known one.
+    """Return the name of the engine that settings select, or "" for an unknown engine or contradictory settings.
 
     The engine must be known before values are checked, because engines may have different options of the same name.
 
@@ -643,7 +643,7 @@ def read_server_config(
     If `properties` is None, the serving.properties in the model directory is read, as in DJL.
 
     Args:
-        model: the model, which overrides all other sources, or None.
+        model: the model, or None. It overrides all other sources, unless its directory has a serving.properties.
         engine: the engine, which overrides all other sources, or None.
         properties: the path of a serving.properties, or None.
         overrides: arguments of `-o`, in the form `key=value`.

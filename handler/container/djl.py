@@ -195,7 +195,7 @@ def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> d
 
 
 def _model_id(model: str, weights: Path) -> str:
-    """Return a model directory or a name on the hub, because DJL would mistake the path of a file for such a name.
+    """Return a model directory or a name on the hub, because DJL would mistake a file's path for a name on the hub.
 
     If the model is a file, the directory is `weights`, with a link to the file.
     """

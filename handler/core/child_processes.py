@@ -39,7 +39,7 @@ def run(
 
     Args:
         doing: text to show together with the percentage that the program reports with `tell`, or None to show nothing.
-            If it is a text, the program's standard output is discarded and its standard error is captured.
+            With a text, the program's standard output is discarded and its standard error is captured.
         stop: signal that ends the program early.
         options: arguments of `subprocess.Popen`.
 

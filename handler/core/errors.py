@@ -12,20 +12,20 @@
         │   └── AnswerTooLong       prompt and response together are too long
         ├── UnsupportedMedia 415    a content type that no dialect reads
         ├── TooSlow          408    the body did not arrive in time
-        ├── TooLarge         413    the body exceeds max_request_size
+        ├── TooLarge         413    the body or an uploaded file is too large
         ├── GenerationFailed 424    the engine raised an exception, hung or died during the request
         ├── FormatterFailed  424    a function of the user's model.py raised an exception or returned a wrong value
         ├── InternalError    500    a bug in this server, caught so that only one request fails
         ├── BadRequest       400    an invalid call of the adapter API, or a server without adapters
         │   └── InvalidSession      a session that does not exist, or an invalid call to open or close a session
-        ├── NotFound         404    an adapter that does not exist
+        ├── NotFound         404    an adapter, file or batch that does not exist
         │   ├── ModelNotFound       a model that is not served here
         │   ├── NotKept             a response that is not stored here
         │   └── RouteNotFound       a path that does not exist
         ├── Unauthorized     401    a missing or wrong key
         ├── Forbidden        403    a host name or an origin that is not allowed
         ├── MethodNotAllowed 405    a method that the route does not support
-        ├── Conflict         409    a name that is taken, or an adapter that is changing
+        ├── Conflict         409    a name that is taken, or a call that the current state does not allow
         ├── NoRoom           507    the maximum number of adapters is reached
         ├── AdapterFailed    424    an adapter that has broken files, or that the engine refuses
         └── Unavailable      503    the engine is down, or the server is stopping
@@ -119,8 +119,8 @@ class Problems(list[Problem]):
 class ServingError(Exception):
     """An error that ends one request.
 
-    If a subclass sets its own status, every dialect uses that status, unless its `ErrorFormat.statuses` has the
-    subclass.
+    If a subclass sets its own status, every dialect uses that status, unless its `ErrorFormat.statuses` contains
+    the subclass.
 
     Args:
         detail: text for the log only, such as another program's message.

@@ -131,7 +131,8 @@ def captured(as_json: bool = True) -> Iterator[None]:
     """Write every line on stdout and stderr of this process and its children as JSON. Lines that are JSON stay
     unchanged.
 
-    Log records go directly to stderr. An uncaught exception is logged.
+    Log records go directly to stderr. An uncaught exception is logged; after a ConfigError in the block, the process
+    exits with status 2.
 
     Args:
         as_json: whether to capture output; the result of `set_up`.

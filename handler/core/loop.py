@@ -113,7 +113,7 @@ class StopSignals:
 
     Before `listen` the first signal raises SystemExit(0) for SIGTERM or KeyboardInterrupt for SIGINT. After `listen` no
     signal raises an exception. After `leave` the first signal is ignored. While there is no listener, a second signal
-    ends the process at once. Until `leave`, a signal during an import also ends the process at once, because an
+    ends the process at once. Before `listen`, a signal during an import also ends the process at once, because an
     exception would crash orjson and become an ImportError in numpy.
     """
 

@@ -65,7 +65,7 @@ class MediaSource(NamedTuple):
 
 
 class Medium(NamedTuple):
-    """A decoded image or audio.
+    """A decoded image, or decoded audio.
 
     Attributes:
         kind: a key of `MEDIA`.
@@ -94,11 +94,11 @@ class MediaPrompt(NamedTuple):
 
 
 class MediaTokens(Protocol):
-    """Counts the tokens that a medium of one kind takes in a model's prompt.
+    """Counts the tokens that media of one kind take in a model's prompt.
 
     Attributes:
-        placeholder: token id that the chat template writes once for each medium.
-        text: text to insert for a medium if the chat template accepts only strings.
+        placeholder: token id that the chat template writes once for each image or audio.
+        text: text to insert for each image or audio if the chat template accepts only strings.
     """
 
     @property
@@ -108,18 +108,18 @@ class MediaTokens(Protocol):
     def text(self) -> str: ...
 
     def count(self, size: Sequence[int]) -> int:
-        """Return the number of tokens of a medium.
+        """Return the number of tokens of an image or audio.
 
         Args:
-            size: size of the medium, as in `Medium`.
+            size: size of the image or audio, as in `Medium`.
 
         Raises:
-            ValueError: the model does not accept a medium of this size.
+            ValueError: the model does not accept this size.
         """
 
 
 class FixedTokens(NamedTuple):
-    """Counts the same number of tokens for every medium. See `MediaTokens`."""
+    """Counts the same number of tokens for every image or audio. See `MediaTokens`."""
 
     placeholder: int
     text: str
@@ -130,7 +130,7 @@ class FixedTokens(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Description of a medium that is stored in a file. `length` is the size of its data in bytes."""
+    """Description of an image or audio that is stored in a file. `length` is the size of its data in bytes."""
 
     kind: str
     size: tuple[int, ...]

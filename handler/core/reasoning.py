@@ -1,4 +1,4 @@
-"""Where the reasoning at the beginning of a response ends."""
+"""Detection of the end of the reasoning at the beginning of a response."""
 
 from __future__ import annotations
 

@@ -327,7 +327,7 @@ class SequenceState:
 
     Attributes:
         texts: the text of each id, or None if `push` must be called. It is None for all ids if the request has
-            stop strings or if the last tokens end with an incomplete character.
+            stop strings, if it hides stop tokens, or if the last tokens end with an incomplete character.
         special: ids of control tokens.
         stopped: the stop string that has ended the sequence, or "".
     """

@@ -102,7 +102,7 @@ class Sampling(NamedTuple):
     bad_sequences: tuple[str, ...] = ()
     bad_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # the only ids that a response may have; empty: all
-    ignore_eos: bool = False
+    ignore_eos: Annotated[bool, Nature.WITH_BEAMS] = False
     skip_special_tokens: Annotated[bool, Nature.BY_HANDLER] = True
     marks: Annotated[frozenset[str], Nature.BY_HANDLER] = frozenset()  # special tokens to be shown as text
     # Stop strings and structured output apply only after the reasoning.
@@ -244,7 +244,7 @@ class Request(NamedTuple):
     """One request: a prompt, the parameters of its processing, and what the response must contain.
 
     The prompt is text, messages or token ids. With messages, `prompt` is empty. With token ids, `prompt` is their text,
-    which the response may repeat. The `content` of a message with media is a list of parts. Each medium is a part such
+    which the response may repeat. The `content` of a message with media is a list of parts. Each of them is a part such
     as `{"type": "image"}`, and `media` has its source, in the same order.
     """
 
@@ -267,6 +267,7 @@ class Request(NamedTuple):
     timeout: float = math.inf  # seconds after which the request fails unless it has ended
     background: str | None = None  # owner of the batch (`/v1/batches`) that the request belongs to
     session: str = ""  # id of the client's session
+    id: str = ""  # the client's id, by which its owner can stop the request
     eos_token_id: int | None = None  # a stop token that is reported as EOS
     fill_context: bool = False  # reduce the number of new tokens to what the context has room for
     min_free_tokens: int | None = None  # number of new tokens that must fit, if less than requested; None: all must fit

@@ -82,7 +82,7 @@ def start_items(
 
 
 def close(task: RequestTask) -> None:
-    """Close a request that has been answered. An exception is only logged."""
+    """Close a request. An exception is only logged."""
     try:
         task.close()
     except Exception:  # one request must not stop the others

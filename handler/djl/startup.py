@@ -65,7 +65,9 @@ _ADVICE = frozenset(
 _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
 """Maps options to the value that Java replaces with a value of its own."""
 
-_NO_ASYNC = "option.async_mode=true has no effect: async mode needs DJL Serving 0.33 or later; this one sends batches"
+_NO_ASYNC = (
+    "option.async_mode=true has no effect: async mode needs DJL Serving 0.33 or later; this release sends batches"
+)
 
 _RECOMMENDED_SIZE = "32"
 """The option.max_rolling_batch_size that DJL Serving recommends. In async mode, DJL Serving has no such limit."""
@@ -247,19 +249,19 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
     """Read the options that Java passes, and the options in serving.properties and the environment.
 
     Java passes all options without their prefix, together with its own properties. So a property that is not one of
-    our options is ignored. If it is in the file, the reader of the file refuses it.
+    our options is ignored. If it is in the file, the reader of the file reports it.
 
     Args:
         properties: the properties of DJL's first call.
         asynchronous: whether the worker runs in async mode.
-        djl: the version of djl_python, which is also LMI's release unless an option names another.
+        djl: the version of djl_python, which also determines LMI's release unless an option names a release.
     """
     directory = Path(properties["model_dir"])
     file = directory / "serving.properties"
     own_file, environ = file if file.is_file() else None, environment.of_worker()
     problems = Problems()
     if asynchronous and (properties.get("rolling_batch") or "disable") != "disable":
-        message = "option.async_mode=true needs option.rolling_batch=disable: Java would use both modes at once"
+        message = "option.async_mode=true needs option.rolling_batch=disable: DJL Serving cannot combine the two modes"
         problems.append(Problem("", "option.rolling_batch", message))
     found_by_java = [*from_environment(environ), *(from_file(own_file) if own_file else ())]
     written = {item.key: item.value.strip() for item in found_by_java if isinstance(item, Setting)}

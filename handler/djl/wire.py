@@ -64,7 +64,7 @@ def is_of_http(properties: Mapping[Any, Any]) -> bool:
 
 
 class DjlVersion(NamedTuple):
-    """The differences between versions of DJL Serving. No other code compares versions.
+    """The differences between versions of DJL Serving. Other code of this package does not compare versions.
 
     Attributes:
         length: the encoding of a string's length, which has two bytes before 0.28 and four since.

@@ -60,19 +60,22 @@ def fetch(name: str, model_id: str | None, config: EngineConfig) -> str | None:
 
 
 def conversion(name: str, model_id: str) -> str:
-    """Return a message that says what `prepare` will convert after the download, and what the conversion requires.
+    """Return a message that says when `prepare` converts the model after the download, and what this requires.
 
-    The message is empty if nothing will be converted.
+    The message is empty if the model is never converted.
     """
     telling = getattr(module(name), "conversion", None)
     return "" if telling is None else cast(str, telling(model_id))
 
 
 def prepare(name: str, model_id: str | None, config: EngineConfig) -> Path | None:
-    """Convert the files of `option.model_id` if necessary, and return the files that the engine loads.
+    """Convert the files of `option.model_id` if necessary.
 
     Args:
         config: configuration of the engine; its `model` is not used.
+
+    Returns:
+        The path of the files that the engine loads, or None if it needs none.
     """
     return cast(Path | None, _module(name).prepare(model_id, config))
 

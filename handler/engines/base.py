@@ -52,7 +52,7 @@ class Output(NamedTuple):
             they must have passed through `client_words`.
         tops: most likely alternatives to each of `ids`, if requested.
         prompt_tops: most likely alternatives to each prompt token, if requested; there are none for the first.
-        extras: values that are passed on unchanged.
+        extras: values that the host passes on unchanged.
         refused: whether `error` says what is wrong with the request.
         detail: details of the error, for the log only.
         retry_after: if the engine was too busy, the number of seconds to wait before sending the request again, or 0
@@ -124,7 +124,7 @@ def describe(error: BaseException) -> str:
 
 
 def _said(error: Exception | str) -> tuple[str, str]:
-    """Return an engine's error message for clients, and a longer message for the log, or "" if both are the same."""
+    """Return two messages for an engine's error: for clients, and for the log. The latter is "" if both are equal."""
     known = secrets()
     text = str(error).strip()
     reason = text if isinstance(error, str) else describe(error)
@@ -136,8 +136,7 @@ class Step(NamedTuple):
     """The result of one step for all sequences.
 
     Most sequences get one token per step and nothing else. Those tokens are stored in three columns: `keys`, `ids` and
-    `logprobs`. Compared with one `Output` per token, this needs a tenth of the objects. All other results are in
-    `others`.
+    `logprobs`, which needs far fewer objects than an `Output` for each token. All other results are in `others`.
     """
 
     keys: list[int]
@@ -151,8 +150,8 @@ class EngineConfig:
     """Configuration of an engine.
 
     Attributes:
-        options: all options by name; None leaves the choice to the engine. `engine_options` contains the options that
-            only this engine has.
+        options: values of all options; None leaves the choice to the engine. `engine_options` contains the options
+            that only this engine has.
         model: path of the files to load for `option.model_id`.
         source: directory from which these files were converted, or None if they were not converted.
         chat_template: template that replaces the model's own.
@@ -172,7 +171,7 @@ class EngineInfo:
 
     Attributes:
         max_total_tokens: maximum number of tokens in the prompt and the response together.
-        dimensions: number of dimensions of an embedding; 0 if the engine computes no embeddings.
+        dimensions: number of dimensions of an embedding, if the model computes embeddings; 0 if it generates text.
         longest_step: upper estimate of a step's duration in seconds, as measured while loading; 0 if unknown.
     """
 
@@ -192,7 +191,7 @@ class EngineRequest(NamedTuple):
         key: id of the request, which outputs refer to.
         ids: token ids of the prompt.
         parameters: `Pooling` if the engine was loaded for a pooling task, otherwise `Sampling`.
-        media: the prompt's media, if the model accepts any.
+        media: description of the prompt's media; may be None if there are none.
         goes_on: whether `ids` end with a part of the response that has already been delivered.
     """
 
@@ -216,7 +215,7 @@ class EngineRequest(NamedTuple):
         return self.parameters
 
     def read_media(self) -> MediaPrompt | None:
-        """Read the prompt's media. Return None if the model accepts no media.
+        """Read the prompt's media. Return None if `media` is None.
 
         Raises:
             OSError: the process that owns the media has freed them.
@@ -310,7 +309,7 @@ class Reporting(Protocol):
     """An engine that reports statistics."""
 
     def statistics(self) -> EngineStatistics:
-        """Return current statistics. Called about once per second, and whenever the engine runs out of requests."""
+        """Return current statistics. Called at most once per second, and whenever the engine runs out of requests."""
 
 
 class NoAdapters:
@@ -343,8 +342,8 @@ class Tokenizer(Protocol):
         """The vocabulary of every response, or None if each prompt has its own."""
 
     def encode(self, text: str) -> Prompt:
-        """Encode a prompt. Special tokens in it are recognised, but not by `MistralTokenizer`. Only the model's usual
-        first token is added.
+        """Encode a prompt. Special tokens in it are recognised, but not by `MistralTokenizer`. The special tokens that
+        the tokenizer usually adds to a text, such as a first token, are added.
         """
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
@@ -377,7 +376,7 @@ class StructuredOutputCheck(Protocol):
 
 
 JSON_TAGS = frozenset({"json"})
-"""The argument styles that all versions of xgrammar support in structural tags."""
+"""The argument styles that every release of xgrammar since 0.1.25 supports in structural tags."""
 
 _UNMAPPED = "it has no such parameter"
 
@@ -409,7 +408,7 @@ class Capabilities:
 
     @property
     def unsupported(self) -> Mapping[str, str]:
-        """Maps each refused Sampling field to the reason. This includes fields that nobody implements."""
+        """Maps each Sampling field that may be refused to the reason, including fields that have no implementation."""
         mapped = {*self.supports, *self.reasons, *BY_HANDLER}
         return {**self.reasons, **{name: _UNMAPPED for name in Sampling._fields if name not in mapped}}
 
@@ -529,7 +528,7 @@ def logprob_rules(count: Callable[[int], int] = int) -> dict[str, Rule]:
 
 
 def override(arguments: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the arguments in `more` to an engine's arguments, or replace these. JSON objects are merged key by key."""
+    """Return an engine's arguments, extended and overridden by `more`. JSON objects are merged key by key."""
     nested = {
         name: {**arguments[name], **value}
         for name, value in more.items()
@@ -550,7 +549,7 @@ COMMON_RULES: Mapping[str, Rule] = {
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
 PENALTIES: Mapping[str, Rule] = {name: unless_neutral(name) for name in _PENALTIES}
-"""Rules for TensorRT-LLM's penalties. Neutral values are omitted, because its fields have no neutral value."""
+"""Rules for TensorRT-LLM's penalties. Neutral values are omitted, so that TensorRT-LLM applies no penalty."""
 
 
 _SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")

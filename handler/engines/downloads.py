@@ -38,7 +38,7 @@ def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
         arguments: values that can be encoded as JSON.
 
     Raises:
-        ConfigError: raised by `download`, or the process died.
+        ConfigError: `download` raised it, the process died, or the download was stopped.
     """
     call = json.dumps([download.__module__, download.__name__, name, *arguments])
     command = child_processes.python(f"{__name__}:run_call", call)
@@ -69,7 +69,7 @@ def run_call(call: str) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """Delete partially downloaded files (only on Linux), and end the process at once."""
+    """Delete huggingface_hub's partial files (only on Linux), and end the process at once."""
     for link in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):  # closed meanwhile
             if _UNFINISHED.search((path := link.readlink()).name):
@@ -179,7 +179,7 @@ def run_converter(
         raise ConfigError(f"{what}: {_no_space(target.parent)}")
     if process.returncode == -signal.SIGKILL:
         raise ConfigError(
-            f"{what}: the process that converts it was killed (SIGKILL), as happens when memory runs out: give it "
+            f"{what}: the process that converts it was killed (SIGKILL), as happens when memory runs out: provide "
             "more memory, or convert the model on another machine"
         )
     if _NO_MEMORY.search(process.stderr):
@@ -192,4 +192,4 @@ def run_converter(
 
 def _no_space(directory: Path) -> ConfigError:
     free = format_size(shutil.disk_usage(directory).free)
-    return ConfigError(f"no space left in {directory}, where {free} are free: free some space, or change LMI_CACHE")
+    return ConfigError(f"no space left in {directory} ({free} free): free some space, or change LMI_CACHE")

@@ -43,7 +43,7 @@ _TRIES = 5  # attempts to read a complete response
 _PIECE = 32 << 20  # bytes per request for larger files
 _SECONDS = 10.0  # between two progress lines; also the timeout for connecting
 _CURE = (
-    "SageMaker itself downloads the files, with its own permissions, if they are the model's ModelDataSource and "
+    "SageMaker itself downloads the files, outside the container, if they are the model's ModelDataSource and "
     "option.model_id is not set"
 )
 
@@ -88,7 +88,7 @@ def check(url: str) -> None:
     """Check the URL, and check that boto3 is installed.
 
     Raises:
-        ConfigError: the URL has no bucket or contains a `*`, or boto3 is missing.
+        ConfigError: the URL has no bucket or contains a `*` other than that of a final `/*`, or boto3 is missing.
     """
     _split(url)
     if importlib.util.find_spec("boto3") is None:
@@ -99,6 +99,9 @@ def _split(url: str) -> _Source:
     """Return the bucket and the prefix of a URL.
 
     As in LMI, `/*` at the end of the URL has no effect.
+
+    Raises:
+        ConfigError: the URL has no bucket, or contains any other `*`.
     """
     bucket, _, prefix = url.removeprefix(_SCHEME).partition("/")
     prefix = prefix.removesuffix("*") if prefix.endswith("/*") or prefix == "*" else prefix
@@ -193,7 +196,7 @@ def _refusals(source: _Source) -> Iterator[None]:
     except OSError as error:
         cure = "; free some space, or set SERVING_DOWNLOAD_DIR to another directory" if error.errno in NO_SPACE else ""
         where = f"{error.filename}: " if error.filename else ""
-        raise ConfigError(f"{url} cannot be written: {where}{error.strerror or error}{cure}") from None
+        raise ConfigError(f"{url} cannot be saved: {where}{error.strerror or error}{cure}") from None
 
 
 def _region(response: Any) -> str | None:

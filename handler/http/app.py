@@ -125,7 +125,7 @@ class App:
         if self._cors.is_preflight(scope):
             return await self._cors.answer_preflight(scope, send)
         if self._cors.is_forgery(scope):
-            message = "a page of another origin may only send JSON as application/json (or use --allow-origin)"
+            message = "a page of another origin may only send JSON as application/json, unless --allow-origin allows it"
             return await send_error(scope, send, Forbidden(message))
         admitted = self._keys.admits(scope)
         if scope["path"] == "/invocations" and (path := in_attributes(headers, "route")) is not None:

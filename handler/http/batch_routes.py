@@ -142,7 +142,9 @@ class BatchRoutes:
             kept = True
             return file, new.ignored
         except asyncio.TimeoutError:
-            raise TooSlow("the file did not arrive in time (option.client_timeout)") from None
+            raise TooSlow(
+                "the file did not arrive in time (option.client_timeout for each part, 30 minutes in all)"
+            ) from None
         except OSError as error:
             raise Unavailable("the file cannot be written", detail=str(error)) from None
         finally:

@@ -91,7 +91,7 @@ class HandleRoutes:
             return await send_error(scope, send, error)
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
         exchange.send_whole()  # a client that half-closes the connection counts as disconnected
-        result = await _unless_gone(self._handle.answer(call), exchange)
+        result = await _unless_gone(self._handle.answer(call), exchange, close_parts)
         if isinstance(result, PassOn):
             new_body = body if result.body is None else result.body
             return await self._app(scope, again(new_body, receive), send)
@@ -141,12 +141,18 @@ def _fields(text: str) -> dict[str, bytes]:
     try:
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="surrogateescape")
     except ValueError:
-        raise BadRequest(f"the form has more than {_MOST_FIELDS} fields") from None
+        raise BadRequest(f"the form or query has more than {_MOST_FIELDS} fields") from None
     return {name: value.encode(errors="surrogateescape") for name, value in pairs}
 
 
-async def _unless_gone(work: Coroutine[Any, Any, T], exchange: AnyExchange) -> T | None:
-    """Return the result of the work. If the client disconnects first, cancel the work and return None."""
+async def _unless_gone(
+    work: Coroutine[Any, Any, T], exchange: AnyExchange, close: Callable[[T], object] = bool
+) -> T | None:
+    """Return the result of the work. If the client disconnects first, cancel the work and return None.
+
+    Args:
+        close: called with the result if it is not returned, because it arrived at the same moment.
+    """
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda _: exchange.wake())
     try:
@@ -154,9 +160,11 @@ async def _unless_gone(work: Coroutine[Any, Any, T], exchange: AnyExchange) -> T
             if exchange.is_over:
                 return None
             await exchange.wait()
-        return task.result()
+        result, close = task.result(), bool  # the caller closes it
+        return result
     finally:
         task.cancel()
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception() or close(ended.result()))
 
 
 async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange) -> None:

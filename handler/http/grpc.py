@@ -25,7 +25,7 @@ from handler.http.inference import again
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.security import KEY_HEADERS, Access, Keys
 from handler.protocols.triton.api import VERSION
-from handler.protocols.triton.grpc import FRAMES, body_of, check_fields, empty_final, failure, messages, stops
+from handler.protocols.triton.grpc import FRAMES, body_of, check_fields, failure, messages
 from handler.protocols.triton.infer import HEADER
 
 log = logging.getLogger("handler.server")
@@ -49,7 +49,7 @@ _SHARED_MEMORY = {
 
 _INDEX = "/v2/repository/index"
 _POSTS = {_INDEX, *(path for path in _SHARED_MEMORY.values() if path.endswith("register"))}
-"""Paths of calls that are POST requests. All others are GET requests."""
+"""Paths that `_reader` requests with POST. It requests all other paths with GET."""
 
 _CODES = defaultdict(lambda: grpc.StatusCode.INVALID_ARGUMENT) | {
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -313,11 +313,11 @@ class GrpcServer:
 
     async def _stream(self, _: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         """Respond to the requests of a stream concurrently. An error in one request does not end the stream."""
-        outbox, running, call = _Outbox(), dict[asyncio.Future[Any], str](), asyncio.current_task()
+        outbox, running, call = _Outbox(), set[asyncio.Future[Any]](), asyncio.current_task()
         drop = call.cancel if call is not None else bool
 
         def ended(task: asyncio.Future[Any]) -> None:
-            running.pop(task, "")
+            running.discard(task)
             if reader.done() and not running:
                 outbox.end()
 
@@ -333,13 +333,8 @@ class GrpcServer:
                 except InvalidPayload as error:
                     outbox.put(failure("", error.message))
                     continue
-                if request.id and stops(request):
-                    for task in [task for task, id in running.items() if id == request.id]:
-                        task.cancel()
-                    outbox.put(empty_final(request.id, request.model_name))
-                    continue
                 task = asyncio.ensure_future(self._request(STREAM, request, context, outbox, drop))
-                running[task] = request.id
+                running.add(task)
                 del data, request  # the next message may take long to arrive
                 task.add_done_callback(ended)
                 if len(running) >= _MAX_REQUESTS:
@@ -370,11 +365,6 @@ class GrpcServer:
         scope = _scope(context, exchange, "POST", path, headers)
         try:
             await self._app(scope, receive, exchange.send)
-        except asyncio.CancelledError:
-            if not exchange.is_over:  # a request of the stream has stopped this one
-                outbox.put(empty_final(id, name))
-                AsgiExchange.drop(exchange)
-            raise
         except Exception:  # one request must not end the others of its stream
             log.exception("request %r failed", id)
         finally:

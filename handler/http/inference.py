@@ -141,7 +141,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) 
 
 
 def again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` function that first returns a body that was already read, then calls the original one."""
+    """Return a `receive` function that first returns a body that was already read, then calls `receive`."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:
@@ -342,7 +342,7 @@ class Inference:
     """An ASGI application for a route that does inference.
 
     Args:
-        dialect: dialect of the route, or None for the configured one.
+        dialect: dialect of the route, or None for the configured dialect.
 
     Attributes:
         is_configured: whether the route uses the configured dialect. If so, it also accepts calls that manage sessions.

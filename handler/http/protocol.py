@@ -342,8 +342,8 @@ _STOPPING = Unavailable("the server is stopping")
 
 
 class Protocol(HttpToolsProtocol):
-    """An HTTP connection. `uvicorn_internals` lists the parts of uvicorn that it uses. It differs from uvicorn's own
-    class in these points:
+    """An HTTP connection. `uvicorn_internals` lists the parts of uvicorn that this class uses. The class differs from
+    uvicorn's own class in these points:
 
     * The request line, headers and trailers are limited in size and number. Trailers are discarded, and never count as
       headers.

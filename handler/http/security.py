@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 import ipaddress
 import re
@@ -204,7 +205,7 @@ class ApiKeys:
 
 
 def _error_format(route: Route, routes: Sequence[Route]) -> ErrorFormat:
-    """Return the error format of a route, or else of the first route with the same first path segment that has one, or
+    """Return the error format of a route, or else the first format of the routes with the same first path segment, or
     else the server's. So GET /v1/models is refused in the same format as POST /v1/chat/completions.
     """
     family = f"/{route.path.split('/')[1]}/"
@@ -261,6 +262,7 @@ class AllowedHosts:
         )
 
 
+@functools.lru_cache(16)  # clients repeat their header
 def _name(header: str) -> str:
     """Return the host in a Host header without port, brackets and final dot (`localhost.` is fully qualified). A
     malformed header is returned unchanged.

@@ -120,7 +120,7 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        """Tick once per second until the server is stopped, instead of ten times per second as uvicorn does."""
+        """Tick once per second, and ten times per second while draining, until the server is stopped."""
         due = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._wake = due.set
@@ -337,7 +337,7 @@ def _greeting(listener: socket.socket, access: Access, model: ServedModel, users
 
 
 def _key_header(access: Access) -> str:
-    """Return curl's argument for the API key, or "" if none is needed. The key itself must never be printed."""
+    """Return curl's argument for the API key, or "" if no key is needed. The key itself must never be printed."""
     key = "${LMI_API_KEY%%,*}" if os.environ.get("LMI_API_KEY") else "KEY"
     return f' -H "Authorization: Bearer {key}"' if access.keys else ""
 

@@ -250,7 +250,7 @@ def output_formatter(function: F) -> F:
 
 
 class Content(dict[str, bytes]):
-    """The parts of a body by name. The only part is `data`."""
+    """The parts of a body by name. For formatters, the only part is `data`."""
 
     def get_keys(self) -> list[str]:
         return list(self)

@@ -405,7 +405,7 @@ def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords
     """Call the user's function.
 
     Raises:
-        FormatterFailed: if the function raises. Its traceback is logged.
+        FormatterFailed: if the function raises an exception, whose traceback is logged.
     """
     with _guard(formatter, "raised"):
         return formatter.function(*arguments, **keywords)
@@ -415,7 +415,7 @@ def users_objects(formatter: InputFormatter | OutputFormatter) -> contextlib.Abs
     """Guard the use of objects that the user's function has made or changed, because using them may run user code.
 
     Raises:
-        FormatterFailed: if using the objects raises. The traceback is logged.
+        FormatterFailed: if using the objects raises an exception, whose traceback is logged.
     """
     return _guard(formatter, "returned an object that raises")
 

@@ -96,7 +96,7 @@ Result = Answer | PassOn
 def find_handle(
     path: Path, role: Role, options: Mapping[str, str], *, release: tuple[int, int], device: str = "-1"
 ) -> Handle | None:
-    """Import a model.py, and return its function `handle`. Return None if it has none, or imports one from LMI.
+    """Import a model.py, and return its function `handle`. Return None if it is missing or imported from LMI.
 
     Args:
         path: the path of the model.py.

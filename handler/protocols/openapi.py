@@ -33,7 +33,7 @@ SESSION_PARAMETER: Mapping[str, Any] = {
     "schema": TEXT,
     "description": "The id of the session, or NEW_SESSION in the call that opens a session",
 }
-"""The header that names a session, which is optional in every request for inference."""
+"""The header with a session's id. It is optional in every request for inference."""
 
 _SESSION_ID = {
     "description": "The new session's id and expiry time (UTC), such as `ID; Expires=2026-11-22T01:30:39Z`",

@@ -71,7 +71,7 @@ class ActiveRequest:
 
 
 class RunningRequest:
-    """A running request of the engine: a single sequence, or a beam search with several sequences.
+    """An engine request that is running: a single sequence, or a beam search with several sequences.
 
     The object itself stores everything that a plain token needs, because every further object would cost a cache miss
     per token.
@@ -196,7 +196,7 @@ class RequestQueue(Generic[Item]):
 
 
 class Background:
-    """The requests of batches, which wait in front of the queue so that they leave room for other requests.
+    """The requests of batches, which wait before they enter the queue, so that other requests have room.
 
     Owners take turns: the next request is that of the owner with the fewest sequences in the queue and the engine.
     While there is no room for this request, only owners without any sequences may start a request before it, at most
@@ -221,7 +221,7 @@ class Background:
 
     def take(self) -> ActiveRequest | None:
         """Remove and return the next request. Return None if no request waits, or there is no room for the next one."""
-        for index, (owner, active) in enumerate(self._next()):
+        for index, (owner, active) in enumerate(self._next() if self._waiting else ()):
             num_sequences = active.request.sampling.num_sequences
             if not self._started or self._sequences.total() + num_sequences <= self._most:
                 self._overtakes = self._overtakes + 1 if index else 0
@@ -260,7 +260,8 @@ class Background:
     def to_displace(self, now: float) -> ActiveRequest | None:
         """Return a started request that must make room, because an owner has waited too long for its first request.
 
-        This is the newest request of the owner with the most sequences, unless that owner has no other request.
+        This is the newest request of the owner with the most sequences. Return None if no owner has waited too long, if
+        that owner has no other request, or if the newest request would not make enough room.
         """
         for owner, first in self._next():
             if owner in self._sequences or first.start_by > now:
@@ -286,7 +287,7 @@ class Batcher:
         adapters: the model's LoRA adapters; none by default.
         max_active: maximum number of sequences in the engine (`option.max_rolling_batch_size`).
         max_queued: maximum number of waiting requests (`job_queue_size`).
-        max_background: maximum number of sequences of batches in the engine (`option.batches_concurrency`).
+        max_background: maximum number of batch sequences in the queue and the engine (`option.batches_concurrency`).
         queue_timeout: maximum seconds that a request waits for the engine (`option.predict_timeout`).
         time_limit: maximum seconds from `submit` to the end of a request (`option.request_time_limit`); 0 disables the
             limit. Only requests that run in the engine are ended. For a request of a file's batch, the time begins when
@@ -371,7 +372,7 @@ class Batcher:
             self.check_room()
         request = self._adapters.current(request)
         now = time.monotonic()
-        ends = now + min(self._queue_timeout, request.timeout), now + min(self._time_limit, request.timeout)
+        ends = now + self._queue_timeout, now + self._time_limit
         active = ActiveRequest(next(self._ids), request, prompt, *ends, started)
         if request.background is None:
             self._queue.add(active.id, request.priority, active, follows=follows)
@@ -526,7 +527,7 @@ class Batcher:
                 self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
-        """Yield one engine request for a beam search, or one per sample. Samples get different seeds, if any."""
+        """Yield one engine request for a beam search, or one per sample. The samples' seeds differ if a seed is set."""
         request, prompt = active.request, active.prompt
         sampling = request.sampling
         active.unfinished = sampling.num_sequences
@@ -548,13 +549,16 @@ class Batcher:
             del self._in_engine[key]
         request.active.unfinished -= 1
         if not request.active.unfinished:
-            del self._running[request.active.id]
-            self._background.end(request.active.id)
+            self._end_background(self._running.pop(request.active.id))
+
+    def _end_background(self, active: ActiveRequest) -> None:
+        if active.request.background is not None:
+            self._background.end(active.id)
 
     def _forget(self, active: ActiveRequest) -> None:
         """Remove a request and cancel its sequences in the engine."""
         self._running.pop(active.id, None)
-        self._background.end(active.id)
+        self._end_background(active)
         for key in active.keys:
             self._engine.cancel(key)
             self._in_engine.pop(key, None)
@@ -578,15 +582,6 @@ class Batcher:
         not_finished = GenerationFailed(
             f"the request was not finished within {self._time_limit:g} s (option.request_time_limit)"
         )
-        again = Overloaded("the request makes room for another API key's batch (option.batches_concurrency)")
-        expired = Overloaded("Request timeout expired")  # Triton's words
-        ends = [
-            (late, self._queue_timeout, unstarted),
-            (overdue, self._time_limit, not_finished),
-            ([displaced] if displaced else [], 0.0, again),
-        ]
-        return [
-            self._failed(active.id, 0, expired if active.request.timeout < limit else error)
-            for actives, limit, error in ends
-            for active in actives
-        ]
+        again = Overloaded("request stopped to make room for another API key's batch (option.batches_concurrency)")
+        ends = [(late, unstarted), (overdue, not_finished), ([displaced] if displaced else [], again)]
+        return [self._failed(active.id, 0, error) for actives, error in ends for active in actives]

@@ -1,6 +1,6 @@
 """The engine interface that the batcher uses, and an engine wrapper that controls the reasoning of reasoning models.
 
-The engine's supervisor and the set of replicas implement the interface.
+`EngineSupervisor`, `ReplicaSet` and the wrapper implement the interface.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class ReasoningEngine:
         return steps
 
     def _read(self, step: Step) -> Step:
-        """Process the tokens of first parts. Return what the batcher gets of these, and all other tokens unchanged."""
+        """Process the outputs of first parts. Return the step for the batcher, with all other outputs unchanged."""
         first = self._first
         if first.keys().isdisjoint(step.keys) and not any(output.key in first for output in step.others):
             return step
@@ -184,7 +184,7 @@ class ReasoningEngine:
             del self._first[key]
 
     def _continue(self, part: _FirstPart, end: _End, output: Output, others: list[Output], *, fits: bool) -> None:
-        """Start the second part.
+        """Start the second part. End the request instead if no tokens are left for it, or if it does not fit.
 
         Args:
             output: last output of the first part.
@@ -210,7 +210,7 @@ def second_part(request: EngineRequest, ids: Sequence[int] | None) -> EngineRequ
     """Return the request of the second part, which generates the response after the reasoning.
 
     Args:
-        request: the client's request.
+        request: the request as the batcher sent it.
         ids: ids of the reasoning; None if the output began without reasoning, and is generated again.
     """
     sampling, reasoning = request.sampling, ids or ()
@@ -300,7 +300,11 @@ class _FirstPart:
         return self._budget is not None and self._start.is_open and self._num_reasoning >= self._budget
 
     def _leave(self, id: int, index: int, response: str) -> _End | None:
-        """End the reasoning with a token. `response` is the token's text after the end of the reasoning."""
+        """End the reasoning within a token. Return the part's end, or None if this part continues with the response.
+
+        Args:
+            response: the token's text after the end of the reasoning.
+        """
         if not self._guided:
             self._passes = True
             return None

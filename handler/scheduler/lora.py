@@ -55,7 +55,7 @@ def check_name(name: str) -> None:
     """Check an adapter's name.
 
     Raises:
-        BadRequest: the name is too long, or contains a character that is not allowed.
+        BadRequest: the name is empty, too long or only dots, or contains a character that is not allowed.
     """
     if not _NAME.fullmatch(name):
         raise BadRequest(f"name={name!r}: must be 1 to 256 letters, digits and . _ : @ + = ~ -, and not only dots")
@@ -65,8 +65,8 @@ def adapter_path(src: str, base: Path | None) -> Path:
     """Return the adapter's directory after checking its files. A relative path is resolved against `base`.
 
     Raises:
-        BadRequest: `src` is neither a path nor a file URL.
-        AdapterFailed: adapter_config.json or the weights are missing from the directory, or cannot be used.
+        BadRequest: `src` is neither a path nor a file URL, or is relative although there is no `base`.
+        AdapterFailed: the directory, its adapter_config.json or its weights are missing or cannot be used.
     """
     directory = _local(src, base)
     try:
@@ -85,7 +85,7 @@ def adapter_path(src: str, base: Path | None) -> Path:
 
 def _local(src: str, base: Path | None) -> Path:
     if not src.isprintable():
-        raise BadRequest(f"src={src!r}: must be a path")
+        raise BadRequest(f"src={src!r}: must be a path of printable characters")
     scheme, colon, _ = src.partition(":")
     if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
         try:
@@ -147,7 +147,7 @@ def _finite(text: str) -> float:
 
 
 def adapters_of(directory: Path) -> dict[str, Path]:
-    """Return the adapters in the subdirectories of a directory, by name. Hidden subdirectories are skipped.
+    """Return the adapters in the subdirectories of a directory, by name. Skip hidden directories and `__MACOSX`.
 
     Raises:
         ConfigError: an adapter cannot be used; the message names the adapter.
@@ -309,7 +309,7 @@ class AdapterRegistry:
             BadRequest: the name is not allowed, or this server does not support adapters.
             Conflict: the name is already in use, or another call is changing its adapter.
             NoRoom: the maximum number of adapters is reached.
-            Unavailable: the engine is not ready.
+            Unavailable: the engine must load the adapter now, but is not ready.
         """
         self.check()
         check_name(name)
@@ -324,7 +324,7 @@ class AdapterRegistry:
     def update(self, name: str, then: Then, path: Path | None = None, preload: bool | None = None) -> None:
         """Replace an adapter, or reload changed weights from the same directory.
 
-        Running requests keep the earlier version of the adapter, and later requests use the new version.
+        Waiting and running requests keep the earlier version of the adapter, and later requests use the new version.
 
         Args:
             path: directory of the new version; by default the directory of the earlier version.
@@ -334,7 +334,7 @@ class AdapterRegistry:
             BadRequest: this server does not support adapters.
             NotFound: no adapter has this name.
             Conflict: another call is changing the adapter.
-            Unavailable: the engine is not ready.
+            Unavailable: the engine must load the new version now, but is not ready.
         """
         self.check()
         earlier = self.get(name)
@@ -460,7 +460,7 @@ class AdapterHome(NamedTuple):
 
     Attributes:
         registry: registry of the model, empty at first.
-        at_start: directories of the adapters stored with the model, by name.
+        at_start: directories of the adapters next to the model or in option.lora_modules, by name.
     """
 
     registry: AdapterRegistry

@@ -6,9 +6,10 @@ import asyncio
 import functools
 import re
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import InvalidPayload, Overloaded
@@ -80,7 +81,7 @@ class InferenceRoutes:
         raise InvalidPayload(self.refusal(path))
 
     def refusal(self, path: str) -> str:
-        """Return the error message for a path that is not a route for inference. It lists all routes."""
+        """Return the error message for a path that is not a route for inference. It omits routes with versions."""
         return f"route={path[:64]} is not a route for inference; available routes: {self._names}"
 
     def _is_served(self, names: Mapping[str, str]) -> bool:
@@ -101,6 +102,7 @@ class Admission:
     Attributes:
         routes: routes for inference.
         memory: memory quota of all requests.
+        tasks: open tasks (`RequestTask`).
     """
 
     def __init__(self, config: Config, preprocessor: Preprocessor, gate: BatchGate | None, *, stepped: bool) -> None:
@@ -108,6 +110,7 @@ class Admission:
         dialects = registry.routes(config.root_schema, preprocessor.context.task)
         self.routes = InferenceRoutes(config.model_name, dialects)
         self.memory = _memory(config)
+        self.tasks: weakref.WeakSet[Any] = weakref.WeakSet()
         self.gate = gate
         self._media = MediaLoader(media_rules(config))
         self._num_tokenizing = Count()
@@ -197,7 +200,7 @@ class Admission:
             hold: function that holds the media's memory until the request has ended.
 
         Raises:
-            ServingError: the prompt is too long, a medium cannot be loaded, or the engine does not support the
+            ServingError: the prompt is too long, an image or audio cannot be loaded, or the engine does not support the
                 structured output.
         """
         media = await self._load_media(request, head, hold)

@@ -25,8 +25,8 @@ class Availability:
         draining: whether new requests are refused because the server is stopping.
         closing: whether the model has been closed.
         started_at: time of creation, in seconds since 1970.
-        opened: future that is done when the engine is ready and has loaded the adapters next to the model. It raises a
-            ConfigError if that failed.
+        opened: future that is done when the engine is ready and the start of the model is finished (see `follow`). It
+            raises a ConfigError if the model cannot start.
     """
 
     def __init__(self, name: str, engine: EngineSupervisor | ReplicaSet) -> None:
@@ -95,8 +95,8 @@ class Availability:
         self.check_open()
 
     def check_open(self) -> None:
-        """Raise `Unavailable` while the server is stopping, or while adapters next to the model are loading. Later
-        adapters must not be registered before these, which get the first numbers.
+        """Raise `Unavailable` while the server is stopping, or until the start of the model is finished. Later
+        adapters must not be registered before the adapters next to the model, which get the first numbers.
         """
         if self.draining:
             raise Unavailable("the server is stopping")

@@ -1,4 +1,4 @@
-"""Checks a configuration before anything is downloaded or run, and reads the model's defaults and response template."""
+"""The check of a configuration before anything is downloaded or run, and readers of defaults and response templates."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
 
     Args:
         directory: directory of serving.properties, even if the file does not exist; by default the configuration's.
-        handlers: whether the host calls handlers and middleware of AWS's vLLM image.
+        handlers: whether the host calls a user's handlers and middleware, as AWS's vLLM image does.
     """
     config, problems = reading.config, Problems(reading.problems)
     path = model_py(directory or model_py_directory(config))

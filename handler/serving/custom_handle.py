@@ -1,4 +1,4 @@
-"""Calls the function `handle` of a user's model.py, as LMI does, but on separate threads, because it may block."""
+"""Calls of the function `handle` in a user's model.py, as in LMI, but on separate threads, because it may block."""
 
 from __future__ import annotations
 

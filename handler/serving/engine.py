@@ -82,7 +82,7 @@ def downloads_of(config: Config, engine: str) -> dict[str, str]:
 
 
 def hub_note(config: Config, engine: str) -> str:
-    """Return a note about the download from the hub at startup and the conversion, or "" if nothing is downloaded."""
+    """Return a note about the download from the hub and the conversion at startup, or "" if nothing is downloaded."""
     model = config.model_id or ""
     if config.handle_role is Role.ALONE or not engines.fetches(engine) or not files.is_hub_reference(model):
         return ""
@@ -118,7 +118,7 @@ def served_task(config: Config, engine: str, model_id: str | None) -> Task:
     """Return the task of the model.
 
     Args:
-        model_id: model from the options, or the directory of a model that was downloaded from the hub.
+        model_id: model from the options, or the directory of a downloaded model.
 
     Raises:
         ConfigError: the engine does not support the task, or the task cannot be determined.

@@ -131,7 +131,7 @@ class EngineDriver:
         self._notified[task] = None
 
     def flush(self) -> None:
-        """Send the pending notifications. A step does this at its end; it must be called after `notify` elsewhere."""
+        """Send the pending notifications. A step ends with this; call it after `notify` outside of a step."""
         tasks, self._notified = self._notified, {}
         for task in tasks:
             try:

@@ -20,8 +20,8 @@ Parts = dict[str, str | Upload | list[str]]
 
 
 def read_form(body: bytes, content_type: str) -> Parts:
-    """Return the parts of a form by name. If several parts have the same name, the last part counts, as in JSON. If the
-    name ends with `[]`, they form a list.
+    """Return the parts of a form by name. If several parts have the same name, the last part counts, as in JSON. Texts
+    whose name ends with `[]` form a list instead.
 
     Raises:
         InvalidPayload: the body is not a valid form, or has too many parts.

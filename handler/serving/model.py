@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -68,7 +67,6 @@ class ServedModel:
         self._request_log = request_log
         self.preprocessor = preprocessor
         self.availability = Availability(config.name, engine)
-        self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self.receiving = Count()
         handle = preprocessor.formatters.handle
         self.handle = None if handle is None else CustomHandle(handle, config)
@@ -133,7 +131,9 @@ class ServedModel:
             head = self.preprocessor.read_head(head)
             self.check_room()
             if self.handle is not None and self.handle.role is Role.ALONE:
-                raise RouteNotFound("no engine is loaded: handle of model.py answers only POST /invocations")
+                raise RouteNotFound(
+                    "no engine is loaded, and handle of model.py does not serve this route: use POST /invocations"
+                )
         except ServingError as refusal:
             error = refusal
         name = id or request_id(headers)
@@ -157,10 +157,7 @@ class ServedModel:
         on_bytes: Callable[[RequestTask], object] = lambda task: None,
         capture: Capture | None = None,
     ) -> RequestTask:
-        tasks = self._tasks
-        task = RequestTask(self.admission, self.driver, stats, head, on_bytes, tasks.discard, capture)
-        tasks.add(task)
-        return task
+        return RequestTask(self.admission, self.driver, stats, head, on_bytes, capture)
 
     def check_room(self) -> None:
         """Raise `Unavailable` if a new request would be refused."""
@@ -197,7 +194,7 @@ class ServedModel:
 
     def give_up(self) -> None:
         """End all running requests with an error."""
-        for task in list(self._tasks):
+        for task in list(self.admission.tasks):
             task.fail(Unavailable("the server stopped before the response was complete"))
 
     def close(self) -> None:
@@ -225,7 +222,7 @@ class ServedModel:
 
     @property
     def engine_name(self) -> str:
-        """Return the name of the engine, or the configured name while no engine is loaded."""
+        """Return the name of the engine, or the value of option.llm_engine while no engine is loaded."""
         return str(self.config.llm_engine) if self.info is None else self.info.name
 
     @property
@@ -245,12 +242,12 @@ class ServedModel:
     @property
     def num_requests(self) -> int:
         """The number of requests that were received completely, but whose responses are not complete yet."""
-        return len(self._tasks) + self.adapters.calls.value - self.receiving.value
+        return self.num_inferences + self.adapters.calls.value - self.receiving.value
 
     @property
     def num_inferences(self) -> int:
         """The number of open requests for inference, not counting calls of `handle` and calls that change adapters."""
-        return len(self._tasks)
+        return len(self.admission.tasks)
 
     @property
     def num_queued(self) -> int:

@@ -171,7 +171,7 @@ class Preprocessor:
         return decoded_size(body, MOST_DECODED if is_limited else sys.maxsize)
 
     def decode(self, body: bytes, head: Head) -> Decoded:
-        """Decode a body. An input formatter of model.py reads bodies of /invocations only.
+        """Decode a body. An input formatter of model.py reads only bodies of the configured dialect.
 
         A large body must be decoded on a thread of `large_bodies`.
 

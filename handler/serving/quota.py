@@ -38,18 +38,15 @@ class Quota:
             Overloaded: too little is left.
         """
         with self.lock:
-            taken = self.taken + after - before
-            by_large = self._taken_by_large
-            by_large += after * self._is_large(after, large) - before * self._is_large(before, large)
+            taken, small = self.taken + after - before, self._small
+            was_large, is_large = (before > small, after > small) if large is None else (large, large)
+            by_large = self._taken_by_large + after * is_large - before * was_large
             if after > before and taken > self.most:
                 reserved = taken - max(0, by_large - self.most)  # large requests never take the spare amount
-                has_room = not self._is_large(after, large) and reserved <= self.most + self._spare
+                has_room = not is_large and reserved <= self.most + self._spare
                 if not has_room and self.taken - before > self._beside:
                     raise Overloaded(self._words)
             self.taken, self._taken_by_large = taken, by_large
-
-    def _is_large(self, amount: int, large: bool | None) -> bool:
-        return amount > self._small if large is None else large
 
 
 class Count:
@@ -96,8 +93,9 @@ class Share:
             Overloaded: too little is left.
         """
         with self._quota.lock:
-            self._quota.change(self.size, size)
-            self.size = size
+            if size != self.size:
+                self._quota.change(self.size, size)
+                self.size = size
 
     def give_back(self, amount: int | None = None) -> None:
         """Give back an amount, by default the complete share."""

@@ -202,7 +202,7 @@ def configured_sessions(config: Config) -> Sessions | None:
     """Return the sessions as the options configure them, or None if sessions are off.
 
     Raises:
-        ConfigError: the root directory cannot be used.
+        ConfigError: an option enables sessions, but the root directory cannot be used.
     """
     root = sessions_root(config)
     if root is None:
@@ -219,9 +219,11 @@ def configured_sessions(config: Config) -> Sessions | None:
 def sessions_root(config: Config) -> Path | None:
     """Return the root directory of sessions, which may not exist yet, or None if sessions are off.
 
+    If the directory cannot be used, sessions are off unless an option enables them.
+
     Raises:
-        ConfigError: the directory cannot be used; or AWS's default directory was created by another user, who could
-            read the ids of sessions.
+        ConfigError: an option enables sessions, but the directory cannot be used, or it is AWS's default directory and
+            was created by another user, who could read the ids of sessions.
     """
     if not config.stateful_sessions:
         return None

@@ -23,6 +23,7 @@ from handler.core.media import MEDIA
 from handler.core.user_functions import Role
 from handler.core.values import Task
 from handler.engines.base import NO_MEDIA, Tokenizer
+from handler.engines.huggingface.files import eos_ids
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import State
 from handler.engines.structured_output.validator import Restartable, StructuredOutputValidator
@@ -86,6 +87,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         fingerprint=f"lmi-{__version__}-{spec.engine}",
         response_template=template,
         task=spec.config.task,
+        eos=eos_ids(spec.config) if spec.config.model else frozenset(),
         prompts=embedding_prompts(spec.config.model),
         labels=label_names(spec.config.model) or ("LABEL_0", "LABEL_1"),
         structural_tags=able.structural_tags if "structured_output" not in able.unsupported else frozenset(),
@@ -187,8 +189,8 @@ async def load_model(
 
 
 def make_validator(spec: Spec, engine: Restartable | None = None) -> StructuredOutputValidator | None:
-    """Return the validator of structured output. Return None if the engine does not support structured output, or if no
-    input can harm it.
+    """Return the validator of structured output. Return None if the engine does not support structured output, if no
+    input can harm the engine, or if option.guide_timeout is 0.
     """
     if (
         spec.config.task is not Task.GENERATION

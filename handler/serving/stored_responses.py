@@ -78,12 +78,12 @@ DELETE FROM answers WHERE id IN (
 
 
 ItemPage = tuple[list[Any], bool]
-"""A page of a response's input items, and whether there are more."""
+"""A page of a response's input items, and whether there are more items."""
 
 
 class ResponseDatabase:
     """The database of all owners' responses. An owner can access only its own responses. All methods may block, and
-    raise sqlite3.Error.
+    may raise sqlite3.Error.
 
     If an owner has too many responses, its least recently used responses are deleted. Responses of other owners are
     never deleted to make room. When a request continues a response, this counts as a use of the response and of all
@@ -167,10 +167,10 @@ class ResponseDatabase:
     def _full(self, size: int) -> Unavailable:
         if size + _OVERHEAD > self.most_bytes:
             return Unavailable(
-                f"the response has {size} bytes, more than an API key's responses may have (option.responses_max_bytes)"
+                f"the response has {size} bytes, more than an API key may store (option.responses_max_bytes)"
             )
-        told = f"the stored responses of all API keys may have {self._config.responses_total_bytes} bytes"
-        why = "and deleting those of this API key would not make enough room"
+        told = f"all API keys together may store {self._config.responses_total_bytes} bytes of responses"
+        why = "and deleting the responses of this API key would not make enough room"
         return Unavailable(f"{told}, {why} (option.responses_total_bytes)")
 
     def recall(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> Recalled:

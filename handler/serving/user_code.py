@@ -23,14 +23,14 @@ log = logging.getLogger("handler.launch")
 
 
 def model_formatters(config: Config, directory: Path | None = None, *, handlers: bool = False) -> Formatters:
-    """Import the user's code, which runs it, and return its formatters and parser of tool calls.
+    """Import the user's code, which runs it, and return the functions that the server calls.
 
-    The requirements.txt next to model.py is installed first.
+    The requirements.txt next to model.py is installed first, unless `directory` is set: DJL Serving installs it itself.
 
     Args:
         config: configuration, which may name the formatters.
         directory: directory of model.py; by default the directory of serving.properties, or else the model's directory.
-        handlers: whether the host also calls handlers and middleware of AWS's vLLM image, and LMI's `handle`.
+        handlers: whether the host also calls handlers and middleware, as AWS's vLLM image does, and LMI's `handle`.
 
     Raises:
         ConfigError: model.py cannot be used, or an option names a function that it does not contain.
@@ -51,7 +51,7 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
         key, name = "option.output_formatter", config.output_formatter
         write = None if name in FRAMINGS else choose(formatters.outputs, name, "output")
     except ValueError as error:
-        raise ConfigError(f"{config.where(key)}: {key}={name}: {error}" if name else f"{error} by {key}") from None
+        raise ConfigError(f"{config.where(key)}: {key}={name}: {error}" if name else f"{error} with {key}") from None
     if write is not None and config.rolling_batch == "disable" and config.handle_role is not Role.ALONE:
         raise ConfigError(
             f"model.py's output formatter {write.name!r} requires rolling batch, but option.rolling_batch=disable "
@@ -84,12 +84,12 @@ def model_py_directory(config: Config) -> Path | None:
 
 
 def handlers_home(config: Config) -> Path:
-    """Return where the script for AWS's vLLM image is: in the directory of model.py, or SageMaker's model directory."""
+    """Return the directory of the script for AWS's vLLM image: model.py's, or else SageMaker's model directory."""
     return model_py_directory(config) or environment.model_path()
 
 
 def users_files(config: Config) -> list[Path]:
-    """Return the files of the user's code that are imported by a host that calls handlers."""
+    """Return the user's Python files that a host imports if it calls handlers."""
     own = model_py(model_py_directory(config))
     files = [own, *files_of(handlers_home(config), environment.custom_code())]
     if config.handle_role is not Role.ALONE:
@@ -109,7 +109,7 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
         directory: directory of serving.properties, even if the file does not exist; by default the configuration's.
 
     Raises:
-        ConfigError: an adapter cannot be used, or the environment variable for the number of adapters is not a number.
+        ConfigError: an adapter cannot be used, or the environment variable for the number of adapters is invalid.
     """
     limit = environment.max_adapters()
     if config.handle_role is Role.ALONE:

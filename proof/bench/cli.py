@@ -70,7 +70,7 @@ def add_parser(commands: Any) -> None:
         "--processes", type=count, default=2, metavar="N", help="processes of the load generator (default: %(default)s)"
     )
     load.add_argument(
-        "--repeat", type=count, default=3, metavar="N", help="repetitions, shown as medians (default: %(default)s)"
+        "--repeat", type=count, default=3, metavar="N", help="repetitions of each load (default: %(default)s)"
     )
     load.add_argument(
         "--quiet",

@@ -132,7 +132,7 @@ def in_threads(send: Send, pool: ThreadPoolExecutor) -> Ask:
 
 
 def by_invocations(predictor: Predictor, words: int, max_tokens: int, parameters: dict[str, Any]) -> Send:
-    """Return a function that sends LMI's schema through InvokeEndpointWithResponseStream."""
+    """Return a function that sends requests in LMI's schema through InvokeEndpointWithResponseStream."""
 
     def send(number: int) -> Result:
         fixed = {"max_new_tokens": max_tokens, "details": True}

@@ -192,7 +192,7 @@ def measure(target: Target, load: Load, processes: int = 2, began: Callable[[], 
         began: a function that is called after the warm-up and before the load begins.
 
     Raises:
-        ConfigError: a process cannot connect to the server.
+        ConfigError: a process cannot connect to the server, or ended early.
     """
     if isinstance(load, Closed):
         processes = min(processes, load.clients)

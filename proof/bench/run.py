@@ -37,7 +37,7 @@ class Plan:
 
 
 def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
-    """Measure, print the results, and return the exit status, which is 1 if a request failed.
+    """Measure, print the results, and return the exit status: 1 if a request failed or a file could not be written.
 
     Args:
         plan: the arguments of `lmi bench`.

@@ -372,7 +372,7 @@ def main() -> int:
     add = parser.add_argument
     add("--clients", type=counts, default=[256, 512, 768, 1024], help="numbers of clients (default: 256,512,768,1024)")
     add("--seconds", type=float, default=30.0, help="seconds of each measurement (default: %(default)s)")
-    add("--repeat", type=int, default=3, help="repetitions, of which medians are shown (default: %(default)s)")
+    add("--repeat", type=int, default=3, help="repetitions; the tables show medians (default: %(default)s)")
     add("--whole", action="store_true", help="measure without the busy process, on a whole core")
     add("--tokens", type=counts, default=[1, 8], help="numbers of tokens per response, for --requests (default: 1,8)")
     add("--rust", type=Path, help="vLLM's Rust front end; needs --model")

@@ -1,4 +1,4 @@
-"""Load generators that do little more than count, and health checks.
+"""Health checks, and load generators that do little more than count.
 
 More work would slow down the server under test on a machine with two cores. They run in separate processes on uvloop.
 """

@@ -205,7 +205,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rounds", type=count, default=4, help="requests per client in a measurement (default: %(default)s)")
     add("--tokens", type=count, default=128, help="tokens in each response (default: %(default)s)")
     add("--prompt-words", type=count, default=48, help="words in each prompt (default: %(default)s)")
-    add("--repeat", type=count, default=3, help="repetitions, of which medians are shown (default: %(default)s)")
+    add("--repeat", type=count, default=3, help="repetitions of each load (default: %(default)s)")
     add("--processes", type=count, default=1, help="processes of the load generator (default: %(default)s)")
     add("--quiet", type=float, default=0.2, help="CPU cores that other processes may keep busy (default: %(default)s)")
     return result

@@ -23,8 +23,8 @@ _DESCRIPTION = """\
 Test a server against the public contracts of SageMaker and of the APIs that you name. Each rule \
 passes or fails (the report shows the request and the response). A rule that cannot run is reported \
 as "not asked", with the reason. Results go to standard error, and a report in Markdown to standard \
-output at the end. LMI_API_KEY is the server's key. Exit status: 0 if no rule failed, 1 if one did, \
-2 if nothing could run."""
+output at the end. LMI_API_KEY is the server's key. Exit status: 0 if no rule failed, 1 if a rule \
+failed or a file could not be written, 2 if nothing could run."""
 _EXAMPLE = """examples:
   lmi conform http://127.0.0.1:8080
   lmi conform http://127.0.0.1:8080 --profile sagemaker --profile lmi-0.38 --output report.md

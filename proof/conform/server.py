@@ -324,7 +324,7 @@ class Server:
         """Send a request, and yield its connection, which is closed at the end, and the task that awaits its response.
 
         Args:
-            timeout: the time limit of the response, in seconds. The default is the limit of a long stream.
+            timeout: the time limit of the response, in seconds. The default is `limits.answer` plus `limits.long`.
         """
         request, label = self._request("POST", path, body, {}, True)
         connection = await connect(self.asking.url, self.limits.answer)

@@ -415,7 +415,7 @@ def has_validator() -> bool:
 def fits(text: str, schema: Mapping[str, Any] | None) -> bool:
     """Return whether a text is JSON and follows the schema.
 
-    A schema that is invalid or takes too many steps accepts any JSON.
+    Without jsonschema, or if the schema is invalid or takes too many steps, any JSON is accepted.
     """
     try:
         value = json.loads(text)
@@ -584,8 +584,9 @@ def parted_at(reference: Sequence[Token], target: Sequence[Token]) -> Parted | N
 def is_near_tie(reference: Token, target: Token, near: float) -> bool:
     """Return whether two models that differ only by rounding could choose either of the two tokens.
 
-    If a side's alternatives contain the other side's token, its log-probability must be near that of the side's own
-    token. Otherwise, both tokens must have nearly the same log-probability, and a probability of at most about 0.5.
+    If a side's alternatives contain the other side's token, its log-probability may be at most `near` less than that of
+    the side's own token. Otherwise, both tokens must have nearly the same log-probability, and a probability of at most
+    about 0.5.
     """
     if reference.logprob is None or target.logprob is None:
         return False

@@ -114,7 +114,8 @@ class Noise:
     def _without_asking(self, kind: Kind, reference: Answer, changes: Sequence[Finding]) -> list[Finding]:
         """Return the differences that are not volatile, if no request can be sent again.
 
-        A value then counts as volatile if it differs between successive responses of the reference.
+        A value then counts as volatile if it differs between successive responses of the reference. For the first
+        request of a kind, every value that differs between the sides counts as volatile.
         """
         last, kind.last = kind.last, reference
         suspects = {item.key for item in changes if item.kind in VALUES}

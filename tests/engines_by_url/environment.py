@@ -1,7 +1,4 @@
-"""Dynamo in an environment of its own: `python -m tests.engines_by_url.environment DIRECTORY` installs it, once.
-
-The package's own requirements include one that cannot be installed; these are what its front end and a worker import.
-"""
+"""Dynamo in an environment of its own: `python -m tests.engines_by_url.environment DIRECTORY` installs it, once."""
 
 from __future__ import annotations
 
@@ -10,21 +7,15 @@ from pathlib import Path
 
 from tests import install
 
-VERSION = "1.6.1"
-OWN = (f"ai-dynamo=={VERSION}", f"ai-dynamo-runtime=={VERSION}")
-NEEDS = (
-    "uvloop", "pydantic<=2.13.5", "msgspec", "pyyaml", "aiohttp", "prometheus-client", "pyzmq", "packaging", "certifi",
-    "typing-extensions",
-)  # fmt: skip
+REQUIREMENTS = Path(__file__).with_name("requirements-dynamo.txt")
 
 
 def main(directory: Path) -> None:
     stamp = directory / ".installed"
-    wanted = " ".join((*OWN, *NEEDS))
+    wanted = REQUIREMENTS.read_text()
     if stamp.is_file() and stamp.read_text() == wanted:
         return
-    python = install.environment(directory, "--no-deps", *OWN)
-    install.packages("--python", str(python), *NEEDS)
+    install.environment(directory, "--no-deps", "--requirements", str(REQUIREMENTS))
     stamp.write_text(wanted)
 
 

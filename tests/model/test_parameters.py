@@ -142,6 +142,43 @@ def test_beams_are_rows(model_server: LiveServer) -> None:
     assert found["outputs"]["output_ids"] == [[*own, *[0] * (longest - len(own))] for own in ids]
 
 
+def test_beams_end_at_the_clients_end_token_alone(model_server: LiveServer) -> None:
+    wanted: dict[str, Any] = {"beam_width": [3], "length_penalty": 0.0, "early_stopping": True, "details": True}
+
+    def rows(**more: Any) -> list[tuple[list[int], str]]:
+        details = ask(model_server, **wanted, **more)["details"]
+        rows = [details, *details["best_of_sequences"]]
+        return [([token["id"] for token in row["tokens"]], row["finish_reason"]) for row in rows]
+
+    (first, reason), *_ = rows()
+    assert (len(first), reason) == (SIZE["max_new_tokens"], "length")
+    end = first[3]
+    found = rows(end_id=[end])
+    assert any((ids[-1], why) == (end, "eos_token") for ids, why in found)
+    assert not any(end in ids[:-1] for ids, _ in found)
+    assert rows(end_id=[-1]) == rows()
+    assert rows(end_id=[2]) == rows(), "the model's own"
+
+
+def test_the_models_own_end_token_needs_nothing(model_server: LiveServer) -> None:
+    """NVIDIA's clients send both ids with each request, whatever else they ask for."""
+    ids: dict[str, Any] = {"end_id": [2], "pad_id": [2]}
+    assert ask(model_server, **ids, details=True) == ask(model_server, details=True)
+    assert ask(model_server, **ids, guided_regex="[0-9]{3}") == ask(model_server, guided_regex="[0-9]{3}")
+    tensors = {
+        "text_input": ("BYTES", PROMPT),
+        "beam_width": ("INT32", 2),
+        "end_id": ("INT32", 2),
+        "pad_id": ("INT32", 2),
+    }
+    inputs = [
+        {"name": name, "datatype": datatype, "shape": [1, 1], "data": [value]}
+        for name, (datatype, value) in tensors.items()
+    ]
+    found = model_server.post({"inputs": inputs}, "/v2/models/model/infer").json()
+    assert found["outputs"][0]["shape"] == [2]
+
+
 def test_a_bias_must_be_as_long_as_the_vocabulary(model_server: LiveServer) -> None:
     found = model_server.post({"inputs": PROMPT, "parameters": {"embedding_bias": [[1.0, 2.0]]}})
     assert found.status_code == 424

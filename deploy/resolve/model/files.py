@@ -105,7 +105,7 @@ def part(value: object, name: str) -> Mapping[str, Any]:
 
 
 def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
-    """Return a number from config.json: 0 for null, and the maximum for a list with a value for each layer.
+    """Return a number from config.json: 0 for null or false, and the maximum for a list with a value for each layer.
 
     Raises:
         SpecError: the value is negative, too large, or not a whole number.
@@ -259,7 +259,7 @@ class Hub:
             until: deadline on the monotonic clock, or None.
 
         Raises:
-            HubError: the hub cannot be reached, rejects the request, or sends too many bytes.
+            HubError: the hub does not respond in time, rejects the request, ignores the range, or sends too many bytes.
         """
         request = urllib.request.Request(self.endpoint + path)
         if start is not None:

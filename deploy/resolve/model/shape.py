@@ -152,7 +152,7 @@ def _stored(estimated: float | None, stored: int | None, held: Contents | None) 
 
 
 def _counted(files: Files, config: Mapping[str, Any], names: list[str], notes: list[str]) -> Contents | None:
-    """Return the contents of safetensors files from their headers, or None (with a note) if they cannot be read."""
+    """Return the contents of the safetensors files, or None if there are none or (with a note) if they are invalid."""
     if not names or not names[0].endswith(".safetensors"):
         return None
     text = Config(config)

@@ -154,7 +154,7 @@ def _foreign(name: str, width: int | None) -> list[str]:
     own = key_of(of_vllms_variable(name, "true").name)
     along = {**{key_of(name): value for name, value in ALONG.items()}, lmi_version.KEY: lmi_version.ASYNC}
     others = ", ".join(f"{key}={value}" for key, value in along.items() if key != own)
-    sets = f"sets {own}; like every {SM_VLLM}* variable, it also sets, unless an option does:"
+    sets = f"sets {own}; like every {SM_VLLM}* variable, it also sets these options, unless another source does:"
     return [f"{name}\n{_line(sets, width)}\n{_line(others, width)}"]
 
 

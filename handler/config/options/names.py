@@ -114,7 +114,7 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _releases(name: str, engine: str) -> str:
-    """Return the part of a message that names the engine's releases with this argument, or "" if none has it."""
+    """Return the part of a message that names the engine's releases with this argument, or "" if no release has it."""
     other = shipped(engine).arguments.get(name) if engine in NAMES else None
     if other is None:
         return ""

@@ -1,4 +1,4 @@
-"""An engine without a model that repeats the words of the prompt. Each word is a token.
+"""An engine that has no model and repeats the words of the prompt. Each word is a token.
 
 The engine is deterministic and fast. It is meant for tests, for trying out clients and for measuring the host. The next
 word always has probability 1, so parameters that only shape a distribution have no effect. With the adapter
@@ -93,8 +93,8 @@ class EchoTokenizer:
     """Numbers the words of a prompt in order of first appearance, so each prompt has its own vocabulary.
 
     Args:
-        context: the engine's context length, for error messages. Longer prompts are accepted, as they may be truncated
-            later.
+        context: the engine's context length, in tokens. Longer prompts are accepted, up to `_MOST_WORDS` words, as they
+            may be truncated later.
     """
 
     vocabulary: Vocabulary | None = None
@@ -135,7 +135,7 @@ class EchoTokenizer:
         return Prompt(texts[0], ids, Vocabulary([])), lengths[0] if len(texts) > 1 else None
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Encode one line `role: content` per message, followed by a line `assistant:`."""
+        """Encode a line `role: content` per message, and a line `assistant:` if `add_generation_prompt` is set."""
         lines = [f"{message['role']}: {_written(message['content'])}" for message in messages]
         if options.add_generation_prompt:
             lines.append("assistant:")
@@ -228,7 +228,7 @@ _REASONS = {
 
 
 class Echo:
-    """See `engines.base.Engine`."""
+    """Engine that repeats the prompt; see `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         rate = config.options.engine_options.get("echo_tokens_per_second", 0.0)
@@ -315,7 +315,11 @@ def _length(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    """Check option.echo_tokenizer and that it is not combined with option.echo_cues."""
+    """Check option.echo_tokenizer, which cannot be combined with option.echo_cues.
+
+    Raises:
+        ConfigError: the directory or transformers is missing, or both options are set.
+    """
     directory = config.options.engine_options.get("echo_tokenizer")
     if directory is None:
         return

@@ -227,7 +227,7 @@ def _channel(api: Any, url: str, connect_timeout: float) -> Any:
 
 @functools.lru_cache
 def find_contract(urls: tuple[str, ...]) -> str:
-    """Find out which contract the servers use. This blocks for up to 5 s per server.
+    """Find out which contract the servers use. This blocks for up to 5 s per server and contract.
 
     Raises:
         ConfigError: the contract of no server can be determined, or the servers use different contracts.

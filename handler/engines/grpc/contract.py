@@ -178,7 +178,7 @@ class Contract:
         """Read the response to GetModelInfo.
 
         Raises:
-            Failed: the response does not name a model.
+            Failed: the response does not name a model. Only TensorRT-LLM's contract checks this.
         """
         name = info.served_model_name or info.model_path
         eos = frozenset(info.eos_token_ids)

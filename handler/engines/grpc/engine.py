@@ -39,7 +39,7 @@ __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load"
 _OWN_HOST = "127.0.0.1"
 _OWN_END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
 _WITHHELD = ("PYTHONPATH", "PYTHONHOME", "LMI_API_KEY")
-"""Environment variables that are not passed to the server."""
+"""Environment variables that are withheld from a server that the engine starts."""
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _MOST_SILENT = 3  # failures in a row, of which the last is a timeout, after which the engine restarts its server
 
@@ -85,7 +85,7 @@ def _wrong(key: str, message: str) -> ConfigError:
 
 
 def check_task(config: EngineConfig, kind: str) -> None:
-    """Raise ConfigError if a kind of server does not support the model's task."""
+    """Raise ConfigError if a kind of server does not support the model's task, or if option.pooling is set."""
     if config.task is Task.GENERATION:
         return
     key = f"option.task={config.options.task}"
@@ -347,7 +347,7 @@ class ContractEngine(RemoteEngine[C]):
         return step
 
     def statistics(self) -> EngineStatistics:
-        """Request the servers' statistics, and return the latest that arrived. An idle engine waits for new ones."""
+        """Request the servers' statistics, and return the latest that arrived. An idle engine waits for a response."""
         if not self._contract.reports_load:
             return self._statistics
         rests = all(running.ended for running in self._running.values())
@@ -379,7 +379,7 @@ class ContractEngine(RemoteEngine[C]):
 
 
 class GrpcEngine(ContractEngine[GrpcCall]):
-    """See `engines.base.Engine`."""
+    """Engine for text generation; see `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
@@ -424,7 +424,8 @@ class EmbedCall(NamedTuple):
 class GrpcPooling(ContractEngine[EmbedCall]):
     """Engine for embeddings; see `engines.base.Engine`. Requests have Pooling instead of Sampling.
 
-    The server pools the token embeddings. The engine truncates the result to `dimensions` and normalizes it.
+    The server pools the token embeddings. The engine truncates the result to the requested dimensions, and normalizes
+    it if the model's files or the request say so.
     """
 
     generates = False

@@ -19,12 +19,15 @@ def _folded(seed: int) -> int:
 
 
 def _with_chosen(num_tops: int) -> int:
-    """Add one to the number of alternatives, because vLLM replaces the least likely by the chosen token."""
+    """Add one to the number of alternatives unless it is 0: the server puts the chosen token before the others."""
     return num_tops and num_tops + 1
 
 
 def _guide(sampling: Sampling) -> dict[str, Any]:
-    """Return the fields for structured output from the first token (not in servicer 0.14.1 with --reasoning-parser)."""
+    """Return the fields for structured output, which applies from the first token.
+
+    With --reasoning-parser, servicer 0.14.1 applies it only after the reasoning.
+    """
     rule = sampling.structured_output
     if rule is None:
         return {}

@@ -37,7 +37,7 @@ _MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Raise ConfigError if the directory has no tokenizer, or if one of the tokenizer's JSON files is not an object."""
+    """Raise ConfigError if the directory has no tokenizer, or if a tokenizer file or a JSON file in it is broken."""
     check_json(directory, *_JSON_FILES)
     own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
     paths = [path for name in _TOKENIZERS for path in model_files.visible(directory, name)]
@@ -104,7 +104,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
         if size < 8 or length > size - 8:
             raise ConfigError(f"{path} is cut short, or not a safetensors file: it ends inside its header")
         if length > _MAX_HEADER:
-            raise ConfigError(f"{path} is broken: it gives the length of its header as {length:,} bytes")
+            raise ConfigError(f"{path} is broken: it specifies a header of {length:,} bytes")
         try:
             tensors = dict(json.loads(file.read(length)))
         except (ValueError, TypeError, RecursionError):
@@ -231,7 +231,7 @@ def download(
 
 
 def cached() -> list[Any]:
-    """Return huggingface_hub's `CachedRepoInfo` for each model in its cache, or [] if the package is not installed."""
+    """Return a `CachedRepoInfo` for each model in huggingface_hub's cache; [] without the package or a cache."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -287,7 +287,7 @@ def fetch(
         is_name: function that returns whether a name refers to a model on the hub.
 
     Raises:
-        ConfigError: raised by `download`, or the download process died.
+        ConfigError: the model cannot be downloaded, or the download process died or was stopped.
     """
     if s3.is_url(model_id):
         only = DESCRIPTIONS if download is download_descriptions else ()
@@ -361,7 +361,7 @@ def find_checkpoint(model_id: str) -> Path:
     """Check the directory of `option.model_id`, and return it.
 
     Raises:
-        ConfigError: the model does not exist, or is not a directory in Hugging Face's format.
+        ConfigError: the model does not exist, is not a directory in Hugging Face's format, or has a broken file.
     """
     directory = Path(model_id)
     mistrals = (directory / "params.json").is_file() and not (directory / "config.json").exists()
@@ -417,8 +417,8 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
 def eos_ids(config: EngineConfig) -> frozenset[int]:
     """Return the ids that end a response, for all engines.
 
-    These are the tokenizer's end token and the ids in generation_config.json, or else in config.json. The header of a
-    GGUF file contains all end ids. A directory converted from a GGUF file has them in generation_config.json.
+    These are the tokenizer's end token, and the ids in generation_config.json, or else in config.json. For a GGUF file,
+    they are the end ids in its header, which a directory converted from the file has in generation_config.json.
     """
     assert config.model is not None
     if config.model.suffix == ".gguf":

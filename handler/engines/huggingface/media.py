@@ -253,7 +253,7 @@ def prompt_text(
             return text
     raise ValueError(
         "the engine accepts prompts of vision models only as text, and no text has exactly the tokens of this prompt "
-        "(token ids, a truncated prompt, or the continuation of reasoning)"
+        "(it was sent as token ids, was truncated, or continues after reasoning)"
     )
 
 

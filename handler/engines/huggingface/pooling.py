@@ -133,7 +133,7 @@ def _mode(file: Path) -> str:
 
 
 def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
-    """Return the smallest limit set by the model, its tokenizer and its sentence-transformers configuration."""
+    """Return the smallest limit of the model, its tokenizer and its sentence-transformers configuration, or None."""
     max_seq_length = model_files.read_json(model / "sentence_bert_config.json").get("max_seq_length")
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and "roberta" in str(config.get("model_type")):
@@ -161,7 +161,7 @@ class PoolingTokenizer(Tokenizer, Protocol):
             The prompt, and the index of the second text's first token if the model needs that index, otherwise None.
 
         Raises:
-            PromptTooLong: there are more than `most` tokens, and `side` is None.
+            PromptTooLong: there are more than `most` tokens, and `side` is None or `most` leaves no room for text.
         """
 
 
@@ -243,7 +243,7 @@ class HfPoolingTokenizer:
         raise InvalidPayload("'messages': the model accepts texts, not chats")
 
     def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
-        """See `PoolingTokenizer`."""
+        """Encode one or two texts; see `PoolingTokenizer.encode_pooled`."""
         for text in texts:
             check_tokens(text, "inputs", MOST_TOKENS, PART, lambda part: len(self._parts([part])[0].ids))
         parts = self._parts(texts)

@@ -137,7 +137,7 @@ class HfTokenizer:
         """Apply the chat template and encode the result, as transformers and vLLM do (docs/wire/chat.md).
 
         Raises:
-            InvalidPayload: the template raises an exception for these messages.
+            InvalidPayload: the model has no chat template, or the template raises an exception for these messages.
             GenerationFailed: the template has a syntax error.
         """
         from jinja2 import TemplateSyntaxError

@@ -107,7 +107,7 @@ def clip_of(request: EngineRequest) -> tuple[Any, Medium]:
 def cut(samples: Any) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each piece of a clip, in samples. A piece is at most `WINDOW` seconds long.
 
-    A piece ends at the quietest part of the last second of its window, as in vLLM's server.
+    Each piece but the last ends at the quietest part of the last second of its window, as in vLLM's server.
 
     Args:
         samples: the clip's samples as an array.

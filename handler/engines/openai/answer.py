@@ -82,7 +82,7 @@ class EventReader:
 _ID = "token_id:"
 _MOST_WORDS = 4096  # maximum bytes quoted from a response, before keys are masked and the text is shortened further
 _OF_THE_REQUEST = (400, 413, 422)
-"""Statuses caused by the request. Other 4xx statuses are caused by keys, paths and models."""
+"""Statuses caused by the request. Other 4xx statuses not in `_FOR_NOW` are caused by keys, paths and models."""
 _HINTS = {
     401: "; set its key in the variable OPENAI_API_KEY",
     403: "; set its key in the variable OPENAI_API_KEY",
@@ -167,7 +167,7 @@ class EventAnswer(ResponseCheck):
 
 
 def _ranked(entry: Any, count: int) -> Alternatives:
-    """Read the alternatives to a token, from an object with log-probabilities by name, or from Dynamo's list."""
+    """Read the alternatives to a token, from an object that maps names to log-probabilities, or from Dynamo's list."""
     pairs = entry.items() if isinstance(entry, dict) else [(top["token"], top["logprob"]) for top in entry]
     best = sorted(((name, score(logprob)) for name, logprob in pairs), key=lambda pair: -pair[1])[:count]
     return [(_token_id(name), logprob) for name, logprob in best]

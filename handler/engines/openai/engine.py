@@ -24,7 +24,7 @@ check, prepare = _SETTING.check, _SETTING.prepare
 
 
 class UrlEngine(RemoteEngine[EventAnswer]):
-    """See `engines.base.Engine`."""
+    """Engine for servers with OpenAI's API; see `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
         options = config.options.engine_options

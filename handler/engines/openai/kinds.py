@@ -111,7 +111,7 @@ def _bias(logit_bias: Sequence[tuple[int, float]]) -> dict[str, float]:
 
 
 def _guide(sampling: Sampling, kind: str) -> dict[str, Any]:
-    """Return the field for structured output: `structured_outputs`, or, for Dynamo, that of older vLLM versions."""
+    """Return the field for structured output: `structured_outputs`, or `guided_...` for Dynamo, as in older vLLM."""
     rule = sampling.structured_output
     if rule is None:
         return {}

@@ -134,7 +134,7 @@ class OpenVino(NoAdapters):
         self._preparation.add(request, start)
 
     def _start(self, key: int, prompt: tuple[Any, ...], config: Any, sampling: Sampling, scores: Scores | None) -> None:
-        is_missed = sampling.ignore_eos or sampling.structured_output is not None
+        is_missed = sampling.structured_output is not None
         self._running[key] = _Running(
             self._pipeline.add_request(key, *prompt, config),
             sampling,
@@ -246,7 +246,7 @@ class Preparation:
         return OpenVinoCheck(self._config, self._tokenizer)
 
     def add(self, request: EngineRequest, start: Callable[[Scores | None], None]) -> None:
-        """Start a request at once or later.
+        """Start a request, either at once or after its schema or grammar is compiled and its prompt is scored.
 
         Raises:
             ValueError: the prompt cannot be scored.
@@ -274,7 +274,7 @@ class Preparation:
             self._scorer.cancel(key)
 
     def step(self, step: Step, *, idle: bool) -> None:
-        """Start the requests that are ready, and add the errors of the others to `step`.
+        """Start the requests that are ready. For a schema or grammar that cannot be compiled, add an error to `step`.
 
         Args:
             idle: whether no request is running.
@@ -329,11 +329,12 @@ _MAX_SEED = (1 << 63) - 1  # the Python binding requires a signed 64-bit integer
 
 
 def _ends(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    if sampling.ignore_eos:  # GenAI then ignores all stop ids, so `_output` looks for the request's own
-        return {"ignore_eos": True}
     # xgrammar treats every stop id as an end token, so with a schema `_output` looks for the request's own.
     others = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
-    return {"eos_token_id": min(eos) if eos else -1, "stop_token_ids": set(eos) | others}
+    if sampling.ignore_eos and not others:
+        return {"ignore_eos": True}  # GenAI then ignores all stop ids
+    ends = others if sampling.ignore_eos else {*eos}
+    return {"eos_token_id": min(ends, default=-1), "stop_token_ids": ends | others}
 
 
 def _structured_output(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
@@ -432,7 +433,8 @@ def generation_config(sampling: Sampling, eos: frozenset[int]) -> Any:
         eos: ids that end a response with Finish.EOS.
 
     Raises:
-        ValueError: the parameters are rejected by GenAI.
+        ValueError: a parameter cannot be combined with structured output, or its schema or grammar is not supported.
+        RuntimeError: GenAI rejects the parameters.
     """
     import openvino_genai as genai
 

@@ -1,4 +1,4 @@
-"""Converts GGUF files to OpenVINO directories with the files' exact weights.
+"""Converts GGUF files to OpenVINO directories, with the files' exact weights or with weights rounded to 8 bits.
 
 OpenVINO GenAI rounds the weights of a GGUF file. A weight in a Q4_1 or Q4_K block is `scale * q + minimum`. GenAI
 stores `scale * (q - zero)`, where `zero` is a 4-bit integer. This raises SmolLM2's perplexity by a quarter. So we save
@@ -227,7 +227,7 @@ def _unreadable(reader: Any) -> list[str]:
 
 
 def _replace_vector(constant: Any, vectors: dict[str, Any], exact: dict[str, Any]) -> Set[str]:
-    """Replace a constant of the graph if it is one of the file's vectors, and return the names of equal vectors.
+    """Replace a constant of the graph if it is one of the file's vectors, and return the names of all equal vectors.
 
     Args:
         vectors: the vectors that GenAI's reader computes, by name.
@@ -348,7 +348,7 @@ def _eight_bits(name: str, values: Any, group: int) -> tuple[Any, Any]:
 
 
 def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the format and arrays of a matrix with 4 or 8 bits per weight, or None for other kinds.
+    """Return the format and arrays of a matrix of a kind in `KEPT`, or None for other kinds.
 
     A `u4` weight is `(whole - zero) * scale`. The zero points are not integers, but f32 represents them as exactly as
     the file's minimums.
@@ -381,7 +381,7 @@ def _small_blocks(data: Any, *, has_minimum: bool) -> _Rows:
 
 
 def _large_blocks(data: Any) -> _Rows:
-    """Return scales, minimums and packed weights from Q4_K blocks, which scale the 6-bit values by two factors."""
+    """Return scales, minimums and packed weights from Q4_K blocks, which store 6-bit values and two factors."""
     from gguf.quants import Q4_K
 
     blocks = data.reshape(-1, 144)
@@ -425,7 +425,7 @@ def _product(root: Any) -> Any:
 
 
 def _join(products: Sequence[Any], matrices: Sequence[_Matrix]) -> None:
-    """Replace multiplications of one input by a single multiplication, whose output is split."""
+    """Replace multiplications of the same input by a single multiplication, whose output is split."""
     import numpy as np
     from openvino import opset13
 
@@ -488,7 +488,7 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
     number = _architecture(reader)
     size = number.get(".attention.key_length", number[".embedding_length"] // number[".attention.head_count"])
     if number.get(".rope.dimension_count", size) != size:
-        raise ConfigError(f"OpenVINO GenAI only rotates all {size} dimensions, not {number['.rope.dimension_count']}")
+        raise ConfigError(f"OpenVINO GenAI always rotates all {size} dimensions, not {number['.rope.dimension_count']}")
     frequencies = 1 / np.float32(number.get(".rope.freq_base", 1e4)) ** (np.arange(0, size, 2, dtype=np.float32) / size)
     divisor = number.get(".rope.scaling.factor", number.get(".rope.scale_linear", 1)) or 1
     kind = number.get(".rope.scaling.type", "linear")

@@ -29,7 +29,7 @@ class GraphBuilder:
         self._matrix, self._vector = matrix, vector
 
     def _parameters(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the graph's inputs by name, each int64 [texts, tokens]."""
+        """Create inputs of the graph, each int64 [texts, tokens], and return them by name."""
         return {name: self._parameter(name, [-1, -1], self._np.int64) for name in names}
 
     def _parameter(self, name: str, shape: list[int], kind: Any) -> Any:

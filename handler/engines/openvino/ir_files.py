@@ -77,7 +77,7 @@ def check_directory(directory: Path, names: Sequence[str]) -> None:
 
 
 def context_of(directory: Path) -> object:
-    """Read the context length, in tokens, from config.json."""
+    """Return the context length in tokens that config.json specifies, unchecked; None if it specifies none."""
     config = model_files.read_text_config(directory)
     length = config.get("max_position_embeddings")
     return config.get("n_positions") if length is None else length
@@ -210,7 +210,7 @@ def download(model_id: str, revision: str | None) -> Path:
 
 
 def conversion(model_id: str) -> str:
-    """Describe how a checkpoint from the hub is converted at startup, or return "" if it needs no conversion."""
+    """Describe when a model on the hub is converted at startup. Return "" if it needs no conversion."""
     if not files.is_hub_name(model_id) or model_id.startswith("OpenVINO/"):
         return ""
     there = "is" if converter_is_installed() else "is not"
@@ -255,8 +255,8 @@ def check_converter(
     """Check that the checkpoint `source` has been converted or can be converted.
 
     Raises:
-        ConfigError: the required converter is not installed, the model cannot be quantized, or its weights do not
-            match its config.json.
+        ConfigError: the required converter is not installed, the model cannot be quantized, or its weights are missing
+            or do not match its config.json.
     """
     if _target(source, cache, task, quantization).is_dir():
         return

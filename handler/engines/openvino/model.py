@@ -68,7 +68,7 @@ def prepare(model_id: str | None, config: EngineConfig) -> Path:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    """See `engines.check`."""
+    """Check the model's files and the options together; see `engines.check`."""
     is_demo = config.task is Task.GENERATION and model_id in (None, model_files.DEMO)
     if quantization_of(config) is not None and is_demo:
         raise ConfigError(f"option.quantize: the demo model {_FIXED_WEIGHTS}")
@@ -113,7 +113,7 @@ def find_model(model_id: str, config: EngineConfig) -> model_files.ModelFiles:
     if pools:
         read_pooling(model.path, config.options.pooling)
         if not (model.path / "tokenizer.json").is_file():
-            raise ConfigError(f"{model.path / 'tokenizer.json'} is missing; transformers' AutoTokenizer saves it")
+            raise ConfigError(f"{model.path / 'tokenizer.json'} is missing; save it with transformers' AutoTokenizer")
     if model.kind == "huggingface":
         check_checkpoint(model.path)
         if not pools or not is_bert(model.path):

@@ -1,8 +1,8 @@
-"""Computes the log-probabilities of prompts from the model's logits, using OpenVINO itself.
+"""Computes the log-probabilities of prompts with a second copy of the model, in OpenVINO or, for GGUF files, in GenAI.
 
-GenAI's continuous batching cannot be used (measured with 2026.4). It reports no alternatives, confuses the logits of
-requests that share a step, and has no logits for tokens in its prefix cache. Instead, a second copy of the model scores
-prompts, one at a time. This copy is compiled when the first prompt needs it.
+The pipeline that generates responses cannot be used (measured with GenAI 2026.4). It reports no alternatives, confuses
+the logits of requests that share a step, and has no logits for tokens in its prefix cache. The second copy scores one
+prompt at a time. It is compiled when the first prompt needs it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LogitScorer:
             self._current = None
 
     def step(self) -> Scores | None:
-        """Process a part of the current prompt, and return the prompt's scores if this was the last part."""
+        """Process a part of the current prompt. Return the prompt's scores after the last part, otherwise None."""
         if self._current is None:
             if not self._waiting:
                 return None
@@ -148,7 +148,7 @@ class PipelineScorer:
             self._current = None
 
     def step(self) -> Scores | None:
-        """Run a step of the current prompt, and return its scores if this was the last step."""
+        """Run a step of the current prompt. Return the prompt's scores after the last step, otherwise None."""
         if self._current is None:
             if not self._waiting:
                 return None

@@ -72,7 +72,7 @@ def blank_model(num_logits: int, favourite: int | None = None) -> Mapping[str, b
 
 
 def write_blank_model(directory: Path, num_logits: int, favourite: int | None = None) -> None:
-    """Write `openvino_model.xml` and `.bin` for a one-layer Llama whose weights are all zero.
+    """Write `openvino_model.xml` and `.bin` for a one-layer Llama whose logits are 0, except that of `favourite`.
 
     The layer is needed because GenAI expects an attention layer with a cache, which it replaces with paged attention.
     """
@@ -241,7 +241,7 @@ class OpenVinoCheck:
         """Compile a schema or grammar for all pipelines with this tokenizer, releasing the GIL meanwhile.
 
         Raises:
-            ValueError: the schema or grammar is not supported by GenAI.
+            ValueError: the schema or grammar is not supported by GenAI, or the model has no end token.
         """
         if not self._eos:
             raise ValueError("structured output needs an end token, which the model's files do not specify")
@@ -369,7 +369,7 @@ class GrammarCompiler:
         self._waiting.drop(lambda waiting: waiting.key == key)
 
     def step(self, *, idle: bool) -> list[tuple[int, str]]:
-        """Return the keys of requests that can start, each with an error message, or "" if the compilation succeeded.
+        """Return the keys of requests whose compilation has ended, each with an error message, or "" if it succeeded.
 
         The result may include a request that was cancelled during its compilation.
 

@@ -35,7 +35,7 @@ class _Clip:
 
 
 class OpenVinoWhisper(NoAdapters):
-    """An engine that returns tokens one by one, or piece by piece with timestamps. See `engines.base.Engine`.
+    """An engine that returns tokens one by one or, with timestamps, piece by piece. See `engines.base.Engine`.
 
     Args:
         properties: properties of OpenVINO's CPU plugin.

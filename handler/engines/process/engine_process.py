@@ -66,7 +66,7 @@ class Spec(NamedTuple):
 
 
 def run(load: Callable[[], Engine], channel: socket.socket) -> None:
-    """Load the engine, then step it until the other end closes `channel`."""
+    """Load the engine, then step it until it raises an exception or the other end closes `channel`."""
     engine = None
     with contextlib.suppress(ChannelClosed), contextlib.closing(channel):
         try:
@@ -129,7 +129,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
 
 
 class _Reporter:
-    """Sends an engine's statistics at the start, regularly while the engine has requests, and when none is left."""
+    """Sends an engine's statistics at the start, and changed statistics regularly and when the last request ends."""
 
     def __init__(self, engine: Engine, channel: socket.socket) -> None:
         self._engine = engine if isinstance(engine, Reporting) else None
@@ -165,7 +165,7 @@ def _start(engine: Engine, command: EngineRequest | ChangeAdapter) -> Output | N
 
 
 def main(fd: str) -> None:
-    """Read the Spec from the host's socket, then run the loop."""
+    """Read the Spec from the host's socket, then run the engine."""
     with serving_host(fd) as channel:
         log.set_up_child()
         spec: Spec = Messages(channel).next()

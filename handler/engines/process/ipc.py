@@ -74,10 +74,16 @@ class MessageReader:
         self._needed = 0  # minimum number of bytes that complete it
 
     def receive(self, channel: socket.socket, flags: int = 0) -> list[Any] | None:
-        """Read once, and return the messages that are complete. Return None if nothing can be read without waiting.
+        """Read once, and return the messages that are complete.
+
+        Args:
+            flags: flags of `recv`, e.g. MSG_DONTWAIT to return at once.
+
+        Returns:
+            The messages, or None if nothing has arrived and the call does not wait.
 
         Raises:
-            ChannelClosed: the other end is closed.
+            ChannelClosed: the other end is closed, or the channel's timeout has passed.
         """
         try:
             size = channel.recv_into(self._buffer, 0, flags)

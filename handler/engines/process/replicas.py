@@ -65,7 +65,7 @@ class _Beginning(NamedTuple):
 class Router:
     """Chooses a replica for each request, by these rules:
 
-    1. A session stays on its replica.
+    1. A session stays on its replica while that replica can accept its requests.
     2. A prompt that begins with an earlier prompt is the next turn of a conversation. It goes to the replica of the
        longest such prompt, whose KV cache may still contain that prompt. It goes elsewhere if that replica has more
        sequences than the least busy replica, by more than a quarter of the slots. Embedding and scoring requests never
@@ -135,7 +135,7 @@ class Router:
 
 
 def _beginning(prompt: Prompt) -> str:
-    """Return the text with which later turns of a conversation begin. Without a text, each id becomes a character."""
+    """Return the text with which later turns of a conversation begin. If it has only ids, each becomes a character."""
     text = prompt.text or "".join(map(chr, prompt.ids))
     return text[:-_MAX_REASONING] + _OPEN_REASONING.sub("", text[-_MAX_REASONING:])
 
@@ -241,7 +241,7 @@ class Replica:
         return Workload(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
 
     def takes(self, num_sequences: int) -> bool:
-        """Return whether the replica has no work or enough free slots, and is not silent in a long step or a hang."""
+        """Return whether the replica is ready, not silent (in a long step or hang), and has no work or enough slots."""
         has_room = not self.work or len(self.work) + num_sequences <= self.slots
         return has_room and self.engine.ready and self.engine.silence < _MAX_SILENCE
 
@@ -307,7 +307,7 @@ class _Adapters:
             replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
 
     def read(self, replica: Replica, output: Output) -> Iterator[Output] | None:
-        """Process a replica's reply to a command. Return the batcher's outputs, or None if `output` is no reply."""
+        """Process a replica's reply to a command. Return the outputs for the batcher; None if `output` is no reply."""
         if output.key < 0:
             if output.error is not None:
                 reason = output.detail or output.error
@@ -488,7 +488,7 @@ class ReplicaSet:
 
     @property
     def restarts(self) -> int:
-        """The number of times that an engine was lost and restarted."""
+        """The number of restarts of all engines together."""
         return sum(self.replica_restarts)
 
     @property
@@ -537,7 +537,7 @@ class ReplicaSet:
         yield from self._adapters.lose(replica, None if self.ready else failure)
 
     def _relieve(self, replica: Replica) -> None:
-        """Move sequences that a silent replica has not begun to other replicas with free slots."""
+        """Move the sequences of a silent replica that have no output yet to other replicas with free slots."""
         for key in [key for key in sorted(replica.fresh) if replica.work[key].moved_from is None]:
             if (other := self._choose(replica.work[key], replica)) is None:
                 return

@@ -1,4 +1,4 @@
-"""A sandbox for processing untrusted input, in a process that is started on demand and restarted when it ends.
+"""A sandbox for processing untrusted input, in a process that is started on demand, and again after it has ended.
 
 The sandbox compiles clients' schemas and grammars, parses large bodies and decodes images. The host uses `Sandbox`, and
 the process runs `main`.
@@ -42,7 +42,7 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 
 
 class Prepared(NamedTuple):
-    """Work, and a function that each fork calls before its limits apply, because a fork loses threads."""
+    """Work that needs preparation: each fork calls `prepare` before its limits apply, because a fork loses threads."""
 
     work: Work
     prepare: Callable[[], object]
@@ -52,7 +52,7 @@ class Limits(NamedTuple):
     """The limits of one job.
 
     Attributes:
-        seconds: maximum CPU time.
+        seconds: maximum CPU time in seconds.
         memory: memory in bytes, in addition to the memory of the loaded process.
         patience: maximum wall-clock time in seconds.
         nice: number added to the process's niceness, so that token generation has priority.
@@ -80,7 +80,7 @@ class Loaded(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """Message that a job is running. If neither `Done` nor `Raised` follows, the job has exceeded its limits."""
+    """Message that a job is running. If no message about its end follows, it exceeded its limits or crashed."""
 
 
 class Done(NamedTuple):
@@ -163,7 +163,7 @@ class Sandbox:
 
         Raises:
             LimitExceeded: the job was stopped.
-            NotRun: the process cannot be started, or the machine is too busy.
+            NotRun: the process cannot be started or has ended twice, or the machine is too busy.
             Exception: any exception that the job itself raised.
         """
         try:

@@ -87,7 +87,7 @@ class EngineInstance:
     Attributes:
         reader: assembles the engine's messages.
         failure: the reason for its failure that the engine itself reported, or None.
-        restart_requested: whether the engine is restarted as soon as no request is running.
+        restart_requested: whether to restart the engine as soon as no request is running.
     """
 
     def __init__(self, spec: Spec, *, isolated: bool, place: Placement = ANYWHERE) -> None:
@@ -122,7 +122,7 @@ class EngineInstance:
         return self._process.pid if self._process else None
 
     def put(self, command: Any) -> bool:
-        """Store a command for the next `flush`. Return whether no other command was stored before."""
+        """Store a command for the next `flush`. Return whether it is the only stored command."""
         is_first = not self._unsent
         self._unsent += encode(command)
         return is_first
@@ -354,7 +354,7 @@ class EngineSupervisor:
         return (self.restarts,)
 
     def restart_when_idle(self, replica: int = 0) -> None:
-        """Restart the engine as soon as no request is running. New requests wait meanwhile. Thread-safe."""
+        """Restart the engine as soon as no request is running. New requests wait during the restart. Thread-safe."""
         if (instance := self._instance) is not None:
             instance.restart_requested = True
 
@@ -372,7 +372,7 @@ class EngineSupervisor:
 
     @property
     def silence(self) -> float:
-        """Seconds since the engine's last message, or 0 if no step is expected."""
+        """Seconds for which the engine has been silent although a step is expected; 0 if none is expected."""
         return self._hang_timer.silence.seconds if self._hang_timer.expects_step else 0.0
 
     @property

@@ -33,7 +33,7 @@ _NOT_ENFORCED = {
     "vllm": "; with --reasoning-parser, it does so only after the reasoning has ended",
     "trtllm": "; without guided_decoding_backend, it never does so",
 }
-"""Maps the kind of a server to the end of the error message if the server does not enforce structured output."""
+"""Maps a kind of server to the end of the error message about structured output that the server does not enforce."""
 
 
 class RemoteCall(Protocol):
@@ -85,7 +85,7 @@ class Question:
 
 
 class RemoteEngine(NoAdapters, ABC, Generic[C]):
-    """See `engines.base.Engine`. Subclasses implement the protocol of the servers.
+    """Engine that sends requests to servers; see `engines.base.Engine`. Subclasses implement the servers' protocol.
 
     Args:
         kind: name of the servers in messages to clients.
@@ -194,7 +194,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     def check_max_tokens(self, most: int | None) -> None:
         """Raise Failed if a server accepts fewer tokens than this engine."""
         if most is not None and most < self.info.max_total_tokens:
-            detail = f"it accepts {most} tokens, but accepted {self.info.max_total_tokens} at startup"
+            detail = f"it accepts {most} tokens, but this handler accepts {self.info.max_total_tokens}"
             raise Failed("accepts fewer tokens than the others", f"{detail}: restart this handler to use it")
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -380,7 +380,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     # -- servers -------------------------------------------------------------------------------------------------
 
     def _choose(self, tries: Counter[RemoteServer], busy: Mapping[RemoteServer, Failed]) -> RemoteServer:
-        """Choose a server for a request, and start to ask servers whose pause is over whether they serve the model.
+        """Choose a server for a request. Also start to check the servers whose pause is over.
 
         Args:
             busy: servers that were too busy for this request.
@@ -428,7 +428,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             server.enforces_until = 0.0
         if pause := server.failed(self._loop.time(), error.retry_after):
             reason = log_words(str(error), secrets())
-            print(f"{server.url} gets no requests for {pause:g} s: it {reason}", file=sys.stderr, flush=True)
+            print(f"{server.url} is a last resort for {pause:g} s: it {reason}", file=sys.stderr, flush=True)
 
     # -- the ends of requests ------------------------------------------------------------------------------------
 
@@ -445,7 +445,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         self._end(running, words + _NOT_ENFORCED.get(self._kind, ""), detail, refused=True)
 
     def _turn_away(self, running: Running[C], busy: dict[RemoteServer, Failed]) -> None:
-        """End a request because all servers are busy. The client may retry as soon as any of the servers allows it."""
+        """End a request for which servers were busy. The client may retry as soon as any of these servers allows it."""
         server, error = next(reversed(busy.items()))
         waits = [failure.retry_after for failure in busy.values() if failure.retry_after]
         words = f"the {self._kind} server is busy: it {error.plain}"

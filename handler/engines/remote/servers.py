@@ -176,7 +176,10 @@ class ResponseCheck:
 
 
 def with_ends(sampling: Sampling, eos: Collection[int]) -> Sampling:
-    """Add a model's end tokens to the stop tokens, as a server's flags may make it ignore generation_config.json."""
+    """Add a model's end tokens to the stop tokens unless `ignore_eos` is set.
+
+    A server whose flags make it ignore generation_config.json might not know these tokens.
+    """
     ends = () if sampling.ignore_eos else sorted(eos)
     return sampling._replace(stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *ends))))
 
@@ -203,7 +206,8 @@ class RemoteServer:
     the server gets requests as before.
 
     Attributes:
-        outstanding: prompt tokens of the server's running requests, plus the most tokens that they may generate.
+        outstanding: number of prompt tokens of the server's running requests, plus the number of tokens that they may
+            generate at most.
         known: whether the server has confirmed that it serves the model, and has not failed since.
         asked_at: time of the last confirmation.
         asking: task that asks the server for its model; its result is the reason why the server cannot serve the model,
@@ -287,7 +291,7 @@ def one_kind(by_url: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[
         return next(iter(by_url.values()))
     details = log_words("; ".join([*(f"{url}: {kind}" for url, kind in by_url.items()), *reasons]), secrets())
     problem = "the servers are of different kinds" if by_url else "a server must be running and report its kind"
-    remedy = "Keep only servers of one kind" if by_url else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
+    remedy = "Keep only servers of one kind" if by_url else f"Otherwise set option.base_url_kind ({', '.join(kinds)})"
     raise ConfigError(f"option.base_url_kind=auto: {problem}: {details}. {remedy}")
 
 

@@ -2,8 +2,8 @@
 
 A matcher follows all derivations of a response at once. If a rule can derive itself without any text, there are
 infinitely many derivations, so such rules are refused. A costly part may also come after so many harmless tokens that
-no trial reaches that part. `abridged` therefore returns a grammar in which a single character may replace each part
-that can be long.
+no trial reaches that part. `abridged` therefore returns grammars in which a single character may replace each part that
+can be long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from handler.core.numbers import is_digits
 from handler.core.values import StructuredOutput
 
 MARKER = "~"
-"""The character that may replace a long part. Every vocabulary contains it as a token."""
+"""The character that may replace a long part. Nearly every vocabulary contains it as a token."""
 
 LONG = 32
 """The number of characters or repetitions from which a part is considered long."""
@@ -87,7 +87,8 @@ class Grammar:
         """Return two versions of the grammar, with `MARKER` as an alternative to each part that can be long.
 
         In the first version, these parts are long literals, unlimited repetitions and recursive rules. The second
-        version leaves recursive rules unchanged: their depth may be costly, and a marker would end the recursion.
+        version leaves recursive rules unchanged: their depth may be costly, and a marker would end the recursion. It is
+        omitted if it equals the first version.
         """
         recursive = {name for group in cycles(self._calls) for name in group}
         return list(dict.fromkeys(self._marked(names) for names in (recursive, frozenset[str]())))
@@ -130,7 +131,7 @@ class Grammar:
         return lengths
 
     def _units(self, choices: _Choices) -> Iterator[str]:
-        """Yield each rule that can stand alone, because everything next to it can be empty."""
+        """Yield each rule that can be all that a sequence derives, because everything next to it can be empty."""
         for sequence in choices:
             filled = [element for element in sequence if _length(element, self._lengths)]
             if len(filled) < 2:
@@ -314,7 +315,7 @@ def _calls(choices: _Choices) -> Set[str]:
 
 
 def cycles(edges: Mapping[str, Set[str]]) -> Iterator[Sequence[str]]:
-    """Yield each group of names that can reach themselves and each other (Tarjan's algorithm, without recursion)."""
+    """Yield each group of names that all reach themselves and each other (Tarjan's algorithm, without recursion)."""
     numbers: dict[str, int] = {}  # in the order of visits; when a group is complete, a number that lowers no other
     lowest = {"": 0}
     path: list[str] = []
@@ -360,7 +361,7 @@ _RANGE = re.compile(r"([ -}])-([~-\U0010ffff])")  # a range of characters that c
 
 
 def without_marker(characters: str) -> str:
-    """Exclude the marker from a character class, such as `[^a]` or `[ -~]`, so that it only stands for long parts."""
+    """Exclude the marker from a negated class or a range, such as `[^a]` or `[ -~]`, to reserve it for long parts."""
     if characters.startswith("[^"):
         return f"{characters[:-1]}{MARKER}]"
     return _RANGE.sub(lambda range: f"{range[1]}-}}" + f"\x7f-{range[2]}" * (range[2] > "\x7f"), characters)

@@ -1,8 +1,8 @@
 """Converts JSON schemas to xgrammar's EBNF, without arbitrary whitespace.
 
 xgrammar in GenAI always accepts any amount of whitespace, and small models often generate nothing else. These grammars
-allow only the whitespace that Python's `json.dumps` writes, and numbers with no more digits than a double. Schemas
-with unsupported keywords are left to xgrammar's own converter.
+allow only the whitespace that Python's `json.dumps` writes, and numbers with a limited number of digits. Schemas with
+unsupported keywords are left to xgrammar's own converter.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _decimals(value: float) -> int:
 
 
 def _bounds(limits: Mapping[str, Any], decimals: int) -> tuple[int, int] | None:
-    """Return the smallest and the largest number, in units of the last decimal, or None if the range is empty."""
+    """Return the smallest and largest number, in units of the last decimal; None if a limit is invalid or none fits."""
     if not all(map(_is_number, limits.values())):
         return None
     units = {name: Decimal(str(value)).scaleb(decimals) for name, value in limits.items()}
@@ -86,7 +86,7 @@ def _signed(low: int, high: int, decimals: int) -> Iterator[str]:
 class _Range:
     """A grammar for a range of non-negative numbers, built digit by digit.
 
-    No two branches begin with the same digit, because GenAI's xgrammar would sometimes allow other numbers.
+    No two branches begin with the same digit. Otherwise, GenAI's xgrammar would sometimes allow other numbers.
 
     Args:
         low: the smallest number, in units of the last decimal.
@@ -115,7 +115,7 @@ class _Range:
         return f"{_any(counts[0], counts[-1])} {self._fraction(0, self._unit - 1)}" if counts else None
 
     def _contains(self, value: int, more: int) -> bool | None:
-        """Return whether the range contains all numbers with the digits of `value` and `more` digits before the point.
+        """Return whether the range contains all numbers whose integer part is `value` followed by `more` digits.
 
         Return None if only some of these numbers are in the range.
         """
@@ -126,7 +126,7 @@ class _Range:
         return False if most < self._low or least > self._high else None
 
     def _end(self, value: int) -> str | None:
-        """Return what may follow the last digit before the point, or None if no such number is in the range."""
+        """Return what may follow the integer part `value`, or None if no number with this part is in the range."""
         least, most = max(self._low - value * self._unit, 0), min(self._high - value * self._unit, self._unit - 1)
         return self._fraction(least, most) if least <= most else None
 
@@ -211,7 +211,7 @@ def json_grammar(schema: Any) -> str | None:
 
 
 def literal(text: str) -> str:
-    """Return a string as an EBNF literal. Escape all characters except printable ASCII."""
+    """Return a string as an EBNF literal. Escape quotes, backslashes, and characters that are not printable ASCII."""
     plain = (c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
     return '"' + "".join(plain) + '"'
 

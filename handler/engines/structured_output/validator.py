@@ -67,7 +67,11 @@ class FairQueue(Generic[T]):
         return self._num_waiting
 
     def put(self, flow: Hashable, item: T) -> T | None:
-        """Add an entry. If the queue is full, return the entry that was removed, which may be the new entry."""
+        """Add an entry.
+
+        Returns:
+            The entry that was removed because the queue was full, which may be the new entry, or None.
+        """
         with self._changed:
             self._flows.setdefault(flow, deque()).append(item)
             self._num_waiting += 1
@@ -217,7 +221,7 @@ class StructuredOutputValidator:
         self._closed = False
 
     def start(self) -> None:
-        """Start the sandbox process in the background unless it is running, so that the first check need not."""
+        """Start the sandbox process in the background unless it is running, so that the first check is not delayed."""
         with self._lock:
             self._start()
 
@@ -226,7 +230,7 @@ class StructuredOutputValidator:
 
         Returns:
             A new future, which cannot be cancelled. Its result is the reason for a refusal, or "". If the check could
-            not run, its exception is `Unavailable`.
+            not be completed, the future has an exception, such as `Unavailable`.
         """
         future: Future[str] = Future()
         future.set_running_or_notify_cancel()
@@ -349,7 +353,7 @@ class _Kept:
         self._counts: dict[int, _Count] = {}
 
     def add(self, subject: StructuredOutput, verdict: Verdict) -> bool:
-        """Count a schema or grammar, or return False if the engine may not keep any more memory."""
+        """Count a schema or grammar and return True. Return False if the engine may not keep so much memory."""
         if self._engine is None or not verdict.kept:
             return True
         new = []

@@ -159,7 +159,7 @@ def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
 
 
 def _either(problems: Problems, **values: int | None) -> int | None:
-    """Return the value of an option that has two names."""
+    """Return the value of an option that has two names, or None. Report a problem if the two values differ."""
     (first, value), (second, other) = values.items()
     if value is not None and other is not None and value != other:
         message = f"option.{first}={value} contradicts option.{second}={other}: set only one of them"
@@ -230,7 +230,7 @@ def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> di
 
 
 def context_length(model: Path) -> int | None:
-    """Read the context length, in tokens, from config.json."""
+    """Read the context length, in tokens, from config.json. Return None if the file does not specify it."""
     config = read_text_config(model)
     for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
         if isinstance(config.get(name), int):

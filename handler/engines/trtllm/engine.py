@@ -300,7 +300,8 @@ class _Requests:
     def is_refusal(self, error: Exception) -> bool:
         """Return whether an exception affects only its request. Any other exception means that the engine is broken.
 
-        RequestError is a RuntimeError, as are "LLM is shutting down", CppExecutorError and EngineDeadError.
+        RequestError is a RuntimeError, but so are CppExecutorError, EngineDeadError and the error of an LLM that is
+        shutting down.
         """
         return isinstance(error, (self._refusal, ValueError, TypeError, AssertionError, IndexError))
 
@@ -420,7 +421,7 @@ class TrtRequest:
 
     @property
     def _num_cached(self) -> int | None:
-        """The number of prompt tokens that were in the prefix cache, or None if the number is zero or unknown."""
+        """The number of prompt tokens from the prefix cache, or None if it is zero, unknown or reported before."""
         return None if self.request.goes_on else getattr(self.result, "cached_tokens", 0) or None
 
     def one_token(self, step: Step) -> bool:

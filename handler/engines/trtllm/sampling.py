@@ -48,7 +48,10 @@ class Model:
 
 
 def own_stops(sampling: Sampling, model: Model) -> bool:
-    """Return whether we look for stop ids ourselves, because the engine's `min_tokens` suppresses only `end_id`."""
+    """Return whether we look for stop ids ourselves.
+
+    The engine's `min_tokens` suppresses only `end_id`, and the engine's `ignore_eos` drops all stop ids.
+    """
     return bool(sampling.min_new_tokens and stops(sampling, model)) or (sampling.ignore_eos and _by_tokenizer(sampling))
 
 
@@ -66,14 +69,20 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     """Return the arguments for end tokens and forbidden token sequences.
 
     If `end_id` is set, TensorRT-LLM adds no stop ids of its own, and -1 means no end token. TensorRT-LLM encodes
-    forbidden words only if `end_id` is not set.
+    forbidden words only if `end_id` is not set. A beam search ends beams with `end_id`; a client's own end token is the
+    last of `stop_token_ids`.
     """
     arguments: dict[str, Any] = {}
+    ids = frozenset() if own_stops(sampling, model) else stops(sampling, model)
+    end = -1 if sampling.ignore_eos else model.end_id
+    if sampling.ignore_eos and sampling.num_beams > 1 and ids:
+        end = sampling.stop_token_ids[-1]
+        ids -= {end}
     if _by_tokenizer(sampling):
         arguments |= {"bad": list(sampling.bad_sequences), "ignore_eos": sampling.ignore_eos}
     else:
-        arguments |= {"end_id": -1 if sampling.ignore_eos else model.end_id, "pad_id": max(model.end_id, 0)}
-    if not own_stops(sampling, model) and (ids := stops(sampling, model)):
+        arguments |= {"end_id": end, "pad_id": max(model.end_id, 0)}
+    if ids:
         arguments["stop_token_ids"] = sorted(ids)
     if sampling.min_new_tokens and not sampling.ignore_eos:  # without end_id, it would suppress the id -1
         arguments["min_tokens"] = sampling.min_new_tokens
@@ -103,7 +112,7 @@ def _top_k(sampling: Sampling, model: Model) -> dict[str, Any]:
 
 
 def _seed(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Return the request's seed, or a random one.
+    """Return the request's seed, or a random seed if the request has none.
 
     TensorRT-LLM's default is the same for all requests, so equal requests would get equal responses (issue 1000 of
     NVIDIA/TensorRT-LLM; with speculative decoding also in 1.3: issue 19487).

@@ -107,13 +107,13 @@ _OWN = frozenset((
     "num_speculative_tokens", "draft_model_tp_size", "revision", "lmcache_config_file", "lmcache_auto_config",
     "chat_template_content_format", "lora_modules", "load_in_4bit", "load_in_8bit", *_LORA,
 ))  # fmt: skip
-"""Options that are not EngineArgs arguments. Every other option has the same name as its argument."""
+"""Options that are not passed on unchanged. Every other option is the EngineArgs argument of the same name."""
 
 _HANDLERS = ("generation_config", "override_generation_config")
 """Arguments that affect only vLLM's HTTP server, which the handler replaces."""
 
 _CPU_CACHE_GIB = 4
-"""The default size of the KV cache on CPUs. vLLM's default is 90 % of the memory, and vLLM fails if less is free."""
+"""Default size of the KV cache on CPUs, in GiB. vLLM's default is 90 % of the memory, and it fails if less is free."""
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str]) -> dict[str, str]:
@@ -214,7 +214,11 @@ def _check_reasoning(arguments: Mapping[str, Any]) -> None:
 
 
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Override arguments with those in `option.engine_args`, except arguments that the handler sets itself."""
+    """Override arguments with those in `option.engine_args`.
+
+    Raises:
+        ConfigError: `option.engine_args` contains an argument that another option sets.
+    """
     if "model" in more:
         raise ConfigError("option.engine_args: 'model' cannot be set there; use option.model_id")
     for name in _HANDLERS:

@@ -117,7 +117,7 @@ class Pending:
         num_prompt_tops: number of alternatives to each prompt token.
         beam: index of the beam that the request continues, or None.
         id: vLLM's id for the request, or "" before the request is submitted to vLLM.
-        begun: whether the request has had any output.
+        begun: whether the request, or an earlier part of it, has had any output.
         prompt_tops: alternatives to the prompt tokens so far.
         plain: whether an output consists only of tokens with their log-probabilities.
     """
@@ -137,7 +137,7 @@ class Pending:
         self.plain = not self.num_tops and self.prompt_logprobs is None and self.beam is None
 
     def take_prompt_scores(self) -> tuple[list[float | None] | None, list[Alternatives] | None]:
-        """Return the prompt's log-probabilities and alternatives on the first call, and None on later calls."""
+        """Return the prompt's log-probabilities and alternatives on the first call, and twice None on later calls."""
         scores = self.prompt_logprobs, self.prompt_tops if self.num_prompt_tops else None
         self.prompt_logprobs, self.num_prompt_tops = None, 0
         self.__post_init__()
@@ -157,7 +157,7 @@ _SPOILT = "the model computes NaN"  # an error of the engine, because the KV cac
 
 
 class Results:
-    """A replacement for LLMEngine's OutputProcessor (vLLM 0.20 to 0.33). `Vllm.step` calls `read`.
+    """A replacement for LLMEngine's OutputProcessor (vLLM 0.20 to 0.33). Each step of an engine calls `read`.
 
     vLLM's own class takes four times as much CPU time. It creates objects, texts and statistics that are not used here.
     """
@@ -273,7 +273,7 @@ def _finish(output: Any, stops: frozenset[int]) -> Finish | None:
 
 
 class Statistics:
-    """Statistics for vLLM 0.20 to 0.33."""
+    """Combines the statistics of vLLM's steps (vLLM 0.20 to 0.33)."""
 
     def __init__(self) -> None:
         self._last: Any = None

@@ -17,7 +17,7 @@ class Generator(torch.Generator):  # type: ignore[misc]
     """A generator that undoes a draw by starting again from its seed.
 
     Usually, only draws before the first output token are undone, and they have no effect. After a preemption, the
-    draws for earlier tokens are undone too, so later tokens repeat them.
+    draws for earlier tokens are undone too, so later tokens repeat these draws.
     """
 
     def get_offset(self) -> int:

@@ -282,7 +282,7 @@ class VllmPooling(NoAdapters, CoreEngine):
         self.info = replace(info, max_total_tokens=min(limit for limit in limits if limit), dimensions=dimensions)
 
     def _warm_up(self) -> int:
-        """Embed a text of one token, and return the number of dimensions."""
+        """Process a text of one token, and return the number of dimensions of the result."""
         self.add(EngineRequest(0, [0], Pooling("embed", normalize=False)))
         while True:
             for output in self.step().others:
@@ -528,7 +528,8 @@ def check_weights(directory: Path) -> None:
     without adapters.
 
     Raises:
-        ValueError: a tensor is not finite or has a different rank. The message names the tensor.
+        ValueError: a tensor is not finite or has a different rank, or lora_alpha is not a finite number. The message
+            names the tensor or lora_alpha.
     """
     config = json.loads((directory / "adapter_config.json").read_text())
     rank, alpha = config.get("r"), config.get("lora_alpha")

@@ -126,7 +126,7 @@ _SAMPLES = (
     StructuredOutput("choice", '["a", "b"]'),
     StructuredOutput("grammar", 'root ::= "a" | "b"'),
 )
-"""One example of each kind, for detecting a broken installation at startup."""
+"""Examples of several kinds, for detecting a broken installation at startup."""
 
 
 class VllmCheck:
@@ -211,7 +211,7 @@ class VllmCheck:
         return True
 
     def _verify(self, structured_output: StructuredOutput) -> Any:
-        """Verify a schema or grammar like `SamplingParams.verify`. Return the parameters, where vLLM may replace it."""
+        """Verify a schema or grammar like `SamplingParams.verify`. Return the parameters, as vLLM may change them."""
         params = self._sampling_params(
             structured_outputs=self._guide_params(**structured_output_arguments(structured_output))
         )

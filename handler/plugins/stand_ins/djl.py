@@ -303,7 +303,7 @@ def _numpy() -> Any:
 def decode(
     inputs: api.Input, content_type: str | None, key: str | None = None, require_csv_headers: bool = True
 ) -> Any:
-    """Decode a body by its content type. A body that is not JSON becomes `{"inputs": …}`."""
+    """Decode a body by its content type. A body other than JSON or CSV becomes `{"inputs": …}`."""
     media = content_type or ""
     if not media:
         return inputs.get_as_json(key) if inputs.get_as_bytes(key) else {"inputs": ""}

@@ -72,7 +72,7 @@ class AnthropicText(TypedDict):
 
 
 class AnthropicThinking(TypedDict):
-    """A block of reasoning. `signature` is always `SIGNATURE`, because the server signs nothing."""
+    """A block of reasoning. The `signature` of a complete block is `SIGNATURE`, because the server signs nothing."""
 
     type: Literal["thinking"]
     thinking: str
@@ -190,7 +190,7 @@ _WORDS = (
 
 
 def in_own_words(text: str) -> str:
-    """Replace the names of a chat's fields in an error message or a field name with Anthropic's names."""
+    """Return an error message or a field name with Anthropic's names in place of the names of a chat's fields."""
     for pattern, own in _WORDS:
         text = pattern.sub(own, text)
     return text
@@ -228,7 +228,7 @@ class ThreadsUnsupported(InvalidParameter):
 
 
 class ThreadNotFound(NotKept):
-    """The message that a request continues in its thread is not stored.
+    """The message with a request's `previous_message_id`, or an earlier message of its thread, is not stored.
 
     When Anthropic's client receives these `details`, it sends the whole conversation in a new thread.
     """
@@ -245,7 +245,7 @@ class AnthropicErrors(ErrorFormat):
     statuses = MappingProxyType({ServingError: 500, Overloaded: 529})
 
     def body(self, error: ServingError) -> AnthropicError:
-        """Return an error as a body, or as the `error` event of a stream."""
+        """Return the body of an error response, which is also the data of a stream's `error` event."""
         message = in_own_words(error.message)
         if isinstance(error, PromptTooLong):  # clients recognize these messages: they shorten the conversation,
             message = f"prompt is too long: {error.given} tokens > {error.most} maximum"
@@ -295,8 +295,8 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
     """Return a page of the models.
 
     Args:
-        query: the query parameters `limit`, and `after_id` or `before_id`, the id of the model right before or after
-            the page.
+        query: the query parameters `limit`, and `after_id` (the page starts after this model) or `before_id` (the page
+            ends before this model).
 
     Raises:
         InvalidParameter: one of these parameters is invalid.

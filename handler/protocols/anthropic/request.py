@@ -117,7 +117,7 @@ NO_EFFECT = frozenset(
         "workspace_id",
     }
 )
-"""Fields that Anthropic's clients send and that have no effect here. They are reported as ignored, but not refused."""
+"""Fields of Anthropic's and vLLM's APIs without effect here. They are reported as ignored, but not refused."""
 
 ACCEPTED = frozenset({"anthropic_version", "cache_control"})
 """Fields that have no effect and are not reported as ignored: Bedrock's API version, and caching hints."""
@@ -155,7 +155,7 @@ _WHY: Mapping[str, str] = {
 
 
 _HEADER_LINE = re.compile(r"^x-anthropic-[^:\n]*:.*\n?", re.MULTILINE)
-"""Matches a line of Claude Code's system prompt that is meant for Anthropic's servers and differs in each session."""
+"""Matches a line of Claude Code's system prompt that is meant for Anthropic's servers and differs by session."""
 
 _BLOCK = record({"type": {"enum": [*_FIELDS]}})
 _CONTENT: Shape = {"anyOf": [TEXT, listing(_BLOCK), NULL]}
@@ -182,7 +182,7 @@ class MessagesReader(TurnsReader):
         """Read `system`, the earlier messages of the thread, and `messages`.
 
         Raises:
-            InvalidPayload: a block is invalid. The message names the block and what is allowed, but quotes no content.
+            InvalidPayload: a message or a block is invalid. The error names it and what is allowed, but quotes no text.
         """
         if body.get("system") is not None:
             self._read_content("system", body["system"], "system")
@@ -244,7 +244,7 @@ class MessagesReader(TurnsReader):
             self.chat.append(self._read_result(block, at))
 
     def _add_text(self, role: str, text: str) -> None:
-        """Add a text. In `system`, remove the lines for Anthropic's servers, which would make every prompt differ."""
+        """Add a text. A system text loses the lines for Anthropic's servers, because they differ between sessions."""
         if role == "system" and not self._context.config.keep_anthropic_lines:
             shorter = _HEADER_LINE.sub("", text)
             if text and not shorter:
@@ -353,7 +353,7 @@ class Thinking(NamedTuple):
     show: bool = True
 
     def template_arguments(self, context: ServerContext) -> tuple[dict[str, bool], list[str]]:
-        """Return the chat template's arguments that turn reasoning on or off, and the fields that have no effect.
+        """Return the chat template's arguments that turn reasoning on or off, and the request's fields without effect.
 
         If the template reads no such argument, models of known families always reason, and other models never do.
         """
@@ -369,7 +369,7 @@ class Thinking(NamedTuple):
         return {}, [*unheeded, "thinking"] if thinks is not self.enabled else unheeded
 
     def token_budget(self, context: ServerContext) -> int | None:
-        """Return the budget, or None if the engine or the model's family does not support a budget."""
+        """Return the budget, or None if the request sets none, or if the engine or the model does not support it."""
         family = reasoning_family(context)
         lacks = "thinking_token_budget" in context.unsupported or context.vocabulary is None
         return None if lacks or family is None or not family.closing else self.budget
@@ -495,7 +495,7 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
             )
         raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: send name, description and input_schema")
     if not isinstance(tool.get("input_schema"), dict):
-        raise InvalidParameter(f"{at}.input_schema: must be a JSON schema, which is an object")
+        raise InvalidParameter(f"{at}.input_schema: must be a JSON schema object")
     function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
     function |= {"strict": tool["strict"]} if "strict" in tool else {}
     others = {

@@ -43,7 +43,7 @@ THREAD: Shape = nullable(record({"type": {"enum": ["create", "continue"]}}, {"pr
 
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
-    """Return the stored messages that a body refers to. `continued` reports errors in the body."""
+    """Return which stored messages a body refers to, or None if it has no thread. `continued` reports errors in it."""
     thread = body.get("thread") if isinstance(body, dict) else None
     if not isinstance(thread, dict):
         return None
@@ -52,7 +52,9 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
 
 
 def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
-    """Return the body, with the fields that its thread was created with. The earlier messages are in `recalled`.
+    """Return the body, with the fields that were sent when its thread was created.
+
+    `MessagesReader` reads the thread's earlier messages from the request context.
 
     Raises:
         ThreadsUnsupported: the server does not store responses.
@@ -83,7 +85,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
         raise ThreadNotFound(f"{previous}: this message or an earlier one is not stored; send all messages")
     for name in _OWN:
         if body.get(name) is not None:
-            raise InvalidParameter(f"{name}: cannot be changed within a thread; leave it out, or create another thread")
+            raise InvalidParameter(f"{name}: cannot be changed within a thread; omit it, or create another thread")
     return {**body, **context.request.recalled.head}
 
 
@@ -267,7 +269,7 @@ class MessageSettings(NamedTuple):
             the context is full.
         stops: the client's stop strings. The engine leaves them in the text.
         show_reasoning: whether thinking blocks contain the reasoning.
-        keeping: stores the response in its thread. None if the response belongs to no thread.
+        keeping: the object that stores the response in its thread, or None if it belongs to no thread.
     """
 
     id: str
@@ -298,7 +300,7 @@ class MessageSettings(NamedTuple):
         return {"stop_reason": reason, "stop_sequence": stopped_by}
 
     def message(self, num_prompt_tokens: int, num_cached_tokens: int = 0) -> AnthropicMessage:
-        """Return the message that starts a stream, whose content is empty and which has no stop reason yet."""
+        """Return the message with which a stream starts, still without content and without a stop reason."""
         return {
             "id": self.id,
             "type": "message",

@@ -164,7 +164,7 @@ class AnswerForm(NamedTuple):
         return self.thinking is None and not self.trims and self.tools.parser() is None
 
     def reader(self) -> AnswerReader | None:
-        """Return a new reader of one response, or None if responses are plain text. Call `read_prompt` first."""
+        """Return a new reader of one response, or None for plain text. Call `thinking.read_prompt` first."""
         parser = self.tools.parser()
         if self.thinking is not None:
             parser = self.thinking.parser(parser)
@@ -198,7 +198,7 @@ def answer_form(
 
     Args:
         arguments: the arguments of the chat template.
-        prefix: the beginning of the response if the last message contains it, or None.
+        prefix: the text of the last message if the response continues it, or None.
     """
     family, template = reasoning_family(context), context.response_template
     lacks, kwargs = context.unsupported.get("thinking_token_budget", ""), arguments or {}

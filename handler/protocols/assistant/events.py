@@ -91,7 +91,7 @@ def pieces(text: str) -> Sequence[str]:
     return [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
 
 
-# -- white space at the ends of texts ----------------------------------------------------------------------------------
+# -- whitespace at the ends of texts -----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

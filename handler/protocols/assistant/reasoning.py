@@ -155,7 +155,7 @@ class Unframed(MarksParser):
         self._opening = family.opening
         self._closing = family.closing_text
         self._begun = False
-        self._end: list[str] = []  # markers that may end the response, and the white space after them
+        self._end: list[str] = []  # markers that may end the response, and the whitespace after them
 
     def _step(self, events: list[Event], *, final: bool) -> bool:
         """Drop the marker before the text. Then read up to a marker that may end the response."""
@@ -235,11 +235,11 @@ class MessagesParser(MarksParser):
 
     @abstractmethod
     def is_inner(self, header: str) -> bool:
-        """Return whether the inner parser gets a message including its header and its end marker."""
+        """Return whether the inner parser gets the message after a header, including the header and its end marker."""
 
     @abstractmethod
     def is_reasoning_header(self, header: str) -> bool:
-        """Return whether a message is reasoning."""
+        """Return whether the message after a header is reasoning."""
 
     def _message(self, events: list[Event], *, final: bool) -> bool:
         text, mark, self._held = split(self._held, (*self.ends, "<|start|>"), final=final)
@@ -338,7 +338,7 @@ def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, 
 
 
 _COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
-"""Sampling fields that would ignore reasoning tokens, because the engine gets them in a new prompt."""
+"""Sampling fields that would ignore reasoning tokens, because the engine gets these tokens in a new prompt."""
 
 
 class ReasoningForm:

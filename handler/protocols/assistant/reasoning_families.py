@@ -22,7 +22,7 @@ class Family(NamedTuple):
         calls: the markers before tool calls, which also end reasoning.
         calls_end: the marker after tool calls, after which reasoning may begin again. Without it, everything after the
             first tool call is left to the parser of tool calls.
-        thinks: whether a response begins with reasoning without a marker. Otherwise a marker begins the reasoning.
+        thinks: whether a response begins within reasoning. Otherwise a marker in the response begins the reasoning.
         switch: the value of `enable_thinking` if the request does not set it.
         reopens: whether reasoning may begin again after it has ended.
         strips: whether whitespace at the end of reasoning is dropped.

@@ -38,7 +38,7 @@ def warn_of_unread(arguments: Iterable[str], template: str) -> None:
 
 
 def knows(template: str, name: str) -> bool:
-    """Return whether a chat template reads the variable `name`, which must be an identifier."""
+    """Return whether a chat template contains the identifier `name`, so that it probably reads this variable."""
     return name in _words(template)
 
 
@@ -96,7 +96,7 @@ READERS = {
 def read_template(
     values: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], context: ServerContext
 ) -> tuple[TemplateOptions, list[str]]:
-    """Return the options of the chat template, and the names of options that the template does not read.
+    """Return the options of the chat template, and the names of the fields that the template does not read.
 
     Args:
         values: the values that `READERS` have read, by name.

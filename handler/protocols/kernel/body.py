@@ -33,10 +33,10 @@ def inflate(body: bytes, limit: int, take: Callable[[int], object]) -> bytes:
 
     Args:
         limit: maximum size of the result in bytes.
-        take: called with the size of each part before more is decompressed.
+        take: called with the size of each decompressed part, before the next part is decompressed.
 
     Raises:
-        InvalidPayload: the body is not compressed, ends early, or has further data at its end.
+        InvalidPayload: the body is not compressed, is cut off, or has further data after its end.
         TooLarge: the result is larger than `limit`.
     """
     inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # both formats
@@ -54,7 +54,9 @@ def inflate(body: bytes, limit: int, take: Callable[[int], object]) -> bytes:
     except zlib.error:
         raise InvalidPayload(f"the body is not compressed {_AS_ENCODED}") from None
     if not inflater.eof or inflater.unused_data or end < len(body):
-        raise InvalidPayload(f"the compressed body {'has further data at' if inflater.eof else 'ends before'} its end")
+        raise InvalidPayload(
+            f"the compressed body {'has further data after' if inflater.eof else 'is cut off before'} its end"
+        )
     return b"".join(parts)
 
 
@@ -220,7 +222,7 @@ _ELSEWHERE = frozenset(
 _NEVER_IGNORED: Mapping[str, str] = {
     **dict.fromkeys(
         ("cache_salt", "extra_key"),
-        "this field cannot divide the prefix cache; send cache_salt on OpenAI's routes, if the engine supports it",
+        "this field does not separate prefix caches; send cache_salt on OpenAI's routes, if the engine supports it",
     ),
     **dict.fromkeys(
         (
@@ -234,7 +236,7 @@ _NEVER_IGNORED: Mapping[str, str] = {
             "guardrails", "guardrail_config", "guardrailConfig", "amazon-bedrock-guardrailConfig", "moderation",
             "safe_prompt", "safety_mode", "safety_settings", "safetySettings",
         ),
-        "the server does not moderate contents",
+        "the server does not moderate content",
     ),
     "watermarking": "no engine supports watermarks",
     **dict.fromkeys(("inference_geo", "zdr"), "the server cannot choose where requests are processed or stored"),
@@ -258,7 +260,7 @@ _NEUTRALS: Mapping[str, Collection[Any]] = {
     "safety_mode": ("OFF", "NONE"),
     "inference_geo": ("global",),
 }
-"""Maps sampling parameters that only some dialects have to their neutral values."""
+"""Maps parameters that only some dialects have to their neutral values."""
 
 _CARRIERS = frozenset({"extra_body", "nvext", "parameters", "sampling_params"})
 """Names of objects whose keys are parameters. The user chooses the keys of other objects, such as `metadata`."""
@@ -269,7 +271,7 @@ def report_unknown(
 ) -> list[str]:
     """Return the unknown names of a body, which a response header reports.
 
-    A sampling parameter of another dialect is not reported if its value is neutral.
+    A parameter of another dialect is not reported if its value is neutral.
 
     Args:
         names: the paths of the names that the dialect does not know.
@@ -325,7 +327,7 @@ def _check_heeded(name: str, key: str, value: Any) -> None:
 #   LMI's chats and its async mode.
 # * Python's rule: the prompts of LMI's rolling and dynamic batch, whose handlers check no types.
 #
-# A value that the rule cannot convert is left unchanged, and its reader refuses it by name.
+# A value that the rule cannot convert is left unchanged, and its reader refuses it.
 
 Convert = Callable[[Any], Any]
 

@@ -40,7 +40,7 @@ class GenerationDefaults(NamedTuple):
     Attributes:
         sampling: the default values of Sampling fields that the engine supports, by field.
         max_new_tokens: the default maximum number of new tokens, or None if a response may fill the context.
-        most_new_tokens: the maximum number of new tokens that no request can exceed, or None for no maximum.
+        most_new_tokens: the maximum number of new tokens of any request, or None for no maximum.
     """
 
     sampling: Mapping[str, Any] = MappingProxyType({})
@@ -110,9 +110,10 @@ class ServerContext:
         limits: maps a Sampling field to the largest value that the engine accepts.
         no_adapters: the reason why the engine serves no LoRA adapters, or "" if it serves them.
         adapters: the lookup of registered adapters, which is thread-safe.
-        sampling_defaults: the values of Sampling fields that a request with `do_sample` true does not set itself.
+        sampling_defaults: the default values of Sampling fields in a request with `do_sample` true.
         generation: the model's generation defaults, for dialects that call `read_sampled`.
         vocabulary: the vocabulary of token ids, or None if it depends on the prompt.
+        eos: the ids of the model's end tokens, as far as its files name them.
         most_tokens: returns the maximum number of tokens in prompt and response together, or None while the model
             loads.
         chat_template: the model's chat template, or "" if it has none.
@@ -130,7 +131,7 @@ class ServerContext:
         prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
         tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
         notices: logs each warning only once.
-        request: the values that the host has read from the request.
+        request: the values of the request that the host passes in addition to the body.
         parsed: the cache of `read_all`, which copies of the context do not share.
     """
 
@@ -143,6 +144,7 @@ class ServerContext:
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     generation: GenerationDefaults = NO_DEFAULTS
     vocabulary: Vocabulary | None = None
+    eos: frozenset[int] = frozenset()
     most_tokens: Callable[[], int | None] = lambda: None
     chat_template: str = ""
     model_names: Sequence[str] = ("model",)
@@ -168,7 +170,7 @@ class ServerContext:
 
     @property
     def own_name(self) -> str:
-        """The model's name in responses to requests without a model: the first option.served_model_name, as in vLLM."""
+        """The name in responses to requests that name no model: the first of option.served_model_name, as in vLLM."""
         return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
 
     def with_seed(self, sampling: Sampling) -> Sampling:
@@ -254,6 +256,7 @@ class ParsedRequest(NamedTuple):
         keeps: whether the reply's last `feed` stores the response, and blocks until it is stored.
         take_prompt: passes the prompt to a reply that needs only the prompt and not the engine, even if the prompt is
             too long for the model. It may be called on any thread. None if the engine makes the response.
+        stops: the `Request.id` of requests that this request stops, or "".
         num_repeated: the number of bytes of the request, apart from prompts and parameters, that the response repeats.
             Bytes that it repeats n times count n times.
     """
@@ -270,6 +273,7 @@ class ParsedRequest(NamedTuple):
     keep_alive: bytes = b""
     keeps: bool = False
     take_prompt: Callable[[Prompt], None] | None = None
+    stops: str = ""
     num_repeated: int = 0
 
 
@@ -491,12 +495,12 @@ class Keeper(Protocol):
 
 
 class RequestContext(NamedTuple):
-    """The values that the host has read from a request before its body.
+    """The values of a request that the host passes to `parse` in addition to the body.
 
     Attributes:
         adapter: the adapter that the headers name, or None. The body must not name another adapter.
         model: the model's name in the path, or "".
-        keeper: stores the response, or None if it is not to be stored.
+        keeper: the object that stores the response, or None if it is not to be stored.
         recalled: the stored responses that the request continues.
     """
 

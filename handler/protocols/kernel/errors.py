@@ -35,9 +35,9 @@ _WAIT = (1.0, 4.0)  # seconds
 
 
 def retry_headers(status: int, retry_after: float = 0.0) -> Headers:
-    """Return the headers that tell a client when to retry, or no headers if a retry cannot help.
+    """Return the headers that tell a client when to retry, for the statuses 429, 503 and 529, or else no headers.
 
-    An unknown delay is chosen at random, because clients add no jitter, and otherwise all clients would retry at once.
+    An unknown delay is chosen at random, because clients add no jitter and would otherwise all retry at once.
     The clients of OpenAI and Anthropic read the milliseconds, other clients the whole seconds.
 
     Args:

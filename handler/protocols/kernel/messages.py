@@ -97,7 +97,7 @@ def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSour
 
 def check_number(media: Sequence[MediaSource], context: ServerContext) -> None:
     """Raise InvalidPayload if a request has too many media of a kind. The message names the first excess medium."""
-    for kind, several in MEDIA.items():
+    for kind, several in MEDIA.items() if media else ():
         most = context.max_media.get(kind, DEFAULT_MAX_MEDIA)
         if more := [source.name for source in media if source.kind == kind][most:]:
             raise InvalidPayload(f"{more[0]}: a request may have at most {most} {several} (option.limit_mm_per_prompt)")
@@ -176,7 +176,7 @@ class PartReader(NamedTuple):
     def read(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
         """Read the content of a message, which is a string or a list of parts.
 
-        A null content has no parts, as in vLLM. A content without parts is an empty text.
+        Null has no parts, as in vLLM. Content without parts is an empty text.
 
         Args:
             at: the path of the content.
@@ -265,7 +265,7 @@ _COMPARED = re.compile(
 
 @functools.lru_cache(16)
 def _template_roles(template: str) -> tuple[str, ...]:
-    """Return the roles that a chat template knows besides `ROLES`. A role that ends with "…" stands for a prefix."""
+    """Return the roles that a chat template knows besides `ROLES`. A role that ends with "…" is a prefix."""
     roles = [(word[1:-1], prefix) for prefix, words in _COMPARED.findall(template) for word in re.findall(_WORD, words)]
     return tuple(sorted({f"{word}…" if prefix else word for word, prefix in roles if word} - {*ROLES}))
 
@@ -381,7 +381,9 @@ def _reasoning(text: str) -> dict[str, str]:
 
 def _check_arguments(messages: list[Any]) -> None:
     """Raise InvalidPayload if arguments of tool calls are too long. Other requests wait while arguments are parsed."""
-    lists = [message.get("tool_calls") for message in messages if isinstance(message, dict)]
+    lists = [message["tool_calls"] for message in messages if isinstance(message, dict) and "tool_calls" in message]
+    if not lists:
+        return
     calls = [call for sent in lists if isinstance(sent, list) for call in sent]
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
     texts = [function.get("arguments") for function in functions if isinstance(function, dict)]

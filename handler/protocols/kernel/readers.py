@@ -121,7 +121,7 @@ def integer(least: int, most: int = INT32) -> Callable[[Any], int]:
 def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> Callable[[Any], float]:
     """Return a reader of finite numbers from `least` to `most`.
 
-    Engines compute with 32-bit floats. A number that rounds to 0 as such a float, such as 1e-50, is read as 0.
+    Engines compute with 32-bit floats. A number below the smallest normal float, such as 1e-50, is read as 0.
 
     Args:
         above: whether `least` itself is excluded.

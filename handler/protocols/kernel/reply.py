@@ -19,7 +19,7 @@ _LONG = 1 << 11  # tokens and alternatives
 LONG_TEXT = 1 << 18  # characters, which take a millisecond or two
 
 Vectors = Sequence[Any]
-"""The vectors of all requests, or the parts of them that `VectorReply` keeps."""
+"""The vectors of all requests, or the values that `VectorReply` keeps instead of them."""
 
 
 class SequenceOutput:
@@ -105,6 +105,8 @@ class WholeReply(Reply):
     def feed(self, index: int, delta: Delta) -> bytes:
         assert delta.error is None, "an error is rendered by ParsedRequest.errors"
         sequence = self._of(index, delta)
+        if sequence.finish is not Finish.ERROR:  # it has finished, and its request was stopped later
+            return b""
         sequence.take(delta)
         if delta.finish is None:
             return b""

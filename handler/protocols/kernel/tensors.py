@@ -2,7 +2,7 @@
 
 Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier). The offsets in word lists have the meaning that was
 documented before 0.11. A name that is also an LMI parameter accepts LMI's plain value or the tensor. A tensor without
-an equivalent is refused by name.
+an equivalent is refused unless it is empty, with an error that contains its name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOGITS = {"context_logits", "generation_logits"}
 Rows = Sequence[Sequence[float]]
 
 Numbers = list[list[list[float | None]]]
-"""Numbers of shape [1, sequences, tokens]. A number that is not finite is null."""
+"""Numbers in three dimensions, such as [1, sequences, tokens]. A number that is not finite is null."""
 
 
 class TensorValues(TypedDict, total=False):
@@ -120,7 +120,7 @@ class Lines:
         self._rows: Iterator[Sequence[float]] = iter(())
 
     def take(self, delta: Delta) -> None:
-        """Set the delta whose tokens the next calls of `line` are for."""
+        """Set the delta to which the tokens of the next calls of `line` belong."""
         extras = delta.extras or NO_EXTRAS
         self._context = self._context if extras.context_logits is None else extras.context_logits
         self._rows = iter(extras.generation_logits or ())
@@ -159,7 +159,7 @@ Words = tuple[tuple[int, ...], ...]
 
 
 def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
-    """Return the JSON schemas of a value and of tensors that contain only such a value.
+    """Return the JSON schemas of a value, and of tensors with such a value as their only element.
 
     Args:
         depth: the maximum number of dimensions of such a tensor.
@@ -234,12 +234,15 @@ def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
 
 @accepts(anyOf=one_of(_ID))
 def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
-    """Read the id of the end token. -1 disables the end token; any other id replaces the model's own end token."""
+    """Read the id of the end token.
+
+    -1 disables the model's own end tokens, and one of these changes nothing. Any other id replaces them.
+    """
     id = single(integer(-1))(value)
     if id < 0:
         return {"ignore_eos": True}
     _known((id,), context)
-    return {"ignore_eos": True, "end_id": id}
+    return {"end_id": id} if id in context.eos else {"ignore_eos": True, "end_id": id}
 
 
 @accepts(**_TENSOR, items={"type": ["number", "array"]})

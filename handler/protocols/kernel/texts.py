@@ -14,7 +14,7 @@ from handler.protocols.kernel.readers import boolean, integer, is_token_id
 from handler.protocols.kernel.schema import COUNT, TEXT, Shape, accepts, listing
 
 MAX_TEXTS = 2048
-"""Maximum number of texts to embed or to compare in a body, which is OpenAI's limit for `input`."""
+"""Maximum number of texts to embed or to compare in a body. It is OpenAI's limit for `input`."""
 
 MAX_QUERIES = 1 << 24
 """Maximum of a query's length in characters times the number of texts, because the query is repeated for each text."""

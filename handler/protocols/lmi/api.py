@@ -185,7 +185,7 @@ class LmiFailedDetails(TypedDict):
 
 
 class LmiFailure(LmiPayloadError):
-    """The body that replaces a non-streaming response if the model fails."""
+    """The body of a non-streaming error with status 424, unless the request's body is invalid."""
 
     generated_text: str
     details: LmiFailedDetails
@@ -229,7 +229,8 @@ class LmiErrors(FrontEndErrors):
     """The errors of LMI's rolling batch.
 
     Args:
-        framing: the framing of the requested response. If the model fails, the error has the same framing.
+        framing: the framing of the requested response. An error with status 424 has the same framing, unless the
+            request's body is invalid.
     """
 
     def __init__(self, framing: Framing = JSON) -> None:

@@ -219,7 +219,9 @@ class AsyncPrompt(Dialect):
         )
         request = _request(body["inputs"], params, parameters, context, adapter)
         if streams and request.sampling.prompt_logprobs:
-            raise InvalidParameter("parameters.decoder_input_details=true: is not available when streaming")
+            raise InvalidParameter(
+                "parameters.decoder_input_details and parameters.prompt_logprobs: not available when streaming"
+            )
 
         reply: Reply
         if streams:

@@ -110,8 +110,8 @@ _EVENTS_SINCE = (0, 37)  # LMI v26
 class Chat(OpenAiChat):
     """The chat dialect of an LMI mode, with the mode's errors.
 
-    Requests sample unless `temperature` is 0. A response has at most 30 tokens by default; if vLLM parses the chats,
-    it may fill the context.
+    Requests sample unless `temperature` is 0. By default, a response has at most 30 tokens. If vLLM parses the chats,
+    the model's default limit or the context applies instead.
     """
 
     table = TABLE
@@ -146,7 +146,7 @@ class Chat(OpenAiChat):
         return context.model_names[0] if adapter is None else adapter.name, adapter
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
-        """Return the model's sampling defaults. LMI uses them only in chats that vLLM parses, never for `inputs`."""
+        """Return the model's generation defaults. These modes of LMI use them only in chats that vLLM parses."""
         return context.generation if _are_vllms(context) else NO_DEFAULTS
 
     def max_new_tokens(self, context: ServerContext) -> int | None:

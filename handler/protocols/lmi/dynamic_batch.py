@@ -33,7 +33,7 @@ _NOT_HERE = f"only available with rolling batch; for TGI's details, send route=/
 
 
 _WITH_PROMPTS_SINCE = (0, 29)
-"""The first release that documents texts that begin with their prompts. LMI 0.28 already returned them."""
+"""The first release whose documentation shows texts that begin with their prompts, as LMI 0.28 returns them."""
 
 
 class LmiDynamicBatch(Dialect):
@@ -107,5 +107,7 @@ def _read_prompts(value: Any, maximum: int) -> list[str | None]:
     if value is not None and not (prompts and all(isinstance(prompt, str) and prompt for prompt in prompts)):
         raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of such strings")
     if len(prompts) > maximum:
-        raise InvalidPayload(f"'inputs' has {len(prompts)} prompts; the maximum is {maximum} (max_rolling_batch_size)")
+        raise InvalidPayload(
+            f"'inputs' has {len(prompts)} prompts; the maximum is {maximum} (option.max_rolling_batch_size)"
+        )
     return prompts

@@ -380,13 +380,13 @@ def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContex
 
 
 def _use_end_id(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:
-    """Add `end_id` to the stop tokens. It replaces the model's own end token.
+    """Add `end_id` to the stop tokens, unless it is an end token of the model.
 
     Returns:
         The sampling parameters, and the token id to report as EOS. The id is None if the client lists it as a stop
         token, or sends no `end_id`.
     """
-    if end_id is None or end_id in sampling.stop_token_ids:
+    if end_id is None or end_id in sampling.stop_token_ids or not sampling.ignore_eos:
         return sampling, None
     if parameters.get("ignore_eos_token"):
         raise InvalidParameter(f"parameters.end_id={end_id}: contradicts parameters.ignore_eos_token=true")

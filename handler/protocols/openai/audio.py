@@ -197,7 +197,7 @@ class TranscriptStream(TokenStream):
     def __init__(self, errors: ErrorFormat) -> None:
         super().__init__(errors, SSE_DONE)
         self._texts: list[str] = []
-        self._spaces: list[str] = []  # the white space after the last text, sent when more text follows
+        self._spaces: list[str] = []  # the whitespace after the last text, sent when more text follows
 
     def _token(self, position: int, token: Token) -> bytes:
         text = "" if token.special else token.text
@@ -242,7 +242,7 @@ def _granularities(value: Any) -> bool:
     if "word" in names:
         raise ValueError(f"is not supported: {_NO_WORDS}")
     if any(name != "segment" for name in names):
-        raise ValueError("must be segment, or a list that has only segment")
+        raise ValueError("must be segment, or a list that contains only segment")
     return bool(names)
 
 
@@ -260,7 +260,7 @@ def _prompt(value: Any) -> str:
     return value
 
 
-_ONE = "the response is always the most likely transcript"
+_ONE = "a request gets exactly one transcript, without beam search"
 _OF_VLLM: Mapping[str, Parameter] = {
     "hotwords": unsupported("add the words to prompt", ""),
     "max_completion_tokens": unsupported("a transcript is never cut off"),
@@ -389,7 +389,7 @@ def _form(others: Mapping[str, Any]) -> str:
     if others.get("granularities") and form != "verbose_json":
         raise InvalidParameter("timestamp_granularities: needs response_format=verbose_json")
     if others.get("stream") and form in _TIMED:
-        raise InvalidParameter(f"response_format={form}: a stream has no timestamps; use json, or leave out stream")
+        raise InvalidParameter(f"response_format={form}: a stream has no timestamps; use json, or omit stream")
     return form
 
 

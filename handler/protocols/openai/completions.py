@@ -103,7 +103,7 @@ class TextFormat(NamedTuple):
         return {"token_ids": [token.id for token in tokens if token.id >= 0]} if self.token_ids else {}
 
     def _top(self, token: Token) -> dict[str, float | None]:
-        """Map the texts of a token and its alternatives to log-probabilities. Of equal texts, the first text counts."""
+        """Map the texts of a token and its alternatives to log-probabilities. Of equal texts, the first counts."""
         logprobs: dict[str, float | None] = {}
         for alternative in (*token.top, token):
             logprobs.setdefault(alternative.text, alternative.logprob)
@@ -302,7 +302,9 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
     """Refuse options that cannot be streamed, and options that contradict `max_tokens=0`."""
     n, best_of = sampling.n, sampling.best_of
     if stream and best_of > n:
-        raise InvalidParameter(f"best_of={best_of}: must be n={n} when streaming: the best is only known at the end")
+        raise InvalidParameter(
+            f"best_of={best_of}: must be n={n} when streaming: the best choices are only known at the end"
+        )
     if stream and scored and n > 1:
         raise InvalidParameter(f"n={n}: must be 1 when streaming with echo and logprobs")
     if prompt_only:

@@ -359,7 +359,7 @@ FOREIGN: Mapping[str, Parameter] = {
     "adapter_id": unsupported("send the adapter's name as model", ""),
     "adapters": unsupported("send the adapter's name as model", "", []),
 }
-"""Parameters of LMI, TGI and OpenAI's Responses API. They are refused, as ignoring them would change the response."""
+"""Parameters of other APIs, such as LMI's and TGI's. Ignoring them would change the response, so they are refused."""
 
 _BOTH = {
     **dialect_parameters("openai"),
@@ -498,12 +498,12 @@ def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
 def read_stream(body: Mapping[str, Any], context: ServerContext) -> tuple[bool, Usage]:
     """Read `stream` and `stream_options`. Return whether to stream, and when to report token counts."""
     stream, options = bool(NamedValue("stream", body.get("stream")).optional(boolean)), body.get("stream_options")
-    read = functools.partial(read_usage, force=context.config.enable_force_include_usage)
+    force = context.config.enable_force_include_usage
     if options is None:
-        return stream, read({})
+        return stream, read_usage({}, force=force)
     if not stream:
         raise InvalidParameter(f"stream_options={show(options)}: needs stream=true")
-    return True, NamedValue("stream_options", options).read(read)
+    return True, NamedValue("stream_options", options).read(functools.partial(read_usage, force=force))
 
 
 @accepts(

@@ -276,10 +276,10 @@ def check_retrieval(query: Mapping[str, str]) -> None:
         InvalidParameter: the query asks for a stream.
     """
     if query.get("stream", "false").lower() not in ("false", "0", ""):
-        raise NamedValue("stream", query["stream"]).refused("a stored response cannot be streamed; leave out stream")
+        raise NamedValue("stream", query["stream"]).refused("a stored response cannot be streamed; omit stream")
     if query.get("starting_after"):
         raise NamedValue("starting_after", query["starting_after"]).refused(
-            "a stored response cannot be streamed; leave out starting_after"
+            "a stored response cannot be streamed; omit starting_after"
         )
 
 

@@ -133,7 +133,7 @@ TABLE = Table(
         "context_management": unsupported("the input is never truncated or summarized", []),
         "prompt": unsupported("the server does not store prompts"),
         "store": unsupported(
-            "responses are not stored (option.responses_store); send store=false, or leave out store", False
+            "responses are not stored (option.responses_store); send store=false, or omit store", False
         ),
         "background": unsupported("a response is only generated while the client waits for it", False),
         "truncation": unsupported("the input is never truncated", "disabled"),
@@ -215,7 +215,8 @@ class InputReader(TurnsReader):
         """Read `instructions`, the items of previous responses, and `input`.
 
         Raises:
-            InvalidPayload: an item is invalid. The message names the item and what is allowed, but quotes no content.
+            InvalidPayload: an item is invalid. The error names it and what is allowed, but quotes none of its text.
+            NotKept: an item that `input` refers to is not stored.
         """
         instructions, input = body.get("instructions"), body.get("input")
         if instructions is not None:
@@ -541,7 +542,7 @@ MAX_REFERENCES = 1000
 
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
-    """Return the stored responses and items that a body refers to. `parse` reports other errors in the body.
+    """Return which stored responses and items a body refers to. `parse` reports other errors in the body.
 
     Args:
         keeps: whether the server stores the response unless the body has `store=false`.
@@ -564,7 +565,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
     """Read `store` and `previous_response_id`. Return whether the response is to be stored.
 
     Raises:
-        ServingError: the previous response cannot be continued.
+        InvalidParameter, NotKept: a field is invalid, or the stored responses are missing, unusable or too large.
     """
     if context.request.keeper is None:
         return False
@@ -634,7 +635,7 @@ def _body(context: ServerContext) -> Shape:
 class OpenAiResponses(OpenAiDialect):
     """The dialect of OpenAI's responses. Requests sample unless `temperature` is 0.
 
-    By default, only the model's context limits the length of a response.
+    Without `max_output_tokens`, the model's default limit or its context limits the length of a response.
     """
 
     name = "openai_responses"
@@ -695,7 +696,7 @@ class OpenAiResponses(OpenAiDialect):
         Args:
             repeated: the fields of the request that the response repeats.
             origins: maps a tool's name in the prompt to its declaration.
-            keeping: stores the response, or None if it is not stored.
+            keeping: the object that stores the response, or None if it is not stored.
         """
         head: ResponseStart = {
             "id": new_id("resp") if keeping is None else secret_id("resp"),
@@ -762,7 +763,7 @@ def _effort(body: Mapping[str, Any]) -> Any:
 
 
 def _in_own_words(text: str) -> str:
-    """Replace a chat's field names in an error message or a field name with the names of the Responses API."""
+    """Return an error message or a field name with this API's names in place of the names of a chat's fields."""
     for name, own in _WORDS.items():
         text = text.replace(name, own)
     return text

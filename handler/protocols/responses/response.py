@@ -68,13 +68,13 @@ class Items:
     Text that is only whitespace becomes a message only if there are no other items.
 
     Args:
-        origins: maps a tool's name in the prompt to its declaration. Other names are functions.
+        origins: maps a tool's name in the prompt to its declaration. Tools with other names are functions.
         most_calls: the maximum number of tool calls, after which calls are dropped, or None for no maximum.
         secret: whether ids of items must not be guessable, because the items are stored.
 
     Attributes:
-        number: returns the sequence number of the next event.
-        output: the items so far. The last one may be open.
+        number: a function that returns the sequence number of the next event.
+        output: the items so far. The last item may be open.
         open: the last item while it is open, or None.
         parts: the pieces of the open item's text so far.
         broken: whether a tool call is incomplete.
@@ -258,7 +258,7 @@ def _reasoning_text(text: str) -> ReasoningText:
 
 
 NUM_STATES = 3
-"""The number of events in a stream that contain the whole response."""
+"""The number of events in a stream that contain the response object."""
 
 
 class ResponseSettings(NamedTuple):
@@ -268,7 +268,7 @@ class ResponseSettings(NamedTuple):
         head: the fields of the response that do not change.
         form: how the model's response is parsed.
         origins: maps a tool's name in the prompt to its declaration.
-        keeping: stores the response, or None if it is not stored.
+        keeping: the object that stores the response, or None if it is not stored.
     """
 
     head: ResponseStart
@@ -357,7 +357,7 @@ class ResponseStream(BlockStream):
         return rest + self._encode([self._told(response)])
 
     def _told(self, response: OpenAiResponse, kind: ResponseState | None = None) -> ResponseEvent:
-        """Return an event that contains the whole response. The event's type is by default that of its status."""
+        """Return an event with the response object. By default, the response's status determines the event's type."""
         return {
             "type": kind or cast(ResponseState, f"response.{response['status']}"),
             "sequence_number": self._items.number(),

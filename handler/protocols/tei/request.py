@@ -201,7 +201,9 @@ class TeiSimilarity(Tei):
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         inputs, parameters = body.get("inputs"), body.get("parameters")
         if not isinstance(inputs, dict) or not isinstance(parameters, dict | None):
-            raise InvalidPayload("'inputs' must be an object with 'source_sentence' and 'sentences'")
+            raise InvalidPayload(
+                "'inputs' must be an object with 'source_sentence' and 'sentences', and 'parameters' must be an object"
+            )
         params = parameters or {}
         ignored = report_unknown(unknown_parameters(params, self.table), body, context)
         others, truncation = self.parameters(params, context)

@@ -37,7 +37,9 @@ _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 
 
 class TgiFormat:
-    """Base class of the response formats with TGI's tokens and events. Keys without a value are null.
+    """Base class of the response formats with TGI's tokens and events.
+
+    Before the last event of a stream, `generated_text` and `details` are null.
 
     Attributes:
         array: whether a non-streaming response is wrapped in an array.

@@ -31,7 +31,7 @@ Counts = Count | list[Count]
 
 
 class TritonHead(TypedDict):
-    """The fields that begin every response and every event."""
+    """The fields of every response and every event. `id` is present if the request has an id."""
 
     model_name: str
     model_version: str

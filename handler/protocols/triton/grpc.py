@@ -11,7 +11,7 @@ import functools
 import itertools
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from tritonclient.grpc import service_pb2
@@ -19,11 +19,13 @@ from tritonclient.grpc import service_pb2
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON
 from handler.core.values import Finish, Token
-from handler.protocols.kernel.dialect import ParsedRequest, TokenEncoder
+from handler.protocols.kernel.dialect import BinaryBody, ParsedRequest, ServerContext, TokenEncoder
+from handler.protocols.kernel.reply import PreparedDocument
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.triton.api import VERSION, TritonExtras
 from handler.protocols.triton.infer import Infer, InferDocument, OutputTensor, Selection, packed
 from handler.protocols.triton.models import INDICES
+from handler.protocols.triton.request import IDS
 from handler.protocols.triton.response import ResponseOptions, TritonStream
 
 FRAMES = "application/grpc+proto"
@@ -42,7 +44,7 @@ _CONTENTS = {
 _MAX_TYPED = 1 << 20  # bytes of a message besides raw contents
 _MAX_FIELDS = 1 << 12  # fields of a message, inputs, outputs or parameters
 _FIELD = re.compile(rb"([\x0a\x12\x1a\x22\x2a\x32\x3a])([\x80-\xff]{0,4}[\x00-\x7f])")
-"""A field of a ModelInferRequest in its wire format: one byte with its number and its type, and its length."""
+"""Matches the start of a field of a ModelInferRequest: a byte with the field's number and type, and its length."""
 
 _RAW = b"\x3a"  # raw_input_contents
 
@@ -97,18 +99,13 @@ def body_of(request: Any) -> tuple[bytes, int]:
     ]
     outputs = [{"name": output.name, "parameters": {"binary_data": True}} for output in request.outputs]
     parameters = {name: _parameter(name, value) for name, value in request.parameters.items()}
-    if not isinstance(parameters.pop(_EMPTY_FINAL, False), bool):
+    ends_apart = parameters.pop(_EMPTY_FINAL, False)
+    if not isinstance(ends_apart, bool):
         raise InvalidPayload(f"invalid value type for '{_EMPTY_FINAL}' parameter, expected bool_param.")
     document = {"inputs": inputs, "outputs": outputs, "parameters": {**parameters, "binary_data_output": True}}
-    data = JSON.encode({**({"id": request.id} if request.id else {}), **document})
+    members = {**({"id": request.id} if request.id else {}), **({_EMPTY_FINAL: True} if ends_apart else {})}
+    data = JSON.encode({**members, **document})
     return b"".join([data, *contents]), len(data)
-
-
-def stops(request: Any) -> bool:
-    """Return whether a ModelInferRequest stops the request with the same id, by TensorRT-LLM's input `stop`."""
-    raw, inputs = request.raw_input_contents, request.inputs
-    flags = [index for index, tensor in enumerate(inputs) if tensor.name == "stop"]
-    return any(raw[i : i + 1] == [b"\x01"] or inputs[i].contents.bool_contents == [True] for i in flags)
 
 
 def _contents(request: Any) -> Iterator[bytes]:
@@ -164,13 +161,6 @@ def messages(frames: bytes) -> Iterator[bytes]:
         start += length
 
 
-def empty_final(id: str, name: str) -> bytes:
-    """Return a ModelStreamInferResponse without outputs, which ends the response to a request."""
-    response = service_pb2.ModelInferResponse(id=id, model_name=name, model_version=VERSION)
-    response.parameters[_FINAL].bool_param = True
-    return _streamed(response)
-
-
 def failure(id: str, message: str) -> bytes:
     """Return a ModelStreamInferResponse for a request that was refused."""
     return _streamed(service_pb2.ModelInferResponse(id=id), message)
@@ -193,17 +183,27 @@ def _response(options: ResponseOptions, tensors: Sequence[OutputTensor] = (), *,
     return response
 
 
+def _frames(options: ResponseOptions, tensors: Iterable[OutputTensor], *, final: bool, ends_apart: bool) -> bytes:
+    """Return the message with these tensors, and after the last one an empty final message if it `ends_apart`."""
+    end = framed(_streamed(_response(options, final=True))) if final and ends_apart else b""
+    return framed(_streamed(_response(options, [*tensors], final=final and not ends_apart))) + end
+
+
 class WholeMessage(InferDocument):
-    """The output tensors as one message."""
+    """The output tensors as one message, and possibly an empty final message."""
+
+    ends_apart = False
 
     def _encode(self) -> bytes:
         self.content_type = FRAMES
-        tensors = [*self._selection.tensors(self._options.values(*self._outputs()))]
-        return framed(_streamed(_response(self._options, tensors, final=True)))
+        tensors = self._selection.tensors(self._options.values(*self._outputs()))
+        return _frames(self._options, tensors, final=True, ends_apart=self.ends_apart)
 
 
 class TokenMessages(TritonStream):
-    """One message for each token. The last token's message is also the final message, as with vLLM's Triton backend."""
+    """One message for each token, and possibly an empty final message."""
+
+    ends_apart = False
 
     def __init__(self, options: ResponseOptions, selection: Selection, dialect: Infer) -> None:
         super().__init__(options, dialect.errors)
@@ -217,7 +217,7 @@ class TokenMessages(TritonStream):
 
     def _render(self, text: str, values: TensorValues | None, extras: TritonExtras, finish: Finish | None) -> bytes:
         tensors = self._selection.tensors(self._options.values([text], values, extras))
-        return framed(_streamed(_response(self._options, [*tensors], final=finish is not None)))
+        return _frames(self._options, tensors, final=finish is not None, ends_apart=self.ends_apart)
 
     def token_encoder(self) -> TokenEncoder | None:
         return self._encode_token if self._is_plain else None
@@ -257,6 +257,26 @@ class InferMessages(Infer):
     def __init__(self, *, may_stream: bool) -> None:
         super().__init__()
         self.name, self.may_stream = "triton_grpc", may_stream
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        """Read a request. On a stream, the text models of TensorRT-LLM send an empty final message if it asks for one.
+
+        With TensorRT-LLM's model `tensorrt_llm` and vLLM's backend, the last message with content is final.
+        """
+        document = body.document if isinstance(body, BinaryBody) else body
+        ends_apart = isinstance(document, dict) and document.pop(_EMPTY_FINAL, False)
+        call = super().parse(body, context)
+        if ends_apart and self.may_stream and isinstance(call.reply, TokenMessages | WholeMessage):
+            names = [tensor["name"] for tensor in document["inputs"]]
+            call.reply.ends_apart = IDS not in names and "sampling_parameters" not in names
+        return call
+
+    def _empty(self, id: str, name: str) -> PreparedDocument:
+        response = service_pb2.ModelInferResponse(id=id, model_name=name, model_version=VERSION)
+        response.parameters[_FINAL].bool_param = True
+        reply = PreparedDocument(framed(_streamed(response)))
+        reply.content_type = FRAMES
+        return reply
 
     def _respond(
         self, options: ResponseOptions, selection: Selection, ignored: Sequence[str], *, streams: bool

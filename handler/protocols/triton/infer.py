@@ -19,10 +19,11 @@ from handler.core.numbers import is_digits, whole
 from handler.protocols.kernel.dialect import BinaryBody, Description, Dialect, ParsedRequest, ServerContext, Timing
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.readers import MAX_NAME, quote, show
+from handler.protocols.kernel.reply import PreparedDocument
 from handler.protocols.kernel.schema import TEXT, Shape, listing, record, schema_of_type
 from handler.protocols.kernel.tensors import OUTPUTS as TENSOR_OUTPUTS
-from handler.protocols.triton.api import InferResponse, InferTensor, TritonError, TritonErrors
-from handler.protocols.triton.models import FREE, INDICES, UNBATCHED, TensorModel, model_of
+from handler.protocols.triton.api import VERSION, InferResponse, InferTensor, TritonError, TritonErrors
+from handler.protocols.triton.models import FREE, INDICES, UNBATCHED, TensorModel, TensorType, model_of
 from handler.protocols.triton.request import (
     INPUTS,
     check_single_sequence,
@@ -94,7 +95,7 @@ class _Reader:
                 raise InvalidPayload(f"unexpected inference input {quote(name)} for model '{self._name}'")
             if name in self.values:
                 raise self._refused(f"input '{name}' already exists in request")
-            expected, dims = inputs[name]
+            expected, dims = _STOP if (name, datatype) == ("stop", "BOOL") else inputs[name]
             if datatype not in FORMATS and datatype != "BYTES":
                 raise InvalidPayload(f"invalid datatype for input {name}")
             if datatype.removeprefix("U") != expected.removeprefix("U"):  # older backends declare UINT32
@@ -192,6 +193,8 @@ class _Reader:
 
 
 _MEMBERS = {"name": str, "datatype": str, "shape": list}
+_STOP = TensorType("BOOL")
+"""The input `stop` of TensorRT-LLM, which also stops requests for the other models."""
 
 
 def _member(tensor: Any, key: str, kind: type) -> Any:
@@ -264,7 +267,11 @@ class Selection(NamedTuple):
     sagemaker: bool
 
     def tensors(self, values: Mapping[str, Any]) -> Iterator[OutputTensor]:
-        """Yield the selected tensors in the order of `values`, which are their contents by name."""
+        """Yield the selected tensors.
+
+        Args:
+            values: the contents of the tensors, by name, in the order in which they are sent.
+        """
         outputs = self.model.outputs
         present = {self.model.text if name == "text_output" else name: value for name, value in values.items()}
         present.update((name, 0) for name in INDICES if name in self.names)
@@ -386,6 +393,10 @@ class Infer(Dialect):
         model = model_of(tensors)
         reader = _Reader(id, name, model, data)
         reader.read(tensors)
+        if reader.values.get("stop") is True:  # as in TensorRT-LLM, the other inputs do not matter
+            if not id:
+                raise InvalidPayload("stop=true: needs the id of the request to stop")
+            return ParsedRequest((), self._empty(id, name), self.errors, stops=id)
         parameters = document.get("parameters", {})
         is_binary, unknown = _read_parameters(parameters)
         unknown += [name for name in document if name not in ("id", "inputs", "outputs", "parameters")]
@@ -394,10 +405,10 @@ class Infer(Dialect):
         values = {name: from_text(name, value) for name, value in parameters.items() if name in INPUTS}
         unknown += [f"parameters.{name}" for name in values if name in reader.values]
         values = {**values, **reader.values, **{f"return_{output}": True for output in names if output in FREE}}
-        streams = bool(values.pop("stream", False) or values.pop("streaming", False))
-        if streams and not self.may_stream:
-            unknown.append("stream")
-            streams = False
+        flags = [name for name in ("stream", "streaming") if values.pop(name, False)]
+        streams = bool(flags) and self.may_stream
+        if not self.may_stream:
+            unknown += [name if name in reader.values else f"parameters.{name}" for name in flags]
         options, read, ignored = read_inputs(values, unknown, id, document, context, lambda parameters: streams)
         priority, timeout = (parameters.get(name, 0) for name in _QUEUEING)
         own = options.request._replace(priority=priority, timeout=timeout / 1e6 or math.inf)
@@ -405,6 +416,10 @@ class Infer(Dialect):
             check_single_sequence(own.sampling, read)
         selection = Selection(model, names, is_binary, reader.has_batch, self._sagemaker and media_type != _OCTETS)
         return self._respond(options._replace(request=own), selection, ignored, streams=streams)
+
+    def _empty(self, id: str, name: str) -> PreparedDocument:
+        """Return a reply without outputs."""
+        return PreparedDocument(JSON.encode({"id": id, "model_name": name, "model_version": VERSION, "outputs": []}))
 
     def _respond(
         self, options: ResponseOptions, selection: Selection, ignored: Sequence[str], *, streams: bool
@@ -429,7 +444,7 @@ def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
 
     Raises:
         InvalidPayload: a parameter has a type that Triton does not accept, or is reserved.
-        InvalidParameter: the request belongs to a sequence of requests.
+        InvalidParameter: the request belongs to a sequence of requests, or its priority or timeout is invalid.
     """
     if not isinstance(parameters, dict):
         raise InvalidPayload("Unable to parse 'parameters': attempt to get members for non-object")

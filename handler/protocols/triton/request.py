@@ -471,6 +471,7 @@ def read_inputs(
     parameters = read_all(inputs, context, defaults=defaults(inputs), table=TABLE)
     ignored = report_unknown([*unknown, *replaced], body, context)
     request = _request(prompt, parameters, context, ignores_end=inputs.get("ignore_eos") in (True, [True]))
+    request = request._replace(id=id)
     fixed: TritonHead = {"model_name": context.path_name, "model_version": VERSION}
     if id:
         fixed["id"] = id
@@ -563,7 +564,7 @@ def _request(prompt: str, parameters: ParsedParameters, context: ServerContext, 
     if ids is not None:
         assert context.vocabulary is not None, "token ids are refused without a vocabulary"
         prompt = context.vocabulary.decode(ids)
-    if end_id is not None:  # it replaces the model's own end token
+    if end_id is not None and sampling.ignore_eos:  # it replaces the model's own end tokens
         if ignores_end:
             raise InvalidParameter(f"end_id={end_id}: contradicts ignore_eos=true")
         sampling = sampling._replace(stop_token_ids=(*sampling.stop_token_ids, end_id))

@@ -355,7 +355,7 @@ class BatchRunner:
 
 
 class Held:
-    """The lines of all batches that are in memory. Batches read lines in turn, while there is room.
+    """The lines that all batches together have in memory. Batches take turns reading lines while there is room.
 
     Args:
         most: bytes of lines in memory at which reading pauses.
@@ -511,7 +511,7 @@ class _Answering:
             await run_in_daemon_thread(self._output.write, line.number, text, failed=failed)
 
     async def _ask(self, line: Line) -> tuple[HttpResponse, Sequence[str]]:
-        """Return the response to a line and its ignored parameters. After a temporary failure, try the line again."""
+        """Return a line's response and its ignored parameters. After a temporary failure, try the line again."""
         wait, tries = 0.5, 0
         while True:
             answer, ignored, error = await self._try(line)

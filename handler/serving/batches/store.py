@@ -163,7 +163,7 @@ class BatchStore:
         return file
 
     def open(self, owner: str, id: str) -> tuple[OpenAiFile, BinaryIO]:
-        """Return the description of a file, and its open contents. Its bytes count as used until these are closed.
+        """Return the description of a file, and its open contents. The bytes count as used until these are closed.
 
         Raises:
             NotFound: the owner has no file with this id.
@@ -182,7 +182,7 @@ class BatchStore:
         return self._list(owner, page, [kind for kind in _FILES if page.purpose in ("", kind)])
 
     def delete(self, owner: str, id: str) -> DeletedFile:
-        """Delete a file. Its bytes count as used while somebody still reads it.
+        """Delete a file. Its bytes count as used while another request still reads it.
 
         Raises:
             NotFound: the owner has no file with this id.
@@ -339,7 +339,8 @@ class BatchStore:
             )
         if total + size > self._config.batches_total_bytes:
             raise Unavailable(
-                f"the files of all API keys have {total:.0f} bytes, which leaves no room (option.batches_total_bytes)"
+                f"the files of all API keys have {total:.0f} bytes, which leaves too little room "
+                "(option.batches_total_bytes)"
             )
 
     # -- the database --------------------------------------------------------------------------------------------

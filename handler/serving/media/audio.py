@@ -39,9 +39,9 @@ def num_samples(size: Sequence[int]) -> int:
     if not 1 <= channels <= _MOST_CHANNELS:
         raise InvalidPayload(f"the audio has {channels} channels; it must have 1 to {_MOST_CHANNELS}")
     if not _LEAST_RATE <= rate <= _MOST_RATE:
-        raise InvalidPayload(f"the audio has {rate} samples a second; it must have {_LEAST_RATE} to {_MOST_RATE}")
+        raise InvalidPayload(f"the audio has {rate} samples per second; it must have {_LEAST_RATE} to {_MOST_RATE}")
     if rate * channels > _MOST_PER_SECOND:
-        each = f"the audio has {channels} channels of {rate} samples a second"
+        each = f"the audio has {channels} channels of {rate} samples per second"
         raise InvalidPayload(f"{each}; the limit for all channels together is {_MOST_PER_SECOND}")
     if not length:
         raise InvalidPayload("the audio has no samples")
@@ -55,7 +55,7 @@ def read_size(data: bytes) -> tuple[int, int, int]:
     This takes only microseconds for any input. The decoder may find a different size.
 
     Raises:
-        InvalidPayload: the header contradicts itself or the file.
+        InvalidPayload: the header is broken, declares no length, or declares an unsupported rate or number of channels.
     """
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return _wav_size(data)
@@ -63,7 +63,9 @@ def read_size(data: bytes) -> tuple[int, int, int]:
         packed = int.from_bytes(data[18:26], "big")  # RFC 9639, section 8.2
         length = packed & ((1 << 36) - 1)
         if not length:
-            raise InvalidPayload("the audio's header does not say how long it is; write it to a file, not to a pipe")
+            raise InvalidPayload(
+                "the audio's header does not say how long it is; write the audio to a file, not to a pipe"
+            )
         return length, packed >> 44, (packed >> 41 & 7) + 1
     return 0, 0, 0
 
@@ -140,7 +142,7 @@ def _samples(size: Size, rules: FileRules) -> int:
     samples = num_samples(size)
     if samples > rules.max_units:
         limit = f"at most {rules.max_units // SAMPLE_RATE} s (option.max_audio_seconds)"
-        raise InvalidPayload(f"the audio has {size[0] / size[1]:.6g} s; {limit}")
+        raise InvalidPayload(f"the audio is {size[0] / size[1]:.6g} s long; {limit}")
     return samples
 
 

@@ -32,7 +32,7 @@ _BLOCK = 1 << 15  # samples per channel to read at once
 def decode(max_samples: int, data: memoryview) -> Iterator[Any]:
     """Yield the size and digest of an audio file, as in `Medium`, then its samples in parts.
 
-    Channels are averaged as in vLLM, and resampled with soxr as in librosa.
+    The channels are averaged as in vLLM, and the result is resampled with soxr as in librosa.
 
     Args:
         max_samples: maximum number of samples after the conversion.

@@ -62,7 +62,7 @@ class PublicResolver(AbstractResolver):
     """A resolver that accepts only names with public addresses. aiohttp connects to the returned addresses without
     resolving the name again.
 
-    Each lookup runs on its own thread, so that a slow one delays neither other lookups nor the process's exit.
+    Each lookup runs on its own thread, so that a slow lookup delays neither other lookups nor the process's exit.
     """
 
     async def resolve(
@@ -126,7 +126,7 @@ class Fetcher:
         """Return the file at an http or https URL.
 
         Args:
-            kind: kind of the medium.
+            kind: kind of the file, a key of `MEDIA`.
             take: called with the size of each received part, to reserve memory. If it raises an error, so does `fetch`.
 
         Raises:
@@ -189,9 +189,9 @@ class Fetcher:
 
     async def _read(self, response: aiohttp.ClientResponse, kind: str, take: Callable[[int], object]) -> bytes:
         if response.status != 200:
-            raise InvalidPayload(f"its server answers {response.status}")
+            raise InvalidPayload(f"its server responds with status {response.status}")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise InvalidPayload("its server answers with a Content-Encoding")
+            raise InvalidPayload("its server sends a Content-Encoding, which is not accepted")
         _check_size(response.content_length or 0, self._rules, kind)
         chunks, size = [], 0
         async for chunk in response.content.iter_chunked(_CHUNK):
@@ -206,7 +206,7 @@ def read_file(url: str, kind: str, rules: MediaRules) -> bytes:
     """Return the content of the file at a `file:` URL. This may block.
 
     Args:
-        kind: kind of the medium.
+        kind: kind of the file, a key of `MEDIA`.
 
     Raises:
         InvalidPayload: the file is outside of the allowed directory, or cannot be read. The message is meant to follow

@@ -42,7 +42,7 @@ def missing_packages(kind: str) -> str:
     if not missing:
         return ""
     how = install(f"lmi-handler[{decoder.extra}]")
-    return f"the server accepts text only, because {' and '.join(missing)} cannot be imported: {how}"
+    return f"the server cannot import {' and '.join(missing)}: {how}"
 
 
 # -- rules for media: allowed sources and sizes ------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class LoadedMedia(NamedTuple):
 class MediaLoader:
     """The loader of media, which fetches and decodes them. Thread-safe.
 
-    Threads are started for the first medium, and a decoding process for the first medium of its kind.
+    Threads are started for the first image or audio, and a decoding process for the first of each kind.
 
     Owners take turns according to the CPU time that their media have used. A request without an owner counts as an
     owner of its own. Memory for all media of a request is reserved according to the files' headers, before any medium
@@ -175,7 +175,7 @@ class MediaLoader:
     def load(self, sources: Sequence[MediaSource], owner: str = "") -> Future[LoadedMedia]:
         """Load the media of a request. If the returned future is cancelled, the fetches end.
 
-        The future raises Unavailable or InvalidPayload if a medium cannot be loaded. Their messages name the field.
+        The future raises Unavailable or InvalidPayload if a media file cannot be loaded. The messages name the field.
 
         Args:
             owner: owner of the request, or "" without one.
@@ -269,7 +269,7 @@ class MediaLoader:
         return await self._fetcher.fetch(source.url, source.kind, take)
 
     def _measured(self, source: MediaSource, file: bytes) -> Load:
-        """Read the size of a medium from its header."""
+        """Return a media file to decode, with the number of units that its header declares."""
         try:
             return self._load_of(source.kind, file, DECODERS[source.kind].read_size(file))
         except InvalidPayload as error:
@@ -353,10 +353,10 @@ def _host(url: str) -> str:
 
 
 def place_media(request: Request, prompt: Prompt, media: Sequence[Medium], tokens: Mapping[str, MediaTokens]) -> Prompt:
-    """Return the prompt with its media. Each placeholder is repeated for the number of tokens that the medium needs.
+    """Return the prompt with its media. Each placeholder is repeated once per token of its image or audio.
 
     Args:
-        prompt: prompt with one placeholder per medium.
+        prompt: prompt with one placeholder for each image or audio.
         media: media of the request, in the order of its sources.
         tokens: media tokens of the model, by kind.
 

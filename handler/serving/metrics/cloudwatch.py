@@ -119,7 +119,7 @@ def reporting(
 
     Args:
         interval: seconds between two lines; 0 disables reporting.
-        stream: by default stdout, to which no log records with prefixes are written.
+        stream: the stream to write to; by default stdout, which gets no log records with prefixes.
     """
     if not interval:
         yield
@@ -150,7 +150,7 @@ def _report(
             stream.write(json.dumps(document(model_name, before, now, time.time())) + "\n")
             stream.flush()
         except (OSError, ValueError):
-            return log.exception("no more metrics are sent to CloudWatch: the output stream is closed")
+            return log.exception("no more metrics are sent to CloudWatch: the output stream cannot be written to")
         if last:
             return
         before = now

@@ -158,7 +158,7 @@ class VllmMetrics(Collector):
 
         Args:
             samplings: the parameters of the request's prompts, if text is generated.
-            per_token: mean seconds between the request's tokens, or None if there is only one token.
+            per_token: mean seconds between the request's tokens, or None if no sequence has a second token.
         """
         if request.queue is None:
             return
@@ -225,7 +225,7 @@ class VllmMetrics(Collector):
 _DURATIONS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # seconds
 _TGI = (
     ("duration", "Duration of successful requests, in seconds", _DURATIONS),
-    ("validation_duration", "Seconds from a request's acceptance until its prompt fits", _DURATIONS),
+    ("validation_duration", "Seconds from a request's acceptance to the check of its prompt's length", _DURATIONS),
     ("queue_duration", "Seconds in the queue", _DURATIONS),
     ("inference_duration", "Seconds in the engine", _DURATIONS),
     ("mean_time_per_token_duration", "Seconds in the engine per generated token", _DURATIONS),
@@ -372,7 +372,7 @@ class _Captured(Collector):
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        text = "Requests of option.capture_requests by outcome: written, or dropped because the disk was slow or full"
+        text = "Requests of option.capture_requests by outcome: written, or dropped"
         counts = zip((["written"], ["dropped"]), self._counts(), strict=True)
         yield _labelled(CounterMetricFamily, "lmi_captured_requests", text, ["outcome"], counts)
 
@@ -381,37 +381,33 @@ class Ended:
     """The numbers and durations of the requests that the engine got and that have ended, as in Triton's statistics.
 
     Source: triton-inference-server/server, docs/protocol/extension_statistics.md.
-
-    Attributes:
-        durations: number of requests and their total duration in nanoseconds, by Triton's name of the outcome or phase.
-        last: time at which the last request ended, in milliseconds since 1970.
     """
 
     def __init__(self) -> None:
-        names = (
-            "success",
-            "fail",
-            "queue",
-            "compute_input",
-            "compute_infer",
-            "compute_output",
-            "cache_hit",
-            "cache_miss",
-        )
-        self.durations: dict[str, dict[str, int]] = {name: {"count": 0, "ns": 0} for name in names}
-        self.last = 0
+        self._numbers = {"success": 0, "fail": 0}
+        self._seconds = {"success": 0.0, "fail": 0.0, "queue": 0.0, "compute_infer": 0.0}
+        self._last = 0.0
 
     def count(self, request: RequestRecord) -> None:
-        self.last = round(time.time() * 1000)
-        phases = {
-            "success" if request.outcome == "ok" else "fail": request.total,
-            "queue": request.queue,
-            "compute_infer": request.total - request.started,
-            **dict.fromkeys(("compute_input", "compute_output"), 0.0),  # perf_analyzer counts all
-        }
-        for name, seconds in phases.items():
-            self.durations[name]["count"] += 1
-            self.durations[name]["ns"] += round(max(seconds or 0.0, 0.0) * 1e9)
+        outcome, seconds = "success" if request.outcome == "ok" else "fail", self._seconds
+        self._last = time.time()
+        self._numbers[outcome] += 1
+        seconds[outcome] += request.total
+        seconds["queue"] += request.queue or 0.0
+        seconds["compute_infer"] += max(request.total - request.started, 0.0)
+
+    @property
+    def last(self) -> int:
+        """The time at which the last request ended, in milliseconds since 1970, or 0."""
+        return round(self._last * 1000)
+
+    @property
+    def durations(self) -> dict[str, dict[str, int]]:
+        """The number of requests and their total duration in nanoseconds, by Triton's name of the outcome or phase."""
+        ended = sum(self._numbers.values())
+        numbers = dict.fromkeys(("queue", "compute_input", "compute_infer", "compute_output"), ended)
+        numbers = {**self._numbers, **numbers, "cache_hit": 0, "cache_miss": 0}
+        return {name: {"count": n, "ns": round(self._seconds.get(name, 0.0) * 1e9)} for name, n in numbers.items()}
 
 
 class Metrics:
@@ -461,7 +457,7 @@ class Metrics:
         self.registry.register(_Captured(counts))
 
     def count_opened(self) -> None:
-        """Count a request that TGI would count: its body has the right form, or it is refused as overloaded."""
+        """Count a request that TGI would count: it is accepted, or refused for a parameter or as unavailable."""
         if self._tgi is not None:
             self._tgi.count_opened()
 
@@ -617,6 +613,8 @@ class RequestStats:
         record = self._record(outcome, finish)
         requests, ignored = (self._parsed.requests, self._parsed.ignored) if self._parsed is not None else ((), ())
         self._metrics.count(record, requests, opened=self._opened)
+        if not log.isEnabledFor(logging.INFO):
+            return
         names = [name[:64] for name in ignored[:32]]
         fields: dict[str, Any] = {
             "request_id": self._request_id,

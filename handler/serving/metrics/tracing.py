@@ -128,7 +128,10 @@ def find_exporter(endpoint: str | None) -> Any:
         return None
     protocol = environment.otlp_protocol()
     if protocol not in _EXPORTERS:
-        raise ConfigError(f"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL={protocol}: must be {' or '.join(_EXPORTERS)}")
+        raise ConfigError(
+            f"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL or OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}: must be "
+            f"{' or '.join(_EXPORTERS)}"
+        )
     try:
         importlib.import_module("opentelemetry.sdk.trace.export")
         return importlib.import_module(_EXPORTERS[protocol]).OTLPSpanExporter

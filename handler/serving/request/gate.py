@@ -18,7 +18,7 @@ Turn: TypeAlias = "asyncio.Future[list[Turn]]"
 class BatchGate:
     """A gate that admits requests one batch at a time.
 
-    Lines of files' batches come after all other requests, except that the oldest line is next after MAX_OVERTAKES later
+    Lines of batch files come after all other requests, except that the oldest line is next after MAX_OVERTAKES later
     requests.
 
     Args:
@@ -26,8 +26,8 @@ class BatchGate:
             filled (`max_batch_delay`), how many requests may wait (`job_queue_size`), and how long a request may wait
             (`option.predict_timeout`). The delay begins with the first waiting request, or anew when the previous batch
             has ended.
-        max_lines: maximum number of lines of files in a batch (`option.batches_concurrency`, or if that is 0, half of
-            the engine's sequences).
+        max_lines: maximum number of batch files' lines in a dynamic batch (`option.batches_concurrency`, or if that is
+            0, half of the engine's sequences).
     """
 
     def __init__(self, config: Config, *, max_lines: int = 16) -> None:
@@ -38,7 +38,7 @@ class BatchGate:
         self._max_lines = max_lines
         self._ids = itertools.count()
         self._waiting: dict[Turn, int] = {}  # ids, in order of arrival
-        self._lines: dict[Turn, int] = {}  # the same for lines of files' batches
+        self._lines: dict[Turn, int] = {}  # the same for lines of batch files
         self._running: set[Turn] = set()
         self._overtakes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -56,7 +56,7 @@ class BatchGate:
         """Queue a request, and return its turn. When the request has ended, run or not, call `leave` with this turn.
 
         Args:
-            line: whether the request is a line of a file's batch.
+            line: whether the request is a line of a batch file.
 
         Raises:
             Overloaded: the queue is full.
@@ -68,7 +68,7 @@ class BatchGate:
         return turn
 
     async def wait(self, turn: Turn) -> None:
-        """Wait until the request's batch starts. A line of a file's batch may wait without a limit.
+        """Wait until the request's batch starts. A line of a batch file may wait without a limit.
 
         Raises:
             Overloaded: the request has waited too long.

@@ -5,15 +5,16 @@ A `RequestTask` takes these holdings:
     released at   holding                                    taken in
     FINISHED      the background task, if it has to wait     `RequestTask.start`
                   the formatter's delivery of deltas         `RequestTask._accept`
+                  the timer of the request's own timeout     `RequestTask._accept`
                   the memory of media                        `Admission._load_media`
                   the turn at the gate                       `RequestTask._wait_for_batch`
                   the sequences in the engine and the sink   `RequestTask._run`
                   the fast path                              `RequestTask._open_fast_path`
     CLOSED        the share of the memory quota              `RequestTask.__init__`
-                  the entry in `ServedModel._tasks`          `RequestTask.__init__`
+                  the entry in `Admission.tasks`             `RequestTask.__init__`
 
 Everything else is not a holding: calls of a user's `handle` (`http/custom.py`) have no task, `RequestTask.close` ends
-the capture, and `Held.line` (`serving/batches/runner.py`) counts the memory of a batch's line. To release sequences
+the capture, and `Held.line` (`serving/batches/runner.py`) counts the memory of a batch's line. Releasing sequences
 that have ended by themselves has no effect, because the batcher has forgotten them.
 """
 
@@ -70,7 +71,7 @@ class Life:
     """The phase and the holdings of a request.
 
     A holding is anything that must be given back: memory, the turn at the gate, a sequence in the engine. It is
-    released when the request enters the phase that the holding lasts to. Only the share of memory may shrink earlier.
+    released when the request enters the phase until which it is held. Only the share of memory may shrink earlier.
 
     Attributes:
         phase: current phase.
@@ -96,7 +97,7 @@ class Life:
             self._release()
 
     def enter(self, phase: Phase) -> None:
-        """Enter the next phase, and release the holdings that last to it, the latest first."""
+        """Enter the next phase, and release the holdings that end with it, the latest first."""
         assert phase in TRANSITIONS[self.phase], f"a request that is {self.phase.name} cannot become {phase.name}"
         self.phase = phase
         if phase >= FINISHED:
@@ -109,4 +110,4 @@ class Life:
             try:
                 release()
             except Exception:  # one holding must not keep the others
-                log.exception("a bug in the server: a request could not give back a holding")
+                log.exception("a bug in the server: a resource of a request could not be released")

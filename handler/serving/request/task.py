@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import urllib.parse
 import weakref
 from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ class _Refusal(NamedTuple):
 
 
 class _Road:
-    """The path of a stream's plain tokens: as deltas at first, then past the task, on the fast path once it is open.
+    """The path of a stream's plain tokens. The task gets them as deltas until the fast path is open, which bypasses it.
 
     Attributes:
         fast_path: the open fast path, or None.
@@ -100,7 +101,6 @@ class RequestTask(Life):
     Args:
         on_bytes: called with this task when there are bytes to send, when the engine returns its first output, and when
             the response is complete, at most once per engine step.
-        on_close: called with this task when the host closes it.
         capture: capture of the request, or None if it is not captured.
 
     Attributes:
@@ -122,7 +122,6 @@ class RequestTask(Life):
         stats: RequestStats,
         head: Head,
         on_bytes: Callable[[RequestTask], object],
-        on_close: Callable[[Any], object],
         capture: Capture | None = None,
     ) -> None:
         super().__init__()
@@ -139,7 +138,8 @@ class RequestTask(Life):
         self.unsent: list[bytes] = []
         self.committed = False
         itself = weakref.ref(self)  # a task that nobody closes is freed too
-        self.hold(lambda: on_close(itself()), CLOSED)
+        admission.tasks.add(self)
+        self.hold(lambda: admission.tasks.discard(itself()), CLOSED)
         self.hold(self.memory.give_back, CLOSED)
 
     # -- the response that the host sends ------------------------------------------------------------------------
@@ -289,7 +289,8 @@ class RequestTask(Life):
             if take_prompt is not None:
                 await self._admission.tokenize(requests[0], size, self._head, take_prompt, self.hold)
             if take_prompt is not None or not requests:  # the response needs no engine
-                return self._feed_and_flush(0, Delta(0, 0, ()))
+                self._feed_and_flush(0, Delta(0, 0, ()))
+                return self._stop_others(self.parsed.stops)
             encoded = [await self._admission.encode(one, size, self._head, self.hold) for one in requests]
             self.parsed = self.parsed._replace(requests=[request for request, _ in encoded])
             self._stats.note_encoded(self.parsed)
@@ -308,6 +309,26 @@ class RequestTask(Life):
         except Exception as error:  # one client's request must not stop the others
             self.refuse(serving_error(error))
 
+    def _stop_others(self, id: str) -> None:
+        """Stop the running requests of the same owner whose clients have given them this id."""
+        for task in [*self._admission.tasks] if id else ():
+            if task.is_of(id, self._head.owner):
+                task.stop()
+
+    def is_of(self, id: str, owner: str) -> bool:
+        """Return whether the request runs, and its client has given it this id."""
+        requests = () if self.parsed is None or self.finished else self.parsed.requests
+        return any(request.id == id for request in requests) and self._head.owner == owner
+
+    def stop(self) -> None:
+        """End the response with what has been generated so far. A response that user code formats goes on."""
+        if self.parsed is None or self.parsed.formatter:
+            return
+        reply, num_sequences = self.parsed.reply, self.parsed.requests[0].sampling.num_sequences
+        deltas = [Delta(0, sequence, (), Finish.STOP) for sequence in range(num_sequences)]
+        self._put(reply, b"".join(reply.feed(0, delta) for delta in deltas), deltas[-1])
+        self._driver.flush()
+
     async def _wait_for_batch(self, *, line: bool) -> None:
         gate = self._admission.gate
         if gate is not None and not self.finished:
@@ -324,6 +345,9 @@ class RequestTask(Life):
             parsed = parsed._replace(reply=reply)
         self.parsed = parsed
         self.enter(PARSED)
+        if (timeout := min((request.timeout for request in parsed.requests), default=math.inf)) < math.inf:
+            expired = Overloaded("Request timeout expired")  # Triton's words
+            self.hold(self._driver.loop.call_later(timeout, self.fail, expired).cancel)
         if self._dialect.computes:
             self._stats.count_opened()
         self._stats.note_accepted(parsed)
@@ -374,7 +398,7 @@ class RequestTask(Life):
         if data:
             self.unsent.append(data)
         begun = self.begun
-        if not begun:
+        if not begun and not reply.finished:  # a request that is stopped may end in any phase
             self.enter(ANSWERING)
         if reply.finished:
             self._end("ok", delta.finish)

@@ -187,7 +187,7 @@ def main() -> int:
     add("--tokens", type=int, default=256, help="tokens in each response (default: %(default)s)")
     add("--pace", type=float, default=0.0, help="steps per second of our engine (0: no limit) (default: %(default)g)")
     add("--seconds", type=float, default=4.0, help="seconds of each measurement (default: %(default)s)")
-    add("--repeat", type=int, default=3, help="repetitions, of which medians are shown (default: %(default)s)")
+    add("--repeat", type=int, default=3, help="repetitions; the table shows medians (default: %(default)s)")
     args = parser.parse_args()
     rows = [row for version in args.versions.split(",") for row in run(args, version)]
     facts = machine.describe()

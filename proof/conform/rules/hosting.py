@@ -68,7 +68,7 @@ def _started(server: Server) -> Start:
 @rule("start.ready", "/ping answers 200 only when the model can serve.", sources.CONTAINER, SAGEMAKER)
 async def start_ready(server: Server) -> None:
     answer = _started(server).first
-    expect(answer.ok, "an answer to the first request after /ping answered 200", answer)
+    expect(answer.ok, "a complete response to the first request after /ping returned 200", answer)
 
 
 @rule("start.early", "Before /ping answers 200, a request gets a status of 500 to 599.", sources.OURS, SAGEMAKER)
@@ -133,7 +133,7 @@ async def stop_new_work(server: Server) -> None:
 @rule("stop.exit", "The process ends within 30 s after SIGTERM.", sources.CONTAINER, SAGEMAKER, last=True)
 async def stop_exit(server: Server) -> None:
     if (await _stopped(server)).seconds is None:
-        raise Failed(f"an end {server.limits.stop:g} s after SIGTERM", asked="SIGTERM", got="it is still running")
+        raise Failed(f"an end within {server.limits.stop:g} s of SIGTERM", asked="SIGTERM", got="it is still running")
 
 
 # -- /ping, /invocations and limits --------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ async def openai_route_model(server: Server) -> None:
         expect_answer(await server.post("/v1/chat/completions", body))
 
 
-@rule("limits.whole-answer", "An answer of 64 tokens arrives within 60 s.", sources.CONTAINER, SAGEMAKER)
+@rule("limits.whole-answer", "A response of 64 tokens arrives within 60 s.", sources.CONTAINER, SAGEMAKER)
 async def limits_whole(server: Server) -> None:
     limit = server.limits.whole
     answer = await server.generate(tokens=64, timeout=limit)
@@ -318,12 +318,12 @@ async def _metrics(server: Server) -> Answer:
 )
 async def metrics_format(server: Server) -> None:
     answer = await server.metrics()
-    expect(answer.ok, "status 200; --metrics names another path", answer)
+    expect(answer.ok, "status 200 (--metrics sets another path)", answer)
     lines = [line for line in answer.text.splitlines() if line and not line.startswith("#")]
     expect(lines, "metrics", answer)
     for line in lines:
         if not _SAMPLE.match(line):
-            raise Failed(f"samples in Prometheus' format; this line is not one: {line[:200]}", answer)
+            raise Failed(f"Prometheus' format, which this line does not have: {line[:200]}", answer)
 
 
 @rule("metrics.few", "There are few time series, because CloudWatch receives all.", sources.METRICS, SAGEMAKER)
@@ -333,7 +333,7 @@ async def metrics_few(server: Server) -> None:
     expect(count <= _SERIES, f"at most {_SERIES} time series, not {count}", answer)
 
 
-@rule("metrics.count", "A counter increases by one with each answer.", sources.METRICS, SAGEMAKER)
+@rule("metrics.count", "A counter increases by one with each response.", sources.METRICS, SAGEMAKER)
 async def metrics_count(server: Server) -> None:
     before = samples(await _metrics(server))
     for _ in range(3):
@@ -345,7 +345,7 @@ async def metrics_count(server: Server) -> None:
         if grown:
             return
         if time.monotonic() > deadline:
-            raise Failed("a counter that increased by 3 after 3 answers", answer)
+            raise Failed("a counter that increased by 3 after 3 responses", answer)
         await asyncio.sleep(0.2)
 
 

@@ -63,7 +63,7 @@ async def generated_tokens(server: Server) -> None:
     expect(count <= 8, "at most 8 tokens, the request's max_new_tokens", answer)
 
 
-@rule("lmi.finish-reason", "An answer cut off by max_new_tokens has the finish_reason length.", sources.LMI_SCHEMA, LMI)
+@rule("lmi.finish-reason", "Output cut off by max_new_tokens has the finish_reason length.", sources.LMI_SCHEMA, LMI)
 async def finish_reason(server: Server) -> None:
     if server.profile == "lmi-0.28":
         answer, details = await expect_details(server, ignore_eos_token=True)
@@ -73,7 +73,7 @@ async def finish_reason(server: Server) -> None:
     expect(details.get("finish_reason") == "length", "the finish_reason length", answer)
 
 
-@rule("lmi.default-length", f"Without max_new_tokens an answer has at most {_DEFAULT} tokens.", sources.LMI_SCHEMA, LMI)
+@rule("lmi.default-length", f"Without max_new_tokens, output has at most {_DEFAULT} tokens.", sources.LMI_SCHEMA, LMI)
 async def default_length(server: Server) -> None:
     parameters = {"do_sample": False, "details": True, "ignore_eos_token": True}
     answer = expect_answer(await server.post("/invocations", {"inputs": PROMPT, "parameters": parameters}))
@@ -158,7 +158,7 @@ async def inputs_list(server: Server) -> None:
     expect(answer.refused, "a status of 400 to 499", answer)
 
 
-@rule("lmi.stop", "An answer ends at a stop sequence (stop_sequences; in 0.38, stop).", sources.LMI_SCHEMA, LMI)
+@rule("lmi.stop", "A response ends at a stop sequence (stop_sequences; in 0.38, stop).", sources.LMI_SCHEMA, LMI)
 async def stop(server: Server) -> None:
     text, word = await stop_word(server)
     name = "stop_sequences" if server.profile == "lmi-0.28" else "stop"
@@ -201,7 +201,7 @@ async def model_name(server: Server) -> None:
     expect(answer.status >= 400, "a status of 400 or more", answer)
 
 
-@rule("lmi.request-id", "An answer has the header x-request-id.", sources.DJL_HTTP, LMI)
+@rule("lmi.request-id", "A response has the header x-request-id.", sources.DJL_HTTP, LMI)
 async def request_id(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect(answer.headers.get("x-request-id"), "the header x-request-id", answer)

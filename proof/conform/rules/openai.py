@@ -70,7 +70,7 @@ async def usage(server: Server) -> None:
     expect(False, "prompt_tokens + completion_tokens = total_tokens, with at most 8 completion_tokens", answer)
 
 
-@_rule("openai.finish-reason", "An answer that ends at max_tokens has the finish_reason length.", sources.OPENAI_CHAT)
+@_rule("openai.finish-reason", "A response that ends at max_tokens has the finish_reason length.", sources.OPENAI_CHAT)
 async def finish_reason(server: Server) -> None:
     answer = expect_answer(await server.generate(tokens=2))
     expect(_choice(answer.object).get("finish_reason") == "length", "the finish_reason length", answer)
@@ -78,7 +78,7 @@ async def finish_reason(server: Server) -> None:
 
 @_rule(
     "openai.max-completion-tokens",
-    "max_completion_tokens limits an answer in the same way as max_tokens.",
+    "max_completion_tokens limits a response in the same way as max_tokens.",
     sources.OPENAI_CHAT,
 )
 async def max_completion_tokens(server: Server) -> None:

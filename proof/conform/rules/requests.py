@@ -87,7 +87,7 @@ async def same_text(server: Server) -> None:
     whole = await greedy(server, 12)
     answer = await stream(server, 12)
     text = text_of(whole.value)
-    expect(text is not None, "a whole answer with text", whole)
+    expect(text is not None, "a non-streaming response with text", whole)
     pieces = "".join(map(piece_of, answer.events))
     wanted = (text or "").removeprefix(PROMPT)
     expect(
@@ -146,12 +146,12 @@ async def _survives(server: Server, data: bytes) -> None:
 
 
 def _expect_refused_or_answered(answer: Answer) -> None:
-    expect(answer.refused or answer.ok, "an answer, or a status of 400 to 499", answer)
+    expect(answer.refused or answer.ok, "status 200, or a status of 400 to 499", answer)
 
 
 async def _expect_alive(server: Server, before: Answer) -> None:
     after = await server.generate(tokens=2)
-    expect(after.ok, f"an answer to a valid request after {before.asked}", after)
+    expect(after.ok, f"a complete response to a valid request after {before.asked}", after)
 
 
 @rule("bad.not-json", "A body that is not JSON is refused.", sources.OURS)

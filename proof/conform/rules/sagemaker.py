@@ -44,7 +44,7 @@ def _expect_unknown(server: Server, answer: Answer) -> None:
         expect(answer.refused, "a status of 400 to 499", answer)
 
 
-@rule("sessions.open", "NEW_SESSION opens a session; a header has its ID and expiry.", sources.SESSIONS, _STATEFUL)
+@rule("sessions.open", "NEW_SESSION opens a session; a header has its ID and expiry time.", sources.SESSIONS, _STATEFUL)
 async def sessions_open(server: Server) -> None:
     answer, session = await _open(server)
     await _close(server, session)
@@ -59,7 +59,7 @@ async def sessions_use(server: Server) -> None:
     expect_answer(answer)
 
 
-@rule("sessions.close", "CLOSE closes a session and names it in a header.", sources.SESSIONS, _STATEFUL)
+@rule("sessions.close", "CLOSE closes a session; a header of the response has its ID.", sources.SESSIONS, _STATEFUL)
 async def sessions_close(server: Server) -> None:
     _, session = await _open(server)
     answer = expect_answer(await _close(server, session))
@@ -104,7 +104,7 @@ async def _register(server: Server) -> Answer:
 @rule("adapters.unknown", "A request for an unknown adapter is refused.", sources.STANDARDS, _WITH_ADAPTERS)
 async def adapters_unknown(server: Server) -> None:
     answer = await _with_adapter(server, "conform-has-no-such-adapter")
-    expect(answer.refused, "a status of 400 to 499, not the model's own answer", answer)
+    expect(answer.refused, "a status of 400 to 499, not a response of the base model", answer)
 
 
 @rule("adapters.register", "POST /adapters registers an adapter by name and src.", sources.STANDARDS, _WITH_ADAPTERS)

@@ -46,7 +46,7 @@ class _Entry(NamedTuple):
 
 
 def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Yield the requests with a body. An `Unreadable` counts a file's other requests, which are not for inference."""
+    """Yield the requests with a body, each entry that cannot be read, and the number of a file's other requests."""
     for file in files:
         left_out: Counter[str] = Counter()
         for entry in _entries(file):

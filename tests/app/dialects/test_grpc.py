@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import signal
 import struct
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy
 import pytest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.grpc import InferenceServerClient, InferInput, service_pb2, service_pb2_grpc
 
 from tests.app.server import serve
 from tests.servers import LiveServer, free_port, http, wait_for
@@ -21,6 +23,7 @@ from tests.servers import LiveServer, free_port, http, wait_for
 Messages = list[Any]
 ASK = {"text_input": "a b c d e", "max_tokens": 5, "exclude_input_in_output": True}
 NO_SHARED_MEMORY = "shared memory is not supported: send tensors as JSON or as binary data"
+WAITING = 'vllm:num_requests_waiting{engine="0",model_name="model"}'
 RUNNING = 'vllm:num_requests_running{engine="0",model_name="model"}'
 
 
@@ -29,7 +32,8 @@ class Triton:
 
     def __init__(self, server: LiveServer, port: int, *, reads: bool = True) -> None:
         self.server = server
-        self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{port}"
+        self.channel = grpc.insecure_channel(self.address)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
 
     def stream(self, *requests: Any, **more: Any) -> Messages:
@@ -233,24 +237,41 @@ def test_a_cancelled_stream_leaves_the_engine() -> None:
         wait_for(lambda: client.server.metric(RUNNING) == 0, 20, "the engine goes on")
 
 
-def test_stop_ends_the_request_of_its_id_alone() -> None:
-    """As TensorRT-LLM's client sends it: on the same stream, with inputs that do not matter."""
+LONG: dict[str, Any] = {"text_input": "a " * 300, "max_tokens": 500}
+
+
+def stop(id: str, **inputs: Any) -> Any:
+    """As TensorRT-LLM's client sends it, with inputs that do not matter."""
+    request = ask(id, text_input="", max_tokens=0, **inputs)
+    request.inputs.add(name="stop", datatype="BOOL", shape=[1, 1])
+    request.raw_input_contents.append(b"\1")
+    return request
+
+
+def is_final(response: Any) -> bool:
+    return bool(response.parameters["triton_final_response"].bool_param)
+
+
+def test_stop_ends_the_requests_of_its_id_alone() -> None:
     with triton(*SLOW) as client:
         asked: queue.Queue[Any] = queue.Queue()
         answers = client.stub.ModelStreamInfer(iter(asked.get, None), timeout=30)
-        asked.put(ask("long", stream=True, text_input="a " * 300, max_tokens=500))
+        asked.put(ask("long", stream=True, **LONG))
+        asked.put(ask("long", stream=True, return_finish_reason=True, **LONG))
         asked.put(ask("other", stream=True, max_tokens=5))
         first = next(answers)
-        stop = ask("long", text_input="")
-        stop.inputs.add(name="stop", datatype="BOOL", shape=[1, 1])
-        stop.raw_input_contents.append(b"\1")
-        asked.put(stop)
+        asked.put(stop("long"))
         asked.put(None)
-        found = [first, *answers]
-        assert joined([one for one in found if one.infer_response.outputs], "other") == client.text()
-        ends = [one.infer_response for one in found if not one.infer_response.outputs]
-        assert [(one.id, one.parameters["triton_final_response"].bool_param) for one in ends] == [("long", True)] * 2
-        assert len([one for one in found if one.infer_response.id == "long"]) < 100
+        found = [one.infer_response for one in (first, *answers)]
+        other = [one for one in found if one.id == "other"]
+        assert ("".join(map(text_of, other)), is_final(other[-1])) == (client.text(), True)
+        finals = [one for one in found if one.id == "long" and is_final(one)]
+        empty, *stopped = sorted(finals, key=lambda one: len(one.outputs))
+        assert (list(empty.outputs), empty.model_name, empty.model_version) == ([], "model", "1")
+        assert [text_of(one) for one in stopped] == [""] * 2
+        assert stopped[1].raw_output_contents[1][4:] == b"stop"
+        assert len([one for one in found if one.id == "long"]) < 100
+        assert not any(one.id == "long" and one.outputs for one in found[found.index(stopped[1]) + 1 :])
         wait_for(lambda: client.server.metric(RUNNING) == 0, 20, "the engine goes on")
 
 
@@ -262,15 +283,87 @@ def test_nothing_of_a_stopped_request_follows_its_last_message() -> None:
         asked.put(ask("long", stream=True, text_input="word " * 500, max_tokens=50_000))
         wait_for(lambda: client.server.metric(RUNNING) == 1, 20, "the request does not begin")
         time.sleep(1.0)  # for more than the connection takes
-        stop = ask("long", text_input="")
-        stop.inputs.add(name="stop", datatype="BOOL", shape=[1, 1])
-        stop.raw_input_contents.append(b"\1")
-        asked.put(stop)
+        asked.put(stop("long"))
         wait_for(lambda: client.server.metric(RUNNING) == 0, 20, "the engine goes on")
         asked.put(None)
-        found = [bool(one.infer_response.outputs) for one in answers]
-        assert found.count(False) == 2
-        assert not any(found[found.index(False) :])
+        found = [one.infer_response for one in answers]
+        assert len(found) < 50_000
+        finals = [bool(one.outputs) for one in found if is_final(one)]
+        assert sorted(finals) == [False, True]
+        assert is_final([one for one in found if one.outputs][-1])
+
+
+Results = queue.Queue[tuple[str, Any]]
+
+
+def sent(client: InferenceServerClient, results: Results, name: str, **inputs: Any) -> None:
+    """Send a request by itself, and put its name and its result into `results`."""
+    tensors = []
+    for tensor, (datatype, value) in inputs.items():
+        tensors.append(InferInput(tensor, [1, 1], datatype))
+        tensors[-1].set_data_from_numpy(
+            numpy.array([[value]], {"BYTES": object, "INT32": numpy.int32, "BOOL": bool}[datatype])
+        )
+    client.async_infer("model", tensors, lambda result, error: results.put((name, error or result)), request_id="12345")
+
+
+@pytest.mark.parametrize("option", [SLOW, (*SLOW, "-o", "option.rolling_batch=disable", "-o", "batch_size=1")])
+def test_stop_by_a_call_of_its_own_ends_running_and_waiting_calls(option: tuple[str, ...]) -> None:
+    """TensorRT-LLM's client reads the ids of the last result that it gets, so this is not that of `stop`."""
+    with triton(*option, "-o", "option.max_rolling_batch_size=2") as client:
+        official, results = InferenceServerClient(client.address), Results()
+        long = {"text_input": ("BYTES", b"a " * 300), "max_tokens": ("INT32", 500)}
+        sent(official, results, "one", **long, n=("INT32", 2))
+        wait_for(lambda: client.server.metric(RUNNING) == 2, 20, "the request does not begin")
+        sent(official, results, "waiting", **long)
+        wait_for(lambda: client.server.metric(WAITING) == 1 or "disable" in str(option), 20, "it does not wait")
+        time.sleep(0.5)
+        sent(official, results, "stop", **{**long, "stop": ("BOOL", True)})
+        found = [results.get(timeout=20) for _ in range(3)]
+        texts = {name: result.as_numpy("text_output") for name, result in found}
+        assert found[0][0] == "stop"
+        assert texts["stop"] is None
+        assert [text.startswith(b"a a a") for text in texts["one"]] == [True] * 2
+        assert texts["waiting"].tolist() == [b"a " * 300]
+        assert all(result.get_response().id == "12345" for _, result in found)
+        wait_for(lambda: client.server.metric(RUNNING) == 0, 20, "the engine goes on")
+        sent(official, results, "later", text_input=("BYTES", b"a b"), max_tokens=("INT32", 2))
+        assert results.get(timeout=20)[1].as_numpy("text_output").tolist() == [b"a b a b"]
+
+
+def test_stop_ends_only_requests_of_the_same_key() -> None:
+    with triton(*SLOW, env={"LMI_API_KEY": "ann,bob"}) as client:
+        by = {name: [("authorization", f"Bearer {name}")] for name in ("ann", "bob")}
+        running = client.stub.ModelInfer.future(ask("7", max_tokens=40), timeout=30, metadata=by["ann"])
+        time.sleep(0.5)  # of two seconds
+        assert not client.stub.ModelInfer(stop("7"), timeout=30, metadata=by["bob"]).outputs
+        time.sleep(0.3)
+        assert not running.done()
+        assert not client.stub.ModelInfer(stop("7"), timeout=30, metadata=by["ann"]).outputs
+        assert len(text_of(running.result()).split()) < 40
+
+
+def test_stop_by_http_ends_a_stream_of_generate() -> None:
+    with triton(*SLOW) as client:
+        url = f"{client.server.url}/v2/models/model"
+        with http.stream("POST", f"{url}/generate_stream", json={**ASK, **LONG, "id": "7"}) as response:
+            lines = (line for line in response.iter_lines() if line)
+            next(lines)
+            tensor = {"name": "stop", "datatype": "BOOL", "shape": [1, 1], "data": [True]}
+            stopped = http.post(f"{url}/infer", json={"id": "7", "inputs": [tensor]})
+            assert (stopped.status_code, stopped.json()) == (
+                200,
+                {"id": "7", "model_name": "model", "model_version": "1", "outputs": []},
+            )
+            rest = list(lines)
+        assert len(rest) < 100
+        assert json.loads(rest[-1].removeprefix("data: "))["text_output"] == ""
+        wait_for(lambda: client.server.metric(RUNNING) == 0, 20, "the engine goes on")
+        nothing = http.post(f"{url}/infer", json={"id": "7", "inputs": [tensor]})
+        assert nothing.json() == stopped.json(), "there is nothing to stop"
+        assert http.post(f"{url}/infer", json={"inputs": [tensor]}).json()["error"] == (
+            "stop=true: needs the id of the request to stop"
+        )
 
 
 def test_a_deadline_ends_the_request() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -15,7 +17,7 @@ import pytest
 from handler.protocols.triton.infer import SAGEMAKER_TYPE
 from tests.app.server import serve
 from tests.doubles import tiny
-from tests.servers import LiveServer, http, options
+from tests.servers import LiveServer, http, options, wait_for
 
 MODEL = "/v2/models/model"
 INFER = f"{MODEL}/infer"
@@ -106,10 +108,10 @@ BODY = json.dumps({"inputs": [text("a b"), LENGTH]}).encode()
 FAULTS = {
     "plain": ("gzip", BODY, "is not compressed as its Content-Encoding says"),
     "raw": ("deflate", zlib.compress(BODY)[2:-4], "is not compressed as its Content-Encoding says"),
-    "empty": ("gzip", b"", "ends before its end"),
-    "cut": ("gzip", gzip.compress(BODY)[:-9], "ends before its end"),
-    "more": ("gzip", gzip.compress(BODY) + b"x", "has further data at its end"),
-    "much more": ("deflate", zlib.compress(BODY) + bytes(300_000), "has further data at its end"),
+    "empty": ("gzip", b"", "is cut off before its end"),
+    "cut": ("gzip", gzip.compress(BODY)[:-9], "is cut off before its end"),
+    "more": ("gzip", gzip.compress(BODY) + b"x", "has further data after its end"),
+    "much more": ("deflate", zlib.compress(BODY) + bytes(300_000), "has further data after its end"),
     "other": ("br", BODY, "content-encoding 'br' is not supported"),
     "both": ("gzip, deflate", BODY, "content-encoding 'gzip, deflate' is not supported"),
     "a bomb": ("gzip", gzip.compress(bytes(200 << 20), 9), "the decompressed body has more than"),
@@ -304,3 +306,29 @@ def test_token_ids_need_a_vocabulary(echo_server: LiveServer) -> None:
     ids = {"name": "input_ids", "datatype": "INT32", "shape": [1, 1], "data": [1]}
     found = http.post(echo_server.url + INFER, json={"inputs": [ids]})
     assert (found.status_code, "vocabulary" in found.json()["error"]) == (400, True)
+
+
+ALONE = {
+    "a batch": options("option.rolling_batch=disable", "batch_size=1"),
+    "the engine": options("option.max_rolling_batch_size=1"),
+}
+
+
+@pytest.mark.parametrize("waits_for", ALONE)
+def test_a_timeout_counts_from_when_the_request_is_accepted(waits_for: str) -> None:
+    """Whether the request waits or runs. Without a timeout, it waits for `option.predict_timeout`."""
+    body: dict[str, Any] = {"inputs": [text("a " * 40), {**LENGTH, "data": [40]}]}
+    slow = options("option.echo_tokens_per_second=20")
+    with serve("--engine", "echo", *slow, *ALONE[waits_for]) as server, ThreadPoolExecutor(3) as pool:
+        running = pool.submit(http.post, server.url + INFER, json=body)
+        wait_for(lambda: server.metric('vllm:num_requests_running{engine="0",model_name="model"}') == 1, 20, "it waits")
+        began = time.monotonic()
+        late = http.post(server.url + INFER, json={**body, "parameters": {"timeout": 300_000}})
+        assert (late.status_code, late.json()) == (503, {"error": "Request timeout expired"})
+        assert 0.3 <= time.monotonic() - began < 1.5
+        patient = pool.submit(http.post, server.url + INFER, json={**body, "parameters": {"timeout": 60_000_000}})
+        assert running.result().status_code == 200
+        assert patient.result().status_code == 200, "the request that left holds up nobody"
+        running_late = http.post(server.url + INFER, json={**body, "parameters": {"timeout": 500_000}})
+        assert (running_late.status_code, running_late.json()["error"]) == (503, "Request timeout expired")
+        assert server.metric('vllm:num_requests_running{engine="0",model_name="model"}') == 0

@@ -89,9 +89,9 @@ CASES: dict[str, tuple[Any, str]] = {
         input_audio(format="midi"), ".input_audio.format must be one of wav, mp3, flac, ogg, opus"),
     "a format of another type": (input_audio(format=["wav"]), ".input_audio.format must be one of"),
     "no audio": (input_audio(base64.b64encode(b"hello there").decode()), ".input_audio.data: it is not WAV, FLAC"),
-    "too long": (input_audio(LONG), ".input_audio.data: the audio has 3.01 s; at most 3 s (option.max_audio_seconds)"),
+    "too long": (input_audio(LONG), ".input_audio.data: the audio is 3.01 s long; at most 3 s (option.max_audio_s"),
     "8 hours": (
-        input_audio(base64.b64encode(flac(8 * 3600 * 16_000)).decode()), ".input_audio.data: the audio has 28800 s"),
+        input_audio(base64.b64encode(flac(8 * 3600 * 16_000)).decode()), ".input_audio.data: the audio is 28800 s"),
     "an image": (by_url(data_url(image_file())), ".audio_url: it is not WAV, FLAC, MP3 or Ogg"),
     "no URL": (by_url(3), ".audio_url must be a URL"),
     "FTP": (by_url("ftp://a/b.wav"), ".audio_url must be an http, https, file or data URL"),
@@ -115,7 +115,7 @@ def test_each_names_its_field(served: Served, name: str) -> None:
 def test_missing_and_long_files_of_a_server(served: Served) -> None:
     server, url, _ = served
     for path, words in (
-        ("/none", "its server answers 404"),
+        ("/none", "its server responds with status 404"),
         ("/long", "more than 60000 bytes (option.max_audio_bytes)"),
     ):
         assert words in server.post(ask(by_url(url + path)), CHAT).json()["error"]["message"]
@@ -240,7 +240,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
         'is not supported: the engine reports timestamps of segments, not of words; use "segment"',
     ),
     "no times": ({"timestamp_granularities[]": "segment"}, "needs response_format=verbose_json"),
-    "other times": ({"timestamp_granularities[]": "page"}, "must be segment, or a list that has only segment"),
+    "other times": ({"timestamp_granularities[]": "page"}, "must be segment, or a list that contains only segment"),
     "a stream of times": ({"stream": "true", "response_format": "srt"}, "a stream has no timestamps; use json"),
     "no flag": ({"stream": "perhaps"}, "must be true or false"),
     "scores": ({"include[]": "logprobs"}, "is not supported: log-probabilities of tokens are not returned"),
@@ -262,8 +262,8 @@ def test_wrong_fields(server: LiveServer, name: str) -> None:
 FILES = {
     "empty": (b"", "file: the audio is empty"),
     "a text": (b"hello", "file: it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"),
-    "8 hours": (flac(8 * 3600 * 16_000), "file: the audio has 28800 s; at most 3 s (option.max_audio_seconds)"),
-    "too long": (clip_file(tone(3.5)), "file: the audio has 3.5 s; at most 3 s"),
+    "8 hours": (flac(8 * 3600 * 16_000), "file: the audio is 28800 s long; at most 3 s (option.max_audio_seconds)"),
+    "too long": (clip_file(tone(3.5)), "file: the audio is 3.5 s long; at most 3 s"),
     "no channel": (wav(bytes(99), channels=0), "file: the audio has 0 channels"),
     "cut": (clip_file()[:999], "file: the audio is broken"),
     "too many bytes": (CLIP + bytes(150_000), "bytes; the maximum is 150000 (option.max_audio_bytes)"),

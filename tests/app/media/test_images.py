@@ -332,11 +332,11 @@ _BROKE = "it could not be fetched: its server closed the connection, or does not
         ("/circle", "its server redirects more than 3 times"),
         ("/long", "the file has more than 1048576 bytes (option.max_image_bytes)"),
         ("/endless", "the file has more than 1048576 bytes (option.max_image_bytes)"),
-        ("/zip", "its server answers with a Content-Encoding"),
+        ("/zip", "its server sends a Content-Encoding, which is not accepted"),
         ("/short", _BROKE),
         ("/mute", _BROKE),
         ("/svg", "it is not JPEG, PNG, WebP or GIF"),
-        ("/none", "its server answers 404"),
+        ("/none", "its server responds with status 404"),
     ],
 )
 def test_servers_that_misbehave(server: LiveServer, files: FileServer, path: str, message: str) -> None:

@@ -593,6 +593,6 @@ def test_missing_packages_stop_the_start_where_the_option_asks_for_traces(
 
 def test_an_unknown_protocol_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
-    assert "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json" in refused_start(
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL is http/json" in refused_start(
         "--engine", "echo", "-o", "option.otlp_traces_endpoint=http://x"
     )

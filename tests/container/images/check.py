@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any
 
 from gguf import GGMLQuantizationType as Kind
 
+from tests.accept import debian
 from tests.checkpoints.small_gguf import write_small
 from tests.container.images.dockerfile import ROOT, SECOND, read
 from tests.doubles import tiny
@@ -106,7 +108,7 @@ class ContainerEngine:
     def make_debian(self) -> None:
         """An image of Debian's packages alone, as DEBIAN."""
         root = self._scratch / "debian"
-        call(["debootstrap", "--variant=minbase", SUITE, str(root)])
+        debian.bootstrap(root, SUITE)
         archive = self._scratch / "debian.tar"
         call(["tar", "--create", "--file", str(archive), "--directory", str(root), "--exclude=./dev/*", "."])
         self._podman("import", str(archive), DEBIAN)
@@ -301,7 +303,7 @@ def call(command: Sequence[str]) -> str:
 
 _PROMPT = "The capital of France is"
 _STAND_IN = "localhost/image-check/stand-in"
-_HELD = ("numpy==1.26.4", "prometheus_client==0.21.1")
+_HELD = ("numpy==1.26.4", "prometheus_client==0.21.1", "transformers==4.57.6")
 _UNPRIVILEGED = ("--user", "1000:1000", "--cap-drop", "all", "--security-opt", "no-new-privileges")
 _READ_ONLY = ("--read-only", "--read-only-tmpfs=false")
 _LABELS = {"VERSION": "0.1.0", "REVISION": "0" * 40, "SOURCE": "https://example.org/lmi-handler"}
@@ -480,8 +482,8 @@ def _check_laid_over(engine: ContainerEngine, scratch: Path, names: Sequence[str
         ]
         engine.build(_STAND_IN, {}, lines=lines)
     bases = {"CPU_BASE": DEBIAN} | {f"{name}_BASE": _STAND_IN for name in ("JRE", "DJL", "TRTLLM", "LMI")}
-    constraints = (ROOT / "docker/constraints-gpu.txt").read_text().splitlines()
-    [ours] = [line for line in constraints if line.startswith("starlette==")]  # newer than the stand-in's
+    pins = (ROOT / "docker/constraints-gpu.txt").read_text()
+    ours = re.findall(r"^starlette==\S+", pins, re.MULTILINE)[-1]  # newer than the stand-in's
     builds = [(name, name, bases) for name in names]
     if "trtllm" in names:  # its second base by that base's own name, which TRTLLM_VERSION makes
         engine.build(read(given={"TRTLLM_VERSION": SECOND})[1]["trtllm"].base, {}, lines=[f"FROM {_STAND_IN}"])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
 from deploy.data import table
 from deploy.resolve.images import push_instructions
@@ -19,12 +17,6 @@ from handler import __version__
 from handler.config.model_files import DEMO_MEMBER
 from handler.container.djl import S5CMD
 from tests.container.images.dockerfile import ROOT, SECOND, context, read
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 ARGUMENTS, STAGES = read()
 IMAGES = ("cpu", "lmi", "trtllm")
@@ -164,35 +156,6 @@ def test_hadolint_finds_nothing() -> None:
     assert (found.returncode, found.stdout) == (0, "")
 
 
-@pytest.mark.parametrize(
-    ("file", "extras"),
-    [
-        ("constraints-cpu.txt", ("cpu", "images", "audio", "container", "openai")),
-        ("constraints-gpu.txt", ("images", "audio", "container", "djl", "openai")),
-    ],
-)
-def test_constraints_pin_what_the_package_needs(file: str, extras: tuple[str, ...]) -> None:
-    pinned = pins(file)
-    assert all(pinned.values())
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *(need for extra in extras for need in project["optional-dependencies"][extra])]
-    for requirement in map(Requirement, needed):
-        assert requirement.specifier.contains(pinned[_plain(requirement.name)]), requirement
-
-
-def pins(file: str) -> dict[str, str]:
-    """Versions by name; what follows on the next line is a hash."""
-    lines = [line for line in (ROOT / "docker" / file).read_text().splitlines() if not line.startswith(("#", " "))]
-    return {_plain(name): version.removesuffix(" \\") for name, _, version in (line.partition("==") for line in lines)}
-
-
-def test_every_package_of_the_cpu_image_has_one_hash() -> None:
-    text = (ROOT / "docker" / "constraints-cpu.txt").read_text()
-    hashes = re.findall(r"^\S+==\S+ \\\n    --hash=sha256:([0-9a-f]{64})$", text, re.MULTILINE)
-    assert len(hashes) == len(set(hashes)) == len(pins("constraints-cpu.txt")) > 50
-    assert "--require-hashes" in " ".join(STAGES["cpu-packages"].values("RUN"))
-
-
 @pytest.mark.parametrize("name", IMAGES)
 def test_our_own_code_is_the_last_layer_of_files(name: str) -> None:
     """A changed line of ours is then all that is pushed."""
@@ -213,28 +176,7 @@ def test_labels_say_what_it_was_built_from(name: str) -> None:
         assert f"{field.upper()}=unknown" in STAGES[name].values("ARG")
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def test_the_dockerfile_imports_names_that_exist() -> None:
     names = re.findall(r"from (handler[\w.]*) import (\w+)", (ROOT / "Dockerfile").read_text())
     assert names
     assert [name for module, name in names if not hasattr(importlib.import_module(module), name)] == []
-
-
-# -- the constraints that keep an image's engine as it was built -------------------------------------------------------
-
-
-constraints = runpy.run_path(str(ROOT / "docker" / "hold.py"))["constraints"]
-
-
-def test_what_is_installed_stays_and_what_is_not_is_ours() -> None:
-    installed = {"torch": "2.9.1+cu130", "prometheus_client": "0.22.1", "Starlette": "0.49.1"}
-    ours = ["# comment", "", "prometheus-client==0.26.0", "starlette==1.10.0", "orjson==3.13.0"]
-    assert constraints(installed, ours, ["starlette"]) == [
-        "orjson==3.13.0",
-        "prometheus_client==0.22.1",
-        "starlette==1.10.0",
-        "torch==2.9.1+cu130",
-    ]

@@ -109,7 +109,7 @@ def test_a_policy_that_is_too_long_is_printed_in_parts(
     assert {"trust", "execution-role-1", "deployer-1", "deployer-2", "invoker-1"} <= found.keys()
     assert not {"execution-role", "deployer", "invoker"} & found.keys()
     assert "note: deployer: " in said.err
-    assert "AWS accepts 6,144 in a managed policy. It is split into" in said.err
+    assert "a managed policy may have at most 6,144. It is split into" in said.err
     assert main(["iam", LLAMA, *many, "--who", "deployer"]) == 2
     assert "Print the first part with --who deployer-1." in capsys.readouterr().err
     assert json.loads(commands_printed(capsys, "iam", LLAMA, *many, "--who", "deployer-2")) == found["deployer-2"]

@@ -185,7 +185,7 @@ def test_adapters_are_those_of_their_component(tmp_path: Path) -> None:
         (
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "a"}]},
             [],
-            "components: a is given twice",
+            "components: duplicate names: a",
         ),
         (
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "b", "memory_mb": 10**9}]},

@@ -629,7 +629,7 @@ def test_without_moto_it_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys
         ),
         (
             ("--host", "0.0.0.0"),
-            "--host cannot be combined with --aws: it accepts all access keys, so it listens only on 127.0.0.1",
+            "--host cannot be combined with --aws: the emulator accepts all keys, so it listens only on 127.0.0.1",
         ),
         (("--image", "lmi-handler"), "--image lmi-handler: must be REPOSITORY:TAG, e.g. lmi-handler:"),
     ],

@@ -348,7 +348,7 @@ def test_positions_are_scaled_as_the_file_says(
 
 @pytest.mark.parametrize(("keys", "message"), [
     ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "not support the position scaling .yarn"),
-    ({"llama.rope.dimension_count": 32}, "only rotates all 64 dimensions, not 32"),
+    ({"llama.rope.dimension_count": 32}, "always rotates all 64 dimensions, not 32"),
 ])  # fmt: skip
 def test_positions_that_the_graph_cannot_rotate_are_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     source = tmp_path / "small.gguf"

@@ -434,6 +434,18 @@ class TestModel:
         mean = [sum(t.logprob or 0 for t in delta.tokens) / len(delta.tokens) for delta in deltas]
         assert mean == sorted(mean, reverse=True)
 
+    def test_beams_end_at_the_requests_stop_ids_instead_of_the_models(self, driver: Driver) -> None:
+        driver.needs("num_beams")
+        wanted: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 6, "length_penalty": 0.0, "early_stopping": True}
+        free = driver.one("The capital of France is", ignore_eos=True, **wanted)
+        stop = free[0].tokens[2].id
+        stopped = driver.one("The capital of France is", ignore_eos=True, stop_token_ids=(stop,), **wanted)
+        assert [delta.finish for delta in free] == [Finish.LENGTH] * 3
+        assert Finish.STOP in [delta.finish for delta in stopped]
+        for delta in stopped:
+            places = [at for at, token in enumerate(delta.tokens) if token.id == stop]
+            assert places == ([len(delta.tokens) - 1] if delta.finish is Finish.STOP else [])
+
     def test_greedy_by_temperature_or_nucleus_of_nothing(self, driver: Driver) -> None:
         changes: list[dict[str, Any]] = [{"temperature": 0.0}, {"top_p": 0.0}, {"top_k": 1}]
         greedy, *others = driver.batch("Once upon a time", {}, *({"do_sample": True, **change} for change in changes))

@@ -69,7 +69,7 @@ from handler.core.errors import ConfigError
             "SM_VLLM_MAX_NUM_SEQS",
             [
                 "  sets option.max_rolling_batch_size; "
-                "like every SM_VLLM_* variable, it also sets, unless an option does:",
+                "like every SM_VLLM_* variable, it also sets these options, unless another source does:",
                 "  option.llm_engine=vllm, option.openai_compat=true, option.lmi_version=0.36",
                 "option.max_rolling_batch_size",
             ],

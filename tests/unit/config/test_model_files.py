@@ -51,7 +51,7 @@ def test_a_directory_without_a_model_says_so(tmp_path: Path, names: tuple[str, .
 
 
 def test_an_engine_that_takes_less_says_what() -> None:
-    with pytest.raises(ConfigError, match=r"at '/nowhere/x': give a Hugging Face model directory, a hub's name"):
+    with pytest.raises(ConfigError, match=r"at '/nowhere/x': expected a Hugging Face model directory, a hub's name"):
         prepare_checkpoint("/nowhere/x")
 
 

@@ -37,7 +37,7 @@ def test_model_data_are_the_model(data: Path, mark: str) -> None:
 def test_two_models_are_refused(data: Path) -> None:
     (data / "config.json").touch()
     with pytest.raises(
-        ConfigError, match="contains a model, but the environment names another, a/b: remove one of the two"
+        ConfigError, match="contains a model, but the environment names another model, a/b: remove one of the two"
     ):
         find_model(environment(data, HF_MODEL_ID="a/b"))
 
@@ -69,7 +69,7 @@ def test_a_repacked_archive_is_told_what_lies_there(data: Path) -> None:
 def test_the_image_s_own_model_is_the_last_resort(data: Path, tmp_path: Path) -> None:
     own = tmp_path / "demo.gguf"
     with pytest.raises(
-        ConfigError, match=r"there is no model: .* is empty, and neither OPTION_MODEL_ID nor HF_MODEL_ID"
+        ConfigError, match=r"there is no model: .* has no files, and neither OPTION_MODEL_ID nor HF_MODEL_ID"
     ):
         find_model(environment(data, LMI_DEFAULT_MODEL=str(own)))
     own.touch()

@@ -38,7 +38,7 @@ def windows(decoder: DecoderConfig) -> list[int | None]:
     [
         (LLAMA, {"model_type": "mixtral"}, r"its model_type is mixtral; supported: llama, mistral"),
         (LLAMA, {"model_type": None}, "its model_type is None"),
-        (LLAMA, {"architectures": ["LlamaModel"]}, "it is a LlamaModel; of llama only LlamaForCausalLM is supported"),
+        (LLAMA, {"architectures": ["LlamaModel"]}, "it is a LlamaModel; a llama model must be a LlamaForCausalLM"),
         (LLAMA, {"quantization_config": {"quant_method": "awq"}}, r"weights are quantized \(quantization_config\)"),
         (LLAMA, {"auto_map": {"AutoConfig": "x.Y"}}, "it contains custom code"),
         (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "its rope_type is dynamic; supported: default"),

@@ -98,7 +98,7 @@ def test_a_header_that_is_too_long_for_the_format_is_not_read(tmp_path: Path) ->
     with path.open("r+b") as file:
         file.write(struct.pack("<Q", 1 << 36))
         file.truncate(1 << 37)  # sparse
-    with pytest.raises(ConfigError, match=r"is broken: it gives the length of its header as 68,719,476,736 bytes"):
+    with pytest.raises(ConfigError, match=r"is broken: it specifies a header of 68,719,476,736 bytes"):
         check_checkpoint(tmp_path)
 
 
@@ -285,7 +285,7 @@ def test_a_context_without_tokens_is_none(tmp_path: Path, kind: int, value: int,
         (WHOLE[:60], "ends inside its header"),
         (WHOLE[:-16], "is cut short: it has"),
         (WHOLE[:-1], r"is cut short: it has 239 bytes, but its header describes 240"),
-        (gguf_file(ARCHITECTURE, TOKENS, SPLIT), "is one of the parts of a model in 3 parts: merge them with"),
+        (gguf_file(ARCHITECTURE, TOKENS, SPLIT), "is part of a model in 3 parts: merge them with"),
         (gguf_file(ARCHITECTURE, TOKENS, pair(b"general.alignment", 8, string(b"x"))), "its alignment is not a number"),
         (gguf_file(ARCHITECTURE, TOKENS, count=1 << 63), "its header has|ends inside its header"),
         (gguf_file(struct.pack("<Q", 1 << 62)), "its header has a string of 4,611,686,018,427,387,904 bytes"),
@@ -298,7 +298,7 @@ def test_a_context_without_tokens_is_none(tmp_path: Path, kind: int, value: int,
             gguf_file(ARCHITECTURE, TOKENS, tensors=string(b"w") + struct.pack("<I", 1 << 30)),
             "1,073,741,824 dimensions",
         ),
-        (gguf_file(pair(b"general.architecture", 8, string(b"clip"))), r"a file for a model \(mmproj\)"),
+        (gguf_file(pair(b"general.architecture", 8, string(b"clip"))), r"extends a model \(mmproj\)"),
         (gguf_file(TOKENS), r"contains no model: its header has no general\.architecture"),
         (gguf_file(ARCHITECTURE), r"contains no tokenizer: its header has no tokenizer\.ggml\.tokens"),
     ],

@@ -375,7 +375,7 @@ def test_a_server_that_fails_is_left_out_and_the_log_says_so(
     engine.servers[1].outstanding = 100
     assert end_of(engine).finish is Finish.LENGTH
     assert engine.asked == [0, 1]
-    assert capsys.readouterr().err == "http://server-0.example:80 gets no requests for 7 s: it broke down: why\n"
+    assert capsys.readouterr().err == "http://server-0.example:80 is a last resort for 7 s: it broke down: why\n"
     assert not engine.servers[0].known
     assert end_of(engine, request(2)).finish is Finish.LENGTH
     assert engine.asked == [0, 1, 1]
@@ -646,7 +646,7 @@ def test_the_smaller_limit_is_the_remote_engines(reported: int | None, configure
     engine.check_max_tokens(most)
     with pytest.raises(Failed, match="accepts fewer tokens than the others") as raised:
         engine.check_max_tokens(most - 1)
-    told = f"it accepts {most - 1} tokens, but accepted {most} at startup: restart this handler to use it"
+    told = f"it accepts {most - 1} tokens, but this handler accepts {most}: restart this handler to use it"
     assert raised.value.detail == told
     engine.close()
 

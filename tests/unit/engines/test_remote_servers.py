@@ -237,7 +237,7 @@ def test_without_a_server_that_reports_its_kind_the_kinds_are_named() -> None:
         one_kind({}, ["http://a is down"], ["vllm", "tgi"])
     assert str(raised.value) == (
         "option.base_url_kind=auto: a server must be running and report its kind: http://a is down. "
-        "Otherwise set option.base_url_kind to vllm, tgi"
+        "Otherwise set option.base_url_kind (vllm, tgi)"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import random
 import socket
 from collections.abc import Callable, Sequence
@@ -573,6 +574,15 @@ def test_a_host_watches_one_descriptor_for_all_channels() -> None:
     assert watched == [rig.set._selector.fileno()]
     rig.set.close()
     assert watched[1:] == [None]
+
+
+def test_a_closed_set_gives_its_descriptor_back() -> None:
+    rig = Rig()
+    descriptor = rig.set._selector.fileno()
+    os.fstat(descriptor)
+    rig.set.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_replicas_are_closed_with_the_given_grace() -> None:

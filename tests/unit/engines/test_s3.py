@@ -168,9 +168,7 @@ def test_a_disk_that_fills_is_named(bucket: str, monkeypatch: pytest.MonkeyPatch
 
     put(bucket, MODEL)
     monkeypatch.setattr("s3transfer.utils.OSUtils.rename_file", full)
-    with pytest.raises(
-        ConfigError, match="cannot be written: No space left on device; free some space, or set SERVING"
-    ):
+    with pytest.raises(ConfigError, match="cannot be saved: No space left on device; free some space, or set SERVING"):
         s3.download(f"s3://{bucket}/")
 
 

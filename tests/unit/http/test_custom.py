@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import json
 import threading
@@ -55,6 +56,100 @@ def test_work_for_a_client_that_disconnects_is_cancelled() -> None:
 
         assert await custom._unless_gone(work(), client) is None
         await asyncio.wait_for(cancelled.wait(), 20)  # the end of `run` would cancel it too
+
+    asyncio.run(run())
+
+
+def test_a_result_that_arrives_as_the_call_is_cancelled_is_closed() -> None:
+    async def run() -> None:
+        client, closed = SimpleNamespace(is_over=False, wake=bool, wait=asyncio.Event().wait), list[str]()
+        ready = asyncio.get_running_loop().create_future()
+
+        async def work() -> str:
+            return str(await ready)
+
+        call = asyncio.ensure_future(custom._unless_gone(work(), client, closed.append))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        ready.set_result("parts")
+        await asyncio.sleep(0)  # the work is done, and nobody has seen it
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await asyncio.sleep(0)
+        assert closed == ["parts"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("error", [None, ValueError("of a user")])
+def test_a_result_that_arrives_after_the_client_has_left_is_closed(error: ValueError | None) -> None:
+    async def run() -> None:
+        client: Any = Leaving()
+        closed, ended = list[str](), asyncio.Event()
+
+        async def work() -> str:
+            client.begun.set()
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:  # as `asyncio.wait_for` before 3.12, if the result is there too
+                ended.set()
+                if error is not None:
+                    raise error from None
+            return "parts"
+
+        assert await custom._unless_gone(work(), client, closed.append) is None
+        await asyncio.wait_for(ended.wait(), 20)
+        await asyncio.sleep(0)
+        assert closed == (["parts"] if error is None else [])
+
+    asyncio.run(run())
+
+
+def test_parts_that_arrive_after_the_client_has_left_are_closed() -> None:
+    closed: list[str] = []
+
+    async def run() -> None:
+        client: Any = Leaving()
+        client.send_whole = bool
+
+        async def answer(call: Any) -> Answer:
+            client.begun.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.get_running_loop().create_future()
+            return Answer(200, parts=SimpleNamespace(close=lambda: closed.append("parts")))
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"x"}
+
+        model: Any = SimpleNamespace(
+            config=SimpleNamespace(name="m", model_name=["m"]),
+            availability=SimpleNamespace(state="ready"),
+            check_room=bool,
+        )
+        handle: Any = SimpleNamespace(answer=answer, request=lambda contents, properties: None)
+        scope = {
+            "type": "http", "method": "POST", "path": "/invocations", "query_string": b"", "headers_by_name": {},
+            "headers": [], "request_id": "1", "extensions": {EXCHANGE: client},
+        }  # fmt: skip
+        await custom.HandleRoutes(handle, model, None)(scope, receive, None)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert closed == ["parts"]
+
+
+def test_a_result_that_is_returned_is_not_closed() -> None:
+    async def run() -> None:
+        client, closed = SimpleNamespace(is_over=False, wake=bool, wait=lambda: asyncio.sleep(0)), list[str]()
+
+        async def work() -> str:
+            return "parts"
+
+        assert await custom._unless_gone(work(), client, closed.append) == "parts"  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        assert closed == []
 
     asyncio.run(run())
 
@@ -307,7 +402,7 @@ def test_a_form_has_a_limit_of_fields() -> None:
     assert custom._fields("a=1&b=") == {"a": b"1", "b": b""}
     assert custom._fields("a=%ff") == {"a": b"\xff"}
     assert custom._fields("a=1&" * 9_999 + "b=2") == {"a": b"1", "b": b"2"}
-    with pytest.raises(BadRequest, match=r"^the form has more than 10000 fields$"):
+    with pytest.raises(BadRequest, match=r"^the form or query has more than 10000 fields$"):
         custom._fields("a=1&" * 10_000 + "b=2")
 
 

@@ -17,7 +17,7 @@ from handler.http import grpc as triton
 from handler.http.grpc import GrpcServer, _error, _escaped, _Exchange, _Outbox, _parsed, _path, _scope
 from handler.http.protocol import EXCHANGE
 from handler.http.security import Access
-from handler.protocols.triton.grpc import FRAMES, empty_final, failure, framed
+from handler.protocols.triton.grpc import FRAMES, failure, framed
 from handler.protocols.triton.infer import HEADER
 from tests.one_test import in_one_test
 
@@ -367,35 +367,6 @@ def test_a_message_with_a_wrong_field_is_an_invalid_argument(monkeypatch: pytest
         assert context.aborted == (grpc.StatusCode.INVALID_ARGUMENT, "inputs: too many dimensions")
 
     run(story)
-
-
-def test_a_stop_in_a_stream_ends_the_requests_of_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    cancelled: list[str] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        try:
-            await asyncio.get_running_loop().create_future()
-        except asyncio.CancelledError:
-            cancelled.append(scope["path"])
-            raise
-
-    stop = request("a")
-    stop.inputs.add(name="stop", datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
-
-    async def story() -> None:
-        class Reading(Context):
-            async def read(self) -> Any:
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                return await super().read()
-
-        context = Reading(request("a").SerializeToString(), stop.SerializeToString())
-        server = server_of(app, monkeypatch)
-        found = [message async for message in server._stream(None, context)]  # type: ignore[arg-type]
-        assert found == [empty_final("a", "m")] * 2
-
-    run(story)
-    assert len(cancelled) == 1
 
 
 def test_a_streams_end_ends_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,9 +243,9 @@ def test_a_compressed_body_ends_where_it_says(
 ) -> None:
     monkeypatch.setattr(bodies, "_PIECE", piece)
     for body, words in (
-        (pack(LETTERS)[:-1], "^the compressed body ends before its end$"),
-        (b"", "^the compressed body ends before its end$"),
-        (pack(LETTERS) + b"x", "^the compressed body has further data at its end$"),
+        (pack(LETTERS)[:-1], "^the compressed body is cut off before its end$"),
+        (b"", "^the compressed body is cut off before its end$"),
+        (pack(LETTERS) + b"x", "^the compressed body has further data after its end$"),
         (
             b"{}",
             "^the body is not compressed as its Content-Encoding says: it must begin with a gzip or zlib header$",

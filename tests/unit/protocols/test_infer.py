@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import ServingError
-from handler.core.values import Finish
+from handler.core.values import Delta, Finish
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.dialect import BinaryBody, ParsedRequest
 from handler.protocols.triton.infer import HEADER, Infer
@@ -131,6 +131,11 @@ def test_every_input_of_generate_is_a_tensor() -> None:
 def test_a_response_is_whole_also_for_stream() -> None:
     call = parsed(TEXT, tensor("stream", True))
     assert (call.streams, call.ignored) == (False, ["stream"])
+    assert parsed(TEXT, tensor("stream", False), tensor("streaming", True)).ignored == ["streaming"]
+    for name in ("stream", "streaming"):
+        call = parsed(TEXT, parameters={name: True})
+        assert (call.streams, call.ignored) == (False, [f"parameters.{name}"])
+    assert not parsed(TEXT, parameters={"stream": False}).ignored
 
 
 @in_one_test(
@@ -461,7 +466,7 @@ def test_outputs_beside_token_ids() -> None:
         ({**ASKED, "input_lengths": [0]}, "input_lengths=0: must be from 1 to 3"),
         ({**ASKED, "input_ids": []}, "input_ids=[]: must contain at least one token"),
         ({**ASKED, "input_ids": [-1]}, "must contain integers from 0"),
-        ({**ASKED, "stop": [True]}, "stop=true: is not supported"),
+        ({**ASKED, "stop": [True]}, "stop=true: needs the id of the request to stop"),
         ({**ASKED, "request_output_len": [0]}, "request_output_len=0: must be"),
         ({**ASKED, "beam_search_diversity_rate": [0.5]}, "no diverse beam search"),
         ({**ASKED, "stop_words_list": [4, 5, 1, -1]}, "stop_words_list=[[4, 5], [1, -1]]: must have token ids"),
@@ -509,3 +514,48 @@ def test_a_dimension_is_bounded_before_it_is_used(name: str, shape: list[int]) -
     datatype = TOKENS.inputs[name].datatype
     tensor = {"name": name, "datatype": datatype, "shape": shape, "data": [1]}
     assert f"unexpected shape for input '{name}'" in refused(*of_model(TOKENS, **ASKED), tensor)
+
+
+# -- stop ------------------------------------------------------------------------------------------------------------
+
+STOP = {"name": "stop", "datatype": "BOOL", "shape": [1, 1], "data": [True]}
+STOPPED = Delta(0, 0, (), Finish.STOP)
+
+
+@in_one_test("others", [[], [TEXT], of_model(TOKENS, **{**ASKED, "request_output_len": [0]})])
+def test_stop_names_other_requests_whatever_else_it_says(others: list[Any]) -> None:
+    call = parsed(*others, STOP, id="9")
+    assert (call.stops, call.requests, call.streams) == ("9", (), False)
+    document = json.loads(call.reply.feed(0, Delta(0, 0, ())))
+    assert call.reply.finished
+    assert document == {"id": "9", "model_name": "model", "model_version": "1", "outputs": []}
+    assert refused(*others, STOP) == "stop=true: needs the id of the request to stop"
+
+
+def test_stop_is_a_flag_or_words() -> None:
+    call = parsed(TEXT, {**STOP, "data": [False]}, id="9")
+    assert (call.stops, call.requests[0].id, call.requests[0].sampling.stop) == ("", "9", ())
+    assert parsed(TEXT, tensor("stop", "x", "y")).requests[0].sampling.stop == ("x", "y")
+    assert "Expected [-1,1], got [1,2]" in refused(TEXT, {**STOP, "shape": [1, 2], "data": [True, True]})
+    assert "data-type is 'INT32', but model 'model' expects 'BYTES'" in refused(TEXT, {**STOP, "datatype": "INT32"})
+
+
+def test_a_stopped_response_has_what_there_is() -> None:
+    begun = deltas()[:2]
+    ids = [1, 2, *(token.id for delta in begun for token in delta.tokens)]
+    assert outputs_of(*of_model(TOKENS, **ASKED), scripted=[*begun, STOPPED])["output_ids"][2] == ids
+    assert outputs_of(*of_model(TOKENS, **ASKED), scripted=[STOPPED])["sequence_length"][2] == [2]
+
+
+def test_sequences_that_had_ended_stay_as_they_were() -> None:
+    document, _ = response(
+        *(tensor("beam_width", 2), tensor("return_finish_reason", True)),
+        scripted=[*shorter(1), *deltas(0)[:2], STOPPED, STOPPED._replace(sequence=1)],
+    )
+    whole, _ = response(
+        *(tensor("beam_width", 2), tensor("return_finish_reason", True)), scripted=[*shorter(1), *deltas(0)]
+    )
+    texts, reasons = (tensor["data"] for tensor in document["outputs"])
+    assert texts[1] == whole["outputs"][0]["data"][1]
+    assert whole["outputs"][0]["data"][0].startswith(texts[0])
+    assert reasons == ["stop", whole["outputs"][1]["data"][1]]

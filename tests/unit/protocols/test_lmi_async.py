@@ -193,7 +193,7 @@ def test_lmis_names_have_no_effect_in_vllms_bodies(
 
 
 def test_a_stream_has_no_prefill_in_lmi_async() -> None:
-    with pytest.raises(InvalidParameter, match="decoder_input_details=true: is not available when streaming"):
+    with pytest.raises(InvalidParameter, match="prompt_logprobs: not available when streaming"):
         parse(parameters={"details": True, "decoder_input_details": True}, stream=True)
 
 

@@ -193,6 +193,29 @@ def test_another_end_token_takes_the_place_of_the_models() -> None:
     assert (both.sampling.stop_token_ids, both.eos_token_id) == ((1, 4), 4)
 
 
+def test_beams_have_their_own_end_token_or_none() -> None:
+    found = request(end_id=[4], beam_width=2).sampling
+    assert (found.ignore_eos, found.stop_token_ids, found.num_beams) == (True, (4,), 2)
+    assert request(end_id=[-1], beam_width=2).sampling.ignore_eos
+
+
+def test_a_models_own_end_token_changes_nothing() -> None:
+    context = replace(CAPABLE, eos=frozenset({3, 4}))
+
+    def own(**parameters: Any) -> Request:
+        return request(context, **{"end_id": [4], **parameters})
+
+    others: list[dict[str, Any]] = [{}, {"beam_width": 2}, {"guided_json": {}}, {"ignore_eos_token": False}]
+    for more in others:
+        found = own(**more)
+        assert (found.sampling.ignore_eos, found.sampling.stop_token_ids) == (False, ())
+    assert own(stop_token_ids=[1]).sampling.stop_token_ids == (1,)
+    assert own(end_id=[2]).sampling.stop_token_ids == (2,)
+    contradiction = refusal(context, end_id=[4], ignore_eos_token=True)
+    assert contradiction == "parameters.end_id=4: contradicts parameters.ignore_eos_token=true"
+    assert own(outputs=["output_ids"], pad_id=[0]).sampling == own().sampling
+
+
 def test_an_end_by_that_token_is_shown_as_the_models_own() -> None:
     ending = [*deltas()[:2], deltas()[2]._replace(finish=Finish.STOP)]  # its last token is 278
     wide = replace(CAPABLE, vocabulary=None)
@@ -212,7 +235,6 @@ def test_an_end_token_and_none_contradict_each_other() -> None:
         "parameters.end_id=4: contradicts parameters.ignore_eos_token=true"
     )
     assert "contradicts parameters.end_id" in refusal(end_id=[-1], ignore_eos_token=False)
-    assert "with num_beams > 1" in refusal(end_id=[4], beam_width=2)
     assert "not in the vocabulary" in refusal(end_id=6)
     assert "must be" in refusal(pad_id=[1 << 31])
 

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tritonclient.grpc import service_pb2
+from tritonclient.grpc import InferResult, service_pb2
 
 from handler.core.errors import GenerationFailed, InvalidPayload
 from handler.core.values import Delta, Finish, Token
 from handler.protocols.kernel.dialect import BinaryBody, Reply, ServerContext
-from handler.protocols.triton.grpc import PREFIX, InferMessages, body_of, check_fields, messages
+from handler.protocols.triton.grpc import FRAMES, PREFIX, InferMessages, body_of, check_fields, messages
+from tests.one_test import in_one_test
+from tests.unit.protocols.answers import CAPABLE
 
 
 def request(**more: Any) -> Any:
@@ -148,16 +150,17 @@ def test_a_message_of_many_tensors_is_refused(name: str) -> None:
 # -- responses -----------------------------------------------------------------------------------------------------
 
 
+def document_of(tensors: dict[str, Any]) -> BinaryBody:
+    inputs = [
+        {"name": name, "datatype": datatype, "shape": [1, 1], "data": [value]}
+        for name, (datatype, value) in tensors.items()
+    ]
+    return BinaryBody({"id": "7", "inputs": inputs}, b"", "")
+
+
 def reply_to(*, streams: bool = True, **inputs: Any) -> Reply:
     tensors = {"text_input": ("BYTES", "hi"), "max_tokens": ("INT32", 5), "stream": ("BOOL", streams), **inputs}
-    document = {
-        "id": "7",
-        "inputs": [
-            {"name": name, "datatype": datatype, "shape": [1, 1], "data": [value]}
-            for name, (datatype, value) in tensors.items()
-        ],
-    }
-    parsed = InferMessages(may_stream=True).parse(BinaryBody(document, b"", ""), ServerContext("echo"))
+    parsed = InferMessages(may_stream=True).parse(document_of(tensors), ServerContext("echo"))
     assert parsed.streams is streams
     return parsed.reply
 
@@ -228,3 +231,65 @@ def test_a_whole_response_is_one_final_message() -> None:
     (whole,) = decoded(reply_to(streams=False).feed(0, delta("a", Finish.LENGTH)))
     assert whole.infer_response.parameters["triton_final_response"].bool_param is True
     assert whole.infer_response.raw_output_contents[0].endswith(b"a")
+
+
+def test_a_stopped_stream_ends_with_an_empty_message_that_tritonclient_reads() -> None:
+    tensors = {"input_ids": ("INT32", 1), "request_output_len": ("INT32", 5), "streaming": ("BOOL", True)}
+    parsed = InferMessages(may_stream=True).parse(document_of(tensors), CAPABLE)
+    first, last = decoded(parsed.reply.feed(0, delta("a")) + parsed.reply.feed(0, Delta(1, 0, (), Finish.STOP)))
+    assert parsed.reply.finished
+    assert InferResult(first.infer_response).as_numpy("output_ids").tolist() == [[[5]]]
+    assert InferResult(last.infer_response).as_numpy("output_ids").tolist() == [[[]]]
+    assert last.infer_response.parameters["triton_final_response"].bool_param is True
+
+
+def test_a_request_that_stops_others_gets_an_empty_final_message() -> None:
+    parsed = InferMessages(may_stream=False).parse(document_of({"stop": ("BOOL", True)}), CAPABLE)
+    (last,) = decoded(parsed.reply.feed(0, Delta(0, 0, ())))
+    response = last.infer_response
+    assert (response.id, response.model_name, response.model_version) == ("7", "model", "1")
+    assert (list(response.outputs), response.parameters["triton_final_response"].bool_param) == ([], True)
+    assert (parsed.stops, parsed.reply.content_type) == ("7", FRAMES)
+    assert InferResult(response).as_numpy("output_ids") is None
+
+
+@in_one_test(
+    ("more", "apart"),
+    [
+        ({"text_input": ("BYTES", "hi")}, True),
+        ({"text_input": ("BYTES", "hi"), "return_finish_reason": ("BOOL", True)}, True),
+        ({"text_input": ("BYTES", "hi"), "sampling_parameters": ("BYTES", "{}")}, False),
+        ({"input_ids": ("INT32", 1)}, False),
+    ],
+)
+def test_an_empty_final_message_is_sent_on_request_as_by_the_text_models(more: dict[str, Any], apart: bool) -> None:
+    """The last message with content has the last text, and a client of `tensorrt_llm_bls` may not read a final one."""
+    for asks in (True, False):
+        body = document_of({"stream": ("BOOL", True), **more})
+        if asks:
+            body.document["triton_enable_empty_final_response"] = True
+        call = InferMessages(may_stream=True).parse(body, CAPABLE)
+        found = decoded(call.reply.feed(0, delta("a")) + call.reply.feed(0, delta("b", Finish.LENGTH)))
+        finals = [message.infer_response.parameters["triton_final_response"].bool_param for message in found]
+        assert finals == ([False, False, True] if asks and apart else [False, True])
+        assert [bool(message.infer_response.outputs) for message in found][2:] == [False] * (asks and apart)
+        assert (found[-1].infer_response.id, found[-1].infer_response.model_name) == ("7", "model")
+        assert call.reply.finished
+        assert call.ignored == []
+
+
+@in_one_test(("may_stream", "finals"), [(True, [False, True]), (False, [True])])
+def test_a_whole_response_ends_apart_on_a_stream_alone(may_stream: bool, finals: list[bool]) -> None:
+    body = document_of({"text_input": ("BYTES", "hi")})
+    body.document["triton_enable_empty_final_response"] = True
+    found = decoded(InferMessages(may_stream=may_stream).parse(body, CAPABLE).reply.feed(0, delta("a", Finish.EOS)))
+    assert [message.infer_response.parameters["triton_final_response"].bool_param for message in found] == finals
+    assert found[0].infer_response.raw_output_contents[0].endswith(b"a")
+
+
+def test_the_wish_for_an_empty_final_message_is_in_the_body() -> None:
+    asking = with_raw(TEXT, LENGTH, TRUE)
+    asking.parameters["triton_enable_empty_final_response"].bool_param = True
+    for message, wanted in ((asking, True), (with_raw(TEXT, LENGTH, TRUE), False)):
+        body, length = body_of(message)
+        assert ("triton_enable_empty_final_response" in json.loads(body[:length])) is wanted

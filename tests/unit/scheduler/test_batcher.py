@@ -190,26 +190,6 @@ def test_a_request_that_has_begun_is_ended_by_its_time_limit_alone(monkeypatch: 
     assert batcher.idle
 
 
-@pytest.mark.parametrize("ready", [True, False])
-def test_a_request_ends_after_its_own_timeout_unless_an_option_is_shorter(
-    monkeypatch: pytest.MonkeyPatch, ready: bool
-) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    batcher = Batcher(Scripted(ready=ready), queue_timeout=20.0, time_limit=20.0)
-    ids = [
-        batcher.submit(Request(letter, Sampling(max_new_tokens=30), timeout=timeout), prompt(letter))
-        for letter, timeout in (("a", 2.0), ("b", 60.0))
-    ]
-    assert not any(delta.error for delta in batcher.step())
-    errors = dict[int, str]()
-    for _ in range(10):
-        now += 3.0
-        errors |= {delta.id: str(delta.error) for delta in batcher.step() if delta.error and delta.id not in errors}
-    assert errors[ids[0]] == "Request timeout expired"
-    assert "option." in errors[ids[1]]
-
-
 def test_several_sequences_have_seeds_and_numbers_of_their_own() -> None:
     engine = Scripted()
     batcher = Batcher(engine)
@@ -646,7 +626,7 @@ def test_an_owner_waits_ten_seconds_before_another_makes_room(batches: Batches) 
     assert batches.inside == "ab"
     batches.now += 0.3
     (failed,) = [delta for delta in batches.batcher.step() if delta.error is not None]
-    assert str(failed.error) == "the request makes room for another API key's batch (option.batches_concurrency)"
+    assert str(failed.error) == "request stopped to make room for another API key's batch (option.batches_concurrency)"
     assert batches.inside == "ax"
 
 

@@ -144,17 +144,17 @@ WRONG: dict[str, tuple[bytes, str, bool]] = {
     "65,535 channels": (wav(bytes(99), channels=65_535, bits=8), "the audio has 65535 channels", True),
     "192 kHz of 8 channels": (
         wav(bytes(3200), rate=192_000, channels=8),
-        "the audio has 8 channels of 192000 samples a second; the limit for all channels together is 384000", True),
-    "no rate": (wav(bytes(99), rate=0), "the audio has 0 samples a second; it must have 4000 to 192000", True),
-    "4 GHz": (wav(bytes(99), rate=4_000_000_000), "the audio has 4000000000 samples a second", True),
+        "the audio has 8 channels of 192000 samples per second; the limit for all channels together is 384000", True),
+    "no rate": (wav(bytes(99), rate=0), "the audio has 0 samples per second; it must have 4000 to 192000", True),
+    "4 GHz": (wav(bytes(99), rate=4_000_000_000), "the audio has 4000000000 samples per second", True),
     "no samples": (wav(b""), "the audio has no samples", True),
     "only its first bytes": (clip_file()[:20], "the audio is broken: its header declares no samples", True),
     "a WAV cut short": (clip_file()[:8000], "declares 16000 bytes of samples, but 7956 follow", True),
     "a WAV that says more": (wav(bytes(99), named=1 << 30), "declares 1073741824 bytes of samples, but 99 "
                                                             "follow", True),
-    "a WAV too long": (wav(bytes(2 * MIB)), "the audio has 65.536 s; at most 60 s (option.max_audio_seconds)", True),
+    "a WAV too long": (wav(bytes(2 * MIB)), "the audio is 65.536 s long; at most 60 s (option.max_audio_s", True),
     "8 hours of silence": (
-        flac(8 * 3600 * 16_000), "the audio has 28800 s; at most 60 s (option.max_audio_seconds)", True),
+        flac(8 * 3600 * 16_000), "the audio is 28800 s long; at most 60 s (option.max_audio_seconds)", True),
     "a FLAC that says nothing": (flac(0), "the audio's header does not say how long it is", True),
     "a FLAC that says less": (flac(10), "", False),
     "a FLAC that says more": (flac(9000), "the audio is broken", False),
@@ -162,9 +162,9 @@ WRONG: dict[str, tuple[bytes, str, bool]] = {
     "an Ogg cut short": (clip_file(kind="OGG")[:200], "the audio is broken", False),
     "an MP3 of nothing": (b"\xff\xfb\x90\xc4" + bytes(4000), "the audio is broken", False),
     "an Ogg too long": (
-        clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="OGG"), "the audio has 61 s; at most 60 s", False),
+        clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="OGG"), "the audio is 61 s long; at most 60 s", False),
     "an MP3 too long": (
-        clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="MP3"), "s; at most 60 s", False),
+        clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="MP3"), "s long; at most 60 s", False),
     "an Ogg of nothing but heads": (clip_file(kind="OGG") + b"OggS" * MIB, "more than 64 page headers", False),
     "heads in an Ogg's first page": (b"OggS" * 99 + clip_file(kind="OGG"), "more than 64 page headers", False),
     "texts in an MP3's tag": (id3(513, b"TXXX", b"\0%\0a"), "the audio's tags have 513 texts; at most 512", False),

@@ -142,9 +142,9 @@ def test_a_file_arrives_in_pieces_within_its_limit() -> None:
     assert refusal(url, rules("*"), {url: Response(body=b"x" * 11)}) == too_long
     assert refusal(url, rules("*"), {url: Response(Content_Length="11")}) == too_long
     fetched(url, rules("*"), {url: Response(Content_Length="10")})
-    assert refusal(url, rules("*"), {url: Response(404)}) == "its server answers 404"
+    assert refusal(url, rules("*"), {url: Response(404)}) == "its server responds with status 404"
     assert refusal(url, rules("*"), {url: Response(Content_Encoding="gzip")}) == (
-        "its server answers with a Content-Encoding"
+        "its server sends a Content-Encoding, which is not accepted"
     )
     fetched(url, rules("*"), {url: Response(Content_Encoding="Identity")})
 

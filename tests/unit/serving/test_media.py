@@ -535,9 +535,9 @@ def test_vllms_arguments_that_the_server_reads_are_refused_in_engine_args() -> N
 
 
 def test_without_pillow_images_are_refused_by_its_name() -> None:
-    cure = f"PIL and aiohttp cannot be imported: {install('lmi-handler[images]')}"
+    cure = f"PIL and aiohttp: {install('lmi-handler[images]')}"
     with mock.patch("importlib.util.find_spec", return_value=None):
-        assert missing_packages("image") == f"the server accepts text only, because {cure}"
+        assert missing_packages("image") == f"the server cannot import {cure}"
     assert missing_packages("image") == ""
 
 

@@ -487,7 +487,7 @@ def test_a_closed_stream_ends_the_reports(caplog: pytest.LogCaptureFixture) -> N
     with cloudwatch.reporting(metrics().registry, "m", 3600, stream):
         pass
     assert [record.getMessage() for record in caplog.records] == [
-        "no more metrics are sent to CloudWatch: the output stream is closed"
+        "no more metrics are sent to CloudWatch: the output stream cannot be written to"
     ]
     assert stream.write.call_count == 1
     assert stream.flush.call_count == 0

@@ -91,6 +91,11 @@ def of(sampling: Sampling, names: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in names}
 
 
+def test_the_models_own_end_tokens_are_known(tmp_path: Path) -> None:
+    assert served(tmp_path, {"eos_token_id": [2, 5]}).eos == {2, 5}
+    assert served(tmp_path, {"eos_token_id": 2}).eos == {2}
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_it_fills_what_the_client_leaves_out(tmp_path: Path, engine: str, caplog: pytest.LogCaptureFixture) -> None:
     address = {"openai": "http://127.0.0.1:1/v1", "grpc": "grpc://127.0.0.1:1"}.get(engine)

@@ -422,6 +422,47 @@ def test_nothing_comes_after_the_end() -> None:
         assert (request.task.take(), request.task.status, request.task.error, request.told) == (b"", 200, None, told)
 
 
+TENSORS = [
+    {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["a b"]},
+    {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [8]},
+]
+INFER = ROUTES["/v2/models/{model}/infer"]
+
+
+def test_a_request_is_stopped_by_its_own_id_and_owner_alone() -> None:
+    bench = Bench()
+    request = Begun(bench, {"id": "7", "inputs": TENSORS}, INFER)
+    assert [request.task.is_of(*who) for who in (("7", ""), ("8", ""), ("7", "ann"), ("", ""))] == [True, *[False] * 3]
+    request.task.stop()
+    (tensor,) = json.loads(request.task.take())["outputs"]
+    assert tensor["data"] == ["a b a"]
+    bench.loop.poll()
+    assert bench.batcher.idle
+    assert not request.task.is_of("7", ""), "it has ended"
+    assert bench.model.metrics.by_outcome["ok"]._value.get() == 1
+
+
+def test_a_request_that_has_not_started_can_be_stopped() -> None:
+    bench = Bench()
+    task = bench.model.open({}, INFER)
+    assert not task.is_of("7", ""), "it is not read yet"
+    bench.loop.run(task.parse(dumps({"id": "7", "inputs": TENSORS})))
+    task.stop()
+    assert (task.finished, json.loads(task.take())["outputs"][0]["data"]) == (True, ["a b"])
+    task.start()
+    assert bench.batcher.idle
+
+
+def test_a_response_that_user_code_formats_is_not_stopped() -> None:
+    request = Begun(Bench(), {"id": "7", "inputs": TENSORS}, INFER)
+    parsed = request.task.parsed
+    assert parsed is not None
+    request.task.parsed = parsed._replace(formatter="output formatter")
+    request.task.stop()
+    assert not request.task.finished
+    assert json.loads(request.end())["outputs"][0]["data"] == ["a b" + " a b" * 4]
+
+
 def test_a_cancelled_request_leaves_the_engine() -> None:
     bench = Bench()
     request = Begun(bench, ask("a b", 8, stream=True))

@@ -243,6 +243,26 @@ def test_expired_ones_go_without_a_call(tmp_path: Path, monkeypatch: pytest.Monk
     store.close()
 
 
+def test_a_closed_store_finishes_its_writes_and_closes_its_database(place: Path | None) -> None:
+    store = open_store(place)
+    begun, ended = threading.Event(), threading.Event()
+    store.write(begun.wait)
+    last = store.write(ended.set)
+    threading.Timer(0.05, begun.set).start()
+    store.close()
+    assert last.done()
+    assert not store._thread.is_alive()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        store._database.remove_expired()
+    store.close()  # without an effect
+
+
+def test_the_store_is_closed_with_the_server() -> None:
+    store = open_store(None)
+    Bench(store=store).model.close()
+    assert not store._thread.is_alive()
+
+
 def test_an_answer_in_progress_is_known_while_it_is_held(store: ResponseStore) -> None:
     held = store.begin(ANN, "a", {"id": "a", "status": "in_progress"})
     assert recall(store, "a").state == "in_progress"
@@ -285,7 +305,9 @@ def test_a_full_store_takes_nothing_from_others(place: Path | None) -> None:
     text = "x" * 50_000
     assert keep(store, answer("a", text=text)) == [True]
     assert keep(store, answer("b1"), answer("b2", text=text), owner=BOB) == [True, False]
-    with pytest.raises(Unavailable, match=r"all API keys may have 100000 bytes, .*responses_total_bytes"):
+    with pytest.raises(
+        Unavailable, match=r"all API keys together may store 100000 bytes of responses, .*responses_total_bytes"
+    ):
         store.check_room(BOB, 50_000).result(10)
     store.check_room(BOB, 30_000).result(10)
     assert recall(store, "b1", owner=BOB).state == "found", "what does not fit costs its owner nothing"
@@ -303,7 +325,7 @@ def test_room_is_reserved_for_each_item(store: ResponseStore) -> None:
 
 
 def test_a_response_that_no_key_may_have_has_no_room(store: ResponseStore) -> None:
-    with pytest.raises(Unavailable, match=r"has 1048577 bytes, .* an API key's .* \(option\.responses_max_bytes\)"):
+    with pytest.raises(Unavailable, match=r"has 1048577 bytes, .*may store \(option\.responses_max_bytes\)"):
         store.check_room(ANN, (1 << 20) + 1).result(10)
 
 

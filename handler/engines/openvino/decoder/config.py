@@ -226,7 +226,7 @@ def _family(config: Mapping[str, Any]) -> _Family:
     architectures = config.get("architectures")
     architecture = architectures[0] if isinstance(architectures, list) and architectures else family.architecture
     if architecture != family.architecture:
-        raise UnknownDecoder(f"it is a {architecture}; of {model_type} only {family.architecture} is supported")
+        raise UnknownDecoder(f"it is a {architecture}; a {model_type} model must be a {family.architecture}")
     for name in ("quantization_config", "compression_config"):
         if config.get(name):
             raise UnknownDecoder(f"its weights are quantized ({name})")

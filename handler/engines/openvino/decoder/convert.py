@@ -88,7 +88,7 @@ class Matrices:
         return opset13.convert(opset13.reshape(values, np.array(shape), False), np.float32)
 
     def _quantize(self, name: str, shape: tuple[int, int, int], bits: int) -> tuple[Any, Any, Any]:
-        """Return a matrix's quantized weights in a file, zero points and scales. 4-bit integers are packed."""
+        """Return a matrix's quantized weights (in a file) with zero points and scales. 4-bit integers are packed."""
         import numpy as np
 
         count, size = shape[1:]
@@ -171,7 +171,9 @@ _COPIED = (
 
 
 def check_weights(model: Path, decoder: DecoderConfig) -> None:
-    """Check that a checkpoint contains exactly the tensors that config.json describes, with the right shapes.
+    """Check that a checkpoint contains the tensors that config.json describes, with the right shapes, and no others.
+
+    Tensors that can be computed from the others may also be present.
 
     Raises:
         ConfigError: a tensor is missing or unused, or has the wrong shape or type.
@@ -241,7 +243,7 @@ def main(source: str, target: str, bits: int, group: int) -> None:
 
 
 def write_model(source: Path, target: Path, how: Quantization | None) -> None:
-    """Write the graph with its weights, the tokenizer's graphs, and copies of the checkpoint's JSON files."""
+    """Write the graph with its weights, the tokenizer's graphs, and copies of the configuration and chat template."""
     target.mkdir(parents=True)
     _write_tokenizer(source, target)
     _write_graph(source, target, how)
@@ -265,8 +267,8 @@ def _write_graph(source: Path, target: Path, how: Quantization | None) -> None:
 
 
 def _rounding(name: str, columns: int, how: Quantization) -> Quantization:
-    """Return a matrix's quantization. It has 4 bits if `how` has, the rows can be divided into groups, and the matrix
-    computes neither embeddings nor logits; otherwise it has 8 bits.
+    """Return a matrix's quantization. It has 4 bits if `how` has 4 bits, the rows can be divided into groups, and the
+    matrix computes neither embeddings nor logits; otherwise it has 8 bits.
     """
     sizes = [size for size in GROUP_SIZES if size <= how.group and columns % size == 0]
     if how.bits == 8 or name in (_EMBEDDINGS, _HEAD) or not sizes:

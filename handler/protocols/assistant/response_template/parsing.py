@@ -227,7 +227,7 @@ class _MarkSearch:
         return not any(candidate.is_open for candidate in candidates)
 
     def longest(self) -> tuple[Field | None, Match] | None:
-        """End the matching, and return the longest match. Of several matches with this length, return the first."""
+        """End the matching, and return the first of the longest matches with its field, or None if nothing matches."""
         candidates, self.candidates = self.candidates or (), None
         chosen: tuple[Field | None, Match] | None = None
         for field, candidate in candidates:
@@ -417,7 +417,7 @@ class TemplateReasoning(ReasoningForm):
         return super().read_prompt(request, prompt)
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return True if the prompt ends within reasoning according to the template, or else use the markers."""
+        """Return True if the prompt ends within reasoning according to the template. Otherwise the markers decide."""
         return True if ResponseParser(self._template, self._begun).thinking else super().ends_open(prompt)
 
     def parser(self, inner: AnswerParser | None = None) -> ReasoningParser:

@@ -21,7 +21,7 @@ _FREE = 16_384  # alternatives that may be followed without a match, whatever th
 
 
 def may_try(in_vain: int, size: int) -> bool:
-    """Return whether a pattern may be tried again, because few enough alternatives have been followed without a match.
+    """Return whether a pattern may be tried again. The work on failed attempts is limited by the text's length.
 
     Args:
         in_vain: how many alternatives were followed without a match.
@@ -106,7 +106,8 @@ class Pattern:
         move: returns the transition by a character from a state without assertions. Results are cached.
 
     Raises:
-        ValueError: the text is not a pattern, is too long, or cannot be matched in one pass.
+        ValueError: the text is not a pattern, is too long or too complex, cannot be matched in one pass, or can match
+            an empty text anywhere.
     """
 
     def __init__(self, text: str) -> None:

@@ -62,7 +62,10 @@ class Marks:
         return Texts(self.texts) if self.pattern is None else Attempt(self.pattern, before, LONGEST)
 
     def last_end(self, text: str) -> int | None:
-        """Return the index after the last marker in a prompt, or None if the prompt contains no marker."""
+        """Return the index after the last marker in a prompt, or None if the prompt contains no marker.
+
+        A pattern is searched for only in the last 16,384 characters.
+        """
         if self.pattern is None:
             return max((at + len(mark) for mark in self.texts if (at := text.rfind(mark)) >= 0), default=None)
         tail, work = text[-_SEARCHED:], 0

@@ -1,4 +1,4 @@
-"""Notations of tool calls, which are written into prompts and enforced in responses by xgrammar's structural tags."""
+"""Notations of tool calls, to write calls into prompts and to enforce calls by xgrammar's structural tags."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Notation(NamedTuple):
     Attributes:
         call: the text before a call's arguments and the text after them. NAME is replaced by the tool's name, NUMBER by
             the index of the call.
-        block: the text before the first call and the text after the last one.
+        block: the text before the first call and the text after the last call.
         between: the text between two calls.
-        mark: the beginning of calls, which no other text contains, or "" if there is no such beginning.
+        mark: the text with which calls begin, if it occurs nowhere else in responses, or else "".
         style: xgrammar's name for the notation of arguments, or "" if xgrammar does not support it.
         several: whether a response may have several calls.
         arguments: writes the arguments of a call.

@@ -93,7 +93,7 @@ class CallsOrText:
 
     def __init__(self, begin: str, calls: AnswerParser) -> None:
         self._begin, self._calls = begin, calls
-        self._space: list[str] = []  # white space at the beginning
+        self._space: list[str] = []  # whitespace at the beginning
         self._held = ""
         self._parser: AnswerParser | None = None  # None until the beginning decides
 
@@ -134,7 +134,7 @@ class CallOutput:
         self.count = 0
         self.after_call = False
         self._in_call = False
-        self._space: list[str] = []  # white space after a call, before any text
+        self._space: list[str] = []  # whitespace after a call, before any text
         self._events: list[Event] = []
         self._written: list[str] = []  # arguments after the last event
 
@@ -506,8 +506,8 @@ class _Call:
 class CheckedCalls:
     """Checks the tool calls among the events of one response.
 
-    A call that ends before its arguments is replaced by its name as text, because clients would read missing arguments
-    as `{}`.
+    A call that is cut off before its arguments is replaced by its name as text, because clients would read missing
+    arguments as `{}`.
 
     Args:
         allowed: the names of the tools that may be called, or None for any name. A call to any other tool is

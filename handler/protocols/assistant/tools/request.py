@@ -259,7 +259,7 @@ class Tools(NamedTuple):
         notation: the notation of the format's calls in structured output, or None if the format or the engine does not
             support structured output.
         structured_output: the structured output that enforces calls. With the choice auto, it applies only within
-            calls.
+            calls, unless `with_answer` has set it.
         unknown: the paths of unknown names.
         unheeded: the paths of known names that have no effect.
     """
@@ -293,8 +293,8 @@ class Tools(NamedTuple):
             name: the client's name for the rule.
 
         Raises:
-            InvalidParameter: structured output cannot enforce calls in this format, or cannot distinguish them from
-                the response.
+            InvalidParameter: structured output cannot enforce calls in this format, or cannot distinguish calls from
+                other responses.
         """
         if self.format is None:
             return self

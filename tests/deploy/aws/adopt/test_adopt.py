@@ -370,7 +370,7 @@ def test_model_data_beats_the_hub_s_name_on_vllm_s_image(cloud: Cloud, adopt: Ca
 
 
 def test_model_data_that_is_not_in_s3_is_said() -> None:
-    assert read_artifact(Aws("us-east-1"), "https://example.com/model.tar.gz").problem == "its address is not in S3"
+    assert read_artifact(Aws("us-east-1"), "https://example.com/model.tar.gz").problem == "its URL is not in S3"
 
 
 LONG_NAME = tarfile.TarInfo("n" * 200).tobuf(tarfile.GNU_FORMAT)[:1024]

@@ -215,7 +215,7 @@ def test_bounds_need_scaling_and_sense(cloud: Cloud) -> None:
 
 def test_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scale", "chat"]) == 2
-    assert "Pass N, or --min or --max." in capsys.readouterr().err
+    assert "Pass the number of instances or copies, --min or --max." in capsys.readouterr().err
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------
@@ -246,8 +246,10 @@ def test_an_endpoint_is_measured(emulated: str) -> None:
     plain = found["a whole response"].figures
     assert plain is not None
     assert plain["bytes"] > 0
-    assert found["the Accept header of a stream"].answer.startswith("has no effect: application/jsonlines returns")
-    assert found["the Accept header of a stream"].figures == {
+    assert found["the Accept header of a streaming request"].answer.startswith(
+        "has no effect: application/jsonlines returns"
+    )
+    assert found["the Accept header of a streaming request"].figures == {
         "content_types": {
             "application/jsonlines": "application/jsonlines",
             "text/event-stream": "application/jsonlines",

@@ -554,7 +554,7 @@ def test_what_a_degree_must_divide(config: dict[str, Any], splits: list[int], ex
             {"tensor_parallel_degree": 8, "enable_expert_parallel": False},
             "ml.p5.48xlarge",
             {"DEGREE": "8", "PARALLEL": "false"},
-            "a GPU's part of an expert is not a whole number of blocks",
+            "does not divide each expert into whole blocks",
         ),
         (
             {"tensor_parallel_degree": 3},

@@ -114,6 +114,16 @@ def test_trtllm_sampler(sampling: dict[str, Any], wanted: dict[str, Any]) -> Non
     assert sampling_arguments(Sampling(**sampling), TRTLLM) == wanted
 
 
+@pytest.mark.parametrize(
+    ("stops", "end_id", "others"), [((7,), 7, None), ((8, 5, 7), 7, [5, 8]), ((7, 7), 7, None), ((), -1, None)]
+)
+def test_a_clients_own_end_token_ends_beams_as_the_models_would(
+    stops: tuple[int, ...], end_id: int, others: list[int] | None
+) -> None:
+    found = sampling_arguments(Sampling(num_beams=3, ignore_eos=True, stop_token_ids=stops), TRTLLM)
+    assert (found["end_id"], found["pad_id"], found.get("stop_token_ids")) == (end_id, 3, others)
+
+
 def test_forbidden_words_leave_the_end_to_the_engines_tokenizer() -> None:
     found = sampling_arguments(Sampling(bad_sequences=("a b", "c")), TRTLLM)
     assert (found["bad"], found["ignore_eos"]) == (["a b", "c"], False)

@@ -100,7 +100,10 @@ FORMATS = {
         PYTHONIC,
     )
 }
-"""All formats by name. `auto` is the first format in the template, so hermes comes after formats with its marker."""
+"""All formats by name.
+
+`auto` takes the first format that the chat template shows, so more specific formats with hermes's marker come first.
+"""
 
 ALIASES = {
     "ernie45": "hermes",

@@ -19,8 +19,9 @@ _DEPTH = 32  # nested objects and lists
 class Gemma4(CallParser):
     """Parses Gemma 4's tool calls.
 
-    Strings are enclosed in quote tokens and have no escapes. An unquoted value is parsed as JSON, or else taken as a
-    string. A quoted value has the type in its schema, because vLLM's chat template for FunctionGemma quotes all values.
+    Strings are enclosed in quote tokens and have no escapes. All values are converted to the types in their schemas,
+    also if they are quoted, because vLLM's chat template for FunctionGemma quotes all values. Without a schema, an
+    unquoted value is parsed as JSON if possible, and otherwise is a string.
 
     Attributes:
         call_end: the token after a call.

@@ -23,7 +23,7 @@ _OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
 """Matches the start of a tool call up to an incomplete name."""
 
 _LONGEST_HEAD = 512
-"""Maximum number of characters before a tool call's arguments. A name has at most 64, which may be escaped."""
+"""Maximum number of characters before a tool call's arguments. A name has at most 64 characters, perhaps escaped."""
 
 
 class JsonCalls(CallParser):

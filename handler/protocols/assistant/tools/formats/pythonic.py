@@ -38,7 +38,7 @@ class PythonicCalls(CallParser):
         yield from self._arguments(name)
 
     def check(self, name: str) -> None:
-        """Raise BrokenCall if no tool with this name may be called."""
+        """Raise BrokenCall if no tool with this name may be called. By default, any name is allowed."""
 
     def list(self) -> Steps[None]:
         """Read the tool calls of a list, whose opening bracket has been consumed, up to its end."""

@@ -9,8 +9,8 @@ from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, 
 class SectionedCalls(CallParser):
     """Base class of parsers for tool calls in sections.
 
-    Unless `one` is overridden, a call consists of a head with its name, its arguments, and possibly a tail. If a call
-    is invalid, only this call becomes text, because the marker of the next call begins calls again.
+    Unless `one` is overridden, a call consists of a head with its name, its arguments, and possibly a tail. If
+    `begins` contains `call`, an invalid call does not turn later calls into text: the next marker begins calls again.
 
     Attributes:
         section_end: the marker after all calls.

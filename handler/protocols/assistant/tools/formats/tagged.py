@@ -284,9 +284,10 @@ SEED_OSS = Format("seed_oss", SeedOss, (SeedOss.block, SeedOss.block_end), "<see
 
 
 def invocations(parser: type[TaggedCalls], style: str = "", attribute: str = "") -> dict[str, Notation]:
-    """Return the notation of tool calls whose tags contain names as attributes.
+    """Return the `notations` of a format whose tags contain names as attributes: one notation for all templates.
 
     Args:
+        style: xgrammar's name for the notation of arguments, or "" if xgrammar does not support it.
         attribute: a further attribute of a parameter's tag.
     """
     call, block = (f'{parser.call}"NAME">\n', f"{parser.call_end}\n"), (f"{parser.block}\n", parser.block_end)
