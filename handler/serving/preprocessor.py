@@ -120,7 +120,7 @@ class Preprocessor:
         Raises:
             InvalidPayload: a header is invalid; the message names it.
             UnsupportedMedia: the content type or encoding is not supported.
-            BadRequest: the session does not exist.
+            BadRequest: the session does not exist, or sessions are off.
         """
         headers, dialect = head.headers, head.dialect
         if headers.get(TARGET_MODEL):
