@@ -370,7 +370,7 @@ def file_values(config: Config, model: Path | None) -> dict[str, Any]:
 
 
 def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
-    """Return the sampling defaults of generation_config.json, unless the option disables it, and of the override.
+    """Return the sampling defaults: the override's, and the file's unless option.generation_config disables the file.
 
     Raises:
         ConfigError: if the file cannot be read.
