@@ -112,7 +112,7 @@ def check_complete(path: Path) -> None:
     OpenVINO itself would read past the end of a truncated file, and crash or use zeros as weights.
 
     Raises:
-        ValueError: if the file is not a GGUF file, is not a model, is one of several parts, or is truncated.
+        ValueError: if the file is not a GGUF file, is not a model, is one of several parts, or is truncated or broken.
     """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)

@@ -157,7 +157,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
         raise ConfigError(f"{path / 'openvino_model.xml'} is missing, but {path} has other OpenVINO files")
     if (path / "config.json").is_file():
         return ModelFiles("huggingface", path)
-    below = "" if (lower := model_below(path)) is None else f"; {lower} contains one: use that directory"
+    below = "" if (lower := model_below(path)) is None else f"; {lower} contains a model: use that directory"
     raise ConfigError(f"{path} contains no model: no openvino_model.xml, no .gguf file, no config.json{below}")
 
 
@@ -370,7 +370,7 @@ def file_values(config: Config, model: Path | None) -> dict[str, Any]:
 
 
 def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
-    """Return the sampling defaults of generation_config.json, unless the option disables it, and of the override.
+    """Return the sampling defaults: the override's, and the file's unless option.generation_config disables the file.
 
     Raises:
         ConfigError: if the file cannot be read.

@@ -184,7 +184,7 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
         needed: whether the engine needs a model.
 
     Raises:
-        ConfigError: if there is no model, if the model data and the environment name different models, or if the
+        ConfigError: if there is no model, if the model data and the configuration name different models, or if the
             model's path does not exist.
     """
     root = model_path(environ)
@@ -195,8 +195,8 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
     if directory and holds_model(directory):
         if name and Path(name) != directory:
             raise ConfigError(
-                f"{directory} contains a model, but the environment names another model, {name}: remove one of the two "
-                "(put additional models into additional model data sources)"
+                f"{directory} contains a model, but the configuration names another model, {name}: remove one of "
+                "the two (put additional models into additional model data sources)"
             )
         return ModelSource(directory, str(directory), channels)
     if name and directory and Path(name) == directory and (directory / "serving.properties").is_file():
@@ -235,6 +235,6 @@ def _check(name: str, directory: Path | None, channels: Mapping[str, Path], envi
         return name
     places = [str(path) for path in (directory, *channels.values()) if path]
     raise ConfigError(
-        f"the environment names the model {name}, which does not exist; SageMaker's model data: "
+        f"the configuration names the model {name}, which does not exist; SageMaker's model data: "
         f"{', '.join(places) or 'none'}"
     )

@@ -49,7 +49,7 @@ class Upload(NamedTuple):
 
 
 class MediaSource(NamedTuple):
-    """An image or audio in a message, as the client sent it.
+    """An image or audio in a request, as the client sent it.
 
     Attributes:
         kind: a key of `MEDIA`.

@@ -34,7 +34,7 @@ def decode(data: bytes, *, mark: bool = True, otherwise: str = "") -> str:
     if is_utf_16(data):
         raise ValueError(UTF_16)
     if data.startswith(codecs.BOM_UTF8) and not mark:
-        raise ValueError("it begins with a byte order mark; save it as UTF-8 without one")
+        raise ValueError("it begins with a byte order mark, which must be removed")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

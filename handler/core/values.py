@@ -298,7 +298,7 @@ new_token: Callable[[tuple[int, str, float | None, bool, Sequence[Token]]], Toke
 """Create a token from a tuple of all its fields, for the hot path: this takes half the time of `Token(...)`."""
 
 NO_TOKEN = Token(-1, "", None, True)
-"""Placeholder for the last token if an engine ends a sequence without one."""
+"""Placeholder for the last token if an engine ends a sequence without a token."""
 
 
 class Heard(NamedTuple):

@@ -350,8 +350,8 @@ class Protocol(HttpToolsProtocol):
     * Heads and chunks are parsed in pieces, and requests begin in turns (`LoopTurns`).
     * Offers to upgrade the protocol are ignored. Java's HttpClient and `curl --http2` offer HTTP/2 in every request.
     * HTTP/1.0 clients can read streams too. They get no chunked encoding; the end of the connection ends the stream.
-    * Only one pipelined request waits behind the current one. The bytes after it are not parsed. Up to 64 KiB of them
-      are read, so that the client's disconnect is noticed. uvicorn parses all bytes that it receives.
+    * Only one pipelined request waits behind the current request. The bytes after it are not parsed. Up to 64 KiB of
+      them are read, so that the client's disconnect is noticed. uvicorn parses all bytes that it receives.
     * If a connection must be closed early, earlier requests still get their complete responses, in order.
     * `timeout_keep_alive_task` is the connection's only timer. It limits heads, idle time and the final close.
     """

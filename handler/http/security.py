@@ -181,7 +181,7 @@ class ApiKeys:
         self._open = frozenset(open_paths)
 
     def admits(self, scope: Scope) -> bool:
-        """Return whether the request is admitted. Remove its key, so that it reaches neither model.py nor a log."""
+        """Return whether the request is admitted. Remove its key from `headers_by_name`, so that it is never logged."""
         if self._keys is None:
             return True
         sent_keys = [scope["headers_by_name"].pop(name, "") for name in KEY_HEADERS]

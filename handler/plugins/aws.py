@@ -168,7 +168,7 @@ def check_handlers(home: Path, variables: Mapping[str, str]) -> None:
     """Check the script and the variables without running any user code.
 
     Raises:
-        ConfigError: if a file is missing or is not valid Python, if a variable does not name a function, or if the
+        ConfigError: if a file is missing or is not valid Python, if a variable is malformed, or if the
             script uses a name of AWS's package that this server does not support.
     """
     problems = Problems()

@@ -81,7 +81,7 @@ class InferenceRoutes:
         raise InvalidPayload(self.refusal(path))
 
     def refusal(self, path: str) -> str:
-        """Return the error message for a path that is not a route for inference. It omits routes with versions."""
+        """Return the error message for a path that is not a route for inference. It lists routes without versions."""
         return f"route={path[:64]} is not a route for inference; available routes: {self._names}"
 
     def _is_served(self, names: Mapping[str, str]) -> bool:

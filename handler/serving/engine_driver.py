@@ -131,7 +131,7 @@ class EngineDriver:
         self._notified[task] = None
 
     def flush(self) -> None:
-        """Send the pending notifications. A step ends with this; call it after `notify` outside of a step."""
+        """Send the pending notifications, as each step does at its end. Call this after `notify` outside of a step."""
         tasks, self._notified = self._notified, {}
         for task in tasks:
             try:

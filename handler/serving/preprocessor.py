@@ -120,7 +120,7 @@ class Preprocessor:
         Raises:
             InvalidPayload: a header is invalid; the message names it.
             UnsupportedMedia: the content type or encoding is not supported.
-            BadRequest: the session does not exist.
+            BadRequest: the session does not exist, or sessions are off.
         """
         headers, dialect = head.headers, head.dialect
         if headers.get(TARGET_MODEL):
@@ -188,8 +188,8 @@ class Preprocessor:
             media = head.media_type
             if _JSON_LINES.fullmatch(media) and (num_lines := sum(map(bool, map(bytes.strip, body.splitlines())))) > 1:
                 raise NotJson(
-                    f"{media}: a request must be one line of JSON, but this body has {num_lines} lines; send one "
-                    "request per line (in batch transform: SplitType=Line, BatchStrategy=SingleRecord)"
+                    f"{media}: a request must be one line of JSON, but this body has {num_lines} lines; send each "
+                    "line as a separate request (in batch transform: SplitType=Line, BatchStrategy=SingleRecord)"
                 ) from None
             raise
 

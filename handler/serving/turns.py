@@ -23,7 +23,7 @@ class Flow:
     """The state of a request in fair queueing.
 
     Args:
-        owner: owner of the request, or "" without one.
+        owner: owner of the request, or "" without an owner.
 
     Attributes:
         finish: virtual time at which the request's latest work ends.

@@ -364,9 +364,9 @@ PARTS = {f"m-0000{number}-of-00003.gguf": FIRST if number == 1 else LATER for nu
         (
             {f"top/{name}": data for name, data in CHECKPOINT.items()},
             "",
-            r"contains no model.*; \S+/top contains one: use that directory",
+            r"contains no model.*; \S+/top contains a model: use that directory",
         ),
-        ({"top/q4.gguf": WHOLE, "__MACOSX/top/._q4.gguf": APPLE_DOUBLE}, "", r"/top contains one: use that directory"),
+        ({"top/q4.gguf": WHOLE, "__MACOSX/top/._q4.gguf": APPLE_DOUBLE}, "", r"/top contains a model: use"),
     ],
 )
 def test_a_directory_that_is_no_model_says_why(

@@ -72,7 +72,7 @@ def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Calla
     return parse
 
 
-_NO_TOOLS = "omit the option, and send tools with tool_choice 'required' or a tool, or set option.tool_parser_plugin"
+_NO_TOOLS = "omit the option, and require a tool with tool_choice in requests, or set option.tool_parser_plugin"
 _NO_REASONING = "omit the option for auto, or write none to leave the model's reasoning in the text"
 
 

@@ -99,7 +99,7 @@ class Input:
         self._too_many = LineError("too_many_tasks", f"The file has {most} (option.batches_max_lines).")
 
     def __iter__(self) -> Iterator[Line]:
-        """Yield all lines that are not blank. If too many lines are blank, end with an error. This may block."""
+        """Yield the lines that are neither blank nor done. If too many are blank, end with an error. This may block."""
         with self._path.open("rb") as file:
             for number in count(1):
                 text = file.readline(self._most + 1)
@@ -204,7 +204,7 @@ class Output:
         self.counts[index] += 1
 
     def write(self, number: int, text: bytes, *, failed: bool) -> None:
-        """Write the response to an input line, unless the line already has one.
+        """Write the response to an input line, unless the line already has a response.
 
         Args:
             number: line number of the input line, from 1.

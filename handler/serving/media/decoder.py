@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from handler.engines.process.sandbox import Work
 
 Size = tuple[int, ...]
-"""Width and height of an image; or samples per channel, sample rate and number of channels of audio."""
+"""(width, height) of an image, or (samples per channel, sample rate, number of channels) of audio."""
 
 
 class LargerThanRead(Exception):

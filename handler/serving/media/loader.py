@@ -178,7 +178,7 @@ class MediaLoader:
         The future raises Unavailable or InvalidPayload if a media file cannot be loaded. The messages name the field.
 
         Args:
-            owner: owner of the request, or "" without one.
+            owner: owner of the request, or "" without an owner.
 
         Raises:
             Unavailable: too many media are being loaded, or the server is stopping.

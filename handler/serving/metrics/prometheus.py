@@ -315,7 +315,7 @@ class Gauges(Collector):
 
     Attributes:
         queued: returns the number of requests that wait for the engine.
-        active: returns the number of requests in the engine.
+        active: returns the number of sequences in the engine, where a beam search counts once.
         tokens: returns the number of tokens generated so far.
         restarts: returns the number of engine restarts.
         statistics: returns the statistics of the engine, or None until the engine has reported some.

@@ -87,7 +87,7 @@ class BatchGate:
         self._consider()
 
     def _consider(self) -> None:
-        """If no batch is running, start one as soon as enough requests are waiting or the delay is over."""
+        """Unless a batch is running, start the next batch as soon as enough requests wait or the delay is over."""
         num_waiting = len(self._waiting) + min(len(self._lines), self._max_lines)
         if self._running or not num_waiting:
             return

@@ -63,7 +63,7 @@ class _Refusal(NamedTuple):
 
 
 class _Road:
-    """The path of a stream's plain tokens. The task gets them as deltas until the fast path is open, which bypasses it.
+    """The path of a stream's plain tokens: to the task as deltas, or past the task once the fast path is open.
 
     Attributes:
         fast_path: the open fast path, or None.

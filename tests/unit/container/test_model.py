@@ -37,7 +37,7 @@ def test_model_data_are_the_model(data: Path, mark: str) -> None:
 def test_two_models_are_refused(data: Path) -> None:
     (data / "config.json").touch()
     with pytest.raises(
-        ConfigError, match="contains a model, but the environment names another model, a/b: remove one of the two"
+        ConfigError, match="contains a model, but the configuration names another model, a/b: remove one of the two"
     ):
         find_model(environment(data, HF_MODEL_ID="a/b"))
 
