@@ -321,8 +321,8 @@ class RequestTask(Life):
         return any(request.id == id for request in requests) and self._head.owner == owner
 
     def stop(self) -> None:
-        """End the response with what has been generated so far. A response that user code formats goes on."""
-        if self.parsed is None or self.parsed.formatter:
+        """End the response with what has been generated so far, unless user code formats it, or a thread writes it."""
+        if self.parsed is None or self.parsed.formatter or self.parsed.reply.finished:
             return
         reply, num_sequences = self.parsed.reply, self.parsed.requests[0].sampling.num_sequences
         deltas = [Delta(0, sequence, (), Finish.STOP) for sequence in range(num_sequences)]

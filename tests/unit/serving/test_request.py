@@ -453,6 +453,17 @@ def test_a_request_that_has_not_started_can_be_stopped() -> None:
     assert bench.batcher.idle
 
 
+def test_a_response_that_a_thread_writes_is_not_stopped() -> None:
+    request = Begun(Bench(), {"id": "7", "inputs": TENSORS}, INFER)
+    parsed, ending = request.task.parsed, Delta(0, 0, (), Finish.LENGTH)
+    assert parsed is not None
+    written = parsed.reply.feed(0, ending)  # on the thread, which takes long
+    request.task.stop()
+    assert not request.task.finished
+    request.task._put(parsed.reply, written, ending)
+    assert json.loads(request.task.take())["outputs"][0]["data"] == ["a b a"]
+
+
 def test_a_response_that_user_code_formats_is_not_stopped() -> None:
     request = Begun(Bench(), {"id": "7", "inputs": TENSORS}, INFER)
     parsed = request.task.parsed
