@@ -94,7 +94,8 @@ async def read_body(
         Overloaded: there is not enough memory for the body.
         ClientDisconnect: the client has disconnected.
     """
-    body = start_now(_read_body(scope, receive, limit, memory or Share(model.admission.memory)))
+    option = " (max_request_size)" if limit == model.config.max_request_size else ""
+    body = start_now(_read_body(scope, receive, limit, memory or Share(model.admission.memory), option))
     if body.done():  # it was received together with the head
         return body.result()
     seconds = model.config.client_timeout
@@ -112,10 +113,10 @@ def declared_length(scope: Scope) -> int:
     return int(length[:_MOST_DIGITS]) if is_digits(length) else 0
 
 
-async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) -> bytes:
+async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share, option: str) -> bytes:
     if (length := declared_length(scope)) > limit:
         scope[GIVEN_UP] = True
-        raise TooLarge(f"the body has {length} bytes; at most {limit} are allowed (max_request_size)")
+        raise TooLarge(f"the body has {length} bytes; at most {limit} are allowed{option}")
     parts: list[bytes] = []
     size = 0
     while True:
@@ -127,7 +128,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) 
         more = message.get("more_body", False)
         try:
             if size > limit:
-                raise TooLarge(f"the body has more than {limit} bytes (max_request_size)")
+                raise TooLarge(f"the body has more than {limit} bytes{option}")
             memory.take(BODY_MEMORY * len(part))
         except ServingError:
             parts.clear()

@@ -150,6 +150,7 @@ def _no_password() -> str:
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
 KEY_HEADERS = ("authorization", "x-api-key")
+_RAW_KEY_HEADERS = tuple(name.encode() for name in KEY_HEADERS)
 
 
 class Keys:
@@ -181,10 +182,13 @@ class ApiKeys:
         self._open = frozenset(open_paths)
 
     def admits(self, scope: Scope) -> bool:
-        """Return whether the request is admitted. Remove its key from `headers_by_name`, so that it is never logged."""
+        """Return whether the request is admitted. Remove the headers that may contain its key, so that neither a log
+        nor the user's code gets it.
+        """
         if self._keys is None:
             return True
         sent_keys = [scope["headers_by_name"].pop(name, "") for name in KEY_HEADERS]
+        scope["headers"] = [item for item in scope["headers"] if item[0].lower() not in _RAW_KEY_HEADERS]
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if owner := self._keys.owner(*sent_keys):
             scope["headers_by_name"][OWNER] = owner

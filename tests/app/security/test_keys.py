@@ -272,6 +272,25 @@ def test_keys_are_written_nowhere(tmp_path: Path) -> None:
     assert "secret" not in server.log
 
 
+@pytest.mark.parametrize("text", [
+    "from djl_python import Output\n"
+    "def handle(inputs):\n"
+    "    return None if inputs.is_empty() else Output().add_as_json(sorted(inputs.get_properties().items()))\n",
+    "async def custom_sagemaker_invocation_handler(request):\n    return sorted(request.headers.items())\n",
+    "import model_hosting_container_standards.sagemaker as standards\n"
+    "@standards.custom_invocation_handler\n"
+    "def decorated(request):\n    return sorted(request.headers.items())\n",
+], ids=["handle", "name", "decorator"])  # fmt: skip
+def test_the_users_code_gets_other_headers_but_no_key(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.py").write_text(text)
+    (tmp_path / "serving.properties").write_text("option.llm_engine=echo\n")
+    properties = str(tmp_path / "serving.properties")
+    with serve("--engine", "echo", "--properties", properties, env={"LMI_API_KEY": "secret-one"}) as server:
+        for header in ({"Authorization": "Bearer secret-one"}, {"X-API-Key": "secret-one"}):
+            found = server.post(ASK, headers={**header, "X-Other": "kept"})
+            assert (found.status_code, "kept" in found.text, "secret" in found.text) == (200, True, False)
+
+
 def test_a_server_without_keys_is_open(echo_server: LiveServer) -> None:
     assert echo_server.post(ASK, headers=bearer("anything")).status_code == 200
     assert "security" not in http.get(echo_server.url + "/api-doc/openapi.json").json()

@@ -67,7 +67,7 @@ class Model:
     def __init__(self, memory: int = 10_000, client_timeout: float = 30.0) -> None:
         self.quota = Quota(memory, 0, 0, "too many bodies")
         self.admission = SimpleNamespace(memory=self.quota)
-        self.config = SimpleNamespace(client_timeout=client_timeout)
+        self.config = SimpleNamespace(client_timeout=client_timeout, max_request_size=3)
         self.num_receiving = 0
 
     @property
@@ -142,6 +142,8 @@ def test_a_length_beyond_the_limit_is_refused_before_the_body() -> None:
         with pytest.raises(TooLarge, match=told):
             await read_body(scope, receive, 3, model)
         assert scope[inference.GIVEN_UP] is True
+        with pytest.raises(TooLarge, match=r"^the body has 4 bytes; at most 2 are allowed$"):
+            await read_body(scope, receive, 2, model)  # a limit of the route's own
         assert await read_body(scope_of(content_length="3"), parts(b"abc"), 3, model) == b"abc"
 
     run(story)
