@@ -55,7 +55,8 @@ def venv(tmp_path: Path) -> Path:
 
 def install(venv: Path, *variables: str, **settings: str) -> str:
     """What `make install` writes to its errors."""
-    ours = {name: text for name, text in clean_environment().items() if not name.startswith(("UV_", "PIP_", "MAKE"))}
+    others = ("UV_", "PIP_", "MAKE", "LATEST")
+    ours = {name: text for name, text in clean_environment().items() if not name.startswith(others)}
     command = ["make", "--directory", str(ROOT), f"VENV={venv}", f"PYTHON={sys.executable}", *variables, "install"]
     done = subprocess.run(command, capture_output=True, text=True, env={**ours, **settings})
     assert done.returncode == 2, done.stderr
