@@ -192,7 +192,7 @@ def test_a_route_of_any_kind_is_locked() -> None:
 
     gate = ApiKeys(["k"], [])
     for path, form in (("/v9/plain", b'"error_type"'), ("/alone", b'"UnauthorizedException"')):
-        scope = {"type": "http", "method": "GET", "path": path, "headers_by_name": {}, "request_id": "1"}
+        scope = {"type": "http", "method": "GET", "path": path, "headers": [], "headers_by_name": {}, "request_id": "1"}
         assert not gate.admits(scope)
         assert asyncio.run(gate.refuse(scope, send, routes))
         assert (sent[-2]["status"], form in sent[-1]["body"]) == (401, True)

@@ -415,8 +415,14 @@ def test_a_pool_whose_environment_differs_has_its_own_model() -> None:
     [
         ({"type": "ml.g6e.xlarge", "pools": [{"type": "ml.g6.xlarge"}]}, "instance.type cannot be combined with"),
         ({"price": 1.5, "pools": [{"type": "ml.g6.xlarge"}]}, "instance.price cannot be combined with instance.pools"),
-        ({"pools": [{"type": "ml.g6.xlarge"}, {"type": "ml.g6.xlarge"}]}, r"pools\[\].type: ml.g6.xlarge is given"),
-        ({"pools": [{"type": "ml.g6.xlarge", "priority": 2}, {"type": "ml.g5.xlarge"}]}, r"pools\[\].priority: 2 is"),
+        (
+            {"pools": [{"type": "ml.g6.xlarge"}, {"type": "ml.g6.xlarge"}]},
+            r"pools\[\].type: duplicate values: ml.g6.xlarge",
+        ),
+        (
+            {"pools": [{"type": "ml.g6.xlarge", "priority": 2}, {"type": "ml.g5.xlarge"}]},
+            r"pools\[\].priority: duplicate values: 2",
+        ),
         ({"pools": [{"type": f"ml.g{n}.xlarge"} for n in range(1, 7)]}, "at most 5"),
         ({"pools": [{"type": "auto"}]}, "pattern"),
     ],
