@@ -234,7 +234,7 @@ def content(given: Any) -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens=0: must be an integer from 1"),
         ({"max_completion_tokens": 0}, "max_completion_tokens=0: must be an integer from 1"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens=4 contradicts max_tokens"),
-        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens=4: must be at most max_new_tokens=3"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens=4: must be at most max_tokens=3"),
         ({"top_logprobs": 3}, "top_logprobs=3: needs logprobs=true"),
         ({"logprobs": 3}, "logprobs=3: must be true or false"),
         ({"n": 0}, "n=0: must be an integer from 1"),
