@@ -314,6 +314,8 @@ def test_what_is_wrong_in_a_chat_is_named(body: dict[str, Any], wanted: str) -> 
         ({"logprobs": 21}, "logprobs=21: must be an integer from 0 to 20"),
         ({"logprobs": "all"}, 'logprobs="all": must be an integer'),
         ({"best_of": 1, "n": 2}, "best_of=1: must be at least n=2"),
+        ({"prompt": ["a"] * 256, "n": 5}, "n=5: must be at most 4 with 256 prompts"),
+        ({"prompt": ["a"] * 256, "n": 2, "best_of": 5}, "best_of=5: must be at most 4 with 256 prompts"),
         ({"best_of": 2, "stream": True}, "best_of=2: must be n=1 when streaming"),
         ({"n": 2, "stream": True, "echo": True, "logprobs": 0}, "n=2: must be 1 when streaming with echo"),
         ({"echo": 2}, "echo=2: must be true or false"),
