@@ -236,8 +236,8 @@ def _secret_text(arn: str, region: str) -> str:
         raise ConfigError(f"the secret {arn} cannot be read: {code}{_ADVICE.get(code, '')}") from None
     except BotoCoreError as error:
         raise ConfigError(
-            f"the secret {arn} cannot be read: {type(error).__name__}. Secrets Manager in {region} cannot be reached, "
-            f"or the container has no role. Under network isolation, remove {_ARN}; a VPC without NAT needs an "
+            f"the secret {arn} cannot be read: {error} ({type(error).__name__}). The container needs a role, and must "
+            f"reach Secrets Manager in {region}. Under network isolation, remove {_ARN}; a VPC without NAT needs an "
             "interface endpoint for secretsmanager"
         ) from None
     if not isinstance(answer.get("SecretString"), str):

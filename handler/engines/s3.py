@@ -165,6 +165,9 @@ def _refusals(source: _Source) -> Iterator[None]:
     from botocore.exceptions import (
         BotoCoreError,
         ClientError,
+        ConnectionError,
+        HTTPClientError,
+        IncompleteReadError,
         NoCredentialsError,
         ParamValidationError,
         PartialCredentialsError,
@@ -188,11 +191,13 @@ def _refusals(source: _Source) -> Iterator[None]:
         raise ConfigError(f"{url} cannot be fetched: {why}: give the container a role. {_CURE}") from None
     except S3DownloadFailedError:
         raise ConfigError(f"{url} cannot be fetched: {_ADVICE['PreconditionFailed']}. {_CURE}") from None
-    except (BotoCoreError, RetriesExceededError) as error:
+    except (ConnectionError, HTTPClientError, IncompleteReadError, RetriesExceededError) as error:
         raise ConfigError(
             f"{url} cannot be fetched: S3 does not respond ({type(error).__name__}). It cannot be reached under "
             f"network isolation, and a VPC needs a gateway endpoint for S3. {_CURE}"
         ) from None
+    except BotoCoreError as error:  # a problem of this machine, such as an AWS profile that does not exist
+        raise ConfigError(f"{url} cannot be fetched: {error} ({type(error).__name__}). {_CURE}") from None
     except OSError as error:
         cure = "; free some space, or set SERVING_DOWNLOAD_DIR to another directory" if error.errno in NO_SPACE else ""
         where = f"{error.filename}: " if error.filename else ""

@@ -29,6 +29,11 @@ class Event(NamedTuple):
     comment: bytes
 
 
+def _check_size(size: int) -> None:
+    if size > _MOST:
+        raise ValueError(f"an event has more than {_MOST} bytes")
+
+
 class EventReader:
     """Reads events from a stream that arrives in pieces of any size. An incomplete event at the end is dropped."""
 
@@ -47,17 +52,18 @@ class EventReader:
             ValueError: an event has more than 4 MiB.
         """
         is_one_event = data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n")
-        if is_one_event and not (self._rest or self._data or self._name or self._comments):  # nearly always
+        # nearly always
+        if is_one_event and len(data) <= _MOST and not (self._rest or self._data or self._name or self._comments):
             return [Event(b"", data[6:-2], b"")]
         first, *more = data.split(b"\n")
         self._rest += first
-        if self._size + len(self._rest) > _MOST:
-            raise ValueError(f"an event has more than {_MOST} bytes")
+        _check_size(self._size + len(self._rest))
         if not more:
             return []
         lines, self._rest = [bytes(self._rest), *more[:-1]], bytearray(more[-1])
         events = []
         for line in lines:
+            _check_size(self._size)
             self._size += len(line) + 1
             line, self._mark = line.removesuffix(b"\r").removeprefix(self._mark), b""
             if not line:
@@ -74,8 +80,7 @@ class EventReader:
                 self._name = value
             elif not field:
                 self._comments.append(value)
-        if self._size + len(self._rest) > _MOST:
-            raise ValueError(f"an event has more than {_MOST} bytes")
+        _check_size(self._size + len(self._rest))
         return events
 
 

@@ -516,8 +516,9 @@ def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
         return {"INFERENCE_PRECISION_HINT": "f32"} if model is not None and prefers_f32(model) else {}
     import openvino
 
-    precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if dtype.upper() not in precisions:
+    capabilities = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")  # also INT8, BIN and EXPORT_IMPORT
+    precisions = [name for name in ("fp32", *_PRECISIONS) if name.upper() in capabilities]
+    if dtype not in precisions:
         raise ConfigError(f"option.dtype={dtype}: this CPU supports only {', '.join(precisions)}")
     if dtype == "fp32":
         return {"EXECUTION_MODE_HINT": "ACCURACY", "INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}

@@ -357,14 +357,20 @@ _ANY = rf"[^\n\r{MARKER}]"
 _ANCHORS = ("^", "$")
 
 
-_RANGE = re.compile(r"([ -}])-([~-\U0010ffff])")  # a range of characters that contains the marker
+_RANGE = re.compile(r"(?!^)([ -}])-([~-\U0010ffff])")  # a range of characters that contains the marker
+_LISTED = re.compile(rf"(\\[^{MARKER}])|(?<![^[]-)\\?{MARKER}(?!-[^\]])")  # an escape to keep, or the marker by itself
 
 
 def without_marker(characters: str) -> str:
-    """Exclude the marker from a negated class or a range, such as `[^a]` or `[ -~]`, to reserve it for long parts."""
+    """Exclude the marker from a class, such as `[^a]`, `[ -~]` or `[~a]`, to reserve it for long parts.
+
+    A class of the marker alone stays.
+    """
     if characters.startswith("[^"):
         return f"{characters[:-1]}{MARKER}]"
-    return _RANGE.sub(lambda range: f"{range[1]}-}}" + f"\x7f-{range[2]}" * (range[2] > "\x7f"), characters)
+    ranges = _RANGE.sub(lambda range: f"{range[1]}-}}" + f"\x7f-{range[2]}" * (range[2] > "\x7f"), characters)
+    others = _LISTED.sub(r"\1", ranges)
+    return others if len(others) > len("[]") else characters
 
 
 def abridged_expression(expression: str) -> str:

@@ -229,21 +229,22 @@ def _check(sampling: Sampling, model: Model) -> None:
     """Raise ValueError for values that TensorRT-LLM would reject later, in C++ and without naming the parameter."""
     _require(sampling.max_new_tokens >= 1, "max_new_tokens must be at least 1")
     _require(sampling.min_new_tokens >= 0, "min_new_tokens must be at least 0")
-    _require(0 <= sampling.temperature < math.inf, "temperature must be at least 0")
+    _require(0 <= sampling.temperature < math.inf, "temperature must be a finite number of at least 0")
     _require(sampling.top_k >= 0, "top_k must be at least 0")
     _require(0 <= sampling.top_p <= 1, "top_p must be from 0 to 1")
     _require(0 <= sampling.min_p <= 1, "min_p must be from 0 to 1")
-    _require(0 < sampling.repetition_penalty < math.inf, "repetition_penalty must be above 0")
-    _require(math.isfinite(sampling.presence_penalty), "presence_penalty must be a number")
-    _require(math.isfinite(sampling.frequency_penalty), "frequency_penalty must be a number")
+    _require(0 < sampling.repetition_penalty < math.inf, "repetition_penalty must be a finite number above 0")
+    _require(math.isfinite(sampling.presence_penalty), "presence_penalty must be a finite number")
+    _require(math.isfinite(sampling.frequency_penalty), "frequency_penalty must be a finite number")
     _require(sampling.no_repeat_ngram_size >= 0, "no_repeat_ngram_size must be at least 0")
     _require(0 <= (sampling.seed or 0) <= _MAX_SEED, "seed must be from 0 to 2^64 - 1")
     ids = {*sampling.bad_token_ids, *(id for id, _ in sampling.logit_bias)}
-    _require(all(0 <= id < model.vocabulary for id in ids), f"token ids must be below {model.vocabulary}")
+    _require(all(0 <= id < model.vocabulary for id in ids), f"token ids must be from 0 to {model.vocabulary - 1}")
     if sampling.num_beams > 1:
         width = model.max_beam_width
         _require(sampling.num_beams <= width, f"num_beams must be at most {width} (option.max_beam_width)")
-        _require(0 <= sampling.length_penalty < math.inf, "length_penalty must be at least 0 with TensorRT-LLM")
+        needed = "length_penalty must be a finite number of at least 0 with TensorRT-LLM"
+        _require(0 <= sampling.length_penalty < math.inf, needed)
     if sampling.structured_output is not None:
         _require(not sampling.ignore_eos, "structured output cannot be combined with ignore_eos")
         _require(not sampling.min_new_tokens, "structured output cannot be combined with a minimum length")

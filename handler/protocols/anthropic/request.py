@@ -7,7 +7,7 @@ Sources: Anthropic's API reference, "Messages", and the types of its Python pack
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
@@ -375,6 +375,13 @@ class Thinking(NamedTuple):
         return None if lacks or family is None or not family.closing else self.budget
 
 
+def _check_keys(field: NamedValue, value: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise InvalidParameter if an object in a field has an unknown key. The message names it."""
+    for key in value:
+        if key not in known:
+            raise field.refused(f"{key[:64]!r} is unknown; the keys are {', '.join(known)}")
+
+
 def read_thinking(value: Any) -> Thinking:
     """Read `thinking`.
 
@@ -385,8 +392,9 @@ def read_thinking(value: Any) -> Thinking:
     if value is None:
         return Thinking()
     kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(kind, str) or kind not in _ENABLED or value.keys() - _THINKING_FIELDS.keys():
+    if not isinstance(kind, str) or kind not in _ENABLED:
         raise field.refused("must be an object whose 'type' is enabled, adaptive or disabled")
+    _check_keys(field, value, _THINKING_FIELDS)
     budget = value.get("budget_tokens")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
         raise field.refused("'budget_tokens' must be an integer of at least 1")
@@ -413,13 +421,14 @@ def read_reasoning_turns(value: Any) -> int | None:
         or (value and value.keys() - {"edits"})
         or not all(isinstance(edit, dict) for edit in edits)
     ):
-        raise field.refused("must be an object with 'edits', a list of objects")
+        raise field.refused("must be an object with only 'edits', a list of objects")
     kept = None
     for edit in edits:
-        if edit.get("type") != "clear_thinking_20251015" or edit.keys() - {"type", "keep"}:
+        if edit.get("type") != "clear_thinking_20251015":
             raise field.refused(
                 "is not supported: the only available edit is clear_thinking_20251015; send only the messages to keep"
             )
+        _check_keys(field, edit, ("type", "keep"))
         match edit.get("keep") or {"type": "thinking_turns", "value": 1}:
             case "all" | {"type": "all"}:
                 pass
@@ -516,8 +525,9 @@ def read_choice(value: Any, tools: Any) -> dict[str, Any]:
         return {}
     field = NamedValue("tool_choice", value)
     kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(kind, str) or kind not in _CHOICE["type"]["enum"] or value.keys() - _CHOICE.keys():
+    if not isinstance(kind, str) or kind not in _CHOICE["type"]["enum"]:
         raise field.refused("must be an object with a 'type' that is auto, any, tool or none")
+    _check_keys(field, value, _CHOICE)
     single = value.get("disable_parallel_tool_use")
     if single is not None and not isinstance(single, bool):
         raise field.refused("'disable_parallel_tool_use' must be true or false")

@@ -288,7 +288,7 @@ def report_unknown(
         value = values.get(key, True) if isinstance(values, Mapping) else True
         if key in _ELSEWHERE and value:  # falsy values refer to nothing
             raise InvalidParameter(
-                f"{name}: is not supported: nothing is stored between requests; send the whole request"
+                f"{name}: is not supported: this route does not read what the field refers to; send the whole request"
             )
         if _is_neutral(key, value):
             continue

@@ -117,6 +117,11 @@ class Table:
         """The JSON schema of each parameter, by name."""
         return {name: schema_of_reader(parameter.read) for name, parameter in self.parameters.items()}
 
+    def name_of(self, field: str) -> str:
+        """Return the client's name for a field: the first parameter that sets it, or the field if there is none."""
+        names = (f"{self.prefix}{name}" for name, item in self.parameters.items() if item.field == field)
+        return next(names, field)
+
 
 @accepts(type="integer", minimum=-1, maximum=INT32)
 def top_k(value: Any) -> int:
@@ -395,7 +400,7 @@ def _read(
     sampling = Sampling(**values)
     if most_new_tokens is not None:
         sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, most_new_tokens))
-    _check_agreement(sampling, names, context)
+    _check_agreement(sampling, names, context, table)
     _check_support(sampling, values, names, context)
     by_field = {field: sent.name for field, sent in names.items()}
     return ParsedParameters(sampling, MappingProxyType(by_field), MappingProxyType(others))
@@ -414,18 +419,21 @@ def _fields(params: Mapping[str, Any], context: ServerContext, table: Table) -> 
                 yield field, item, sent
 
 
-def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], context: ServerContext) -> None:
+def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], context: ServerContext, table: Table) -> None:
     """Raise InvalidParameter if parameters contradict each other."""
 
     def sent(field: str) -> NamedValue:
         if field == "structured_output" and field not in names:
             return NamedValue("tools[].function.strict", True)  # only strict tools set it without a parameter
-        return names.get(field) or NamedValue(field, getattr(sampling, field))
+        return names.get(field) or NamedValue(table.name_of(field), getattr(sampling, field))
+
+    def limit(field: str) -> str:
+        return str(sent(field)._replace(value=getattr(sampling, field)))
 
     if sampling.min_new_tokens > sampling.max_new_tokens:
-        raise sent("min_new_tokens").refused(f"must be at most max_new_tokens={sampling.max_new_tokens}")
+        raise sent("min_new_tokens").refused(f"must be at most {limit('max_new_tokens')}")
     if "best_of" in names and sampling.best_of < sampling.n:
-        raise sent("best_of").refused(f"must be at least n={sampling.n}")
+        raise sent("best_of").refused(f"must be at least {limit('n')}")
     most = context.config.max_rolling_batch_size
     for field in ("n", "best_of", "num_beams"):
         if getattr(sampling, field) > most:
@@ -436,17 +444,18 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], contex
                 raise sent(field).refused(
                     f"structured output decides where the response ends; omit {sent('structured_output').name}"
                 )
-    refuse, why = _ONLY_WITH_BEAMS, "has an effect only with num_beams > 1"
+    refuse, why = _ONLY_WITH_BEAMS, "has an effect only with"
     if sampling.num_beams > 1:
         if sampling.do_sample:
             raise sent("num_beams").refused(f"beam search does not sample; omit {sent('do_sample')}")
-        if max(sampling.n, sampling.best_of) > sampling.num_beams:
-            raise sent("num_beams").refused(f"must be at least n={sampling.n} and best_of={sampling.best_of}")
+        for field in ("n", "best_of"):
+            if getattr(sampling, field) > sampling.num_beams:
+                raise sent("num_beams").refused(f"must be at least {limit(field)}")
         refuse = [name for name in SAMPLING_DEFAULTS if name not in _OF_SOME_NATURE]
-        why = "is not available with num_beams > 1"
+        why = "is not available with"
     for field in refuse:
         if getattr(sampling, field) != SAMPLING_DEFAULTS[field]:
-            raise sent(field).refused(why)
+            raise sent(field).refused(f"{why} {sent('num_beams').name} > 1")
 
 
 def _check_support(

@@ -264,7 +264,10 @@ class OpenAiCompletions(OpenAiDialect):
         _check(sampling, stream, prompt_only=prompt_only, echo=echo, scored=echo and logprobs is not None)
         if len(prompts) * sampling.num_sequences > MAX_SEQUENCES:
             most = MAX_SEQUENCES // len(prompts)
-            raise InvalidParameter(f"n={sampling.num_sequences}: must be at most {most} with {len(prompts)} prompts")
+            cause = "best_of" if sampling.best_of > sampling.n else "n"
+            raise InvalidParameter(
+                f"{cause}={sampling.num_sequences}: must be at most {most} with {len(prompts)} prompts"
+            )
         ranked = sampling.best_of > sampling.n
         sampling = sampling._replace(logprobs=logprobs is not None or ranked)
         if echo and logprobs is not None:

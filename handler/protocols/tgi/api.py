@@ -200,7 +200,8 @@ class WrongType(InvalidPayload):
 
     @property
     def public(self) -> str:
-        return f"{self.message.partition(': ')[0]} has a wrong type"
+        where, _, wrong_type = self.message.partition(": ")
+        return f"{where} has a wrong type" if wrong_type else where
 
 
 class OutOfRange(InvalidParameter):
@@ -208,7 +209,7 @@ class OutOfRange(InvalidParameter):
 
     @property
     def public(self) -> str:
-        return self.message.partition(": ")[0]
+        return self.message.partition(": ")[0].removesuffix(". Given")
 
 
 UNHEALTHY: TgiError = {"error": "unhealthy", "error_type": "healthcheck"}

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter
 from handler.core.framing import JSON, KEEP_ALIVE, SSE
 from handler.core.media import MEDIA
 from handler.core.text import Prompt, spans
@@ -19,7 +18,7 @@ from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.messages import read_messages
 from handler.protocols.kernel.parameters import ANY, SAMPLING_DEFAULTS, Parameter, Table, dialect_parameters, read_all
-from handler.protocols.kernel.readers import integer, show, tgi_grammar
+from handler.protocols.kernel.readers import NamedValue, integer, show, tgi_grammar
 from handler.protocols.kernel.reply import SequenceOutput, list_parts, prompt_request
 from handler.protocols.kernel.schema import Shape, nullable, record
 from handler.protocols.lmi.request import EXAMPLE
@@ -502,13 +501,11 @@ class _TgiChatTokenize(_TgiTokenize):
         if body.get("tools"):
             raise OutOfRange("`tools` are not rendered by this route")  # ignoring them would change the prompt
         params = {name: item for name, item in body.items() if item is not None and name not in ("messages", "tools")}
-        options = {name: _read(name, params.pop(name)) for name in _TOKENIZE_SHAPING if name in params}
+        shaping = [NamedValue(name, params.pop(name)) for name in _TOKENIZE_SHAPING if name in params]
+        options = {option.name: option.read(CHAT.parameters[option.name].read) for option in shaping}
         text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route renders text only"))
         messages, _, names = read_messages(body["messages"], text_only)
-        try:
-            template, unread = read_template(options, messages, context)
-        except InvalidParameter as error:
-            raise OutOfRange(error.message) from None
+        template, unread = read_template(options, messages, context)
         names = [*names, *unread, *(name for name in params if name not in _NO_EFFECT)]
         ignored = report_unknown(names, body, context, generates=False)
         messages, _ = lay_out(messages, (), context.chat_template, choose_format(context))
@@ -516,13 +513,6 @@ class _TgiChatTokenize(_TgiTokenize):
 
 
 TOKENIZE, CHAT_TOKENIZE = _TgiTokenize(), _TgiChatTokenize()
-
-
-def _read(name: str, value: Any) -> Any:
-    try:
-        return CHAT.parameters[name].read(value)
-    except ValueError as error:
-        raise OutOfRange(f"{name}={show(value)}: {error}") from None
 
 
 def _chat_tokens(prompt: Prompt) -> Iterator[bytes]:

@@ -184,6 +184,20 @@ def test_guidance_is_named_where_it_can(checks: StructuredOutputValidator, odd: 
     assert "the schema's properties.odd." in why
 
 
+@pytest.mark.parametrize("backend", ["xgrammar", "guidance", "outlines"])
+def test_a_backend_need_not_support_every_kind(hf_demo: Path, backend: str) -> None:
+    options = {"enforce_eager": True, "guided_decoding_backend": backend}
+    config = EngineConfig(Config(max_model_len=2048, kv_cache_gib=1, engine_options=options), model=hf_demo)
+    found = StructuredOutputValidator(partial(engines.structured_output_check, "vllm", config), seconds=30)
+    with vllm_forks.engines():
+        found._sandbox.start()  # a slow start is no fault of the first
+        for one in (StructuredOutput("choice", '["a", "b"]'), StructuredOutput("regex", "[a-z]{2}")):
+            assert found.check(one).result(PATIENCE) == ""
+        why = found.check(StructuredOutput("grammar", 'root ::= "a"')).result(PATIENCE)
+        assert why.startswith("Outlines") if backend == "outlines" else why == ""
+    found.close()
+
+
 def test_what_vllm_has_another_backend_for_is_refused(checks: StructuredOutputValidator) -> None:
     """It looks where nothing refers to."""
     unused = {"$defs": {"unused": {"type": "integer", "multipleOf": 5}}, "type": "integer"}

@@ -188,6 +188,13 @@ def test_a_s3_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         s3.download("s3://bucket/a")
 
 
+def test_a_profile_that_does_not_exist_is_named(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    said = r"cannot be fetched: The config profile \(nobody\) could not be found \(ProfileNotFound\)"
+    with pytest.raises(ConfigError, match=f"{said}.*{CURE}"):
+        s3.download(f"s3://{bucket}/")
+
+
 def of(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     for name, value in bucket.environment().items():
         monkeypatch.setenv(name, value)

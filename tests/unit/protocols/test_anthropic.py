@@ -282,9 +282,22 @@ def test_names_without_effect_are_listed_in_anthropic(more: dict[str, Any], list
             body(context_management={"edits": [{"type": "compact_20260112"}]}),
             "the only available edit is clear_thinking_",
         ),
-        (body(context_management={"edits": {}}), "must be an object with 'edits', a list of objects"),
-        (body(context_management="x"), "must be an object with 'edits', a list of objects"),
+        (body(context_management={"edits": {}}), "must be an object with only 'edits', a list of objects"),
+        (body(context_management="x"), "must be an object with only 'edits', a list of objects"),
         (body(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": 2}]}), "'keep' must be all"),
+        (
+            body(context_management={"edits": [{"type": "clear_thinking_20251015", "kept": "all"}]}),
+            "'kept' is unknown; the keys are type, keep",
+        ),
+        (body(context_management={"edits": [], "edit": []}), "must be an object with only 'edits', a list of objects"),
+        (
+            body(thinking={"type": "adaptive", "effort": "low"}),
+            "'effort' is unknown; the keys are type, budget_tokens, display",
+        ),
+        (
+            body(tools=TOOLS, tool_choice={"type": "auto", "x" * 99: 1}),
+            f"{'x' * 64!r} is unknown; the keys are type, name, disable_parallel_tool_use",
+        ),
         (body(stream=2), "stream=2: must be true or false"),
     ],
 )

@@ -129,9 +129,9 @@ def test_a_parameter_sets_its_field_in_lmi(name: str, given: Any, field: str, wa
         ("logit_bias", {"-5": 1}, "an object that maps token ids"),
         ("logit_bias", {"\u0663": 1}, "an object that maps token ids"),
         ("logit_bias", {"5" * 5000: 1}, "an object that maps token ids"),
-        ("length_penalty", 2.0, "only with num_beams > 1"),
-        ("early_stopping", True, "only with num_beams > 1"),
-        ("min_length", 31, "at most max_new_tokens=30"),
+        ("length_penalty", 2.0, "only with parameters.num_beams > 1"),
+        ("early_stopping", True, "only with parameters.num_beams > 1"),
+        ("min_length", 31, "at most parameters.max_new_tokens=30"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name_value_and_range(name: str, given: Any, wanted: str) -> None:
@@ -241,7 +241,9 @@ def test_one_most_likely_token_is_an_alternative_where_the_choice_is_drawn() -> 
 )
 def test_beams_are_refused_what_their_search_does_not_honour(parameters: dict[str, Any]) -> None:
     (name,) = parameters
-    with pytest.raises(InvalidParameter, match=rf"^parameters\.{name}=.*: is not available with num_beams > 1"):
+    with pytest.raises(
+        InvalidParameter, match=rf"^parameters\.{name}=.*: is not available with parameters\.num_beams > 1"
+    ):
         INVOCATIONS["lmi"].parse({"inputs": "a", "parameters": {"num_beams": 2, **parameters}}, TENSORRT)
 
 
@@ -264,9 +266,10 @@ def test_an_engines_limit_is_allowed_and_more_refused_if_it_has_an_effect() -> N
 
 
 def test_n_and_best_of_and_beams_must_agree() -> None:
-    assert "at least n=3" in refusal(n=3, best_of=2)
+    assert "at least parameters.n=3" in refusal(n=3, best_of=2)
     assert "does not sample" in refusal(num_beams=2, do_sample=True)
-    assert "at least n=3" in refusal(num_beams=2, n=3)
+    assert refusal(num_beams=2, n=3).endswith("at least parameters.n=3")
+    assert refusal(num_beams=2, best_of=3).endswith("at least parameters.best_of=3")
     assert request(num_beams=4, length_penalty=2.0, early_stopping=True).sampling.num_sequences == 4
 
 

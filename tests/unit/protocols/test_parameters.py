@@ -188,7 +188,7 @@ def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatc
     def parse(value: float, server: ServerContext = server, **beside: object) -> None:
         INVOCATIONS["lmi"].parse({"inputs": "a", "parameters": {"pretended": value, **beside}}, server)
 
-    with pytest.raises(InvalidParameter, match=r"pretended=0\.1: is not available with num_beams > 1"):
+    with pytest.raises(InvalidParameter, match=r"pretended=0\.1: is not available with parameters\.num_beams > 1"):
         parse(0.1, ServerContext("any", unsupported={}), num_beams=2)
     parse(0.5)  # the neutral value
     with pytest.raises(InvalidParameter) as refused:

@@ -59,7 +59,7 @@ def test_a_part_of_a_request_that_is_elsewhere_is_refused_by_name(route: str, di
 @in_one_test("dialect", ["lmi", "tgi_compat", "dynamic_batch", "tgi_generate", "mindie", "lmi_embedding"])
 def test_under_parameters_too_in_refusals(dialect: str) -> None:
     message = said(dialect, {"inputs": "a", "parameters": {"cached_content": "You are"}})
-    assert "parameters.cached_content: is not supported: nothing is stored between requests" in message
+    assert "parameters.cached_content: is not supported: this route does not read what the field refers to" in message
 
 
 @in_one_test(

@@ -278,7 +278,12 @@ _KINDS = "has invalid type. It should be either 'int', 'bool', or 'string'."
         ({"text_input": "a", "embedding_bias_words": ["x"]}, "send logit_bias to /invocations"),
         ({"text_input": "a", "return_stop_reason": True}, "return_stop_reason=true: is not supported"),
         ({"text_input": "a", "lora_task_id": 1}, "serves no LoRA adapters"),
-        ({"text_input": "a", "length_penalty": 2}, "length_penalty=2: has an effect only with num_beams > 1"),
+        ({"text_input": "a", "min_length": 9, "max_tokens": 8}, "min_length=9: must be at most max_tokens=8"),
+        (
+            {"text_input": "a", "beam_width": 2, "num_return_sequences": 3},
+            "beam_width=2: must be at least num_return_sequences=3",
+        ),
+        ({"text_input": "a", "length_penalty": 2}, "length_penalty=2: has an effect only with beam_width > 1"),
     ],
 )
 def test_what_a_request_must_not_be(body: Any, says: str) -> None:

@@ -216,7 +216,7 @@ def test_the_operators_length_is_the_most_of_any_answer(tmp_path: Path, chosen: 
         assert sampling(dialect, context).max_new_tokens == 5
     assert sampling("chat", context, max_tokens=50).max_new_tokens == 5
     assert sampling("chat", context, max_tokens=3).max_new_tokens == 3
-    with pytest.raises(InvalidParameter, match="min_tokens=6: must be at most max_new_tokens=5"):
+    with pytest.raises(InvalidParameter, match="min_tokens=6: must be at most max_tokens=5"):
         request("chat", context, max_tokens=50, min_tokens=6)
 
 

@@ -410,6 +410,17 @@ def test_an_event_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch, li
         assert reader.feed(b": alive\n\n") == [], "comments between events are not part of one"
 
 
+@pytest.mark.parametrize("before", [b"", b": alive\n\n", b"data: x\n\n"])
+@pytest.mark.parametrize("lines", [[b"x" * 93], [b"x" * 43, b"x" * 43]])
+def test_a_whole_event_has_the_same_limit(monkeypatch: pytest.MonkeyPatch, before: bytes, lines: list[bytes]) -> None:
+    monkeypatch.setattr(events, "_MOST", 100)
+    event = b"".join(b"data: " + line + b"\n" for line in lines)
+    assert len(event) == 100
+    assert events.EventReader().feed(before + event + b"\n")[-1].data == b"\n".join(lines)
+    with pytest.raises(ValueError, match="more than 100 bytes"):
+        events.EventReader().feed(before + event[:-1] + b"x\n\n")
+
+
 def test_a_connection_that_was_closed_while_nothing_ran_is_no_failure() -> None:
     script = (CHUNKED, b"%x\r\n%b\r\n0\r\n\r\n" % (len(ENDING), ENDING))
     with listening(script, script) as first, listening() as second, engine(first, second) as found:
