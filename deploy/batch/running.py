@@ -11,12 +11,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, error_code, pages, unless_missing
 from deploy.batch.job import BatchJob, inputs, outputs
-from deploy.deployer.calls import call, show, tags_of
+from deploy.deployer.calls import call, is_there
 from deploy.deployer.wait import Progress, Report, polls
 from deploy.diagnostics import advice
 from deploy.errors import Failed, NotThere, Refused
 from deploy.operations import logs
-from deploy.resources.resource import TAG_DEPLOYMENT, TRANSFORM_LOGS, Kind, job_prefix
+from deploy.resources.resource import TRANSFORM_LOGS, Kind, job_prefix
 from deploy.s3.upload import counted
 
 EVERY = 30.0
@@ -52,13 +52,10 @@ def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
     Raises:
         Refused: a model with that name belongs to another owner.
     """
-    existing = show(aws, Kind.MODEL, (job.model.name,))
-    if existing is None:
-        call(aws, "sagemaker", "create_model", job.model.request)
-        return True
-    if tags_of(aws, Kind.MODEL, existing).get(TAG_DEPLOYMENT) != deployment:
-        raise Refused(f"{job.model.key} exists and was not created by this deployment", "Choose another name.")
-    return False
+    if is_there(aws, Kind.MODEL, (job.model.name,), deployment):
+        return False
+    call(aws, "sagemaker", "create_model", job.model.request)
+    return True
 
 
 def name_of(aws: Aws, job: BatchJob) -> str:

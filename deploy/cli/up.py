@@ -37,24 +37,25 @@ from deploy.spec.components import uploads
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("up", help="create the endpoint, or update it to match the file")
-    add_arguments(parser)
+    parser = _parser(commands, "up", "create the endpoint, or update it to match the file")
     add_adopt(parser)
     add_shadow(parser)
-    parser.set_defaults(run=partial(deploy, command="up"))
 
 
 def add_adopt(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--adopt", action="store_true", help="take over another owner's resources with the same names")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that `up`, `update` and `promote` share."""
+def _parser(commands: Any, command: str, purpose: str) -> argparse.ArgumentParser:
+    """Add the parser of `up`, `update` or `promote`, with the arguments that they share."""
+    parser: argparse.ArgumentParser = commands.add_parser(command, help=purpose)
     add_spec(parser)
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the first change")
     parser.add_argument("--keep-failed", action="store_true", help="keep failed resources for inspection")
     parser.add_argument("--no-checks", action="store_true", help="skip the preflight checks")
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
+    parser.set_defaults(run=partial(deploy, command=command))
+    return parser
 
 
 def deploy(arguments: argparse.Namespace, command: str) -> int:
@@ -152,16 +153,12 @@ def _instances(spec: Spec, resolution: Resolution) -> str:
 
 
 def add_update(commands: Any) -> None:
-    parser = commands.add_parser("update", help="update an existing endpoint, and roll back if an alarm is triggered")
-    add_arguments(parser)
-    add_adopt(parser)
-    parser.set_defaults(run=partial(deploy, command="update"))
+    add_adopt(_parser(commands, "update", "update an existing endpoint, and roll back if an alarm is triggered"))
 
 
 # -- `lmi deploy promote`: make a shadow beside another owner's endpoint the variant that serves -----------------------
 
 
 def add_promote(commands: Any) -> None:
-    parser = commands.add_parser("promote", help="turn the shadow of `up --shadow` into the serving variant")
-    add_arguments(parser)
-    parser.set_defaults(run=partial(deploy, command="promote"), adopt=True)
+    parser = _parser(commands, "promote", "turn the shadow of `up --shadow` into the serving variant")
+    parser.set_defaults(adopt=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.client.errors import FROM_AWS, ModelFailed, NotSent, TimedOut, failure
+from deploy.client.errors import FROM_AWS, Broken, ModelFailed, NotSent, TimedOut, failure
 from deploy.client.serializers import Deserializer, deserialize_body
 
 MAX_INLINE_BYTES = 128_000
@@ -86,10 +86,13 @@ class AsyncAnswer:
             if code in _ABSENT or (code in _DENIED and self._is_absent(bucket, key)):
                 return None
             request_failed = failure(error)
-            request_failed.advice = (
-                "Allow s3:GetObject on the object, and s3:ListBucket on the bucket. Without the latter, S3 reports a "
-                "missing object as forbidden."
-            )
+            if code in _DENIED:
+                request_failed.advice = (
+                    "Allow s3:GetObject on the object, and s3:ListBucket on the bucket. Without the latter, S3 reports "
+                    "a missing object as forbidden."
+                )
+            elif isinstance(request_failed, Broken):  # its advice is for calls of the model
+                request_failed.advice = "Read the response again."
             raise request_failed from error
 
     def _is_absent(self, bucket: str, key: str) -> bool:

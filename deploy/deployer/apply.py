@@ -17,7 +17,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, as_deploy_error, is_missing, unless_missing
-from deploy.deployer.calls import CALLS, call, identity_of, is_duplicate, removal, show, tags_of
+from deploy.deployer.calls import CALLS, call, identity_of, is_duplicate, is_there, removal, show
 from deploy.deployer.live import Live, look, pending_configs
 from deploy.deployer.plan import Action, Plan, Verb
 from deploy.deployer.wait import CONSISTENCY_SECONDS, Report, wait_for
@@ -26,7 +26,6 @@ from deploy.resources.resource import (
     FAILED,
     MIXED,
     READY,
-    TAG_DEPLOYMENT,
     Json,
     Kind,
     Ref,
@@ -217,18 +216,9 @@ class _Steps:
             self._run.created.remove(action.key)
             if not is_duplicate(error):
                 raise
-            self._check_owner(action)
-
-    def _check_owner(self, action: Action) -> None:
-        """Check the owner of a resource that was created after the plan was made.
-
-        Raises:
-            Refused: the resource does not belong to this deployment.
-        """
-        description = show(self._aws, action.kind, action.which)
-        tags = {} if description is None else tags_of(self._aws, action.kind, description)
-        if tags.get(TAG_DEPLOYMENT) != self._plan.deployment:
-            raise Refused(f"{action.key} exists and was not created by this deployment", "Choose another name.")
+            # The resource was created after the plan was made, and may have been deleted since.
+            if not is_there(self._aws, action.kind, action.which, self._plan.deployment):
+                raise Failed(f"{action.key} existed, but was deleted meanwhile", "Run this again.") from error
 
     def _delete(self, action: Action) -> None:
         self._options.say(f"delete {action.key}" + (f" ({action.why})" if action.why else ""))

@@ -15,8 +15,8 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTT
 
 from deploy.aws import Aws, error_code, pages, unless_missing
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID
-from deploy.errors import DeployError
-from deploy.resources.resource import Json, Kind, Resource, tag_map
+from deploy.errors import DeployError, Refused
+from deploy.resources.resource import TAG_DEPLOYMENT, Json, Kind, Resource, tag_map
 from deploy.web_pages import WebPage
 
 
@@ -180,6 +180,23 @@ def tags_of(aws: Aws, kind: Kind, description: Json) -> dict[str, str]:
     if kind is Kind.ALARM:
         return tag_map(call(aws, "cloudwatch", "list_tags_for_resource", {"ResourceARN": arn})["Tags"])
     return tag_map(pages(aws, "sagemaker", "list_tags", "Tags", ResourceArn=arn))
+
+
+def is_there(aws: Aws, kind: Kind, which: Identity, deployment: str) -> bool:
+    """Return whether the deployment has the resource, or False if it does not exist.
+
+    Raises:
+        Refused: the resource has another owner.
+    """
+    description = show(aws, kind, which)
+    tags = None if description is None else unless_missing(lambda: tags_of(aws, kind, description))
+    if tags is not None and tags.get(TAG_DEPLOYMENT) != deployment:
+        raise Refused(foreign(f"{kind.value}/{which[-1]}"), "Choose another name, or have its owner delete it.")
+    return tags is not None
+
+
+def foreign(key: str) -> str:
+    return f"{key} exists and was not created by this deployment"
 
 
 def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[str, Any]]:

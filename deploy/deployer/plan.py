@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deploy.deployer.calls import CALLS, Identity, identity_of, removal, tagging
+from deploy.deployer.calls import CALLS, Identity, foreign, identity_of, removal, tagging
 from deploy.deployer.live import Live, LiveResource, current_version, outdated
 from deploy.errors import NotThere, Refused
 from deploy.resources.resource import READY, Json, Kind, Ref, Resource, resolved, tag_map
@@ -227,7 +227,8 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
             created with 0 copies, or the endpoint cannot run the components or has failed with other components on it.
         NotThere: the components are for another deployment's endpoint, which does not exist.
     """
-    _refuse_foreign(desired, live, adopt)
+    if not adopt:
+        refuse_foreign(desired, live, "Choose another name, or take the resource over with --adopt.")
     _refuse_move(desired, live)
     _refuse_endpoint(desired, live)
     _refuse_empty(desired, live)
@@ -255,7 +256,7 @@ def removal_of_all(live: Live) -> Plan:
     endpoint = live.endpoint
     if endpoint is not None and not endpoint.is_of(live.deployment) and not is_guest(live.deployment):
         raise Refused(
-            _foreign(endpoint),
+            foreign(endpoint.key),
             "Delete it with the tool that created it, or take it over with `lmi deploy up --adopt`. `lmi deploy down "
             "--shadow` removes only a shadow variant.",
         )
@@ -356,13 +357,19 @@ def _refuse_shared(desired: Sequence[Resource], endpoint: LiveResource | None, l
         )
 
 
-def _refuse_foreign(desired: Sequence[Resource], live: Live, adopt: bool) -> None:
-    if adopt:
-        return
+def refuse_foreign(desired: Sequence[Resource], live: Live, advice: str) -> None:
+    """Refuse desired names under which a resource of another owner exists.
+
+    Args:
+        advice: how to solve the problem, for the message.
+
+    Raises:
+        Refused: a resource has another owner.
+    """
     for resource in desired:
         existing = live.get(resource.kind, identity_of(resource))
         if existing is not None and not existing.is_of(live.deployment):
-            raise Refused(_foreign(existing), "Choose another name, or take the resource over with --adopt.")
+            raise Refused(foreign(existing.key), advice)
 
 
 def _refuse_empty(desired: Sequence[Resource], live: Live) -> None:
@@ -377,10 +384,6 @@ def _refuse_empty(desired: Sequence[Resource], live: Live) -> None:
                 f"components {item.name}: AWS cannot create a component with copies: 0",
                 "Create it with copies: 1 and set 0 later, or let it scale to zero with scaling.min: 0.",
             )
-
-
-def _foreign(existing: LiveResource) -> str:
-    return f"{existing.key} exists and was not created by this deployment"
 
 
 def _failed(live: Live) -> list[LiveResource]:

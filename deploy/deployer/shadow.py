@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.deployer.live import Live, LiveResource
-from deploy.deployer.plan import Action, Plan, Verb, action_of, in_order_of_removal, plan, removal_of
+from deploy.deployer.plan import Action, Plan, Verb, action_of, in_order_of_removal, plan, refuse_foreign, removal_of
 from deploy.errors import NotThere, Refused, SpecError
 from deploy.resources.resource import (
     READY,
@@ -34,6 +34,7 @@ from deploy.spec import Spec
 _LIVE_WEIGHT, _FIRST_WEIGHT = "DesiredWeight", "InitialVariantWeight"
 _RETAINED = {"RetainAllVariantProperties": True}
 _AGAIN = "Run this again when the endpoint is InService."
+_DELETE = "Have its owner delete it first."
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,12 @@ def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) 
 
 
 def plan_shadow(desired: Sequence[Resource], live: Live) -> Plan:
-    """Plan the creation of the shadow from the resources of `beside`, and the deletion of an earlier shadow's parts."""
+    """Plan the creation of the shadow from the resources of `beside`, and the deletion of an earlier shadow's parts.
+
+    Raises:
+        Refused: a model or configuration has a desired name but another owner.
+    """
+    refuse_foreign([item for item in desired if item.kind is not Kind.ENDPOINT], live, _DELETE)
     actions = [action for resource in desired for action in action_of(resource, live, desired)]
     keep = {item.name for item in desired} | {before(live)}
     left = [removal_of(item, "it belonged to an earlier shadow") for item in _own_parts(live, keep)]
@@ -112,9 +118,11 @@ def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
 
     Raises:
         NotThere: there is no shadow.
-        Refused: the endpoint is not in service, or the shadow differs from the specification.
+        Refused: the endpoint is not in service, the shadow differs from the specification, or a model or configuration
+            has a desired name but another owner.
     """
     _refuse_other_shadow(desired, live)
+    refuse_foreign([item for item in desired if item.kind in (Kind.MODEL, Kind.ENDPOINT_CONFIG)], live, _DELETE)
     kept = [
         replace(item, update={**item.update, **_RETAINED}) if item.kind is Kind.ENDPOINT else item for item in desired
     ]

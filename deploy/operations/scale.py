@@ -88,7 +88,9 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
     """
     if count < 0 or (count == 0 and what.kind is Kind.ENDPOINT):
         advice = "An endpoint without components needs at least one instance."
-        if what.sleeps:
+        if what.kind is Kind.COMPONENT:
+            advice = "Use 0 or a positive number of copies."
+        elif what.sleeps:
             advice = "Use a positive number. An asynchronous endpoint scales to zero by itself (scaling.min: 0)."
         raise Refused(f"{what.target} cannot be scaled to {count} instances or copies", advice)
     bounds = what.scaling

@@ -13,6 +13,9 @@ from deploy.resources.resource import DIMENSIONS, Kind, Ref, Resource, scoped_na
 from deploy.spec import Spec
 from deploy.spec.sections import Alarms
 
+_ALARM = {"Namespace": "AWS/SageMaker", "ComparisonOperator": "GreaterThanOrEqualToThreshold"}
+"""Fields that all alarms share."""
+
 _NO_CAPACITY_PERIOD = 30  # seconds; a failed request adds a copy after at most this time
 _QUEUE_COOLDOWN = 900
 """Cooldown in seconds. With the 300 s of AWS's guide, an instance that takes longer to start would cause another to be
@@ -108,14 +111,13 @@ def _waking(
     )
     yield policy
     name = scoped_name(*_stem(spec, scaled), wakes.suffix)
-    request = {"AlarmName": name, **wakes.alarm, "AlarmActions": [Ref(policy.key, "PolicyARN")], "Tags": tags}
+    request = {"AlarmName": name, **_ALARM, **wakes.alarm, "AlarmActions": [Ref(policy.key, "PolicyARN")], "Tags": tags}
     yield Resource(Kind.ALARM, name, request, needs=(policy.key,))
 
 
 def _component(scaled: Resource, between: int) -> _Waking:
     alarm = {
         "AlarmDescription": f"A request found no copy of {scaled.name}: add one.",
-        "Namespace": "AWS/SageMaker",
         "MetricName": "NoCapacityInvocationFailures",
         "Dimensions": [{"Name": "InferenceComponentName", "Value": scaled.name}],
         "Statistic": "Sum",
@@ -123,7 +125,6 @@ def _component(scaled: Resource, between: int) -> _Waking:
         "EvaluationPeriods": 1,
         "DatapointsToAlarm": 1,
         "Threshold": 1.0,
-        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
         "TreatMissingData": "notBreaching",
     }
     return _Waking("no-capacity", alarm, "Maximum", between)
@@ -133,7 +134,6 @@ def _queue(scaled: Resource, between: int) -> _Waking:
     """Return the settings for an asynchronous endpoint. The alarm's metric stays 1 until the first instance serves."""
     alarm = {
         "AlarmDescription": f"Requests wait and {scaled.name} has no instance: add one.",
-        "Namespace": "AWS/SageMaker",
         "MetricName": "HasBacklogWithoutCapacity",
         "Dimensions": [{"Name": "EndpointName", "Value": scaled.name}],
         "Statistic": "Average",
@@ -141,7 +141,6 @@ def _queue(scaled: Resource, between: int) -> _Waking:
         "EvaluationPeriods": 2,
         "DatapointsToAlarm": 2,
         "Threshold": 1.0,
-        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
         "TreatMissingData": "missing",
     }
     return _Waking("backlog", alarm, "Average", max(between, _QUEUE_COOLDOWN))
@@ -207,15 +206,14 @@ def _alarm(
     name = scoped_name(*stem, watch.suffix)
     request: dict[str, Any] = {
         "AlarmName": name,
+        **_ALARM,
         "AlarmDescription": f"{watch.metric} of {stem[-1]}; rolls back an update of it.",
-        "Namespace": "AWS/SageMaker",
         "MetricName": watch.metric,
         "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],
         **watch.statistic,
         "Period": _PERIOD,
         "EvaluationPeriods": 1,
         "Threshold": watch.threshold,
-        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
         "TreatMissingData": "notBreaching",  # without requests, the metric has no data
     }
     if alarms.notify is not None:

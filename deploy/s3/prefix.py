@@ -74,7 +74,8 @@ def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
         got = aws.client("s3").delete_objects(Bucket=prefix.bucket, Delete={"Objects": some, "Quiet": True})
         if errors := got.get("Errors"):
             why = errors[0].get("Message") or errors[0].get("Code")
-            raise Failed(f"s3://{prefix.bucket}/{errors[0]['Key']} and {len(errors) - 1} more were not deleted: {why}")
+            were = f"and {len(errors) - 1} more were" if len(errors) > 1 else "was"
+            raise Failed(f"s3://{prefix.bucket}/{errors[0]['Key']} {were} not deleted: {why}")
 
 
 def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:

@@ -247,7 +247,8 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if key.value in names and key.tag != "tag:yaml.org,2002:merge":
-                raise SpecError(f"{key.value} occurs twice, in lines {names[key.value]} and {line}")
+                lines = f"lines {names[key.value]} and {line}" if line != names[key.value] else f"line {line}"
+                raise SpecError(f"{key.value} occurs twice, in {lines}")
             names[key.value] = line
         return dict(super().construct_mapping(node, deep))
 

@@ -147,12 +147,13 @@ def test_what_is_foreign_stays(cloud: Cloud, bucket: Any, model: Path) -> None:
     assert "llama/old.safetensors" in keys(bucket)
 
 
+@pytest.mark.parametrize(("number", "were"), [(1, "was"), (2, "and 1 more were"), (3, "and 2 more were")])
 def test_an_object_that_s3_does_not_delete_is_no_success(
-    cloud: Cloud, bucket: Any, monkeypatch: pytest.MonkeyPatch
+    cloud: Cloud, bucket: Any, monkeypatch: pytest.MonkeyPatch, number: int, were: str
 ) -> None:
-    refused = {"Errors": [{"Key": "llama/a", "Code": "AccessDenied", "Message": "Access Denied"}]}
+    refused = {"Errors": [{"Key": "llama/a", "Code": "AccessDenied", "Message": "Access Denied"}] * number}
     monkeypatch.setattr(aws().client("s3"), "delete_objects", lambda **request: refused)
-    with pytest.raises(Failed, match="llama/a and 0 more were not deleted: Access Denied"):
+    with pytest.raises(Failed, match=f"llama/a {were} not deleted: Access Denied"):
         delete(aws(), Prefix.of(TO), ["a"])
 
 

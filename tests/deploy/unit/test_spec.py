@@ -215,7 +215,7 @@ def test_what_follows_from_a_wrong_section_alone_is_not_said(file: Path) -> None
         ("", "FILE: is empty"),
         ("- a", "FILE: must be a mapping of names to values"),
         (TEXT + "name: again\n", "FILE: name occurs twice, in lines 2 and 6"),
-        (TEXT + "instance: {count: 1, count: 2}\n", "FILE: count occurs twice, in lines 6 and 6"),
+        (TEXT + "instance: {count: 1, count: 2}\n", "FILE: count occurs twice, in line 6"),
     ],
 )
 def test_files_that_are_none(file: Path, text: str, said: str) -> None:
@@ -238,7 +238,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         ("name", "--set name: must be KEY=VALUE, such as instance.type=ml.g5.xlarge"),
         ("a..b=1", "--set a..b=1: must be KEY=VALUE, such as instance.type=ml.g5.xlarge"),
         ("name.x=1", "--set name.x=1: name is not a mapping, so it has no fields"),
-        ("model.shape={a: 1, a: 2}", "--set model.shape={a: 1, a: 2}: a occurs twice, in lines 1 and 1"),
+        ("model.shape={a: 1, a: 2}", "--set model.shape={a: 1, a: 2}: a occurs twice, in line 1"),
     ],
 )
 def test_settings_that_are_none(file: Path, setting: str, said: str) -> None:

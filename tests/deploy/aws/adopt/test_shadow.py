@@ -221,6 +221,35 @@ def test_an_endpoint_without_shadow_support_is_refused_before_any_creation(
         assert cloud.changes() == [], case
 
 
+@pytest.mark.parametrize("kind", ["model", "endpoint-config"])
+@pytest.mark.parametrize("command", [("up", "--shadow"), ("promote",)], ids=["shadow", "promotion"])
+def test_a_part_of_that_name_that_another_made_is_not_taken(
+    cloud: Cloud, lmi: Callable[..., int], capsys: pytest.CaptureFixture[str], *, command: tuple[str, ...], kind: str
+) -> None:
+    assert up(lmi) == 0
+    things = copy.deepcopy(cloud.sagemaker.things)
+    if command == ("promote",):
+        assert lmi("promote", "--yes") == 0
+    made = config_of(cloud)
+    (variant,) = made.get("ShadowProductionVariants", made["ProductionVariants"])
+    name = made["EndpointConfigName"] if kind == "endpoint-config" else variant["ModelName"]
+    part = copy.deepcopy(cloud.sagemaker.things[kind, name])
+    part.tags = {"owner": "another"}
+    put_back(cloud, things)
+    if command == ("up", "--shadow"):
+        cloud.sagemaker.things["endpoint", NAME].request["EndpointConfigName"] = "by-hand-config"
+    cloud.sagemaker.things[kind, name] = part
+    before, changes = everything(cloud), cloud.changes()
+    capsys.readouterr()
+    assert lmi(*command, "--yes") == 2
+    text = said(capsys)
+    assert f"{kind}/{name} exists and was not created by this deployment" in text
+    assert "have its owner delete it" in text.lower()
+    # The name of a shadow's configuration follows from what serves, so that AWS tells that it is taken.
+    tried = ["CreateEndpointConfig"] if (command[0], kind) == ("up", "endpoint-config") else []
+    assert (everything(cloud), cloud.changes()) == (before, [*changes, *tried])
+
+
 def put_back(cloud: Cloud, things: dict[tuple[str, str], Any]) -> None:
     cloud.sagemaker.things.clear()
     cloud.sagemaker.things.update(copy.deepcopy(things))

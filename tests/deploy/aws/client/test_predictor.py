@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from botocore.exceptions import (
     BotoCoreError,
+    ClientError,
     CredentialRetrievalError,
+    EndpointConnectionError,
     NoCredentialsError,
     ProfileNotFound,
+    ReadTimeoutError,
     TokenRetrievalError,
     UnauthorizedSSOTokenError,
 )
@@ -20,6 +23,7 @@ from deploy.client import (
     BytesDeserializer,
     ComponentFailed,
     Forbidden,
+    JSONDeserializer,
     ModelBusy,
     ModelFailed,
     ModelRefused,
@@ -29,6 +33,7 @@ from deploy.client import (
     NotStarted,
     Patience,
     Predictor,
+    RequestFailed,
     ServiceFailed,
     TimedOut,
     Unreachable,
@@ -36,6 +41,7 @@ from deploy.client import (
 from deploy.client.asynchronous import split_s3
 from deploy.client.errors import failure
 from deploy.client.runtime import MAX_BYTES, WARN_BYTES, LargePayload, check_size
+from deploy.credentials import SIGN_IN_AGAIN
 from deploy.errors import DeployError, NotAllowed, NotThere
 from tests.deploy.aws.client.double import Answer, Double, Handler, fails, golden, model_answers, says, stalls, streams
 
@@ -431,6 +437,27 @@ def test_a_bucket_that_may_not_be_read_is_said(predictor: Predictor, aws: Double
     with pytest.raises(Forbidden, match="AccessDenied") as caught:
         predictor.predict_async({"inputs": "x"}).wait()
     assert "s3:ListBucket" in caught.value.advice
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (EndpointConnectionError(endpoint_url="https://s3"), "Check the region, and this machine's network."),
+        (ClientError({"Error": {"Code": "ExpiredToken"}}, "GetObject"), SIGN_IN_AGAIN),
+        (ClientError({"Error": {"Code": "NoSuchBucket"}}, "GetObject"), ""),
+        (ReadTimeoutError(endpoint_url="https://s3"), "Read the response again."),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_only_a_denied_bucket_needs_permissions(error: Exception, advice: str) -> None:
+    class S3:
+        def get_object(self, **request: str) -> None:
+            raise error
+
+    answer = AsyncAnswer({"OutputLocation": "s3://b-1/out/1.out"}, S3(), JSONDeserializer())
+    with pytest.raises(RequestFailed) as caught:
+        answer.wait()
+    assert caught.value.advice == advice
 
 
 def test_large_data_goes_through_s3(predictor: Predictor, aws: Double) -> None:

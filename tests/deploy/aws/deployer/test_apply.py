@@ -184,6 +184,40 @@ def test_another_s_endpoint_is_refused_and_can_be_taken_over(cloud: Cloud) -> No
     assert cloud.everything() == {}
 
 
+@pytest.mark.parametrize(("gone_after", "why"), [
+    ("", "model/{} exists and was not created by this deployment"),
+    ("CreateModel", "model/{} existed, but was deleted meanwhile"),
+    ("DescribeModel", "model/{} existed, but was deleted meanwhile"),
+])  # fmt: skip
+def test_what_another_makes_meanwhile_is_refused_and_what_then_goes_is_told(
+    cloud: Cloud, gone_after: str, why: str
+) -> None:
+    """Somebody makes a model of the desired name just before the run does, and may delete it again."""
+    wanted = wanted_of(PLAIN)
+    model = next(item for item in wanted if item.kind is Kind.MODEL)
+    theirs = ("model", model.name)
+
+    def make(asked: Call) -> None:
+        if asked.operation == "CreateModel":
+            cloud.before = None
+            cloud.sagemaker.create("model", model.name, {**model.request, "Tags": []}, "us-east-1")
+            cloud.after = remove
+
+    def remove(asked: Call) -> None:
+        if asked.operation == gone_after:
+            cloud.sagemaker.things.pop(theirs)
+
+    cloud.before = make
+    with pytest.raises(DeployError, match=why.format(model.name)):
+        up(wanted)
+    assert (theirs in cloud.sagemaker.things) is (gone_after == "")
+    assert cloud.sagemaker.names("endpoint") == []
+    cloud.before = cloud.after = None
+    if gone_after:
+        up(wanted)
+        assert len(cloud.everything()) == len(wanted)
+
+
 def test_tags_follow_the_specification(cloud: Cloud) -> None:
     up(wanted_of(PLAIN))
     plan = up(wanted_of(PLAIN, tags={"team": "nlp"}))

@@ -189,6 +189,15 @@ def test_counts_that_cannot_be(cloud: Cloud, count: int) -> None:
         scale.set_count(aws(), scale.scaling_target(aws(), "chat"), count)
 
 
+def test_a_component_has_no_negative_number_of_copies(cloud: Cloud) -> None:
+    what = scale.ScalingTarget(Kind.COMPONENT, "chat-a", "", 1, None)
+    changes = cloud.changes()
+    with pytest.raises(Refused, match="inference-component/chat-a cannot be scaled to -1") as refused:
+        scale.set_count(aws(), what, -1)
+    assert refused.value.advice == "Use 0 or a positive number of copies."
+    assert cloud.changes() == changes
+
+
 def test_bounds_are_moved(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> None:
     make_endpoint(cloud, components=("chat-a",))
     register(cloud, "inference-component/chat-a", 1, 2)
