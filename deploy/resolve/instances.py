@@ -19,7 +19,7 @@ from handler.config.engines import ENGINES
 from handler.core.numbers import is_digits
 
 _NVLINK = ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300")
-_GRAVITON = re.compile(r"[a-z]+[0-9]+[a-z]*g[a-z]*|p6e-gb200")
+_ARM = re.compile(r"[a-z]+[0-9]+[a-z]*g[a-z]*|p[0-9]+e-gb[0-9]+")
 _OTHER_CHIPS = {"inf": "Inferentia", "trn": "Trainium", "dl": "Gaudi", "eia": "Elastic Inference"}
 
 CPU_ENGINES = [name for name, engine in ENGINES.items() if not engine.spreads]
@@ -89,7 +89,7 @@ def find(name: str) -> InstanceType | None:
         SpecError: the type is an arm64 host, or has accelerators that are not NVIDIA GPUs.
     """
     kind = family(name)
-    if _GRAVITON.fullmatch(kind):
+    if _ARM.fullmatch(kind):
         raise SpecError(
             f"instance.type: {name} is an arm64 host, but the image is built for amd64",
             "Use an x86 type such as ml.c7i.* or ml.m7i.* (without GPU), ml.g6e.* or ml.p5.* (with GPUs).",

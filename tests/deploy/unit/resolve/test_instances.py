@@ -67,7 +67,7 @@ def test_what_speaks_past_the_bus(name: str, nvlink: bool, blackwell: bool) -> N
     assert (one.nvlink, one.blackwell) == (nvlink, blackwell)
 
 
-@in_one_test("name", ["ml.c7g.xlarge", "ml.m6gd.large", "ml.c6gn.large", "ml.p6e-gb200.36xlarge", "ml.g5g.xlarge"])
+@in_one_test("name", ["ml.c7g.xlarge", "ml.m6gd.large", "ml.c6gn.large", "ml.p6e-gb300.36xlarge", "ml.g5g.xlarge"])
 def test_arm_hosts_are_refused(name: str) -> None:
     with pytest.raises(SpecError, match="is an arm64 host"):
         find(name)
