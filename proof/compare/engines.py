@@ -9,8 +9,9 @@ JSON. Run nothing else on the machine. `lmi bench --engine` compares our server 
 
 -o is an option as for `lmi serve`; run it with the Python in which the engine is installed. COMMAND starts a server
 that listens on loopback at {port}, responds at /health when it is ready, and names its model `model`, such as `vllm
-serve DIRECTORY --served-model-name model` or `llama-server --model FILE --alias model`. The exit status is 1 if a
-request failed.
+serve DIRECTORY --served-model-name model` or `llama-server --model FILE --alias model`. To compare two versions of an
+engine, such as OpenVINO GenAI, install the other version in an environment of its own, and name it as a peer:
+`--peer next='ENVIRONMENT/bin/lmi serve MODEL --port {port}'`. The exit status is 1 if a request failed.
 """
 
 from __future__ import annotations
