@@ -46,17 +46,41 @@ def make(directory: Path, version: str) -> None:
         shutil.copyfile(Path("/") / name, directory / name)
 
 
-def bootstrap(directory: Path, suite: str, packages: Sequence[str] = ()) -> None:
+def bootstrap(directory: Path, suite: str, packages: Sequence[str] = (), *options: str) -> None:
     """Create a smallest Debian of a suite, and `packages` in it.
 
     Raises:
         Unavailable: debootstrap has failed.
     """
     included = [f"--include={','.join(packages)}"] if packages else []
-    command = ["debootstrap", "--variant=minbase", *included, suite, str(directory), *_mirror()]
+    command = ["debootstrap", "--variant=minbase", *options, *included, suite, str(directory), *_mirror()]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode:
         raise Unavailable(f"debootstrap ended with status {done.returncode}:\n{done.stdout[-2000:]}")
+
+
+def unpack(directory: Path, suite: str, architecture: str, packages: Sequence[str]) -> None:
+    """Unpack a smallest Debian of another architecture, and `packages`: none of their programs is run.
+
+    Raises:
+        Unavailable: debootstrap has failed.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    bootstrap(directory, suite, packages, "--foreign", f"--arch={architecture}")
+    for package in (directory / "var/cache/apt/archives").glob("*.deb"):
+        extract(package, directory)
+    if (directory / "proc").is_symlink():  # debootstrap's, to /proc
+        (directory / "proc").unlink()
+    shutil.copyfile(directory / "usr/share/base-passwd/passwd.master", directory / "etc/passwd")
+    for name in _OURS:
+        shutil.copyfile(Path("/") / name, directory / name)
+
+
+def extract(package: Path, directory: Path) -> None:
+    """Unpack a package's files over those in a directory, whose links to directories stay."""
+    shown = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE, check=True).stdout
+    command = ["tar", "--extract", "--keep-directory-symlink", "--directory", str(directory)]
+    subprocess.run(command, input=shown, check=True)
 
 
 def _mirror() -> list[str]:
