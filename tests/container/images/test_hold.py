@@ -47,8 +47,9 @@ def installing(stage: str, python: Path, scratch: Path) -> subprocess.CompletedP
     """Run what the stage runs to install, with `python` as python3."""
     [run] = [value for value in read()[1][stage].values("RUN") if "pip install" in value]
     command, _, _ = run.partition("&& rm ")
-    for place, here in (("/opt/lmi-handler", ROOT / "docker"), ("/tmp", scratch), ("python3", python)):
-        command = re.sub(rf"(?<=\s){place}(?=[/\s])", str(here), f" {command}")
+    places = {"/opt/lmi-handler": ROOT / "docker", "/tmp": scratch, "python3": python}
+    pattern = rf"(?<=\s)({'|'.join(places)})(?=[/\s])"  # all at once: ROOT may be in /tmp
+    command = re.sub(pattern, lambda match: str(places[match[1]]), f" {command}")
     return subprocess.run(["sh", "-euc", command], capture_output=True, text=True)
 
 
