@@ -232,6 +232,7 @@ def test_a_job_whose_process_ended_is_run_once_more(hosted: Hosted) -> None:
 def test_a_job_that_ended_with_its_process_is_run_once_more(hosted: Hosted) -> None:
     def dies(channel: socket.socket, job: Job) -> None:
         send(channel, Begun())
+        host.processes[-1]._control.close()  # as the kernel does before the process counts as ended
         host.processes[-1]._ended.set()
         raise ChannelClosed
 
