@@ -554,7 +554,7 @@ def _degree_option(spec: Spec) -> int | None:
 
 
 def _gpus_per_copy(spec: Spec) -> int | None:
-    """Return one copy's number of GPUs (tensor parallel degree times pipeline stages times context parts), or None."""
+    """Return the GPUs of a copy (tensor times pipeline times context parallel degree), or None."""
     others = _others(spec)
     return others * (_degree_option(spec) or 1) if others > 1 else _degree_option(spec)
 

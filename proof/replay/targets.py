@@ -26,7 +26,7 @@ class Attempt(NamedTuple):
 
     Attributes:
         busy: whether the target may accept the request later, because it throttles, is full, or is not ready.
-        after: the seconds that the target asks to wait, or 0.
+        after: the number of seconds after which the target asks for the next attempt, or 0.
     """
 
     answer: Answer

@@ -307,7 +307,7 @@ class _Adapters:
             replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
 
     def read(self, replica: Replica, output: Output) -> Iterator[Output] | None:
-        """Process a replica's reply to a command. Return the outputs for the batcher; None if `output` is no reply."""
+        """Process a replica's reply to a command. Return the outputs for the batcher, or None for no reply."""
         if output.key < 0:
             if output.error is not None:
                 reason = output.detail or output.error

@@ -88,7 +88,7 @@ class TritonDocument(WholeReply):
         return self._options.response(*self._outputs())
 
     def _outputs(self) -> tuple[list[str], TensorValues | None, TritonExtras]:
-        """Return the texts, the output tensors and the further fields of the response."""
+        """Return the texts, the output tensors and the other fields of the response."""
         options = self._options
         sequences = self._rank()
         texts = [options.before + sequence.text for sequence in sequences]

@@ -185,7 +185,7 @@ class Pattern:
         return self._asserts and any(self.steps[at].kind == _ASSERT for at in state)
 
     def _first(self) -> tuple[list[str], set[str]]:
-        """Return the classes that may match first, and the assertions under which an empty text matches.
+        """Return the classes that can match the first character, and the assertions under which "" matches.
 
         The assertion "" means that an empty text always matches.
         """
