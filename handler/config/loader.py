@@ -692,7 +692,7 @@ def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping
         directory=directory,
         settings=settings,
         handle_role=Role.ALONE,
-        warnings=("no engine is loaded: handle in model.py responds to all requests (documentation: custom-code)",),
+        warnings=("no engine is loaded: handle in model.py serves its routes (documentation: custom-code)",),
     )
     problems = [
         problem for problem in reading.problems if not problem.name.startswith("option.") or problem.name in _OF_HANDLES
