@@ -52,7 +52,7 @@ class Cancel(NamedTuple):
 
 
 class EngineFailed(NamedTuple):
-    """Message that the engine raised an exception while it was loaded or stepped. `trace` is "" for a ConfigError."""
+    """Message that the engine raised an exception while loading or during a step. `trace` is "" for a ConfigError."""
 
     reason: str
     trace: str
