@@ -315,7 +315,7 @@ Message = Mapping[str, Any]
 
 
 class Conversation(NamedTuple):
-    """A chat's messages as its template expects them, its media, and the paths of unknown fields in messages."""
+    """The messages of a chat as its template expects them, the messages' media, and the paths of unknown fields."""
 
     messages: tuple[Message, ...]
     media: Sequence[MediaSource] = ()
