@@ -39,8 +39,8 @@ def _installed() -> dict[str, str]:
     return {name: version for name, version in found.items() if name and form.fullmatch(version)}
 
 
-def main(pins: str, *files: str) -> None:
-    for file, lines in zip(files, split(_installed(), Path(pins).read_text(), files[2:]), strict=False):
+def main(pins: str, held: str, wanted: str, *free: str) -> None:
+    for file, lines in zip((held, wanted), split(_installed(), Path(pins).read_text(), free), strict=True):
         Path(file).write_text("".join(f"{line}\n" for line in lines))
 
 

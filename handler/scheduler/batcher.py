@@ -221,7 +221,9 @@ class Background:
 
     def take(self) -> ActiveRequest | None:
         """Remove and return the next request. Return None if no request waits, or there is no room for the next one."""
-        for index, (owner, active) in enumerate(self._next() if self._waiting else ()):
+        if not self._waiting:
+            return None
+        for index, (owner, active) in enumerate(self._next()):
             num_sequences = active.request.sampling.num_sequences
             if not self._started or self._sequences.total() + num_sequences <= self._most:
                 self._overtakes = self._overtakes + 1 if index else 0

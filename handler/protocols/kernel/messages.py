@@ -97,7 +97,9 @@ def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSour
 
 def check_number(media: Sequence[MediaSource], context: ServerContext) -> None:
     """Raise InvalidPayload if a request has too many media of a kind. The message names the first excess medium."""
-    for kind, several in MEDIA.items() if media else ():
+    if not media:
+        return
+    for kind, several in MEDIA.items():
         most = context.max_media.get(kind, DEFAULT_MAX_MEDIA)
         if more := [source.name for source in media if source.kind == kind][most:]:
             raise InvalidPayload(f"{more[0]}: a request may have at most {most} {several} (option.limit_mm_per_prompt)")
