@@ -306,7 +306,7 @@ def _find(url: str, key: str, name: str | None) -> Served:
     except OSError as error:
         why = getattr(error, "reason", error)
         raise ConfigError(
-            f"lmi launch: cannot reach a server at {url} ({why}): start it with `lmi serve MODEL`, or pass MODEL"
+            f"lmi launch: cannot reach a server at {url} ({why}): start a server with `lmi serve MODEL`, or pass MODEL"
         ) from None
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError):
         raise ConfigError(f"lmi launch: {url}/v1/models does not return a list of models") from None

@@ -120,7 +120,7 @@ def _next_steps(spec: Spec, share: Share | None, before: str | None) -> Iterator
         before: name of the endpoint's previous configuration after `promote`, or None.
     """
     if share is not None:
-        yield f"The shadow of {spec.name} is in service. `promote` makes it serve; `down --shadow` removes it."
+        yield f"The shadow of {spec.name} gets copied requests. `promote` makes it serve; `down --shadow` removes it."
         return
     yield f"{spec.name} is in service. Try it: {first_request(spec)}"
     if before:

@@ -98,9 +98,9 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
         adopt: whether to take over resources that have a desired name but another owner.
 
     Raises:
-        Refused, NotThere: the existing resources do not allow the changes (see `plan`), or an upload would harm another
-            model.
-        SpecError: the components do not fit next to other deployments' components.
+        Refused, NotThere: the existing resources do not allow the changes (see `plan`), or an upload would
+            overwrite files that a model uses.
+        SpecError: the components do not fit next to other deployments' components, or have a wrong instance type.
     """
     spec = preparation.spec
     planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)

@@ -12,7 +12,7 @@ from enum import Enum
 HANDLERS = "write functions with @input_formatter and @output_formatter (from handler.formatters) in model.py"
 MIDDLEWARE = "write a function with @input_formatter or @output_formatter (from handler.formatters) in model.py"
 PING = "omit it: /ping returns 200 while the engine can serve requests, otherwise 503"
-THROTTLE = "use SERVING_JOB_QUEUE_SIZE, which limits the waiting requests; further requests get 503, 429 or 529"
+THROTTLE = "SERVING_JOB_QUEUE_SIZE limits the number of waiting requests; others get 503 (429 or 529 in some APIs)"
 
 SCRIPT = "CUSTOM_SCRIPT_FILENAME"
 VARIABLES = {

@@ -261,7 +261,7 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
     own_file, environ = file if file.is_file() else None, environment.of_worker()
     problems = Problems()
     if asynchronous and (properties.get("rolling_batch") or "disable") != "disable":
-        message = "option.async_mode=true needs option.rolling_batch=disable: DJL Serving cannot combine the two modes"
+        message = "option.async_mode=true needs option.rolling_batch=disable: DJL Serving refuses both together"
         problems.append(Problem("", "option.rolling_batch", message))
     found_by_java = [*from_environment(environ), *(from_file(own_file) if own_file else ())]
     written = {item.key: item.value.strip() for item in found_by_java if isinstance(item, Setting)}

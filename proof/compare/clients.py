@@ -1,6 +1,7 @@
 """Health checks, and load generators that do little more than count.
 
-More work would slow down the server under test on a machine with two cores. They run in separate processes on uvloop.
+More work would slow down the server under test on a machine with two cores. The load generators and health checks
+run in separate processes on uvloop.
 """
 
 from __future__ import annotations

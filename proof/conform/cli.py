@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from proof.conform.server import Lifetime
 
 _DESCRIPTION = """\
-Test a server against the public contracts of SageMaker and of the APIs that you name. Each rule \
-passes or fails (the report shows the request and the response). A rule that cannot run is reported \
-as "not asked", with the reason. Results go to standard error, and a report in Markdown to standard \
-output at the end. LMI_API_KEY is the server's key. Exit status: 0 if no rule failed, 1 if a rule \
+Test a server against the public contracts of SageMaker and of the APIs that you name. The report \
+shows the request and the response of each failed rule. A rule that was skipped, timed out or could \
+not run is reported as "not asked", with the reason. Results go to standard error, and a report in \
+Markdown to standard output at the end. LMI_API_KEY is the server's key. Exit status: 0 if no rule failed, 1 if a rule \
 failed or a file could not be written, 2 if nothing could run."""
 _EXAMPLE = """examples:
   lmi conform http://127.0.0.1:8080

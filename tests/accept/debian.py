@@ -1,7 +1,7 @@
-"""A Debian of another suite in a directory, for a newer Python than this system has. Needs root and debootstrap.
+"""A Debian root in a directory: for a newer Python, another architecture or a container image. Needs root, debootstrap.
 
-Its commands see this checkout and this environment at the same paths, so an environment that one of them makes has the
-same paths here, but runs only there.
+Commands run in it with this checkout and `sys.prefix` at the same paths. A virtual environment that is created there
+has the same path outside, but works only inside the root.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def unpack(directory: Path, suite: str, architecture: str, packages: Sequence[st
 
 
 def extract(package: Path, directory: Path) -> None:
-    """Unpack a package's files over those in a directory, whose links to directories stay."""
+    """Extract a package into a directory. Links to directories are kept, not replaced."""
     shown = subprocess.run(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE, check=True).stdout
     command = ["tar", "--extract", "--keep-directory-symlink", "--directory", str(directory)]
     subprocess.run(command, input=shown, check=True)

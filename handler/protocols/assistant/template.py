@@ -38,7 +38,7 @@ def warn_of_unread(arguments: Iterable[str], template: str) -> None:
 
 
 def knows(template: str, name: str) -> bool:
-    """Return whether a chat template contains the identifier `name`, so that it probably reads this variable."""
+    """Return whether a chat template contains the word `name`, which suggests that it reads this variable."""
     return name in _words(template)
 
 

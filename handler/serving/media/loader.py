@@ -175,7 +175,8 @@ class MediaLoader:
     def load(self, sources: Sequence[MediaSource], owner: str = "") -> Future[LoadedMedia]:
         """Load the media of a request. If the returned future is cancelled, the fetches end.
 
-        The future raises Unavailable or InvalidPayload if a media file cannot be loaded. The messages name the field.
+        The future raises Unavailable or InvalidPayload if a media file cannot be loaded. The message names the field,
+        unless all files together need too much memory.
 
         Args:
             owner: owner of the request, or "" without an owner.
