@@ -277,7 +277,8 @@ def test_stop_ends_the_requests_of_its_id_alone() -> None:
 
 def test_nothing_of_a_stopped_request_follows_its_last_message() -> None:
     """Its client reads nothing before it stops the request, so much waits to be sent."""
-    with triton("-o", "option.max_model_len=300000") as client:
+    pace = "option.echo_tokens_per_second=10000"  # so that it is far from its end when it is stopped
+    with triton("-o", "option.max_model_len=300000", "-o", pace) as client:
         asked: queue.Queue[Any] = queue.Queue()
         answers = client.stub.ModelStreamInfer(iter(asked.get, None), timeout=60)
         asked.put(ask("long", stream=True, text_input="word " * 500, max_tokens=50_000))

@@ -65,7 +65,8 @@ def notify_many(loop: asyncio.AbstractEventLoop, queues: Sequence[AsyncQueue]) -
         for one in set(queues):
             one.notify()
 
-    asyncio.run_coroutine_threadsafe(notify(), loop)
+    # As run_coroutine_threadsafe does, but a loop that stops first leaves no coroutine that was never awaited.
+    loop.call_soon_threadsafe(lambda: loop.create_task(notify()))
 
 
 class Delivery:
