@@ -321,5 +321,5 @@ class Encryption(Section):
     volume_key: KeyId | None = Field(None, description="Key that encrypts the instances' EBS volumes.")
     output_key: KeyId | None = Field(None, description="Key that encrypts the output of async and batch.")
     input_key: KeyId | None = Field(None, description="Key that encrypts batch.input.")
-    topic_key: KeyId | None = Field(None, description="Key that encrypts the SNS topics of async.")
+    topic_key: KeyId | None = Field(None, description="Key that encrypts the SNS topics for asynchronous inference.")
     capture_key: KeyId | None = Field(None, description="Key that encrypts captured data.")

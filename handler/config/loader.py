@@ -717,7 +717,7 @@ def _is_read(option: Option) -> bool:
 
 
 def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tuple[Problem | None, str]:
-    """Return a pair: what is wrong with an unsupported option (or None), and why it has no effect (or "")."""
+    """Return the problem with an option that the engine does not read, or None, and why it has no effect, or ""."""
     if not _is_read(option):
         refusal = _refusal(option, setting)
         return (_wrong_value(option, setting, refusal), "") if refusal else (None, option.help)

@@ -29,7 +29,7 @@ status of their responses. The tokens of other requests are delayed during this 
 """
 
 _SETTLED = 0.005
-"""Seconds after the opening of a request during which a complete response is held back.
+"""Minimum seconds from the opening of a request until its complete response is passed to Java.
 
 About a millisecond after Java has handed over a request, it checks whether the response continues. If a complete
 response arrives at that moment, Java marks it as ended before it has queued the bytes (ChunkedBytesSupplier in 0.25 to

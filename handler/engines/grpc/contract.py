@@ -254,7 +254,7 @@ class GrpcCall(ResponseCheck):
 
     @property
     def awaits_finish_reason(self) -> bool:
-        """Whether the last token has probably arrived, so that only the message with the finish reason is missing."""
+        """Whether only the message with the finish reason is still expected, as the last token has probably arrived."""
         return self._num_ids == self._most or self._last in self._ends
 
     def read(self, response: Any, part: Part) -> bool:

@@ -381,7 +381,7 @@ class PooledDialect(OpenAiDialect):
 
     @abstractmethod
     def read_texts(self, body: Mapping[str, Any]) -> Any:
-        """Read the texts of a body. `pool` uses them."""
+        """Return the texts in a request's body, in the form that `pool` takes."""
 
     @abstractmethod
     def pool(self, texts: Any, options: PoolingOptions, context: ServerContext) -> tuple[list[Request], VectorReply]:

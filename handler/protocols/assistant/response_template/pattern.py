@@ -474,7 +474,9 @@ class _Reader:
             self._at, name, kind = match.end(), match[1], "group"
         elif self._text.startswith("?", self._at):
             shown = self._text[self._at - 1 : self._at + 3]
-            raise ValueError(f"has {shown!r}: only the groups (…), (?:…), (?P<name>…) and a last (?=…) are supported")
+            raise ValueError(
+                f"has {shown!r}: only the groups (…), (?:…), (?P<name>…) and a trailing lookahead (?=…) are supported"
+            )
         inner = self._choice()
         if not self._next(")"):
             raise ValueError("has a '(' without ')'")
