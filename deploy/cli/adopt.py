@@ -83,7 +83,7 @@ def _run(arguments: argparse.Namespace) -> int:
         _write(arguments.output, text)
         print(f"wrote {arguments.output}", file=sys.stderr)
     for name, why in result.unmapped:
-        print(one_line(f"note: cannot be mapped: {name}: {why}"), file=sys.stderr)
+        print(one_line(f"note: {name} cannot be mapped: {why}"), file=sys.stderr)
     return 0
 
 

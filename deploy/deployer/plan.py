@@ -415,7 +415,7 @@ def action_of(resource: Resource, live: Live, desired: Sequence[Resource]) -> tu
 
 
 def _creation(resource: Resource, old: LiveResource | None) -> Action:
-    """Return the action that creates a resource, or that replaces an old version with the resource."""
+    """Return the action that creates a resource, or that replaces its old version."""
     verb = Verb.CREATE if old is None else Verb.REPLACE
     changes = () if old is None else differences(of_version(old.description), desired_fields(resource))
     # The name always differs between versions.

@@ -57,9 +57,13 @@ def refuse_specification(spec: Spec) -> None:
         SpecError: the specification has such a setting, which the message names.
     """
     for is_set, setting, why in (
-        (bool(spec.components), "components", "SageMaker does not support a shadow next to inference components"),
-        (spec.endpoint is not None, "endpoint", "SageMaker does not support a shadow next to inference components"),
-        (spec.asynchronous is not None, "async", "SageMaker does not support a shadow next to asynchronous inference"),
+        (bool(spec.components), "components", "SageMaker does not support shadow variants with inference components"),
+        (spec.endpoint is not None, "endpoint", "SageMaker does not support shadow variants with inference components"),
+        (
+            spec.asynchronous is not None,
+            "async",
+            "SageMaker does not support shadow variants with asynchronous inference",
+        ),
         (spec.shadow is not None, "shadow", "with --shadow the file itself describes the shadow"),
         (
             "ShadowProductionVariants" in spec.sagemaker.endpoint_config,
@@ -236,15 +240,15 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
     variants = config.description["ProductionVariants"]
     names = [str(variant["VariantName"]) for variant in variants]
     if "AsyncInferenceConfig" in config.description:
-        yield "is asynchronous, and SageMaker does not support a shadow next to asynchronous inference", none
+        yield "is asynchronous, and SageMaker does not support shadow variants with asynchronous inference", none
     if any("ServerlessConfig" in variant for variant in variants):
-        yield "is serverless, and SageMaker does not support a shadow next to serverless inference", none
+        yield "is serverless, and SageMaker does not support shadow variants with serverless inference", none
     if live.others or live.of(Kind.COMPONENT) or any("ModelName" not in variant for variant in variants):
-        yield "has inference components, and SageMaker does not support a shadow next to them", none
+        yield "has inference components, and SageMaker does not support shadow variants with them", none
     if len(variants) > 1:
         yield (
-            f"has {len(variants)} production variants ({', '.join(names)}): SageMaker supports a shadow next to "
-            "only one variant",
+            f"has {len(variants)} production variants ({', '.join(names)}): SageMaker supports a shadow variant "
+            "only for a single production variant",
             none,
         )
     if spec.instance.variant not in names:
@@ -261,8 +265,8 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
     for name in [str(variant["ModelName"]) for variant in variants if "ModelName" in variant]:
         if _has_several_models(live.get(Kind.MODEL, (name,))):
             yield (
-                f"serves {name}, which has several containers or models: SageMaker does not support a shadow "
-                "next to it",
+                f"serves {name}, which has several containers or models: SageMaker does not support shadow "
+                "variants of such models",
                 none,
             )
 

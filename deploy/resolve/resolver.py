@@ -554,13 +554,13 @@ def _degree_option(spec: Spec) -> int | None:
 
 
 def _gpus_per_copy(spec: Spec) -> int | None:
-    """Return one copy's number of GPUs (tensor parallel degree times pipeline stages times context parts), or None."""
+    """Return the number of GPUs per copy (tensor × pipeline × context parallel size), or None if no option sets it."""
     others = _others(spec)
     return others * (_degree_option(spec) or 1) if others > 1 else _degree_option(spec)
 
 
 def _others(spec: Spec) -> int:
-    """Return the number of pipeline stages times the number of context parts."""
+    """Return the pipeline parallel size times the context parallel size."""
     return (_number(spec, *STAGES) or 1) * (_number(spec, *CONTEXTS) or 1)
 
 

@@ -717,7 +717,11 @@ def _is_read(option: Option) -> bool:
 
 
 def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tuple[Problem | None, str]:
-    """Return the problem with an unsupported option, or None, and the reason why the option has no effect, or ""."""
+    """Check whether an option is supported and has an effect.
+
+    Returns:
+        The problem with the option, or None; and the reason why the option has no effect, or "".
+    """
     if not _is_read(option):
         refusal = _refusal(option, setting)
         return (_wrong_value(option, setting, refusal), "") if refusal else (None, option.help)

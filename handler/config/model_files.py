@@ -284,7 +284,7 @@ def tokenizer_template(own: Any, model: Path) -> Any:
 
     Args:
         own: the tokenizer's own templates as transformers returns them: a string, strings by name, or None.
-        model: the model directory. Processors of 2024 and 2025 stored their template in chat_template.json.
+        model: the model directory. In 2024 and 2025, transformers saved a processor's template in chat_template.json.
     """
     if isinstance(own, dict):
         return {name: text.removeprefix("\ufeff") for name, text in own.items()}
@@ -399,7 +399,7 @@ def wrong_value(config: Config, model: Path | None, name: str, value: Any, why: 
     message = f"{name}={json.dumps(value, ensure_ascii=False)[:80]}: {why}"
     if name in (config.override_generation_config or {}):
         return Problem(config.where(OVERRIDE), OVERRIDE, f"{OVERRIDE}: {message}")
-    return Problem(str(_file(config, model)), "", f"{message}; correct it, or write {KEY}=vllm")
+    return Problem(str(_file(config, model)), "", f"{message}; correct it, or set {KEY}=vllm")
 
 
 def _has_sampling(config: Config) -> bool:

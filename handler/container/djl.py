@@ -172,7 +172,7 @@ def make_configuration(target: Path, arguments: ContainerArguments) -> Path:
 def command(directory: Path, configuration: Path, name: str, model: Path, *, gpu: bool) -> list[str]:
     """Return the command that serves the model.
 
-    Without a GPU, the command names the device -1. DJL Serving would otherwise require GPU 0 for sessions and adapters.
+    Without a GPU, the command selects device -1. DJL Serving would otherwise require GPU 0 for sessions and adapters.
     """
     engine = "Python" if gpu else "Python:-1"
     return [str(directory / "bin" / "serving"), "-f", str(configuration), "-m", f"{name}::{engine}=file:{model}"]

@@ -29,7 +29,7 @@ status of their responses. The tokens of other requests are delayed during this 
 """
 
 _SETTLED = 0.005
-"""Seconds after the opening of a request during which a complete response is held back.
+"""Minimum seconds between the start of a request and its complete response. An earlier response is held back.
 
 About a millisecond after Java has handed over a request, it checks whether the response continues. If a complete
 response arrives at that moment, Java marks it as ended before it has queued the bytes (ChunkedBytesSupplier in 0.25 to
@@ -97,7 +97,7 @@ def seconds_early(task: RequestTask) -> float:
 
 
 def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -> Piece:
-    """Take a request's output so far, as a piece.
+    """Take the output that a request has produced so far, and return it as one piece of its response.
 
     A response of several pieces ends with an empty piece. Java marks a response as ended before it has queued the last
     piece, and a front end that checks at that moment drops the piece (ChunkedBytesSupplier in 0.25 to 0.36).
@@ -190,7 +190,7 @@ class RollingBatch:
         return pieces
 
     def fail(self, size: int, error: ServingError) -> list[Piece]:
-        """End every request with `error`, and return a piece for each."""
+        """End all requests, and return for each a piece that contains the complete error response."""
         self.reset()
         return [self._refusal(error) for _ in range(size)]
 

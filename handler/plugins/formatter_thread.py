@@ -70,10 +70,10 @@ class FormatterThread:
     def submit(
         self, title: str, function: Callable[..., Any], *arguments: Any, limit: float | None = None
     ) -> Future[Any]:
-        """Run a function, and return a future for its result. The future's exception is `late` after a timeout.
+        """Run a function, and return a future for its result. After a timeout, the future raises `late`.
 
         Args:
-            title: the function's name for the message of a timeout.
+            title: the name of the function in the message about a timeout.
             limit: the maximum seconds for this call. The default is the thread's limit.
         """
         job = _Job(title, function, arguments, self._limit if limit is None else limit)

@@ -44,10 +44,10 @@ class EngineDriver:
     * If requests have started since the last wake-up, the step is delayed until the loop's next iteration, at most
       until 50 ms after the last step. All requests of a burst therefore start sooner.
 
-    Engine steps that arrive in the meantime are joined, so a token costs less on a busy host.
+    Engine steps that arrive in the meantime are handled together, which lowers the cost per token on a busy host.
 
     Args:
-        rests: whether to rest. False if the loop runs only during calls of its host, and has no other work.
+        rests: whether to rest. False if the loop has no other work, and runs only while its host calls it.
 
     Attributes:
         batcher: batcher of the engine.

@@ -27,12 +27,12 @@ class Quota:
         self._taken_by_large = 0
 
     def change(self, before: int, after: int, *, large: bool | None = None) -> None:
-        """Change the amount that a request has taken.
+        """Change the amount that is reserved for a request.
 
         Args:
-            before: amount that the request has taken so far.
-            after: amount that it takes from now on.
-            large: whether the request is large. By default, its amount decides.
+            before: amount reserved for the request so far.
+            after: amount reserved for the request from now on.
+            large: whether the request is large. By default, a request is large if its amount is above `small`.
 
         Raises:
             Overloaded: too little is left.

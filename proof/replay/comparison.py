@@ -104,7 +104,7 @@ class Traits(NamedTuple):
     """The traits of a request that determine how its responses are compared.
 
     Attributes:
-        greedy: whether a repeated request gets the same response, by greedy decoding or because nothing is generated.
+        greedy: whether a repeated request gets the same response, because decoding is greedy or nothing is generated.
         schema: the requested JSON Schema of the response's text, or None.
         json: whether JSON was requested, with or without a schema.
     """

@@ -102,7 +102,7 @@ class _Metadata:
         return value
 
     def count(self, name: str, layers: int, *, zeros: bool) -> int:
-        """Return how many layers have a zero in a list, or a non-zero value if not `zeros`. No list counts as 0."""
+        """Count the layers whose value in a list is zero, or non-zero if `zeros` is False. Without a list, return 0."""
         values = self.get(name)
         return sum((not value) == zeros for value in values[:layers]) if isinstance(values, list) else 0
 

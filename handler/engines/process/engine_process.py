@@ -52,7 +52,7 @@ class Cancel(NamedTuple):
 
 
 class EngineFailed(NamedTuple):
-    """Message that the engine raised an exception while it was loaded or stepped. `trace` is "" for a ConfigError."""
+    """Message that loading or stepping the engine raised an exception. `trace` is "" for a ConfigError."""
 
     reason: str
     trace: str

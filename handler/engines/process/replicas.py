@@ -194,7 +194,8 @@ class Replica:
         work: sequences by key.
         fresh: keys of the sequences without output so far.
         ended: keys of the sequences that ended in the last step.
-        left: keys of the sequences that moved away while the engine was silent. Any further output is ignored.
+        left: keys of the sequences that were moved to other replicas while the engine was silent. This replica's
+            further output for them is ignored.
     """
 
     number: int
@@ -227,7 +228,7 @@ class Replica:
         return work
 
     def read(self, step: Step) -> Step:
-        """Record which sequences have output, and return the step without the sequences that moved away."""
+        """Record which sequences have output. Return the step without sequences that were moved to other replicas."""
         if self.left and not (
             self.left.isdisjoint(step.keys) and self.left.isdisjoint(output.key for output in step.others)
         ):
@@ -307,7 +308,7 @@ class _Adapters:
             replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
 
     def read(self, replica: Replica, output: Output) -> Iterator[Output] | None:
-        """Process a replica's reply to a command. Return the outputs for the batcher; None if `output` is no reply."""
+        """Process a replica's reply to a command. Return the outputs for the batcher, or None for any other output."""
         if output.key < 0:
             if output.error is not None:
                 reason = output.detail or output.error

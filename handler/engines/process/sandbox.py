@@ -1,4 +1,4 @@
-"""A sandbox for processing untrusted input, in a process that is started on demand, and again after it has ended.
+"""A sandbox for processing untrusted input, in a process that is started on demand and restarted after it has ended.
 
 The sandbox compiles clients' schemas and grammars, parses large bodies and decodes images. The host uses `Sandbox`, and
 the process runs `main`.
@@ -163,7 +163,7 @@ class Sandbox:
 
         Raises:
             LimitExceeded: the job was stopped.
-            NotRun: the process cannot be started or has ended twice, or the machine is too busy.
+            NotRun: the process cannot be started, hung or ended in both attempts, or the machine is too busy.
             Exception: any exception that the job itself raised.
         """
         try:

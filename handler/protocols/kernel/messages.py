@@ -315,7 +315,7 @@ Message = Mapping[str, Any]
 
 
 class Conversation(NamedTuple):
-    """The messages of a chat as its template expects them, their media, and the paths of their unknown fields."""
+    """The messages of a chat as its template expects them, the media, and the paths of unknown message fields."""
 
     messages: tuple[Message, ...]
     media: Sequence[MediaSource] = ()

@@ -1,8 +1,8 @@
 """The generation parameters, each with its Sampling field, its type and range, and its name in each dialect.
 
-Source: docs.djl.ai, "LMI handlers Inference API Schema" (0.28). A null value counts as absent. A value that the engine
-does not support is refused, unless it is neutral, with an error that contains the parameter's name. Without
-`do_sample`, sampling values are checked but have no effect.
+Source: docs.djl.ai, "LMI handlers Inference API Schema" (0.28). A null value counts as absent. Unless it is neutral, a
+value that the engine does not support is refused with an error that names the parameter. Without `do_sample`, sampling
+values are checked but have no effect.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ _GAUGES = {
     "WaitingRequests": ("vllm:num_requests_waiting", "Count", 1.0),
     "KVCacheUsage": ("vllm:kv_cache_usage_perc", "Percent", 100.0),
 }
-"""Maps CloudWatch's name of a metric to the sample, CloudWatch's unit, and the factor that converts to this unit."""
+"""Maps each CloudWatch metric name to the sample, the CloudWatch unit, and the factor for conversion to that unit."""
 
 _COUNTERS = {
     **{f"Requests{outcome.title()}": f"lmi_requests_total{{{outcome}}}" for outcome in OUTCOMES},

@@ -133,7 +133,7 @@ async def stop_new_work(server: Server) -> None:
 @rule("stop.exit", "The process ends within 30 s after SIGTERM.", sources.CONTAINER, SAGEMAKER, last=True)
 async def stop_exit(server: Server) -> None:
     if (await _stopped(server)).seconds is None:
-        raise Failed(f"an end within {server.limits.stop:g} s of SIGTERM", asked="SIGTERM", got="it is still running")
+        raise Failed(f"an exit within {server.limits.stop:g} s of SIGTERM", asked="SIGTERM", got="it is still running")
 
 
 # -- /ping, /invocations and limits --------------------------------------------------------------------------------

@@ -351,10 +351,10 @@ async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> No
 
 
 async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: float) -> str:
-    """Return the evidence that the server went on computing abandoned responses, or "" if it did not.
+    """Return the evidence that the server continued to generate abandoned responses, or "" if it did not.
 
-    A server that computes abandoned responses to their end is slow at first and fast later. A server that stays slow
-    has other work.
+    A server that completes abandoned responses is slow at first and fast later. A server that stays slow is busy with
+    other work.
     """
 
     async def one() -> float:

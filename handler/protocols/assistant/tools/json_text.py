@@ -1,4 +1,4 @@
-"""The JSON text of arguments: the search for its end, and the conversion of a parameter's plain text to JSON."""
+"""Find the end of the JSON text of a tool call's arguments, and convert a parameter's plain text to JSON."""
 
 from __future__ import annotations
 

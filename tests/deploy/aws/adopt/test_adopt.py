@@ -165,7 +165,7 @@ def test_tokens_go_to_a_secret_and_other_secrets_are_left_out(
     assert content(path)["model"]["token_secret"] == secret
     assert "#   OPENAI_API_KEY=***: anyone who may describe the model can read this secret" in text
     assert not [one for one in (token, key) if one in text + said.err + said.out]
-    assert "cannot be mapped: OPENAI_API_KEY=***" in said.err
+    assert "note: OPENAI_API_KEY=*** cannot be mapped: " in said.err
 
 
 def test_fields_without_a_setting_pass_as_they_are(

@@ -261,11 +261,11 @@ def put_back(cloud: Cloud, things: dict[tuple[str, str], Any]) -> None:
     [
         (
             ("--set", "components=[{name: a}]"),
-            "components: SageMaker does not support a shadow next to inference components",
+            "components: SageMaker does not support shadow variants with inference components",
         ),
         (
             ("--set", "async.output=s3://captured/"),
-            "async: SageMaker does not support a shadow next to asynchronous inference",
+            "async: SageMaker does not support shadow variants with asynchronous inference",
         ),
         (("--set", "shadow={percent: 5, count: 2, type: ml.g5.4xlarge}"), "shadow: with --shadow the file"),
         (("--adopt",), "--adopt takes over the endpoint, but --shadow leaves it to its owner"),
