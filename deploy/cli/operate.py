@@ -113,7 +113,7 @@ def add_scale(commands: Any) -> None:
 def _scale(arguments: argparse.Namespace) -> int:
     bounds = arguments.min is not None or arguments.max is not None
     if arguments.count is None and not bounds:
-        raise Refused("there is no count or limit to set", "Pass the number of instances or copies, --min or --max.")
+        raise Refused("a count or a limit is required", "Pass the number of instances or copies, --min or --max.")
     aws = Aws(arguments.region)
     what = scaling_target(aws, arguments.name, arguments.component)
     if bounds:

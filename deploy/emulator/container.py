@@ -86,7 +86,7 @@ def start(variables: Mapping[str, str], port: int) -> Command:
 
 
 def _model(model: str | None) -> dict[str, str]:
-    """Return the model's variables. A directory is passed as model data, any other model as option `model_id`."""
+    """Return the model's environment variables. A directory becomes model data; other models become `model_id`."""
     path = Path(model).resolve() if model else None
     if path and path.is_dir():
         return {"SAGEMAKER_MODEL_PATH": str(path)}

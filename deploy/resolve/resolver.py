@@ -554,7 +554,7 @@ def _degree_option(spec: Spec) -> int | None:
 
 
 def _gpus_per_copy(spec: Spec) -> int | None:
-    """Return the number of GPUs per copy (tensor × pipeline × context parallel size), or None if no option sets it."""
+    """Return the GPUs of a copy (tensor times pipeline times context parallel degree), or None."""
     others = _others(spec)
     return others * (_degree_option(spec) or 1) if others > 1 else _degree_option(spec)
 

@@ -1,4 +1,4 @@
-"""Read an archive's file names and serving.properties in S3 without unpacking it, or a prefix's serving.properties."""
+"""Read an archive's file names and settings in S3 without unpacking it, or a prefix's serving.properties."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "model": ("CreateModel", ""),
     "endpoint": ("UpdateEndpoint", ""),
 }
-"""Maps each part of `sagemaker` to its API operation, and to the request member that holds its fields, or ""."""
+"""Maps each part of `sagemaker` to its API operation, and to the request member that holds its fields ("" if none)."""
 
 _TIMES = {
     "ModelDataDownloadTimeoutInSeconds": "timeouts.download",

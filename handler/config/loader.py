@@ -692,7 +692,7 @@ def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping
         directory=directory,
         settings=settings,
         handle_role=Role.ALONE,
-        warnings=("no engine is loaded: handle in model.py responds to all requests (documentation: custom-code)",),
+        warnings=("no engine is loaded: handle in model.py serves its routes (documentation: custom-code)",),
     )
     problems = [
         problem for problem in reading.problems if not problem.name.startswith("option.") or problem.name in _OF_HANDLES
@@ -717,11 +717,7 @@ def _is_read(option: Option) -> bool:
 
 
 def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tuple[Problem | None, str]:
-    """Check whether an option is supported and has an effect.
-
-    Returns:
-        The problem with the option, or None; and the reason why the option has no effect, or "".
-    """
+    """Return a pair: what is wrong with an unsupported option (or None), and why it has no effect (or "")."""
     if not _is_read(option):
         refusal = _refusal(option, setting)
         return (_wrong_value(option, setting, refusal), "") if refusal else (None, option.help)

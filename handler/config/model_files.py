@@ -284,7 +284,7 @@ def tokenizer_template(own: Any, model: Path) -> Any:
 
     Args:
         own: the tokenizer's own templates as transformers returns them: a string, strings by name, or None.
-        model: the model directory. In 2024 and 2025, transformers saved a processor's template in chat_template.json.
+        model: the model directory. Processors saved in 2024 and 2025 have their template in chat_template.json.
     """
     if isinstance(own, dict):
         return {name: text.removeprefix("\ufeff") for name, text in own.items()}

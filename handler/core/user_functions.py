@@ -39,8 +39,8 @@ class Role(Enum):
     """Role of the function `handle` of a model.py in an embedded server."""
 
     NONE = "not called"
-    ALONE = "answers all requests; no engine is loaded"
-    ENTRY = "answers all requests, and uses the engine by calling LMI's handler"
+    ALONE = "answers the requests on its routes; no engine is loaded"
+    ENTRY = "answers the requests on its routes, and uses the engine by calling LMI's handler"
     FIRST = "is called first; requests for which it returns None go to the engine"
 
 

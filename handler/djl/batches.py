@@ -97,7 +97,7 @@ def seconds_early(task: RequestTask) -> float:
 
 
 def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -> Piece:
-    """Take the output that a request has produced so far, and return it as one piece of its response.
+    """Take the output that a request has produced so far, as one piece.
 
     A response of several pieces ends with an empty piece. Java marks a response as ended before it has queued the last
     piece, and a front end that checks at that moment drops the piece (ChunkedBytesSupplier in 0.25 to 0.36).
@@ -190,7 +190,7 @@ class RollingBatch:
         return pieces
 
     def fail(self, size: int, error: ServingError) -> list[Piece]:
-        """End all requests, and return for each a piece that contains the complete error response."""
+        """End every request with `error`, and return the last piece of each response."""
         self.reset()
         return [self._refusal(error) for _ in range(size)]
 

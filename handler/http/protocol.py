@@ -221,7 +221,7 @@ _PROBES = ("/ping", "/health")  # these begin at once
 
 
 class LoopTurns:
-    """Divides each iteration of the event loop among the connections.
+    """Divides each iteration of the event loop fairly among the connections.
 
     In each iteration the loop reads all connections with new bytes, so everything that a connection starts delays the
     others. Heads are parsed first; while clients connect, only heads of GET and HEAD requests are parsed. Then requests

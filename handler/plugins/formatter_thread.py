@@ -73,7 +73,7 @@ class FormatterThread:
         """Run a function, and return a future for its result. After a timeout, the future raises `late`.
 
         Args:
-            title: the name of the function in the message about a timeout.
+            title: the name of the function in the message of a timeout.
             limit: the maximum seconds for this call. The default is the thread's limit.
         """
         job = _Job(title, function, arguments, self._limit if limit is None else limit)

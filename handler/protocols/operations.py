@@ -201,7 +201,7 @@ INFERENCE: dict[str, tuple[str, str]] = {
 """Maps the path of an inference route to its group and its summary."""
 
 GROUPS: dict[str, str] = {
-    "SageMaker and LMI": "Requests in the format of LMI, OpenAI, Anthropic or Triton, distinguished by their fields",
+    "SageMaker and LMI": "Requests in the format of LMI, OpenAI, Anthropic or Triton; the body's fields select it",
     "OpenAI": "The routes that OpenAI's SDKs call, under /v1",
     "Anthropic": "The routes that Anthropic's SDKs call, under /v1",
     "TGI": "The routes of Hugging Face's Text Generation Inference",

@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def open_database(path: Path | None, version: int, tables: str, always: str = "", *, wait: float) -> sqlite3.Connection:
-    """Open a database, either in memory or in a file that other users cannot read.
+    """Open a database, either in a file that other users cannot read or in memory.
 
     Args:
         path: file of the database, or None for memory.
         version: version of the tables.
         tables: statements that create the tables of a new database.
-        always: statements to run whenever the database is opened. They must fail in a database of another program.
+        always: statements to run each time the database is opened. They must fail in a database of another program.
         wait: maximum seconds to wait while another process locks the file.
 
     Raises:

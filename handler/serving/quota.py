@@ -27,12 +27,12 @@ class Quota:
         self._taken_by_large = 0
 
     def change(self, before: int, after: int, *, large: bool | None = None) -> None:
-        """Change the amount that is reserved for a request.
+        """Change the amount that a request holds.
 
         Args:
-            before: amount reserved for the request so far.
-            after: amount reserved for the request from now on.
-            large: whether the request is large. By default, a request is large if its amount is above `small`.
+            before: amount that the request holds before the change.
+            after: amount that the request holds after the change.
+            large: whether the request is large. By default, it is large if its amount exceeds `small`.
 
         Raises:
             Overloaded: too little is left.

@@ -113,7 +113,7 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
     """
     limit = environment.max_adapters()
     if config.handle_role is Role.ALONE:
-        unavailable = "no engine is loaded: handle of model.py answers all requests"
+        unavailable = "no engine is loaded: handle of model.py answers the requests on its routes"
         return AdapterHome(AdapterRegistry(limit, unavailable=unavailable))
     homes = adapter_directories(config, directory)
     if missing := engines.capabilities(spec.engine, spec.config).no_adapters:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _PICTURE = Path("lmi-bench.png")
 _DESCRIPTION = """Measure a server that streams LMI's schema: tokens per second, time to first token (TTFT), time
 between tokens (ITL) and errors. With --engine, the engine alone does the same work, alternating with the server.
-It prints a table and one line of JSON. Exit status: 1 if a request failed. --compare only reads earlier results."""
+It prints a table and one line of JSON. Exit status: 1 if a request failed or a file could not be written."""
 
 
 def add_parser(commands: Any) -> None:

@@ -97,7 +97,7 @@ async def _run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], o
         if lifetime is not None:
             await _begin(first, plan.ready)
         if (answer := await first.get("/")).failure and not answer.status:
-            raise ConfigError(f"lmi conform: no server answers at {plan.asking.url}: {answer.got}")
+            raise ConfigError(f"lmi conform: no server responds at {plan.asking.url}: {answer.got}")
         for rule, profile in rules_of(plan):
             result = await _ask(rule, servers[profile], plan)
             results.append(result)
@@ -110,7 +110,7 @@ async def _run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], o
 
 async def _begin(server: Server, seconds: float) -> None:
     if server.lifetime is not None and server.lifetime.ours and (await server.get("/ping")).status:
-        raise ConfigError(f"lmi conform: a server already answers at {server.asking.url}; stop it, or omit --command")
+        raise ConfigError(f"lmi conform: a server already responds at {server.asking.url}; stop it, or omit --command")
     await watch_start(server, seconds)
 
 
@@ -134,14 +134,14 @@ async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
         return result("not asked", str(why))
     except Failed as failed:
         if failed.late:
-            return result("not asked", f"no answer within {plan.asking.limits.answer:g} s (--timeout)", failed.asked)
+            return result("not asked", f"no response within {plan.asking.limits.answer:g} s (--timeout)", failed.asked)
         return result("failed", failed.wanted, failed.asked, failed.got)
     except asyncio.TimeoutError:
         return result("not asked", f"no connection within {plan.asking.limits.answer:g} s (--timeout)")
     except OSError as error:
         return result("failed", "a connection", "", str(error))
     except _UNREADABLE as error:
-        broken = Failed(f"an answer in the API's format ({type(error).__name__}: {error})", server.last)
+        broken = Failed(f"a response in the API's format ({type(error).__name__}: {error})", server.last)
         return result("failed", broken.wanted, broken.asked, broken.got)
     finally:
         check.cancel()

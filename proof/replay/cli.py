@@ -13,11 +13,11 @@ from handler.core.numbers import decimal, is_digits
 _OUTPUT = Path("lmi-replay")
 _DESCRIPTION = """Send recorded requests to a server, and compare its responses with another server's, or with the \
 recording. Each request gets a class: equal, tie (near ties of log-probabilities, nearly equal numbers), text, shape \
-(fields and types), framing, status, lost. Volatile values, such as IDs, are found by sending requests twice.
+(fields and types), framing, status, lost. Volatile values, such as IDs, are detected by repeating requests.
 
 TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, which starts `lmi serve` with \
-these arguments and stops it at the end. Exit status: 1 if a class has more requests than --allow permits. Bodies are \
-not printed without --show. To continue a run that was killed, run the same command again."""
+these arguments and stops it at the end. Exit status: 1 if a class has more requests than --allow permits, or if no \
+request was compared. Bodies are not printed without --show. To continue a killed run, run the same command again."""
 
 
 def add_parser(commands: Any) -> None:
@@ -42,7 +42,7 @@ def add_parser(commands: Any) -> None:
         "--noise",
         type=_target,
         metavar="TARGET",
-        help="the server that receives requests twice instead of the reference, such as an identical server",
+        help="the server that receives repeated requests instead of the reference, such as an identical server",
     )
     for side in ("to", "against", "noise"):
         parser.add_argument(

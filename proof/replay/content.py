@@ -271,7 +271,7 @@ _EMPTY: list[Any] = []
 
 
 def frames(values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """Return the documents of a body by position (`first`, `between` and `last`), without empty groups."""
+    """Group the documents of a body by position ("first", "between" or "last"). Omit empty groups."""
     parts = {"first": values[:1], "between": values[1:-1], "last": values[1:][-1:]}
     return {name: part for name, part in parts.items() if part}
 

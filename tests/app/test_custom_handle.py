@@ -124,10 +124,10 @@ def test_the_first_call_has_the_options_and_no_contents(alone: AppServer) -> Non
         "tensor_parallel_degree": 1, "device_id": "-1", "model_dir": first["model_dir"],
     }  # fmt: skip
     assert first == wanted
-    assert "no engine is loaded: handle in model.py responds to all requests" in alone.log
+    assert "no engine is loaded: handle in model.py serves its routes" in alone.log
     assert "handle of model.py, without an engine" in alone.log
     adapter = http.post(alone.url + "/adapters", params={"name": "a", "src": "/nowhere"})
-    assert (adapter.status_code, "handle of model.py answers all requests" in adapter.text) == (400, True)
+    assert (adapter.status_code, "handle of model.py answers the requests" in adapter.text) == (400, True)
 
 
 def test_a_call_gets_body_query_form_headers_and_attributes(alone: AppServer) -> None:

@@ -201,8 +201,8 @@ def test_a_check_says_what_of_model_py_is_called(tmp_path: Path) -> None:
     file.write_text("engine=Python\noption.model_id=org/model\noption.rolling_batch=vllm\n")
     ended = check_serve("--properties", str(file), "--check")
     assert ended.stdout.splitlines() == [
-        "no engine is loaded: handle in model.py responds to all requests (documentation: custom-code)",
-        f"{tmp_path}/model.py: handle answers all requests; no engine is loaded",
+        "no engine is loaded: handle in model.py serves its routes (documentation: custom-code)",
+        f"{tmp_path}/model.py: handle answers the requests on its routes; no engine is loaded",
         "no problems; engine: none, option.model_id: not set",
     ]
     ended = check_serve("--engine", "echo", "--properties", str(file), "--check")

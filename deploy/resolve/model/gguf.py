@@ -102,7 +102,7 @@ class _Metadata:
         return value
 
     def count(self, name: str, layers: int, *, zeros: bool) -> int:
-        """Count the layers whose value in a list is zero, or non-zero if `zeros` is False. Without a list, return 0."""
+        """Count the layers whose value in a list is zero, or non-zero if not `zeros`. Return 0 without a list."""
         values = self.get(name)
         return sum((not value) == zeros for value in values[:layers]) if isinstance(values, list) else 0
 

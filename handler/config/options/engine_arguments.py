@@ -72,7 +72,7 @@ class EngineArguments(NamedTuple):
     """The arguments of an engine.
 
     Attributes:
-        source: the name and installed version of the engine, or the releases that the shipped list covers.
+        source: the engine's name, with the installed version or the releases that the shipped list covers.
         arguments: the arguments by name.
     """
 

@@ -254,7 +254,7 @@ class GrpcCall(ResponseCheck):
 
     @property
     def awaits_finish_reason(self) -> bool:
-        """Whether the response probably lacks only its finish reason, which follows in the final message."""
+        """Whether the last token has probably arrived, so that only the message with the finish reason is missing."""
         return self._num_ids == self._most or self._last in self._ends
 
     def read(self, response: Any, part: Part) -> bool:

@@ -52,7 +52,7 @@ class Cancel(NamedTuple):
 
 
 class EngineFailed(NamedTuple):
-    """Message that loading or stepping the engine raised an exception. `trace` is "" for a ConfigError."""
+    """Message that the engine raised an exception while loading or during a step. `trace` is "" for a ConfigError."""
 
     reason: str
     trace: str

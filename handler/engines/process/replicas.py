@@ -228,7 +228,7 @@ class Replica:
         return work
 
     def read(self, step: Step) -> Step:
-        """Record which sequences have output. Return the step without sequences that were moved to other replicas."""
+        """Record which sequences have output, and return the step without sequences that moved to other replicas."""
         if self.left and not (
             self.left.isdisjoint(step.keys) and self.left.isdisjoint(output.key for output in step.others)
         ):
@@ -308,7 +308,7 @@ class _Adapters:
             replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
 
     def read(self, replica: Replica, output: Output) -> Iterator[Output] | None:
-        """Process a replica's reply to a command. Return the outputs for the batcher, or None for any other output."""
+        """Process a replica's reply to a command. Return the outputs for the batcher, or None for other outputs."""
         if output.key < 0:
             if output.error is not None:
                 reason = output.detail or output.error

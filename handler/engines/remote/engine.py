@@ -272,7 +272,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     # -- on the loop ---------------------------------------------------------------------------------------------
 
     async def _serve(self, request: EngineRequest, num_tokens: int) -> None:
-        """Get a response from a server. If it fails before the first token, retry, on another server if possible."""
+        """Get a response from a server. If it fails before the first token, try again, if possible on another."""
         running = self._running[request.key]
         tries: Counter[RemoteServer] = Counter()
         broken: set[RemoteServer] = set()

@@ -137,7 +137,7 @@ class Pending:
         self.plain = not self.num_tops and self.prompt_logprobs is None and self.beam is None
 
     def take_prompt_scores(self) -> tuple[list[float | None] | None, list[Alternatives] | None]:
-        """Return the prompt's log-probabilities and alternatives on the first call, and (None, None) on later calls."""
+        """Return the prompt's log-probabilities and alternatives on the first call, and (None, None) later."""
         scores = self.prompt_logprobs, self.prompt_tops if self.num_prompt_tops else None
         self.prompt_logprobs, self.num_prompt_tops = None, 0
         self.__post_init__()

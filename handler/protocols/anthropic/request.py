@@ -353,7 +353,7 @@ class Thinking(NamedTuple):
     show: bool = True
 
     def template_arguments(self, context: ServerContext) -> tuple[dict[str, bool], list[str]]:
-        """Return the template arguments that turn reasoning on or off, and the request fields that have no effect.
+        """Return the chat template's arguments that turn reasoning on or off, and request fields that have no effect.
 
         If the template reads no such argument, models of known families always reason, and other models never do.
         """

@@ -315,7 +315,7 @@ Message = Mapping[str, Any]
 
 
 class Conversation(NamedTuple):
-    """The messages of a chat as its template expects them, the media, and the paths of unknown message fields."""
+    """The messages of a chat as its template expects them, the messages' media, and the paths of unknown fields."""
 
     messages: tuple[Message, ...]
     media: Sequence[MediaSource] = ()

@@ -539,7 +539,7 @@ def streaming(
     ignored: Sequence[str],
     framing: Framing = SSE_DONE,
 ) -> ParsedRequest:
-    """Return a parsed request for a stream. Among server-sent events, comments keep an idle connection open."""
+    """Return a parsed request for a stream. If events are sent, comments keep an idle connection open."""
     keep_alive = KEEP_ALIVE if framing.content_type == SSE_DONE.content_type else b""
     return ParsedRequest(requests, reply, errors, ignored, streams=True, keep_alive=keep_alive)
 

@@ -23,7 +23,7 @@ class ResponseOptions(NamedTuple):
     Attributes:
         fixed: the fields that are the same in every response: the model and the request's id.
         tensors: the output tensors other than the text, or None if the request asks for none.
-        extras: the names of the other requested fields, such as finish_reason.
+        extras: the names of the extra fields that the request asks for, such as finish_reason.
         before: the prompt if the text begins with it, or else "".
         ids_before: the prompt's token ids if `output_ids` begin with them, or empty.
     """
@@ -51,7 +51,7 @@ class ResponseOptions(NamedTuple):
         Args:
             text: one text, or a list of texts. Like a tensor, a list with one element becomes this element.
             values: the output tensors. A tensor with one element becomes a number, other tensors become flat lists.
-            extras: the other fields. Only requested fields are included.
+            extras: the extra fields. Only requested fields are included.
         """
         contents = self.values(text, values, extras or {})
         response: Mapping[str, object] = {**self.fixed, **{name: _flat(item) for name, item in contents.items()}}
@@ -88,7 +88,7 @@ class TritonDocument(WholeReply):
         return self._options.response(*self._outputs())
 
     def _outputs(self) -> tuple[list[str], TensorValues | None, TritonExtras]:
-        """Return the texts, the output tensors and the other fields of the response."""
+        """Return the texts, the output tensors and the extra fields of the response."""
         options = self._options
         sequences = self._rank()
         texts = [options.before + sequence.text for sequence in sequences]

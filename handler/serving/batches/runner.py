@@ -445,7 +445,7 @@ class _Answering:
         self._batch = await self._store.call(self._store.advance, self._id, self._output.sizes, change)
 
     def _decode_large(self, text: bytes) -> Any:
-        """Decode a large line after the large bodies that were queued earlier. This blocks the calling thread."""
+        """Decode a large line in the queue of large request bodies. This blocks the calling thread until it is done."""
         bodies = self._model.preprocessor.large_bodies
         decode = functools.partial(bodies.decode, text, plain=False, unique_keys=False)
         while True:

@@ -38,7 +38,7 @@ _GAUGES = {
     "WaitingRequests": ("vllm:num_requests_waiting", "Count", 1.0),
     "KVCacheUsage": ("vllm:kv_cache_usage_perc", "Percent", 100.0),
 }
-"""Maps each CloudWatch metric name to the sample, the CloudWatch unit, and the factor for conversion to that unit."""
+"""Maps the name of a CloudWatch metric to the sample, the CloudWatch unit, and the factor from sample to unit."""
 
 _COUNTERS = {
     **{f"Requests{outcome.title()}": f"lmi_requests_total{{{outcome}}}" for outcome in OUTCOMES},

@@ -33,7 +33,7 @@ async def watch_start(server: Server, seconds: float) -> None:
         if answer.status == 404 and await _is_ready(server):
             return  # the server has no /ping
         if time.monotonic() > deadline:
-            raise ConfigError(f"lmi conform: /ping did not answer 200 within {seconds:.0f} s (--ready): {answer.got}")
+            raise ConfigError(f"lmi conform: /ping did not return 200 within {seconds:.0f} s (--ready): {answer.got}")
         if answer.status and early is None:
             early = await _infer(server)
         await asyncio.sleep(0.05)
@@ -126,7 +126,7 @@ async def stop_new_work(server: Server) -> None:
     for answer in (await _stopped(server)).later:
         refused = answer.status == 503 or (answer.failure and not answer.status)
         expect(
-            answer.ok or (refused and answer.failure != "timeout"), "an answer, status 503, or no connection", answer
+            answer.ok or (refused and answer.failure != "timeout"), "status 200, status 503, or no connection", answer
         )
 
 

@@ -154,7 +154,7 @@ class File(NamedTuple):
 
     Attributes:
         name: the path relative to the recording, with `/`, for messages.
-        folders: the names of the folders on the path from the recording to the file.
+        folders: the names of the folders that contain the file, relative to the recording.
         open_raw: a function that opens the file without decompression.
     """
 

@@ -194,7 +194,7 @@ def test_an_answer_beyond_timeout_is_not_asked() -> None:
     result = ask(Mute("", "lmi-0.28"), "lmi-0.28", "stream.chunked", limits=replace(LIMITS, answer=0.5))[
         "stream.chunked"
     ]
-    assert (result.verdict, result.wanted) == ("not asked", "no answer within 0.5 s (--timeout)")
+    assert (result.verdict, result.wanted) == ("not asked", "no response within 0.5 s (--timeout)")
 
 
 def test_a_run_that_ends_early_keeps_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +401,7 @@ def test_an_answer_of_no_form_breaks_its_rule_and_not_the_run(capfd: pytest.Capt
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Odd)) as url:
         assert main(["conform", url, "--profile", "lmi-0.38", "--rule", "lmi.last-line", "--rule", "lmi.stop"]) == 1
     out, told = capfd.readouterr()
-    assert "failed     lmi-0.38   lmi.last-line  an answer in the API's format (AttributeError" in told
+    assert "failed     lmi-0.38   lmi.last-line  a response in the API's format (AttributeError" in told
     assert "lmi.stop" in told
     assert "* asked: `POST /invocations" in out
     assert "\x1b" not in out + told

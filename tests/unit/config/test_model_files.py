@@ -194,7 +194,7 @@ def test_a_handle_alone_has_its_own_options_and_no_engine_is_checked(tmp_path: P
     assert found.config.settings["option.tgi_compt"] == "1"
     assert downloads_of(found.config, found.engine) == {"option.model_id": "s3://bucket/x/"}
     (warning,) = found.config.warnings
-    assert warning.startswith("no engine is loaded: handle in model.py responds to all requests")
+    assert warning.startswith("no engine is loaded: handle in model.py serves its routes")
     wrong = reading(tmp_path, PLAIN, "option.predict_timeout=soon\nbatch_size=none\n")
     assert [one.name for one in check(wrong, handlers=True)] == ["option.predict_timeout", "batch_size"]
 
@@ -207,9 +207,10 @@ def test_an_entry_point_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "wanted"),
     [
-        (PLAIN, "", "handle answers all requests; no engine is loaded"),
+        (PLAIN, "", "handle answers the requests on its routes; no engine is loaded"),
         (f"@input_formatter\ndef read(i):\n    pass\n{PLAIN}", "",
-         "handle answers all requests; no engine is loaded; input_formatter read (not called, because handle is)"),
+         "handle answers the requests on its routes; no engine is loaded; "
+         "input_formatter read (not called, because handle is)"),
         (f"@a.output_formatter\ndef write(i):\n    pass\n{PLAIN}", VLLM,
          "handle is called first; requests for which it returns None go to the engine; output_formatter write"),
         (PLAIN, "option.entryPoint=handler.entry\n",

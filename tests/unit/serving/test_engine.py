@@ -416,7 +416,7 @@ def test_adapters_that_an_engine_does_not_take_are_not_loaded(home: Path, caplog
         found.registry.check()
     (message,) = caplog.messages
     assert message.startswith(f"the adapters in {home / 'adapters'} are not loaded: echo: ")
-    with pytest.raises(BadRequest, match=r"^LoRA is not enabled: no engine is loaded: handle of model\.py answers all"):
+    with pytest.raises(BadRequest, match=r"^LoRA is not enabled: no engine is loaded: handle of model\.py answers the"):
         home_of("echo", directory=home, handle_role=Role.ALONE).registry.check()
 
 

@@ -434,7 +434,7 @@ class CallParser(CallOutput):
             self.show("".join([*self._taken, rest]))
 
     def _begins_call(self, text: str) -> bool:
-        """Return whether the text at the end of a response may begin the marker of another tool call."""
+        """Return whether the text at the end of a response is the beginning of a marker of another tool call."""
         start = text.strip()
         return len(start) > 1 and any(mark.startswith(start) for mark in self.begins)
 
@@ -522,7 +522,7 @@ class CheckedCalls:
         self._count = 0
 
     def read(self, events: list[Event]) -> list[Event]:
-        """Return the checked events. The ending of each `CallEnd` is WHOLE or BROKEN."""
+        """Return the checked events, in which each `CallEnd` has the ending WHOLE or BROKEN."""
         if len(events) == 1 and type(events[0]) in _BESIDE_CALLS:  # the usual case
             return events
         checked: list[Event] = []

@@ -226,7 +226,7 @@ class Step3(TaggedCalls):
 
 
 class Dots(TaggedCalls, JsonCalls):
-    """Parses the tool calls of the dots models: tags or JSON objects between the markers."""
+    """Parses the tool calls of dots models: tags or JSON objects between the markers."""
 
     block, block_end = "<dots_function_call>", "</dots_function_call>"
     end = block_end
