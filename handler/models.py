@@ -191,7 +191,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
-    """Find a process that has opened or mapped one of the paths or a file below it. Return its ID and the path.
+    """Find a process that has opened or mapped one of the paths or a file below it.
 
     Only processes that this user may inspect are considered.
 

@@ -554,13 +554,13 @@ def _degree_option(spec: Spec) -> int | None:
 
 
 def _gpus_per_copy(spec: Spec) -> int | None:
-    """Return the GPUs of a copy (tensor times pipeline times context parallel degree), or None."""
+    """Return the number of GPUs per copy (tensor × pipeline × context parallel degree), or None if none is set."""
     others = _others(spec)
     return others * (_degree_option(spec) or 1) if others > 1 else _degree_option(spec)
 
 
 def _others(spec: Spec) -> int:
-    """Return the pipeline parallel size times the context parallel size."""
+    """Return the pipeline parallel degree times the context parallel degree."""
     return (_number(spec, *STAGES) or 1) * (_number(spec, *CONTEXTS) or 1)
 
 

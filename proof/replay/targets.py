@@ -25,8 +25,8 @@ class Attempt(NamedTuple):
     """The result of one attempt to send a request.
 
     Attributes:
-        busy: whether the target may accept the request later, because it throttles, is full, or is not ready.
-        after: the number of seconds after which the target asks for the next attempt, or 0.
+        busy: whether a retry may succeed, because the target limits requests, is full, or is not ready.
+        after: the seconds to wait before a retry, according to the target's Retry-After header, or 0.
     """
 
     answer: Answer

@@ -163,7 +163,7 @@ class Sandbox:
 
         Raises:
             LimitExceeded: the job was stopped.
-            NotRun: the process cannot be started or has ended again after a restart, or the machine is too busy.
+            NotRun: the process cannot be started, hung or ended in both attempts, or the machine is too busy.
             Exception: any exception that the job itself raised.
         """
         try:

@@ -381,7 +381,7 @@ class PooledDialect(OpenAiDialect):
 
     @abstractmethod
     def read_texts(self, body: Mapping[str, Any]) -> Any:
-        """Read the texts of a body. `pool` uses them."""
+        """Read the input texts from a body, and return them in the form that `pool` expects."""
 
     @abstractmethod
     def pool(self, texts: Any, options: PoolingOptions, context: ServerContext) -> tuple[list[Request], VectorReply]:
