@@ -191,9 +191,12 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
-    """Find a process that has opened or mapped one of the paths or a file below it. Return its ID and the path.
+    """Find a process that has opened or mapped one of the paths or a file below it.
 
     Only processes that this user may inspect are considered.
+
+    Returns:
+        The process ID and the path, or None if there is no such process.
     """
     folders = [str(path.resolve()) for path in paths]
     for process in Path("/proc").glob("[0-9]*"):

@@ -399,7 +399,7 @@ def wrong_value(config: Config, model: Path | None, name: str, value: Any, why: 
     message = f"{name}={json.dumps(value, ensure_ascii=False)[:80]}: {why}"
     if name in (config.override_generation_config or {}):
         return Problem(config.where(OVERRIDE), OVERRIDE, f"{OVERRIDE}: {message}")
-    return Problem(str(_file(config, model)), "", f"{message}; correct it, or write {KEY}=vllm")
+    return Problem(str(_file(config, model)), "", f"{message}; correct it, or set {KEY}=vllm")
 
 
 def _has_sampling(config: Config) -> bool:

@@ -304,4 +304,4 @@ def _why(path: str, task: Task) -> str:
     if not needed:
         return ""
     tasks = " or ".join(other.value for other in needed)
-    return f": it is for option.task={tasks}, and this model's task is {task.value}"
+    return f": it requires option.task={tasks}, but this model's task is {task.value}"

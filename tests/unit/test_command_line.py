@@ -174,7 +174,7 @@ def test_every_option_is_a_flag() -> None:
 
 def test_what_vllms_server_has_and_this_has_not_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "demo", "--check", "--trust-request-chat-template"]) == 2
-    assert "write option.chat_template" in capsys.readouterr().err
+    assert "set option.chat_template" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

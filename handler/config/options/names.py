@@ -129,7 +129,7 @@ def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:
         argument = arguments.arguments.get(name)
         try:
             if name in NO_ARGUMENTS:
-                yield f"{name!r}: write option.{name} instead"
+                yield f"{name!r}: set option.{name} instead"
             elif option and getattr(option.parse, "argument", False):
                 option.parse(value if isinstance(value, str) else json.dumps(value))
             elif argument:

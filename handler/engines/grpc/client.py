@@ -204,7 +204,7 @@ def _vector(answer: Any) -> Sequence[float]:
 
 
 def _channel(api: Any, url: str, connect_timeout: float) -> Any:
-    """Open a grpc or grpc.aio channel. For grpcs://, trust the machine's certificate authorities, or SSL_CERT_FILE."""
+    """Open a grpc or grpc.aio channel. For grpcs://, trust gRPC's own list of CAs, or the file in SSL_CERT_FILE."""
     import grpc
 
     parts = urlsplit(url)

@@ -194,7 +194,8 @@ class Replica:
         work: sequences by key.
         fresh: keys of the sequences without output so far.
         ended: keys of the sequences that ended in the last step.
-        left: keys of the sequences that moved away while the engine was silent. Any further output is ignored.
+        left: keys of the sequences that were moved to other replicas while the engine was silent. This replica's
+            further output for them is ignored.
     """
 
     number: int

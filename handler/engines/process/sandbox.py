@@ -1,4 +1,4 @@
-"""A sandbox for processing untrusted input, in a process that is started on demand, and again after it has ended.
+"""A sandbox for processing untrusted input, in a process that is started on demand and restarted after it has ended.
 
 The sandbox compiles clients' schemas and grammars, parses large bodies and decodes images. The host uses `Sandbox`, and
 the process runs `main`.

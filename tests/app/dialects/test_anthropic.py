@@ -179,7 +179,7 @@ def test_routes_that_are_not_served_say_so_in_their_form(echo_server: LiveServer
     ("path", "words"),
     [
         ("/v1/responses/compact", "the server does not summarize input"),
-        ("/v1/embeddings", "it is for option.task=text-embedding"),
+        ("/v1/embeddings", "it requires option.task=text-embedding"),
     ],
 )
 def test_a_path_that_is_not_served_is_not_another_route(echo_server: LiveServer, path: str, words: str) -> None:
@@ -194,7 +194,7 @@ def test_what_generates_is_not_served_by_a_model_of_another_task() -> None:
         server.wait_ready()
         found = http.post(f"{server.url}/v1/responses/input_tokens", json={"input": "a"})
     assert found.status_code == 404
-    assert "it is for option.task=text-generation" in found.json()["error"]["message"]
+    assert "it requires option.task=text-generation" in found.json()["error"]["message"]
 
 
 def test_a_silent_stream_pings() -> None:

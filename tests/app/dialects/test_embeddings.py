@@ -225,7 +225,7 @@ def test_routes_for_other_tasks_say_what_the_model_is_for(servers: dict[str, Liv
         for path in paths if task not in tasks.split(" or ") else ():
             found = http.post(servers[task].url + path, json={"inputs": "a"})
             assert found.status_code == 404, path
-            assert f"it is for option.task={tasks}, and this model's task is {task}" in found.text
+            assert f"it requires option.task={tasks}, but this model's task is {task}" in found.text
             assert found.json().keys() <= {"error", "error_type", "message", "type"}
 
 

@@ -268,7 +268,7 @@ def test_what_pooling_refuses(pooling: LiveServer, body: Any, words: str) -> Non
 def test_labels_in_vllm_routes(pooling: LiveServer) -> None:
     if "text-embedding" in http.get(pooling.url + "/info").text:
         message = refusal(pooling, "/classify", {"input": "a"}, 404)["message"]
-        assert "it is for option.task=text-classification, and this model's task is text-embedding" in message
+        assert "it requires option.task=text-classification, but this model's task is text-embedding" in message
         return
     found = ask(pooling, "/classify", {"input": ["I like you.", "No."]})
     assert found["id"].startswith("classify-")

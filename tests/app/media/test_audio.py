@@ -321,7 +321,7 @@ def test_other_routes_take_no_forms() -> None:
         assert send(server, path="/v1/chat/completions").status_code == 415
         answer = send(server)
         assert answer.status_code == 404
-        assert "it is for option.task=automatic-speech-recognition" in answer.json()["error"]["message"]
+        assert "it requires option.task=automatic-speech-recognition" in answer.json()["error"]["message"]
 
 
 def test_language_task_and_temperature_reach_the_engine() -> None:

@@ -106,7 +106,7 @@ def test_the_installed_engine_is_asked_first(tmp_path: Path, monkeypatch: pytest
         ("trtllm", ["enable_iter_perf_stats=true"], {"enable_iter_perf_stats": True}),
         ("vllm", ["data_parallel_size=1", "skip_tokenizer_init=false", "swap_space=4"], None),
         ("vllm", ["max_num_seq=3"], "unknown option 'option.max_num_seq'; did you mean 'option.max_num_seqs'?"),
-        ("vllm", ["data_parallel_size=2"], "write option.replicas"),
+        ("vllm", ["data_parallel_size=2"], "set option.replicas"),
         ("vllm", ["seed=x"], "must be a whole number"),
         ("vllm", ['engine_args={"sed": 1}'], "'sed' is not an argument of vLLM 0.20 to 0.33; did you mean 'seed'?"),
         ("vllm", ['engine_args={"seed": "1"}'], "'seed': must be a whole number"),

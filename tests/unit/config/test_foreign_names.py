@@ -249,7 +249,7 @@ def test_lmis_file_of_the_rust_engine_starts() -> None:
 )
 def test_an_engine_of_djls_own_for_anything_else_is_refused(lines: list[str]) -> None:
     problems = [str(problem) for problem in read(*lines, engine="openvino").problems]
-    assert any("DJL's own engines are not supported; write engine=Python" in line for line in problems)
+    assert any("DJL's own engines are not supported; set engine=Python" in line for line in problems)
 
 
 # -- variables of TGI, Hugging Face, Triton and AWS's vLLM image, and the settings of LMI's own handlers ---------------
@@ -338,7 +338,7 @@ def value(config: Config, name: str) -> Any:
             {"HF_TASK": "fill-mask"},
             "environment variable HF_TASK: option.task=fill-mask: must be one of auto, text_embedding",
         ),
-        ({"ROPE_FACTOR": "2"}, "environment variable ROPE_FACTOR: ROPE_FACTOR=2: write OPTION_HF_OVERRIDES"),
+        ({"ROPE_FACTOR": "2"}, "environment variable ROPE_FACTOR: ROPE_FACTOR=2: set OPTION_HF_OVERRIDES"),
         ({"SHARDED": "x"}, "environment variable SHARDED: SHARDED=x: must be true or false"),
         (
             {"SM_VLLM_SED": "1"},

@@ -531,7 +531,7 @@ def test_a_directory_that_is_not_there_stops_the_start() -> None:
 
 def test_vllms_arguments_that_the_server_reads_are_refused_in_engine_args() -> None:
     args = 'option.engine_args={"allowed_media_domains": ["a.example"]}'
-    assert "write option.allowed_media_domains" in refused("option.llm_engine=vllm", args)
+    assert "set option.allowed_media_domains" in refused("option.llm_engine=vllm", args)
 
 
 def test_without_pillow_images_are_refused_by_its_name() -> None:

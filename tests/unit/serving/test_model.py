@@ -229,7 +229,7 @@ def test_the_operators_length_is_the_most_of_any_answer(tmp_path: Path, chosen: 
         ("{", "is not JSON"),
         ("[]", "is not a JSON object"),
         ('{"temperature": "hot"}', 'generation_config.json: temperature="hot": must be a number of at least 0'),
-        ('{"top_p": 1.5}', "top_p=1.5: must be a number of at least 0 and at most 1; correct it, or write option."),
+        ('{"top_p": 1.5}', "top_p=1.5: must be a number of at least 0 and at most 1; correct it, or set option."),
         ('{"top_k": true}', "top_k=true: must be an integer"),
         ('{"max_new_tokens": 0}', "max_new_tokens=0: must be an integer from 1"),
         ('{"min_p": NaN}', "min_p=NaN: must be a number"),

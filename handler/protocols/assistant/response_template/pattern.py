@@ -99,15 +99,15 @@ class Pattern:
 
     Attributes:
         groups: the names of its groups.
-        firsts: the classes of characters with which a match may begin.
-        at_start: whether an empty text matches at the start of a response.
-        at_end: whether an empty text matches at the end of a response.
+        firsts: the character classes that can match the first character.
+        at_start: whether the empty string matches at the start of a response.
+        at_end: whether the empty string matches at the end of a response.
         literals: the sequences of literal characters in the pattern.
         move: returns the transition by a character from a state without assertions. Results are cached.
 
     Raises:
         ValueError: the text is not a pattern, is too long or too complex, cannot be matched in one pass, or can match
-            an empty text anywhere.
+            the empty string anywhere.
     """
 
     def __init__(self, text: str) -> None:
@@ -126,7 +126,7 @@ class Pattern:
         self.at_start = "^" in signs
         self.at_end = "$" in signs
         if "" in signs:
-            raise ValueError("can match an empty text anywhere")
+            raise ValueError("can match the empty string anywhere")
 
     def _find_move(self, state: _State, character: str) -> _Move:
         """Compute the transition by a character from a state without assertions."""
@@ -187,7 +187,7 @@ class Pattern:
     def _first(self) -> tuple[list[str], set[str]]:
         """Return the classes that can match the first character, and the assertions under which "" matches.
 
-        The assertion "" means that an empty text always matches.
+        The assertion "" means that the empty string matches anywhere.
         """
         firsts, signs = dict[str, None](), set[str]()
         waiting, seen = [(0, "")], set[tuple[int, str]]()

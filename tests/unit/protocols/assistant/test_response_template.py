@@ -196,7 +196,7 @@ CALLS = "response_template.fields.tool_calls"
         (broken(open_pattern="(a"), f"{CALLS}.open_pattern: '(a' has a '(' without ')'"),
         (broken(open_pattern="a)"), "has a ')' without '('"),
         (broken(open_pattern="[a"), "has a '[' that does not begin a set"),
-        (broken(open_pattern="a*"), "can match an empty text anywhere"),
+        (broken(open_pattern="a*"), "can match the empty string anywhere"),
         (broken(open_pattern="a**"), "two repetitions in a row"),
         (broken(open_pattern="(?<=a)b"), "has '(?<=': only the groups"),
         (broken(open_pattern="a(?=b)c"), "has a lookahead that is not at the end"),
@@ -256,7 +256,7 @@ PATTERNS = (
 @given(PATTERNS, st.text(alphabet="ab <", max_size=8))
 def test_a_pattern_matches_what_pythons_matches(source: str, text: str) -> None:
     pattern = None
-    with contextlib.suppress(ValueError):  # it may match an empty text anywhere
+    with contextlib.suppress(ValueError):  # it may match the empty string anywhere
         pattern = Pattern(source)
     assume(pattern is not None)
     assert pattern is not None
