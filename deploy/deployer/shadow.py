@@ -62,7 +62,7 @@ def refuse_specification(spec: Spec) -> None:
         (
             spec.asynchronous is not None,
             "async",
-            "SageMaker does not support shadow variants with asynchronous inference",
+            "SageMaker does not support shadow variants of asynchronous endpoints",
         ),
         (spec.shadow is not None, "shadow", "with --shadow the file itself describes the shadow"),
         (
@@ -240,9 +240,9 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
     variants = config.description["ProductionVariants"]
     names = [str(variant["VariantName"]) for variant in variants]
     if "AsyncInferenceConfig" in config.description:
-        yield "is asynchronous, and SageMaker does not support shadow variants with asynchronous inference", none
+        yield "is asynchronous, and SageMaker does not support shadow variants of asynchronous endpoints", none
     if any("ServerlessConfig" in variant for variant in variants):
-        yield "is serverless, and SageMaker does not support shadow variants with serverless inference", none
+        yield "is serverless, and SageMaker does not support shadow variants of serverless endpoints", none
     if live.others or live.of(Kind.COMPONENT) or any("ModelName" not in variant for variant in variants):
         yield "has inference components, and SageMaker does not support shadow variants with them", none
     if len(variants) > 1:

@@ -320,7 +320,7 @@ class Encryption(Section):
     secret_key: KeyId | None = Field(None, description="Key that encrypts model.token_secret.")
     volume_key: KeyId | None = Field(None, description="Key that encrypts the instances' EBS volumes.")
     output_key: KeyId | None = Field(
-        None, description="Key that encrypts the output of asynchronous and batch inference."
+        None, description="Key that encrypts the output of async endpoints and batch jobs."
     )
     input_key: KeyId | None = Field(None, description="Key that encrypts batch.input.")
     topic_key: KeyId | None = Field(None, description="Key that encrypts the SNS topics for asynchronous inference.")
