@@ -59,11 +59,7 @@ def refuse_specification(spec: Spec) -> None:
     for is_set, setting, why in (
         (bool(spec.components), "components", "SageMaker does not support shadow variants with inference components"),
         (spec.endpoint is not None, "endpoint", "SageMaker does not support shadow variants with inference components"),
-        (
-            spec.asynchronous is not None,
-            "async",
-            "SageMaker does not support shadow variants of asynchronous endpoints",
-        ),
+        (spec.asynchronous is not None, "async", "SageMaker does not support shadow variants of async endpoints"),
         (spec.shadow is not None, "shadow", "with --shadow the file itself describes the shadow"),
         (
             "ShadowProductionVariants" in spec.sagemaker.endpoint_config,
@@ -240,7 +236,7 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
     variants = config.description["ProductionVariants"]
     names = [str(variant["VariantName"]) for variant in variants]
     if "AsyncInferenceConfig" in config.description:
-        yield "is asynchronous, and SageMaker does not support shadow variants of asynchronous endpoints", none
+        yield "is asynchronous, and SageMaker does not support shadow variants of async endpoints", none
     if any("ServerlessConfig" in variant for variant in variants):
         yield "is serverless, and SageMaker does not support shadow variants of serverless endpoints", none
     if live.others or live.of(Kind.COMPONENT) or any("ModelName" not in variant for variant in variants):

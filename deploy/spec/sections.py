@@ -319,9 +319,7 @@ class Encryption(Section):
     model_key: KeyId | None = Field(None, description="Key that encrypts the bucket of the model and the adapters.")
     secret_key: KeyId | None = Field(None, description="Key that encrypts model.token_secret.")
     volume_key: KeyId | None = Field(None, description="Key that encrypts the instances' EBS volumes.")
-    output_key: KeyId | None = Field(
-        None, description="Key that encrypts the output of async endpoints and batch jobs."
-    )
+    output_key: KeyId | None = Field(None, description="Key that encrypts the output of async endpoints and batches.")
     input_key: KeyId | None = Field(None, description="Key that encrypts batch.input.")
     topic_key: KeyId | None = Field(None, description="Key that encrypts the SNS topics for asynchronous inference.")
     capture_key: KeyId | None = Field(None, description="Key that encrypts captured data.")

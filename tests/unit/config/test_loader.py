@@ -171,7 +171,7 @@ def test_mixed_case_variables_keep_their_case_as_in_djl() -> None:
 @pytest.mark.parametrize(
     ("key", "harmless", "other", "words"),
     [
-        ("engine", "Python", "TensorFlow", "write engine=Python"),
+        ("engine", "Python", "TensorFlow", "set engine=Python"),
         ("option.entryPoint", "djl_python.huggingface", "mine.py", "leave it out"),
         ("option.task", "text-embedding", "fill-mask", "must be one of auto, text_embedding, "),
     ],

@@ -265,7 +265,7 @@ def put_back(cloud: Cloud, things: dict[tuple[str, str], Any]) -> None:
         ),
         (
             ("--set", "async.output=s3://captured/"),
-            "async: SageMaker does not support shadow variants of asynchronous endpoints",
+            "async: SageMaker does not support shadow variants of async endpoints",
         ),
         (("--set", "shadow={percent: 5, count: 2, type: ml.g5.4xlarge}"), "shadow: with --shadow the file"),
         (("--adopt",), "--adopt takes over the endpoint, but --shadow leaves it to its owner"),
