@@ -8,12 +8,13 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.client.errors import FROM_AWS, Broken, ModelFailed, NotSent, TimedOut, failure
+from deploy.client.errors import FROM_AWS, ModelFailed, NotSent, TimedOut, s3_failure
 from deploy.client.serializers import Deserializer, deserialize_body
 
 MAX_INLINE_BYTES = 128_000
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 _DENIED = ("403", "AccessDenied")
+_FORBIDDEN = "Allow s3:GetObject, and s3:ListBucket: without it, S3 reports missing objects as forbidden."
 _FIRST, _LONGEST = 0.5, 10.0  # seconds between two polls
 
 
@@ -85,14 +86,9 @@ class AsyncAnswer:
             code = error.response["Error"].get("Code") if isinstance(error, ClientError) else None
             if code in _ABSENT or (code in _DENIED and self._is_absent(bucket, key)):
                 return None
-            request_failed = failure(error)
+            request_failed = s3_failure(error, "Read the response again.")
             if code in _DENIED:
-                request_failed.advice = (
-                    "Allow s3:GetObject on the object, and s3:ListBucket on the bucket. Without the latter, S3 reports "
-                    "a missing object as forbidden."
-                )
-            elif isinstance(request_failed, Broken):  # its advice is for calls of the model
-                request_failed.advice = "Read the response again."
+                request_failed.advice = _FORBIDDEN
             raise request_failed from error
 
     def _is_absent(self, bucket: str, key: str) -> bool:

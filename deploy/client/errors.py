@@ -138,7 +138,7 @@ _THROTTLED = ("ThrottlingException", "Throttling", "TooManyRequestsException", "
 _NOT_READY = ("ModelNotReadyException", "ServiceUnavailable", "ServiceUnavailableException", "503")
 _DENIED = ("AccessDeniedException", "AccessDenied", "MissingAuthenticationToken", "IncompleteSignature", "403")
 _REFUSED = ("ValidationError", "ValidationException", "413", "400")
-_IN_TIME = "Request fewer tokens, stream, or use asynchronous inference: SageMaker waits 60 s, or 8 min for a stream."
+_IN_TIME = "It may still be generated. Request fewer tokens, stream (8 min, not 60 s), or use asynchronous inference."
 _INVOKE = "The caller needs sagemaker:InvokeEndpoint (`lmi deploy iam`)."
 _ROUTED = "The caller needs sagemaker:InvokeInferenceRouter on the router, and InvokeEndpoint on its endpoints."
 _LOGS = "`lmi deploy logs NAME` shows the container's log."
@@ -156,7 +156,7 @@ def failure(error: BaseException) -> RequestFailed:
         case HTTPError() | ParserError():
             return StreamBroken(f"the connection was lost during the response: {error}", _LOGS)
         case ReadTimeoutError():
-            return TimedOut("no response in time; the model may still be generating it", _IN_TIME)
+            return TimedOut(f"no response in time: {error}", _IN_TIME)
         case ConnectTimeoutError() | EndpointConnectionError() | ProxyConnectionError():
             return Unreachable(f"no connection: {error}", "Check the region, and this machine's network.")
         case ConnectionClosedError():
@@ -168,6 +168,14 @@ def failure(error: BaseException) -> RequestFailed:
         case ParamValidationError():
             return NotSent(" ".join(str(error).split()))
     return RequestFailed(str(error))
+
+
+def s3_failure(error: BaseException, advice: str) -> RequestFailed:
+    """Convert an error of a call to S3. `advice` replaces advice that is for calls to the model."""
+    failed = failure(error)
+    if isinstance(failed, (Broken, TimedOut)):
+        failed.advice = advice
+    return failed
 
 
 def needs_component(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ from botocore.config import Config
 
 from deploy import web_pages
 from deploy.client.asynchronous import MAX_INLINE_BYTES, AsyncAnswer, split_s3
-from deploy.client.errors import FROM_AWS, ModelFailed, NotSent, RequestFailed, failure
+from deploy.client.errors import FROM_AWS, ModelFailed, NotSent, RequestFailed, s3_failure
 from deploy.client.runtime import BearerToken, Connection, RouterRuntime, Runtime
 from deploy.client.serializers import Deserializer, JSONDeserializer, JSONSerializer, Serializer, deserialize_body
 from deploy.client.streaming import Stream, stream_of
@@ -303,7 +303,7 @@ class Predictor:
             try:
                 s3.put_object(Bucket=bucket, Key=key, Body=body, ContentType=request["ContentType"])
             except FROM_AWS as error:
-                raise failure(error) from error
+                raise s3_failure(error, "Upload the input again.") from error
             request["InputLocation"] = upload
         elif len(body) <= MAX_INLINE_BYTES:
             request["Body"] = body

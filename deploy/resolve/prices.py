@@ -140,7 +140,7 @@ def ask(aws: Aws) -> Prices:
             return Prices(why="pricing:GetProducts is not allowed")
         return Prices(why=f"the Pricing API returned {error_code(error)}")
     except BotoCoreError as error:
-        return Prices(why=f"the Pricing API cannot be reached: {type(error).__name__}")
+        return Prices(why=f"the request to the Pricing API failed: {type(error).__name__}")
     if not listed:
         return Prices(why=f"the Pricing API lists no endpoint instances in {aws.region}")
     return Prices(listed, aws.region)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import re
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _MAX_STRING = 1 << 26  # bytes; a chat template has a few thousand
 _MAX_NUMBERS = 1 << 12  # maximum numbers in a list to keep: enough for one per layer, but not for one per token
+_PART = re.compile("-[0-9]{5}-of-")  # in the name of a file of a model in several parts
 _ARCHITECTURE, _TYPE = b"general.architecture", b"general.type"
 _BESIDE: Mapping[object, str] = {kind.encode(): kind for kind in ("mmproj", "adapter", "imatrix")}
 _TOKENS = b"tokenizer.ggml.tokens"
@@ -132,7 +134,7 @@ def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
     if kind != "model":
         raise ValueError(f"{path} is not a model, but extends a model ({kind}): name the model's own file")
     if parts > 1:
-        raise ValueError(f"{path} is part of {in_parts(parts, path.name)}")
+        raise ValueError(f"{path} is part of {in_parts(parts, _PART.sub('-00001-of-', path.name))}")
     for key, what in _NEEDED.items():
         if key not in values:
             raise ValueError(f"{path} contains no {what}: its header has no {key.decode()}")

@@ -266,6 +266,13 @@ def test_the_ends_of_a_gguf_file_are_llama_cpps(
         assert eos_ids(EngineConfig(model=tmp_path / "a.gguf")) == expected
 
 
+def test_a_later_part_of_a_model_names_the_first_one(tmp_path: Path) -> None:
+    path = tmp_path / "m-00002-of-00003.gguf"
+    path.write_bytes(gguf_file(ARCHITECTURE, TOKENS, SPLIT))
+    with pytest.raises(ValueError, match=r"--merge m-00001-of-00003\.gguf merged\.gguf"):
+        gguf.check_complete(path)
+
+
 @pytest.mark.parametrize(("kind", "value", "expected"), [(4, 8, 8), (5, -8, None), (4, 0, None)])
 def test_a_context_without_tokens_is_none(tmp_path: Path, kind: int, value: int, expected: int | None) -> None:
     code = {4: "I", 5: "i"}[kind]

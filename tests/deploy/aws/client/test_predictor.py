@@ -460,6 +460,18 @@ def test_only_a_denied_bucket_needs_permissions(error: Exception, advice: str) -
     assert caught.value.advice == advice
 
 
+def test_an_upload_that_stalls_is_to_be_repeated(predictor: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    class S3:
+        def put_object(self, **request: object) -> None:
+            raise ReadTimeoutError(endpoint_url="https://s3")
+
+    monkeypatch.setattr(predictor.runtime.session, "client", lambda *args, **options: S3())
+    monkeypatch.setattr("deploy.client.predictor.web_pages.refused", lambda client: client)
+    with pytest.raises(TimedOut, match=r"no response in time: .*https://s3") as caught:
+        predictor.predict_async(b"x", upload="s3://b-1/in/1.json")
+    assert caught.value.advice == "Upload the input again."
+
+
 def test_large_data_goes_through_s3(predictor: Predictor, aws: Double) -> None:
     with pytest.raises(NotSent, match="128,001 bytes") as caught:
         predictor.predict_async(b"x" * 128_001)

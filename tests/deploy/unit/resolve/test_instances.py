@@ -243,7 +243,7 @@ def test_who_may_not_ask_has_the_table_and_one_line(stub: Stubber, code: str, wh
 
 def test_without_a_way_there() -> None:
     """The address of tests is one where nothing listens."""
-    assert "(the Pricing API cannot be reached: EndpointConnectionError)" in ask(Aws("eu-west-1")).source
+    assert "(the request to the Pricing API failed: EndpointConnectionError)" in ask(Aws("eu-west-1")).source
 
 
 @pytest.mark.parametrize(
