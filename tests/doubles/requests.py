@@ -92,7 +92,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "top_p": ({"top_p": 2.0, "do_sample": True}, "parameters.top_p=2.0"),
     "too long": ({"max_new_tokens": 100_000}, "max_new_tokens"),
-    "too many beams": ({"num_beams": 4}, "num_beams must be at most 3 (option.max_beam_width)"),
+    "too many beams": ({"num_beams": 4}, "parameters.num_beams=4: the engine trtllm accepts at most 3"),
 }
 
 

@@ -147,6 +147,6 @@ def test_a_client_s_seed_reaches_the_engine() -> None:
 @pytest.mark.parametrize("torch_sampler", [True, False])
 def test_engines_with_a_constant_default_seed_draw_one_for_each_request(torch_sampler: bool) -> None:
     sent, _ = run(*SILENT["chat"])
-    model = Model(128, frozenset({3}), 3, torch_sampler=torch_sampler, max_beam_width=1)
+    model = Model(128, frozenset({3}), 3, torch_sampler=torch_sampler)
     seeds = [trtllm_arguments(request.sampling, model)["seed"] for request in sent]
     assert len({*seeds}) == 2

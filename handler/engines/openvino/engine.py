@@ -122,8 +122,6 @@ class OpenVino(NoAdapters):
         import openvino
 
         ids, sampling = request.ids, request.sampling
-        if sampling.num_beams > self._max_beams:
-            raise ValueError(f"num_beams must be at most {self._max_beams} (option.max_num_batched_tokens)")
         prompt: tuple[Any, ...]
         if self._vision is None:
             prompt = (openvino.Tensor(numpy.array([ids], dtype=numpy.int64)),)
@@ -293,16 +291,17 @@ class Preparation:
 def capabilities(config: EngineConfig) -> Capabilities:
     if config.task is Task.TRANSCRIPTION:
         return TRANSCRIBING
+    served = replace(_CAPABILITIES, limits={"num_beams": config.options.max_num_batched_tokens or TOKENS_PER_STEP})
     if config.model is None or has_logits(config.model):
-        return _CAPABILITIES
+        return served
     if is_vision(config.model):
         reasons = {**_CAPABILITIES.reasons, "prompt_logprobs": "it cannot score the prompts of a vision model"}
         return replace(
-            _CAPABILITIES,
+            served,
             reasons=reasons,
             no_media={**no_media(config.model), "audio": "OpenVINO GenAI does not accept audio in chats"},
         )
-    return replace(_CAPABILITIES, reasons={**_CAPABILITIES.reasons, "prompt_top_logprobs": NO_TOPS})
+    return replace(served, reasons={**_CAPABILITIES.reasons, "prompt_top_logprobs": NO_TOPS})
 
 
 def load(config: EngineConfig) -> OpenVino | OpenVinoPooling | OpenVinoWhisper:

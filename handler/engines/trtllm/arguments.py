@@ -420,7 +420,7 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
             "top_logprobs": _NO_LOGPROBS,
             "best_of": f"{_NO_LOGPROBS}, so it cannot choose the best response",
         }
-    if (arguments.get("max_beam_width") or 1) < 2:
+    if (beams := arguments.get("max_beam_width") or 1) < 2:
         reasons["num_beams"] = "it was started without option.max_beam_width"
     if not arguments.get("guided_decoding_backend"):
         reasons["structured_output"] = "it was started without option.guided_decoding_backend=xgrammar or llguidance"
@@ -440,6 +440,7 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
     return Capabilities(
         SUPPORTS,
         reasons,
+        limits={"num_beams": beams},
         no_adapters="" if lora else NO_LORA,
         no_media=refusals(Path(arguments["model"]), own_caches=whole_prompts(arguments, release)),
         sampling_defaults=SAMPLING_DEFAULTS,

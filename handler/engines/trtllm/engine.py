@@ -96,7 +96,6 @@ class TrtLlm:
             eos=files.eos_ids(config),
             tokenizer_eos=files.tokenizer_eos_id(config.model),
             torch_sampler=torch_sampler(arguments),
-            max_beam_width=arguments.get("max_beam_width") or 1,
         )
         self.info = EngineInfo(
             name="trtllm",

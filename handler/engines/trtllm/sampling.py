@@ -39,7 +39,6 @@ class Model:
     eos: frozenset[int]
     tokenizer_eos: int | None  # the tokenizer's end token, which is also in `eos`
     torch_sampler: bool  # whether TorchSampler is used; TRTLLMSampler returns log-probabilities only for beams
-    max_beam_width: int
 
     @property
     def end_id(self) -> int:
@@ -241,8 +240,6 @@ def _check(sampling: Sampling, model: Model) -> None:
     ids = {*sampling.bad_token_ids, *(id for id, _ in sampling.logit_bias)}
     _require(all(0 <= id < model.vocabulary for id in ids), f"token ids must be from 0 to {model.vocabulary - 1}")
     if sampling.num_beams > 1:
-        width = model.max_beam_width
-        _require(sampling.num_beams <= width, f"num_beams must be at most {width} (option.max_beam_width)")
         needed = "length_penalty must be a finite number of at least 0 with TensorRT-LLM"
         _require(0 <= sampling.length_penalty < math.inf, needed)
     if sampling.structured_output is not None:

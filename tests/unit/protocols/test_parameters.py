@@ -41,7 +41,7 @@ from handler.protocols.rerank import request as rerank
 from handler.protocols.tei import request as tei
 from handler.protocols.tgi import mindie
 from handler.protocols.tgi import native as tgi_request
-from handler.protocols.triton.request import INPUTS
+from handler.protocols.triton.request import INPUTS, Route, Triton
 from tests import parameter_matrix as matrix
 from tests.doubles import using
 from tests.one_test import in_one_test
@@ -205,6 +205,17 @@ def test_an_engine_names_fields_of_sampling_alone(engine: str) -> None:
         able = capabilities(engine, {"option.base_url": url, "option.base_url_kind": "vllm"} if url else {})
     assert {*able.supports, *able.reasons, *able.limits, *BY_HANDLER} <= set(Sampling._fields)
     assert BY_HANDLER.isdisjoint({*able.supports} - {"logprobs"}), "the handler does so"
+
+
+def test_too_many_beams_are_refused_by_the_clients_own_name() -> None:
+    engine, version, options = SETTINGS["trtllm 1.2 with beams"]
+    with using.tensorrt_llm(f"version={version}"):
+        server = context(engine, options)
+    asked = {"text_input": "a", "max_tokens": 2, "beam_width": 4}
+    with pytest.raises(InvalidParameter, match=r"^beam_width=4: the engine trtllm accepts at most 3$"):
+        Triton(Route.GENERATE).parse(asked, server)
+    with pytest.raises(InvalidParameter, match=r"^parameters.num_beams=4: the engine trtllm accepts at most 3$"):
+        INVOCATIONS["lmi"].parse({"inputs": "a", "parameters": {"num_beams": 4}}, server)
 
 
 # -- the parameter tables of docs/wire/: no row is missing, and engines and notes are those that exist -----------------

@@ -27,8 +27,8 @@ from tests.one_test import in_one_test
 # -- from Sampling to SamplingParams' keywords -------------------------------------------------------------------------
 
 
-TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True, max_beam_width=1)
-TRTLLM = Model(vocabulary=10, eos=frozenset({3}), tokenizer_eos=3, torch_sampler=False, max_beam_width=4)
+TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True)
+TRTLLM = Model(vocabulary=10, eos=frozenset({3}), tokenizer_eos=3, torch_sampler=False)
 PLAIN = {
     "max_tokens": 30,
     "detokenize": False,
@@ -139,7 +139,7 @@ def test_forbidden_words_leave_the_end_to_the_engines_tokenizer() -> None:
     [({3, 4}, 4, 4, {3}), ({3, 4}, None, 3, {4}), ({3}, 3, 3, set()), (set(), None, -1, set())],
 )
 def test_the_end_is_the_tokenizers(eos: set[int], tokenizer_eos: int | None, end_id: int, others: set[int]) -> None:
-    model = Model(vocabulary=10, eos=frozenset(eos), tokenizer_eos=tokenizer_eos, torch_sampler=True, max_beam_width=1)
+    model = Model(vocabulary=10, eos=frozenset(eos), tokenizer_eos=tokenizer_eos, torch_sampler=True)
     found = sampling_arguments(Sampling(), model)
     assert (found["end_id"], found["pad_id"]) == (end_id, max(end_id, 0))
     assert set(found.get("stop_token_ids", ())) == others
@@ -182,7 +182,6 @@ def test_a_least_length_holds_back_stop_ids_by_our_own_look() -> None:
         ({"seed": -1}, "seed"),
         ({"logit_bias": ((10, 1.0),)}, "token ids must be from 0 to 9"),
         ({"bad_token_ids": (-1,)}, "token ids must be from 0 to 9"),
-        ({"num_beams": 5}, "num_beams must be at most 4 .option.max_beam_width."),
         ({"num_beams": 2, "length_penalty": -1.0}, "length_penalty must be a finite number of at least 0"),
         ({"num_beams": 2, "length_penalty": math.inf}, "length_penalty must be a finite number of at least 0"),
         (
