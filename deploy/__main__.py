@@ -11,7 +11,7 @@ _EXTRA = ("aiohttp", "boto3", "botocore", "pydantic", "rich", "yaml")
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "python -m deploy") -> int:
-    """Run the command line. If a package of the extra `deploy` is missing, print how to install it."""
+    """Run the command line. If a package from the extra `deploy` is missing, print how to install it."""
     try:
         from deploy.cli.main import main as run
 

@@ -1,4 +1,4 @@
-"""boto3 clients with one configuration for all commands, and boto3's errors as `DeployError`s."""
+"""Create boto3 clients with one configuration for all commands, and convert boto3 errors to `DeployError`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
 _QUICK = _CONFIG.merge(Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 2}))
-"""Configuration of optional calls, which must fail quickly if the network does not reach AWS."""
+"""Configuration for optional calls, which must fail quickly if AWS is unreachable."""
 
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
 _GONE = ("ObjectNotFoundException", "ResourceNotFound", "ResourceNotFoundException")
@@ -30,7 +30,7 @@ class Aws:
     """Clients for AWS services in one account and region.
 
     Args:
-        region: region to use, or None for AWS_REGION or else boto3's configured region.
+        region: region to use. The default is AWS_REGION, or else the region in boto3's configuration.
 
     Raises:
         SpecError: no region is set.
@@ -67,7 +67,7 @@ def pages(aws: Aws, service: str, operation: str, field: str, **arguments: Any) 
     """Yield the items of a paginated list.
 
     Args:
-        operation: name of boto3's method, such as `list_models`.
+        operation: name of the boto3 method, such as `list_models`.
         field: name of the list in each page. A page without it counts as empty.
         arguments: arguments of the operation.
     """

@@ -17,7 +17,7 @@ NOT_SIGNED_IN = (
     SSOError,
     ProfileNotFound,
 )
-"""Exceptions of boto3 for missing or expired credentials."""
+"""boto3 exceptions for missing or expired credentials."""
 
 NOT_VALID = (
     "ExpiredToken",
@@ -28,7 +28,7 @@ NOT_VALID = (
     "SignatureDoesNotMatch",
     "AuthFailure",
 )
-"""Error codes of AWS for invalid or expired credentials."""
+"""AWS error codes for invalid or expired credentials."""
 
 SIGN_IN = "Sign in (aws sso login), or set AWS_PROFILE."
 SIGN_IN_AGAIN = "Sign in again (aws sso login), or set AWS_PROFILE."

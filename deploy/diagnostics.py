@@ -1,4 +1,4 @@
-"""Advice on failed deployments, found by matching messages of AWS and the container with known causes."""
+"""Advice on failed deployments, found by matching messages from AWS and the container against known causes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Cause:
 
 @cache
 def known_causes() -> tuple[Cause, ...]:
-    """Return all causes, the most specific causes first."""
+    """Return all causes, the most specific first."""
     return tuple(Cause(**fields) for fields in yaml.safe_load(data.text("causes.yaml")))
 
 
@@ -44,8 +44,8 @@ def advice(reason: str, log_tail: Sequence[str] = (), name: str = "NAME") -> str
     """Return advice, one line for each of the two most likely causes, or "" if the cause is unknown.
 
     Args:
-        reason: the resource's FailureReason, or an error's message.
-        log_tail: last lines of the container's log.
+        reason: the resource's FailureReason, or an error message.
+        log_tail: last lines of the container log.
         name: name of the endpoint, if it is known.
     """
     lines = []

@@ -18,7 +18,7 @@ class DeployError(Exception):
     """An error with advice.
 
     Args:
-        message: one line that says what is wrong and where.
+        message: one line that describes the problem and its location.
         advice: how to solve the problem, in any number of lines, or "".
     """
 

@@ -1,4 +1,4 @@
-"""AWS's APIs as the installed botocore describes them, and validation of requests against these descriptions."""
+"""AWS APIs as described by the installed botocore, and validation of requests against these descriptions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from botocore.loaders import Loader
 from botocore.model import OperationNotFoundError, ServiceModel
 
 _MODELS = {"monitoring": "cloudwatch", "servicequotas": "service-quotas"}
-"""Maps the service name that requests are signed with to botocore's name, where the two differ."""
+"""Maps the service name that requests are signed with to botocore's name if the two differ."""
 
 
 @cache
@@ -53,7 +53,7 @@ def wrong_with(signed_for: str, operation: str, values: Mapping[str, Any]) -> st
         signed_for: service name that the request is signed with. A service unknown to botocore is not checked.
 
     Raises:
-        Malformed: a value has the wrong type. The message is AWS's own.
+        Malformed: a value has the wrong type. The message is that of AWS.
     """
     try:
         shape = service(signed_for).operation_model(operation).input_shape
@@ -75,7 +75,7 @@ _TYPES: Mapping[str, Any] = {
     "double": (int, float),
     "boolean": (bool,),
 }
-"""Maps AWS's types to Python types of JSON values. The encoding of timestamps and blobs depends on the protocol."""
+"""Maps AWS types to Python types of JSON values. The encoding of timestamps and blobs depends on the protocol."""
 
 
 def _violations(shape: Any, value: Any, at: str) -> Iterator[str]:

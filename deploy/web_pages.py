@@ -1,4 +1,4 @@
-"""Detection of web pages that arrive instead of AWS's responses, from a proxy, a load balancer or a login page."""
+"""Detect web pages that arrive instead of AWS responses, from a proxy, a load balancer or a login page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TITLE = re.compile(r"<title[^>]*>([^<]*)<", re.IGNORECASE)
 
 
 class WebPage(BotoCoreError):  # type: ignore[misc]
-    """The error for a web page that arrived instead of AWS's response."""
+    """The error for a web page that arrived instead of an AWS response."""
 
     fmt = "{operation}: HTTP {status}: got a web page{title} instead of AWS's response (from a proxy or a login page?)"
 

@@ -1,1 +1,1 @@
-"""Write a specification for an endpoint that another tool created. Nothing in AWS is changed."""
+"""Write a specification for an endpoint that another tool created. It changes nothing in AWS."""

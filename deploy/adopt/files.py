@@ -32,7 +32,7 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
     """Read a model's configuration from a file.
 
     Args:
-        number: which of a job's recommendations to read, counted from 1.
+        number: 1-based number of the recommendation to read from a job.
         region: region to use if the file does not name a region.
 
     Raises:
@@ -70,7 +70,10 @@ def _json(path: Path) -> Content:
 
 
 def _parts(content: Content, file: str, number: int, region: str) -> Source:
-    """Read Endpoint, EndpointConfig, Model or Models, and Components, each as described or requested, and Tags."""
+    """Read a file with the fields Endpoint, EndpointConfig, Model or Models, Components and Tags.
+
+    Each part of the endpoint is the response of a Describe call or the request of a Create call.
+    """
     if unknown := sorted(content.keys() - _PARTS):
         raise SpecError(f"{file}: unknown fields: {', '.join(unknown)}", f"Known fields: {', '.join(sorted(_PARTS))}.")
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
@@ -100,7 +103,7 @@ _PARTS = {"Endpoint", "EndpointConfig", "Model", "Models", "Components", "Tags"}
 
 
 def _tags(*requests: Content) -> dict[str, str]:
-    """Join the tags of requests; later tags override earlier tags."""
+    """Merge the tags of several requests. Later tags override earlier tags."""
     return {str(tag["Key"]): str(tag["Value"]) for request in requests for tag in request.get("Tags", ())}
 
 
@@ -185,12 +188,12 @@ def _of_job(content: Content, arn: str, origin: str, fields: Content, model: Con
 
 
 def _source(content: Content, arn: str, origin: str, config: Content, model: Content) -> Source:
-    """Return a source with one model, in the region that the content's ARN names."""
+    """Return a source with one model, in the region from the content's ARN."""
     return Source("", origin, _region(str(content.get(arn, ""))), config=config, models={"": model})
 
 
 def _hub_content(content: Content, file: str, number: int, region: str) -> Source:
-    """Read the response of DescribeHubContent, whose document is a JSON string."""
+    """Read the response of DescribeHubContent, in which the document is a JSON string."""
     try:
         document = json.loads(content["HubContentDocument"])
     except (ValueError, TypeError, RecursionError) as error:

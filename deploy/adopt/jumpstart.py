@@ -14,7 +14,7 @@ from deploy.resolve.instances import find
 from deploy.resources.resource import merged
 
 _IMAGES: Mapping[str, str] = table("containers")["images_of_jumpstart"]
-"""Maps each framework of the SDK to its image, for documents that name no image."""
+"""Maps each framework of the SDK to its image, for documents that do not name an image."""
 
 _ONE_MODEL = ("model_id", "url", "version", "gated_bucket")  # fields that a configuration does not override
 
@@ -46,7 +46,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
 
     Raises:
         SpecError: a field has the wrong type, or the region is needed but unknown.
-        Refused: the document names no image, or the model is in a Marketplace package.
+        Refused: the document does not name an image, or the model is in a Marketplace package.
     """
     fields = _chosen(_section(content, file, "document"), file)
     if fields.get("hosting_model_package_arns"):  # the SDK prefers the package to an image
@@ -102,7 +102,7 @@ def _notes(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def prefix_data(uri: str) -> dict[str, Any]:
-    """Return a container's field ModelDataSource for uncompressed model data under an S3 prefix."""
+    """Return the ModelDataSource field of a container for uncompressed model data under an S3 prefix."""
     data = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
     return {"ModelDataSource": {"S3DataSource": data}}
 
@@ -120,14 +120,14 @@ def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
 
 
 def _ranked(fields: Mapping[str, Any], configs: Mapping[str, Any], file: str) -> list[str]:
-    """Return the names of configurations in the order of the document's ranking."""
+    """Return the configuration names in the order in which the document ranks them."""
     path = "inference_config_rankings"
     ranking = _section(_map(fields, file, path).get("overall"), file, path)
     return [name for name in map(str, listed(ranking.get("rankings"), file, "rankings")) if name in configs]
 
 
 def _special(variants: Mapping[str, Any], kind: str, file: str) -> Iterator[dict[str, Any]]:
-    """Yield the document's settings for the instance type, then for its family."""
+    """Yield the document's settings for the instance type, followed by those for its family."""
     variant_map = _map(variants, file, "variants")
     for name in (kind, kind.removeprefix("ml.").partition(".")[0]):
         yield _section(variant_map.get(name), file, f"variants.{name}")
@@ -173,7 +173,10 @@ def _environment(fields: Mapping[str, Any], special: list[dict[str, Any]], file:
 
 
 def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str) -> str:
-    """Return the URI of the weights, or "" if there are none. Prepacked artifacts, which have a script, come first."""
+    """Return the URI of the weights, or "" if there are none.
+
+    Prepacked artifacts, which include a script, take precedence.
+    """
     has_it = any(fields.get(f"hosting_prepacked_artifact_{what}") for what in ("key", "uri"))
     is_prepacked = has_it or not fields.get("hosting_use_script_uri", True)
     kinds = ("prepacked_artifact", "artifact") if is_prepacked else ("artifact",)

@@ -1,4 +1,4 @@
-"""Read an endpoint from AWS, with only the Describe, List and GetObject calls that `reading_policy` allows."""
+"""Read an endpoint from AWS, using only the Describe, List and GetObject calls that `reading_policy` allows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Source:
     """The parts of an endpoint, each with the fields of AWS's Describe responses.
 
     Attributes:
-        name: name of the endpoint, or "" if the source is a file that names no endpoint.
-        origin: phrase for the specification's first line that says where the settings come from.
+        name: name of the endpoint, or "" if the source is a file that does not name an endpoint.
+        origin: phrase in the first line of the specification that says where the settings come from.
         region: region of the endpoint, or "" if it is unknown.
         endpoint: response of DescribeEndpoint, or {} if there is no endpoint.
         config: response of DescribeEndpointConfig, or arguments of CreateEndpointConfig.
@@ -55,16 +55,16 @@ class Source:
 
     @property
     def own_tags(self) -> dict[str, str]:
-        """Return the tags that neither AWS nor lmi deploy sets."""
+        """Return the tags that were set neither by AWS nor by lmi deploy."""
         return {key: tag for key, tag in self.tags.items() if not key.lower().startswith(("aws:", "lmi:"))}
 
     def instances(self, variant: str | None) -> Any:
-        """Return a variant's desired number of instances, or None if the endpoint has no such variant."""
+        """Return the desired number of instances of a variant, or None if the endpoint has no such variant."""
         variants = {item["VariantName"]: item for item in self.endpoint.get("ProductionVariants", ())}
         return variants.get(variant, {}).get("DesiredInstanceCount")
 
     def model(self, name: str) -> Json:
-        """Return the model with this name, or the source's only model whatever its name."""
+        """Return the model with this name. If the source has only one model, its name does not matter."""
         model = self.models.get(name) or (next(iter(self.models.values())) if len(self.models) == 1 else None)
         if model is None:
             raise Refused(f"the model {name} was not found", "Pass its CreateModel request with --file.")
@@ -75,7 +75,7 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
     """Return the only container of a model.
 
     Raises:
-        Refused: the model has no container or several, loads many models by name, or is a model package.
+        Refused: the model does not have exactly one container, is multi-model, or refers to a model package.
     """
     candidates = containers(model)
     whose = f"model {name}" if name else "the model"
@@ -115,7 +115,7 @@ _URL = re.compile(r"https://(?:([^/]+)\.)?s3(?:[.-](?:dualstack\.)?[a-z0-9-]+)?\
 
 
 def _in_s3(url: str) -> str:
-    """Return the s3:// URI of an https URL of S3, in virtual-hosted or path style. Other URLs are left unchanged."""
+    """Return the s3:// URI of an https URL of S3, in virtual-hosted or path style. Return other URLs unchanged."""
     if (match := _URL.fullmatch(url)) is None:
         return url
     return f"s3://{'/'.join(urllib.parse.unquote(part) for part in match.groups() if part)}"
@@ -198,7 +198,7 @@ _PARTS = {"EndpointConfig": "endpoint-config", "Model": "model", "InferenceCompo
 
 
 def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
-    """Return the IAM policy for adopting the endpoint, which allows only reading.
+    """Return the read-only IAM policy for adopting the endpoint.
 
     It covers all configurations, models, components and archives, because their names are not known in advance.
     """

@@ -67,15 +67,15 @@ def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> d
 
 @dataclass(frozen=True)
 class Wishes:
-    """The user's own settings, which take precedence over the endpoint's.
+    """The user's own settings, which take precedence over those of the endpoint.
 
     Attributes:
-        name: name of the deployment, or None for the endpoint's name.
+        name: name of the deployment, or None to use the endpoint name.
         region: region of the deployment, or None for the source's region.
-        role: the ARN of the execution role, or None for the endpoint's role.
+        role: ARN of the execution role, or None to use the endpoint's role.
         image: image to deploy, as `{"uri": ...}` or `{"repository": ...}`.
         model: model ID on the hub or S3 prefix, or None for the container's model.
-        token_secret: the ARN of the secret with the hub's token, or None.
+        token_secret: ARN of the secret that contains the hub token, or None.
         container: kind of the serving container, or None to derive it from its image.
         variant: name of the production variant to adopt, which is needed only if there are several.
     """
@@ -92,10 +92,10 @@ class Wishes:
 
 @dataclass
 class Adopted:
-    """A specification and the comments on it.
+    """A specification and its comments.
 
     Attributes:
-        content: fields of the specification, in the order in which they are written.
+        content: fields of the specification, in the order of the file.
         head: phrases for the comments at the top of the file.
         unmapped: pairs `(field or NAME=value, reason)` for settings that cannot be mapped.
         idle: pairs of the same form for settings that have no effect here.
@@ -124,7 +124,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     """Return the specification of an endpoint.
 
     Raises:
-        Refused: the endpoint's owner, container or configuration does not allow adoption.
+        Refused: the endpoint cannot be adopted because of its owner, container or configuration.
         SpecError: a required setting, such as the name or the role, is neither in the source nor in `wishes`, or the
             result would not be a valid specification.
     """
@@ -173,8 +173,8 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
     """Return the production variant to adopt.
 
     Raises:
-        Refused: the endpoint has several variants and `wishes` does not name both a variant and another endpoint,
-            the variant does not exist, or it is serverless.
+        Refused: the variant does not exist or is serverless, or the endpoint has several variants and `wishes` does
+            not name both a variant and another endpoint.
     """
     variants = source.config.get("ProductionVariants", ())
     names = [str(item.get("VariantName")) for item in variants]
@@ -196,7 +196,7 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
 
 
 class Served(NamedTuple):
-    """A serving container: the name of its component ("" without components), its fields, and its model."""
+    """A serving container: the name of its component ("" if there are no components), its fields, and its model."""
 
     component: str
     container: dict[str, Any]
@@ -212,7 +212,7 @@ class Reading(NamedTuple):
 
 
 def _served(source: Source, variant: Json) -> list[Served]:
-    """Return the first serving container, and the further serving containers that differ from it.
+    """Return the first serving container, followed by those that differ from it.
 
     Raises:
         Refused: the endpoint serves no model, its container is not supported, or a component has a separate
@@ -282,7 +282,7 @@ def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
 
 
 def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) -> dict[str, Any]:
-    """Return a component's own model, options and environment, which replace the top level's."""
+    """Return a component's own model, options and environment, which replace those at the top level."""
     if wishes.model is not None:
         raise SpecError(
             "--model applies only to an endpoint with one model",
@@ -309,7 +309,7 @@ def _of_component(name: str, notes: Sequence[tuple[str, str]]) -> list[tuple[str
 
 
 def _override(own: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from the top level's. A setting that only the top level has becomes None."""
+    """Return the settings that differ from those at the top level. Settings that only the top level has are None."""
     return {key: own.get(key) for key in (*own, *whole) if own.get(key) != whole.get(key)}
 
 
@@ -321,7 +321,7 @@ def _role(source: Source, model: Json, wishes: Wishes) -> str:
 
 
 def _stays(model_id: str) -> bool:
-    """Return whether the model ID refers to the model data that SageMaker mounts, and not to another model."""
+    """Return whether the model ID refers to the model data that SageMaker mounts, rather than to another model."""
     return not model_id or model_id.startswith("/")
 
 
@@ -430,7 +430,7 @@ def _instance(result: Adopted, source: Source, variant: Json) -> dict[str, Any]:
 
 
 def _times(source: Source, variant: Json) -> dict[str, int]:
-    """Return the timeouts that the source sets. The others are derived later from the model's size."""
+    """Return the timeouts that the source sets. The others are derived later from the model size."""
     parameters = [component.get("Specification", {}).get("StartupParameters", {}) for component in source.bases]
     times: dict[str, int] = {}
     for name, field_name in (

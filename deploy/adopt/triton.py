@@ -1,4 +1,4 @@
-"""Read a Triton model repository, whose backend and parameters decide the engine and its options."""
+"""Read a Triton model repository, whose backend and parameters determine the engine and its options."""
 
 from __future__ import annotations
 

@@ -40,11 +40,11 @@ class Container(NamedTuple):
     """The kind and release of a serving container.
 
     Attributes:
-        kind: one of `lmi`, `tgi`, `triton`, `vllm` and `ours`.
+        kind: `lmi`, `tgi`, `triton`, `vllm` or `ours`.
         engine: engine that the container's variables configure.
         release: release of TGI, or the nearest known release of LMI such as `0.36`, or "" if the tag has no release.
         tagged_release: release as written in the tag.
-        repository: settings of Triton's model repository, as variables.
+        repository: settings from the Triton model repository, as variables.
     """
 
     kind: str
@@ -69,7 +69,7 @@ def container_kind(image: str, override: str | None) -> Container:
     """Return the kind and release of the container in an image.
 
     Args:
-        override: the user's kind, or None to derive it from the image's name.
+        override: kind that the user specified, or None to derive it from the image name.
 
     Raises:
         Refused: the container is not supported.
@@ -89,7 +89,7 @@ def container_kind(image: str, override: str | None) -> Container:
 
 
 def _kind(repository: str) -> str | None:
-    """Return the kind of the container in an image's repository, or None if it is unknown."""
+    """Return the kind of the container in an image repository, or None if it is unknown."""
     kinds = _CONTAINERS["kinds"].items()
     return next((kind for kind, entry in kinds if re.search(entry["repository"], repository)), None)
 
@@ -100,11 +100,11 @@ _MODEL_ID = "option.model_id"
 _LENGTH = "option.max_model_len"
 _ASYNC = "option.async_mode"
 _DEGREES = {f"option.{name}" for name in ("tensor_parallel_degree", "tensor_parallel_size", *STAGES, *CONTEXTS)}
-"""Options that decide how many GPUs a model uses."""
+"""Options that determine how many GPUs a model uses."""
 
 _OF_OTHERS: Mapping[str, str] = {**_CONTAINERS["of_sdk"], **IDLE}
-"""Variables of SageMaker's SDK, JumpStart and their toolkits, and parameters of Triton's backends, with the reason why
-they have no effect here.
+"""Maps each variable of SageMaker's SDK, JumpStart or their toolkits, and each parameter of Triton's backends, to the
+reason why it has no effect here.
 """
 
 _READERS = {"OPTION_": "lmi", "SERVING_": "lmi", SM_VLLM: "vllm"}
@@ -122,10 +122,10 @@ class Variables:
         context: value of `model.context`, or None if no variable sets it.
         unmapped: pairs `(NAME=value, reason)` for variables that cannot be mapped.
         idle: pairs of the same form for variables that have no effect here.
-        defaults: pairs `(setting, origin)` for defaults of the container, where no variable sets the setting.
+        defaults: pairs `(setting, origin)` for the container's defaults of settings that no variable sets.
         hub_token: names of the variables that contain a token of the Hugging Face hub.
         origins: maps each option to the name of the variable that sets it.
-        keys: values of the options that variables set, as strings, by the option's key.
+        keys: values of the options that variables set, as strings, by option key.
     """
 
     options: dict[str, Value] = field(default_factory=dict)
@@ -299,7 +299,7 @@ def _as_it_is(result: Variables, name: str, value: str, engine: str) -> None:
 
 
 def _own(result: Variables, origin: str, raw: str, key: str, value: str, engine: str) -> None:
-    """Classify the option that a variable sets, by how this project's image would treat it."""
+    """Classify the option that a variable sets, according to how this project's image would treat it."""
     name = key.removeprefix("option.")
     if origin.startswith("SERVING_") and key in SERVER_ENVIRONMENT:
         result.idle.append((shown(origin, raw), "only DJL Serving's Java side reads it"))

@@ -160,7 +160,7 @@ def _model(spec: Spec, decision: Decision, job_tags: list[dict[str, str]], *, al
 
 
 def _fetches(decision: Decision) -> bool:
-    """Return whether the container downloads the model data from S3. Archives are unpacked by SageMaker instead."""
+    """Return whether the container downloads the model data from S3. SageMaker unpacks archives itself."""
     return decision.model_data is not None and not decision.model_data.endswith(ARCHIVE)
 
 
@@ -200,10 +200,10 @@ class Input(NamedTuple):
 
 
 def checks(aws: Aws, spec: Spec, decision: Decision) -> list[Check]:
-    """Check a job's input, output and quota. A missing read permission is only a warning.
+    """Check a job's input, output and quota. A missing read permission results only in a warning.
 
     Raises:
-        BotoCoreError: there is no connection to AWS.
+        BotoCoreError: AWS is unreachable.
     """
     usage = f"{decision.instance_type} for transform job usage"
     count = spec.instance.count
@@ -215,7 +215,7 @@ def checks(aws: Aws, spec: Spec, decision: Decision) -> list[Check]:
 
 
 def inputs(aws: Aws, uri: str) -> list[Input]:
-    """List the objects that a job reads, which are all objects whose key begins with the URI's key."""
+    """List the objects that a job reads: all objects whose key begins with the key in the URI."""
     bucket, key = bucket_and_key(uri)
     objects = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=key)
     return [Input(item["Key"], item["Size"]) for item in objects]
@@ -242,7 +242,7 @@ def _input(aws: Aws, spec: Spec) -> Iterator[Check]:
 
 
 def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterator[Check]:
-    """Check objects for lines above the size limit. At most `_MOST_READ` bytes are read in total."""
+    """Check objects for lines that exceed the size limit. At most `_MOST_READ` bytes are read in total."""
     maximum = amounts(spec)[1] * _MB
     left, unread = _MOST_READ, 0
     for item in there:
@@ -265,7 +265,7 @@ def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterato
 
 
 def too_long(chunks: Iterable[bytes], maximum: int) -> int | None:
-    """Return the 1-based index of the first line that exceeds `maximum` bytes with its newline, or None."""
+    """Return the 1-based index of the first line that exceeds `maximum` bytes, including its newline, or None."""
     number, length = 1, 0
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
@@ -302,7 +302,7 @@ def outputs(aws: Aws, uri: str, since: Any = None) -> list[str]:
     """Return the URIs of the outputs (`*.out`) under an S3 URI.
 
     Args:
-        since: omit outputs that were last modified before this time; None for all outputs.
+        since: omit outputs that were last modified before this time. None includes all outputs.
     """
     bucket, key = bucket_and_key(uri)
     folder = f"{key.rstrip('/')}/" if key else ""

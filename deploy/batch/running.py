@@ -32,7 +32,7 @@ def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
     """Refuse a job if another running job of the deployment writes to the same output.
 
     Raises:
-        Refused: such a job exists. The message names it.
+        Refused: another job writes to the same output. The message names it.
     """
     output = job.request["TransformOutput"]["S3OutputPath"].rstrip("/")
     for status in _RUNNING:
@@ -47,7 +47,7 @@ def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
 
 
 def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
-    """Create the job's model unless it exists; return whether it was created.
+    """Create the job's model unless it exists, and return whether it was created.
 
     Raises:
         Refused: a model with that name belongs to another owner.
@@ -59,7 +59,7 @@ def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
 
 
 def name_of(aws: Aws, job: BatchJob) -> str:
-    """Return a name for the job, with the next free number at its end.
+    """Return a name for the job that ends in the next free number.
 
     If two jobs are created at the same time, they get the same name, and AWS accepts only one of them.
     """
@@ -112,7 +112,7 @@ def wait(aws: Aws, name: str, report: Report) -> list[str]:
     """Wait until a job ends, and return the URIs of its outputs.
 
     Raises:
-        Failed: the job failed or was stopped. The advice contains the end of the log and the outputs so far.
+        Failed: the job failed or was stopped. The advice contains the end of the log and the outputs written so far.
         NotThere: the job does not exist.
     """
     total: int | None = None

@@ -31,7 +31,7 @@ _SHORT = {
     "instance-type": ("instance.type", "SageMaker instance type, or auto"),
     "count": ("instance.count", "number of instances"),
 }
-"""Maps each short flag for a common setting to the field of the specification and its meaning."""
+"""Maps the short flag of each common setting to its field in the specification and its description."""
 
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +160,7 @@ def predictor_of(arguments: argparse.Namespace, **more: Any) -> Predictor:
 
 
 def body_of(arguments: argparse.Namespace) -> Any:
-    """Return the request's body.
+    """Return the request body.
 
     Raises:
         DeployError: the arguments contradict each other, or a file cannot be read.

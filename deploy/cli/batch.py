@@ -71,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace) -> list[str]:
-    """Return the values of flags such as --input as settings of the section `batch`, each as NAME=VALUE."""
+    """Return the values of flags such as --input as settings of the `batch` section, each as NAME=VALUE."""
     return [f"batch.{name}={value}" for name in _SETTINGS if (value := getattr(arguments, name)) is not None]
 
 

@@ -85,7 +85,7 @@ def _remove(name: str, spec: Spec | None, console: Console, arguments: argparse.
 
 
 def _print_removal(console: Console, planned: Plan, nothing: str) -> None:
-    """Print what will be deleted, or else the text `nothing`, and what is kept."""
+    """Print what will be deleted and what will be kept. If nothing will be deleted, print the message `nothing`."""
     if planned.actions:
         print_plan(console, planned, whole=False)
     else:

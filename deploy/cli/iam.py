@@ -64,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _print(documents: dict[str, Policy], who: str | None) -> int:
-    """Print all policies, or only the policy or part `who`. Policies that exceed AWS's limit are split into parts."""
+    """Print all policies, or only the policy or part `who`. Policies that exceed the AWS limit are split into parts."""
     printed: dict[str, Policy] = {}
     for party, document in documents.items():
         pieces = parts(document)

@@ -151,7 +151,7 @@ def _command(conversation: Conversation, line: str) -> bool:
 
 
 def _answer(conversation: Conversation, line: str, terminal: bool) -> None:
-    """Print the response to a message. Raises RequestFailed if there is no user on a terminal who can try again."""
+    """Print the response to a message. Raises RequestFailed unless a user at a terminal can try again."""
     answer = conversation.ask(line)
     try:
         for piece in answer:

@@ -78,7 +78,7 @@ def emulated(arguments: argparse.Namespace, plan: Plan) -> Plan:
 
 
 def run_emulation(arguments: argparse.Namespace, plan: Plan, report: Callable[[str], None]) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit status."""
+    """Serve until SIGINT or SIGTERM, and return the exit status."""
     from deploy.emulator.account import ContainerLog, account, variables
 
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # urllib3 logs every connection that it discards

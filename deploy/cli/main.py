@@ -36,7 +36,7 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "local": local.add,
     "schema": plan.add_schema,
 }
-"""Commands in the order of the help, each with the function that adds its parser and sets `run`."""
+"""Maps each command, in the order of the help, to the function that adds its parser and sets `run`."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:

@@ -91,7 +91,7 @@ def _print(
 
     Args:
         checks: results of the preflight checks, or () if AWS was not called.
-        reason: why AWS was not called, or None if it was called.
+        reason: reason why AWS was not called, or None if it was called.
     """
     decision, resolution = preparation.decision, preparation.resolution
     warnings = [*preparation.warnings, *comparison.warnings]

@@ -1,4 +1,4 @@
-"""Output of tables, plans, progress and generated text, in colour on a terminal and as plain lines elsewhere."""
+"""Print tables, plans, progress and generated text, in colour on a terminal and as plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _NARROW = 140  # terminal width in characters; on narrower terminals, notes are 
 def print_noted(
     console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str, caption: str | None = None
 ) -> None:
-    """Print a table with many columns, the last of which contains notes."""
+    """Print a table with many columns. The last column contains notes."""
     rows = [*rows]
     if console.width >= _NARROW:
         return console.print(table(columns, rows, title=title, caption=caption))
@@ -79,7 +79,7 @@ def print_noted(
 
 
 def confirm(question: str, *, yes: bool, needed: bool) -> bool:
-    """Ask the user to confirm on the terminal, and return whether to go on.
+    """Ask the user to confirm on the terminal, and return whether to continue.
 
     Args:
         yes: whether `--yes` is set, so that the user is not asked.
@@ -134,7 +134,7 @@ _NAMES = {"accelerators": "GPUs", "memory_mb": "MB of memory", "cpus": "CPU core
 
 
 def print_sums(console: Console, sums: Sums) -> None:
-    """Print a table with each component's resources, and below it the sum for all first copies."""
+    """Print a table of the resources of each component, followed by the sum for all initial copies."""
     title = "Components (GPUs and MB per copy, GiB per GPU)"
     print_noted(console, _COLUMNS, map(_row, sums.placed), title=title)
     say(console, _sum(sums))
@@ -198,7 +198,7 @@ _LONG = 100  # maximum number of characters to print of a changed value
 
 
 def print_plan(console: Console, plan: Plan, *, whole: bool = True) -> None:
-    """Print each action and its changes, and with `whole` also its request."""
+    """Print each action and its changes. With `whole`, also print its request."""
     for action in plan.actions:
         _print_action(console, action, whole)
     say(console, summary(plan), "bold")

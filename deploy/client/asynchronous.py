@@ -19,7 +19,7 @@ _FIRST, _LONGEST = 0.5, 10.0  # seconds between two polls
 
 
 class AsyncAnswer:
-    """The response of an asynchronous request, which SageMaker will write to S3.
+    """The response to an asynchronous request, which SageMaker will write to S3.
 
     Args:
         response: response of InvokeEndpointAsync.

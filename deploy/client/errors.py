@@ -1,4 +1,4 @@
-"""Errors of a request, grouped by what the caller can do about them.
+"""Errors of requests, grouped by what the caller can do about them.
 
     RequestFailed                any of the errors below; all are `DeployError`s, which the command line prints
     ├── NotStarted               nothing was computed, so the request may be retried (`runtime.py` does)
@@ -56,7 +56,7 @@ class RequestFailed(DeployError):
 
     Attributes:
         original_status: status that the container sent, None if it is unknown, or 0 if the container sent none.
-        log_stream: the ARN of the container's log stream, or None if it is unknown.
+        log_stream: the ARN of the container log stream, or None if it is unknown.
         request_id: the ID of the request, which AWS support asks for, or None if it is unknown.
         arrived: events of the stream before the failure, in order.
     """
@@ -228,7 +228,7 @@ def _from_container(response: dict[str, Any], message: str) -> RequestFailed:
 
 
 def _body(text: str) -> tuple[str, str]:
-    """Return the message and the type in an error body of TGI's or OpenAI's schema, or the body and ""."""
+    """Return the message and the type from an error body in TGI's or OpenAI's schema, or else the body and ""."""
     try:
         body = json.loads(text.removeprefix("data:"))  # the body is an event of a stream
     except ValueError:

@@ -64,7 +64,7 @@ class Session:
     """A stateful session, which `Predictor.session()` opens and the `with` statement closes.
 
     Requests whose body has the `requestType` NEW_SESSION or CLOSE open and close a session. All other requests of the
-    session have its ID in a header.
+    session send its ID in a header.
 
     Attributes:
         id: the ID that the container assigned to the session, or "" after the session was closed.
@@ -122,7 +122,7 @@ class Session:
 
 
 def _expiry(text: str) -> datetime.datetime | None:
-    """Parse an attribute such as `Expires=2026-11-20T00:00:00Z`, and return None for any other attribute."""
+    """Parse an attribute such as `Expires=2026-11-20T00:00:00Z`, or return None for any other attribute."""
     name, _, value = text.strip().partition("=")
     if name.lower() != "expires":
         return None
@@ -168,9 +168,9 @@ class Predictor:
 
     Args:
         endpoint_name: name of the endpoint, or of an inference router.
-        region: region of the endpoint, or None for boto3's setting.
+        region: region of the endpoint, or None to use boto3's setting.
         component: inference component to call, or None if the endpoint has at most one component.
-        adapter: name of an adapter's component to call, instead of `component`.
+        adapter: name of an adapter component to call, instead of `component`.
         routing_target: routing target to call, if `endpoint_name` is an inference router.
         connection: further settings; see `Connection`.
 
@@ -209,13 +209,13 @@ class Predictor:
         return self.runtime.endpoint_name
 
     def predict(self, data: Any, initial_args: Mapping[str, Any] | None = None, **options: Unpack[Options]) -> Any:
-        """Return the whole response, deserialized. SageMaker waits 60 s for it.
+        """Return the whole response, deserialized. SageMaker waits up to 60 s for it.
 
         Args:
             initial_args: further arguments for boto3's `invoke_endpoint`.
 
         Raises:
-            RequestFailed: the request failed; see `errors.py`. The other methods raise it, too.
+            RequestFailed: the request failed; see `errors.py`. The other methods also raise it.
         """
         request = self._request(data, initial_args, options)
         request.setdefault("Accept", ", ".join(self.deserializer.ACCEPT))
@@ -225,7 +225,7 @@ class Predictor:
     def predict_stream(
         self, data: Any, initial_args: Mapping[str, Any] | None = None, **options: Unpack[Options]
     ) -> Stream:
-        """Return the response as a stream. SageMaker waits 8 min for its end.
+        """Return the response as a stream. SageMaker waits up to 8 min for the stream to end.
 
         If the body has `inputs`, `messages`, `prompt` or `text_input` but not `stream`, then `stream` is added.
         """
@@ -286,7 +286,7 @@ class Predictor:
         """Send an asynchronous request.
 
         Args:
-            data: body of the request, which may have up to 128,000 bytes without `upload`.
+            data: request body. Unless `upload` is set, it may have up to 128,000 bytes.
             input_location: the URI of an S3 object that contains the body, instead of `data`.
             upload: the URI, s3://BUCKET/KEY, to which `data` is uploaded first.
         """
@@ -334,7 +334,7 @@ class Conversation:
         parameters: parameters of every request, such as `max_tokens` and `temperature`.
 
     Attributes:
-        turns: messages of the user and the model, in OpenAI's format.
+        turns: messages from the user and the model, in OpenAI's format.
     """
 
     def __init__(self, predictor: Predictor, system: str = "", parameters: Mapping[str, Any] | None = None) -> None:
@@ -354,8 +354,8 @@ class Conversation:
     def ask(self, text: str) -> Iterator[str]:
         """Send a message, and yield the pieces of the reply as they arrive.
 
-        If the caller stops early, the conversation keeps the part that has arrived. After a failure, it keeps neither
-        the message nor the reply, so that the user can ask again.
+        If the caller stops early, the part that has arrived is added to the conversation. After a failure, neither
+        the message nor the reply is added, so that the user can ask again.
 
         Raises:
             RequestFailed: the request failed.

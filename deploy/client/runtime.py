@@ -1,4 +1,4 @@
-"""Call one endpoint through SageMaker Runtime, with timeouts, retries and errors, whatever the body's schema."""
+"""Call one endpoint through SageMaker Runtime, with timeouts, retries and typed errors, for any body schema."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ _ANY_REGION = "us-east-1"
 def boto_session(region: str | None = None, endpoint_url: str | None = None) -> Any:
     """Return a boto3 session.
 
-    If `endpoint_url` is an emulator on this machine, a missing region and missing credentials are filled in, because
-    the emulator accepts any signature.
+    If `endpoint_url` refers to an emulator on this machine, a missing region and missing credentials are filled in,
+    because the emulator accepts any signature.
     """
     session = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
     if endpoint_url is None or urlsplit(endpoint_url).hostname not in _LOOPBACK:
@@ -62,7 +62,7 @@ def runtime_client(
     """Return a boto3 client for SageMaker Runtime without retries, as a retry would start another generation.
 
     Args:
-        service: boto3's name of the service, which differs for inference routers.
+        service: boto3's name for the service, which differs for inference routers.
         config: further arguments for botocore's `Config`.
     """
     once = {"total_max_attempts": 1, "mode": "standard"}
@@ -79,7 +79,7 @@ def only_component(session: Any, region: str, endpoint_name: str) -> str:
     This calls ListInferenceComponents, and also DescribeInferenceComponent if there are several components.
 
     Raises:
-        NotSent: the endpoint has no component or several.
+        NotSent: the endpoint has no component, or has several.
         RequestFailed: the components cannot be listed.
     """
     client = web_pages.refused(session.client("sagemaker", region_name=region))
@@ -139,7 +139,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Patience:
-    """Time limits of retries, in seconds from the first attempt.
+    """Time limits for retries, in seconds from the first attempt.
 
     Attributes:
         busy: limit while requests are throttled, the model is not ready, or there is no connection.
@@ -175,7 +175,7 @@ def with_retries(
         report: function that is called before each pause, with the error and the pause in seconds.
 
     Raises:
-        NotStarted: the time limit has passed. This is the error of the last attempt.
+        NotStarted: the time limit has passed. This is the error from the last attempt.
         RequestFailed: `attempt` raised any other error, which is not retried.
     """
     started, pause = clock(), patience.first
@@ -195,8 +195,8 @@ def with_retries(
 
 WARN_BYTES = 6 * 1024 * 1024
 MAX_BYTES = 25 * 1024 * 1024
-"""Maximum size of a request body. AWS's documentation states 25 MB, but the API's model only 6 MiB (`WARN_BYTES`).
-The client warns if a body exceeds the model's limit, and raises an error if it exceeds 25 MiB."""
+"""Maximum size of a request body. AWS's documentation states 25 MB, but the API model states 6 MiB (`WARN_BYTES`).
+The client warns if a body exceeds the limit in the API model, and raises an error if it exceeds 25 MiB."""
 
 _T = TypeVar("_T")
 
@@ -234,11 +234,11 @@ class Connection(TypedDict, total=False):
 
 
 class Runtime:
-    """A thread-safe client of SageMaker Runtime for one endpoint.
+    """A thread-safe SageMaker Runtime client for one endpoint.
 
     Args:
         endpoint_name: name of the endpoint.
-        region: region of the endpoint, or None for boto3's setting.
+        region: region of the endpoint, or None to use boto3's setting.
         component: inference component or adapter to call, or None if the endpoint has at most one component.
         connection: further settings; see `Connection`.
 
@@ -279,7 +279,7 @@ class Runtime:
         """Call InvokeEndpoint, and return boto3's response with all bytes of the body as `Body`.
 
         Args:
-            request: boto3's arguments, except for the endpoint's name.
+            request: boto3's arguments, except for the endpoint name.
 
         Raises:
             RequestFailed: the request failed; see `errors.py`.
@@ -363,7 +363,7 @@ class Runtime:
 
 
 def check_size(body: bytes) -> None:
-    """Raise NotSent if the body exceeds SageMaker's maximum, and warn if it exceeds the limit of the API's model."""
+    """Raise NotSent if the body exceeds SageMaker's maximum, and warn if it exceeds the limit in the API model."""
     if len(body) > MAX_BYTES:
         raise NotSent(
             f"the body has {len(body):,} bytes, but SageMaker accepts at most {MAX_BYTES:,}",
@@ -389,10 +389,10 @@ _AHEAD = 300  # seconds before its expiry (at most half its lifetime) at which a
 
 
 def bearer_token(credentials: Any, region: str, seconds: int = LONGEST) -> str:
-    """Return a new bearer token for the OpenAI routes of the region's endpoints.
+    """Return a new bearer token for the OpenAI routes of the endpoints in a region.
 
     Args:
-        credentials: frozen credentials of botocore.
+        credentials: frozen botocore credentials.
         seconds: lifetime of the token, from 1 to 43200.
 
     Raises:
@@ -415,7 +415,7 @@ class BearerToken:
     """A source of bearer tokens, which reuses a token until shortly before it expires. Thread-safe.
 
     Args:
-        session: boto3 session. Its credentials are read at each call, as they may be temporary.
+        session: boto3 session. Its credentials are read on each call, as they may be temporary.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ Event: TypeAlias = Token | Finish | Raw
 
 
 def events_of(value: Any) -> list[Event]:
-    """Return the events in one JSON value. A value of an unknown schema becomes `Raw`.
+    """Return the events in one JSON value. A value of an unknown schema is returned as `Raw`.
 
     Raises:
         ModelFailed: the value reports a failure of the model.
@@ -111,7 +111,7 @@ def _events(value: Any) -> Iterator[Event]:
 
 
 def _line(value: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield the events of a line of LMI or TGI, whose schemas differ in the names of two fields."""
+    """Yield the events in a line from LMI or TGI, whose schemas differ in the names of two fields."""
     token = value["token"]
     tgi = "logprob" in token
     special = bool(token.get("special" if tgi else "special_token", False))
@@ -148,7 +148,7 @@ def _choice(choice: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[Eve
 
 
 def _logprob(logprobs: Any) -> float | None:
-    """Return the log-probability of a piece that consists of one token, or None."""
+    """Return the log-probability of a piece that consists of a single token, or None for any other piece."""
     match logprobs:
         case {"content": [{"logprob": float(value_)}]} | {"token_logprobs": [float(value_)]}:
             return value_
@@ -203,8 +203,8 @@ class Reader(Protocol):
 class JsonValues:
     """A reader of JSON values, which may be one per line, span several lines, or have no newlines between them.
 
-    An object or array ends with its last bracket, and any other value with its line. A value that is not JSON is
-    returned as text.
+    An object or array ends with its last bracket, and any other value ends with its line. A value that is not JSON
+    is returned as text.
     """
 
     def __init__(self) -> None:
@@ -258,7 +258,7 @@ class JsonValues:
 
 
 class ServerSentEvents:
-    """A reader of server-sent events, as in the HTML standard. Comments, which keep a connection open, are dropped."""
+    """A reader of server-sent events, as defined in the HTML standard. Comments, such as keep-alives, are dropped."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -313,7 +313,7 @@ class ServerSentEvents:
 
 
 class PlainText:
-    """A reader of plain text, which returns only complete characters."""
+    """A reader of plain text that returns only complete characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -361,7 +361,7 @@ def _parse(value: bytes) -> Any:
 class AnswerReader:
     """A reader that converts the bytes of a response to events.
 
-    How the bytes are split does not affect the events, except that plain text may be split differently.
+    The events do not depend on how the bytes are split, except that plain text may be split differently.
 
     Args:
         content_type: content type that the container sent, or "" if it is unknown.
@@ -438,13 +438,13 @@ class AnswerReader:
 
 
 class Stream:
-    """The events of a response as they arrive. It can be iterated once, on one thread.
+    """The events of a response as they arrive. A stream can be iterated only once, and only in one thread.
 
     Closing the stream early, with `close` or at the end of the `with` statement, closes the connection. This stops the
     generation if the container notices.
 
     Args:
-        parts: parts of the response's body.
+        parts: parts of the response body.
         close: function that closes the connection.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Apply a plan one call at a time, and wait for a resource before calls that depend on it.
+"""Apply a plan one call at a time, and wait for each resource before making calls that depend on it.
 
 `up` can be repeated after any interruption, as resources are found by name and tag (`live.py`). It first waits for
 resources that AWS is still changing.
@@ -44,8 +44,8 @@ def leftovers(
 ) -> tuple[Resource, ...]:
     """Return the resources to delete after a failure, in the order of deletion.
 
-    If no endpoint serves, these are all resources that this run created. Otherwise they are the failed resource, if
-    this run created it, and the models and configurations that this run created and that are not in use.
+    If no endpoint is serving, these are all resources that this run created. Otherwise, they are the failed resource,
+    if this run created it, and the unused models and configurations that this run created.
 
     Args:
         desired: all resources, in the order of their creation.
@@ -95,7 +95,7 @@ def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
 
 
 def _needed(keys: Collection[str], by_key: Mapping[str, Resource]) -> set[str]:
-    """Return `keys` and the keys of all resources that these resources need, directly or indirectly."""
+    """Return `keys` and the keys of all resources on which these resources depend, directly or indirectly."""
     needed: set[str] = set()
     waiting = [key for key in keys if key in by_key]
     while waiting:
@@ -118,7 +118,7 @@ class ApplyOptions:
 
     Attributes:
         say: function that is called with a line of text for each step.
-        report: function that is called at each poll.
+        report: function that is called on each poll.
         keep_failed: whether to keep resources that failed.
         every: seconds between two polls.
         limit: timeout in seconds for waiting for an endpoint or a component.
@@ -170,7 +170,7 @@ def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptio
 
     Raises:
         Failed: a resource failed. Resources that this run created for it are deleted, unless `keep_failed` is set or
-            they may still be used.
+            they may still be in use.
         DeployError, NotAllowed: a call to AWS failed. Resources are deleted in the same way.
     """
     run = Run() if run is None else run
@@ -185,7 +185,7 @@ def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptio
 
 
 class _Steps:
-    """An executor of a plan's actions, which keeps AWS's descriptions of the resources for later calls."""
+    """An executor of a plan's actions that stores AWS's descriptions of the resources for later calls."""
 
     def __init__(self, aws: Aws, plan: Plan, options: ApplyOptions, run: Run) -> None:
         self._aws, self._plan, self._options, self._run = aws, plan, options, run
@@ -277,7 +277,7 @@ class _Steps:
 
 
 def _may_still_change(aws: Aws, current: Action) -> bool:
-    """Return whether an update may be in progress or have taken effect, so that nothing that it needs may be deleted.
+    """Return whether an update may be in progress or complete. In that case, nothing that it needs may be deleted.
 
     AWS forbids deleting a configuration during an update to it, but does not always prevent it.
     """
@@ -304,7 +304,7 @@ def _models(component: Json) -> set[Any]:
 def _roll_back(
     aws: Aws, error: DeployError, plan: Plan, desired: Sequence[Resource], options: ApplyOptions, run: Run
 ) -> DeployError:
-    """Delete resources that the failed run leaves unused, and return the error with advice on what remains."""
+    """Delete the resources that are unused after the failed run, and return the error with advice on what remains."""
     failed = run.current.key if run.current is not None else ""
     coming = {action.key for action in plan.actions if action.verb in _MAKES and action.kind is Kind.ENDPOINT}
     removable = leftovers(desired, run.created, run.serving, failed, serves=coming <= run.serving)
@@ -322,7 +322,7 @@ def _roll_back(
 def _clean_up(
     aws: Aws, removable: Sequence[Resource], error: DeployError, options: ApplyOptions, run: Run
 ) -> Iterator[str]:
-    """Delete the resources, unless they may be in use or the user keeps them. Yield advice on resources that remain."""
+    """Delete the resources unless they may be in use or the user keeps them, and yield advice on those that remain."""
     names = ", ".join(item.key for item in removable)
     if removable and run.current is not None and _may_still_change(aws, run.current):
         yield (
@@ -359,7 +359,7 @@ def interruptible() -> Iterator[None]:
 
 
 def status_of(interrupt: KeyboardInterrupt) -> int:
-    """Return the exit status that shells use for a signal, which is 128 plus the signal's number."""
+    """Return the exit status that shells use for a signal, which is 128 plus the signal number."""
     return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 

@@ -25,9 +25,9 @@ class Calls:
     """The calls for one kind of resource.
 
     Attributes:
-        service: boto3's name of the service.
+        service: boto3's name for the service.
         create: method that creates a resource. If `update` is the same method, it also updates existing resources.
-        update: method that updates a resource, or None if AWS cannot update it, so that a new version must replace it.
+        update: method that updates a resource, or None if a new version must replace it because AWS cannot update it.
         describe: method that describes one resource or, if `list_field` is set, several.
         delete: method that deletes a resource.
         identity: fields that identify a resource in requests and responses. The last field is its name.
@@ -117,7 +117,7 @@ def is_duplicate(error: ClientError) -> bool:
 def call(
     aws: Aws, service: str, operation: str, request: Json, *, is_due: Callable[[], bool] = lambda: True
 ) -> dict[str, Any]:
-    """Call AWS, and retry for five minutes while another change is in progress or AWS throttles the calls.
+    """Call AWS, and retry for up to five minutes while another change is in progress or AWS throttles the calls.
 
     Args:
         is_due: function that is called before each attempt. If it returns False, `call` returns {} without calling AWS.
@@ -171,7 +171,7 @@ def removal(kind: Kind, which: Identity) -> tuple[str, dict[str, Any]]:
 
 
 def tags_of(aws: Aws, kind: Kind, description: Json) -> dict[str, str]:
-    """Return a resource's tags, which are read by the ARN in its description. A scaling policy has no tags."""
+    """Return a resource's tags, looked up by the ARN in its description. A scaling policy has no tags."""
     if kind is Kind.SCALING_POLICY:
         return {}
     arn = description[CALLS[kind].arn]
@@ -183,7 +183,7 @@ def tags_of(aws: Aws, kind: Kind, description: Json) -> dict[str, str]:
 
 
 def is_there(aws: Aws, kind: Kind, which: Identity, deployment: str) -> bool:
-    """Return whether the deployment has the resource, or False if it does not exist.
+    """Return whether the resource exists and belongs to the deployment.
 
     Raises:
         Refused: the resource has another owner.
@@ -233,7 +233,7 @@ def is_temporary(error: BotoCoreError | ClientError) -> bool:
 
 
 def why_unreachable(error: BotoCoreError | ClientError) -> str | None:
-    """Return a phrase that says why AWS cannot be called, or None if AWS itself returned the error."""
+    """Return a phrase that explains why AWS cannot be called, or None if AWS itself returned the error."""
     if isinstance(error, NOT_SIGNED_IN):
         return "no AWS credentials"
     if isinstance(error, ConnectionError | HTTPClientError | WebPage):

@@ -1,7 +1,7 @@
 """Find a deployment's existing resources in AWS, without changing anything.
 
-Resources are found by their desired names. Alarms and older versions of models and configurations are found by their
-name's prefix, components and scaling by their endpoint. Tags tell whether the deployment owns a resource.
+Resources are looked up by their desired names. Alarms and older versions of models and configurations are looked up by
+name prefix, and components and scaling are looked up by endpoint. Tags show whether the deployment owns a resource.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LiveResource:
 
     @property
     def status(self) -> str:
-        """Return AWS's status, or `InService` for kinds that have no status."""
+        """Return the status that AWS reports, or `InService` for kinds that have no status."""
         status = CALLS[self.kind].status
         return READY[0] if status is None else str(self.description[status])
 
@@ -88,7 +88,7 @@ class Live:
         deployment: name of the deployment in tags (`resources/resource.py`).
         resources: resources that the deployment owns or that have a desired name. The endpoint and its configuration
             are included even if they belong to another owner.
-        online: whether AWS was queried. If not, nothing is known to exist.
+        online: whether AWS was queried. If it was not, no existing resources are known.
         others: components on the same endpoint that the deployment does not own, including adapters.
         foreign_targets: scalable targets of the endpoint and its components that the deployment does not own.
     """
@@ -115,7 +115,7 @@ class Live:
 
     @property
     def busy(self) -> tuple[LiveResource, ...]:
-        """Return the deployment's resources that AWS is still changing, so that they cannot be updated now."""
+        """Return the deployment's resources that cannot be updated now because AWS is still changing them."""
         shared = self.of(Kind.ENDPOINT) if is_guest(self.deployment) else ()  # guests wait for the endpoint
         return tuple(item for item in (*self.owned, *shared, *self._beside) if item.busy)
 
@@ -163,7 +163,7 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
 
 
 class _Search:
-    """A search for the existing resources of a deployment, which reads each resource once.
+    """A search for the existing resources of a deployment that reads each resource only once.
 
     Args:
         desired: desired resources.
@@ -234,7 +234,7 @@ class _Search:
         return [specification for component in components for specification in specifications(component)]
 
     def find_alarms(self) -> None:
-        """Find the alarms by name, as a killed run may have left a component's alarm without the component."""
+        """Find the alarms by name, because after a killed run, an alarm may exist without its component."""
         owned = {"AlarmTypes": ["MetricAlarm"], "AlarmNamePrefix": scoped_name(self._own_name, "")}
         for alarm in pages(self._aws, "cloudwatch", "describe_alarms", "MetricAlarms", **owned):
             self._keep(Kind.ALARM, alarm)
@@ -277,7 +277,7 @@ def _tags(aws: Aws, kind: Kind, description: Json) -> Mapping[str, str] | None:
 
 
 def _before(aws: Aws, name: str) -> Iterator[tuple[Kind, Json]]:
-    """Yield the configuration that served before the shadow, if it exists, or only its name if reading is denied."""
+    """Yield the configuration in use before the shadow, if it exists, or only its name if reading it is denied."""
     try:
         config = show(aws, Kind.ENDPOINT_CONFIG, (name,))
     except ClientError as error:
@@ -289,9 +289,9 @@ def _before(aws: Aws, name: str) -> Iterator[tuple[Kind, Json]]:
 
 
 def _candidates(aws: Aws, deployment: str, endpoint: str) -> Iterator[tuple[Kind, str]]:
-    """Yield the models, configurations, endpoint and components that may belong to the deployment, judging by names.
+    """Yield the models, configurations, endpoint and components that may belong to the deployment, by their names.
 
-    Tags are not sufficient for that, as a user may have copied them to another resource.
+    Tags are not sufficient for this, as a user may have copied them to another resource.
     """
     for kind, operation, listed, versions in (
         (Kind.MODEL, "list_models", "Models", (deployment, batch_name(deployment))),
@@ -314,7 +314,7 @@ def current_version(resource: Resource, live: Live, desired: Sequence[Resource] 
     """Return the version of a model or configuration that is in use now, or None if there is none.
 
     Args:
-        desired: all desired resources, among them the components that will use a model.
+        desired: all desired resources, including the components that will use a model.
     """
     endpoint = live.endpoint
     if endpoint is None:
@@ -333,8 +333,8 @@ def outdated(desired: Sequence[Resource], live: Live, keep: int) -> list[LiveRes
     """Return the versions to delete: all but the `keep` newest configurations, and unused models.
 
     Serving and desired versions are always kept. While two versions serve side by side, no version is outdated, because
-    AWS names only one of the two. A version that a killed run created counts too.
-    With components, the newest unused models are kept too, as many as `keep - 1` versions have.
+    AWS names only one of the two. A version that a killed run created is also counted.
+    With components, the newest unused models are also kept, in the number that `keep - 1` versions have.
     """
     if live.endpoint is not None and live.endpoint.mixed:
         return []
@@ -361,7 +361,7 @@ def _retained_configs(
 def _unused_models(configs: Sequence[LiveResource], desired: Sequence[Resource], live: Live) -> list[LiveResource]:
     """Return the models, newest first, that are neither desired nor in any of the configurations.
 
-    Models of components do not count as used, because components are changed or deleted before any model.
+    Models of components are not considered used, because components are changed or deleted before any model.
     """
     used = {item.name for item in desired if item.kind is Kind.MODEL} | set(
         _models(item.description for item in configs)

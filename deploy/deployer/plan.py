@@ -1,7 +1,8 @@
 """Plan the calls that bring the resources in AWS to their desired state, without making any call.
 
-Failed resources, which AWS only allows to be deleted, are deleted first. Then resources are created and updated in the
-builders' order. At the end, resources that are no longer desired are deleted, in reverse order of creation.
+Failed resources are deleted first, because AWS allows no other operation on them. Then resources are created and
+updated in the order of the builders. Finally, resources that are no longer desired are deleted, in reverse order of
+creation.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _OPTIONAL = (
 _NONE_IF_OMITTED = ("AlarmActions", "OKActions", "InsufficientDataActions", *_OPTIONAL)
 _OF_ENDPOINT = ("EndpointName", "EndpointConfigName")
 _WHOLE = ("Environment", "Tags")
-"""Fields whose value is a map or a list to which AWS adds no entries of its own."""
+"""Fields whose value is a map or a list to which AWS does not add entries."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def differences(before: Json, after: Json) -> tuple[Difference, ...]:
 
 
 def desired_fields(resource: Resource) -> dict[str, Any]:
-    """Return the request's fields for comparison with `as_request`, omitting tags and settings of the update itself."""
+    """Return the request fields to compare with `as_request`, omitting tags and settings of the update itself."""
     request = resource.request
     if resource.kind is Kind.COMPONENT and resource.update:
         request = resource.update
@@ -94,7 +95,7 @@ def as_request(kind: Kind, description: Json) -> dict[str, Any]:
 
 
 def of_version(description: Json) -> dict[str, Any]:
-    """Convert a model's or configuration's description to a request, with default routing and `PrimaryContainer`."""
+    """Convert the description of a model or configuration to a request, with default routing and `PrimaryContainer`."""
     fields = dict(description)
     if "ProductionVariants" in fields:
         default = {"RoutingConfig": {"RoutingStrategy": "RANDOM"}}
@@ -160,13 +161,13 @@ class Verb(enum.Enum):
 
 @dataclass(frozen=True)
 class Action:
-    """What a plan does with one resource, usually by one call.
+    """An action of a plan on one resource, usually a single call.
 
     Attributes:
         verb: kind of the action.
         kind: kind of the resource.
         which: identity of the resource.
-        operation: boto3's method, such as `create_model`, or "" if the resource is unchanged.
+        operation: boto3 method, such as `create_model`, or "" if the resource is unchanged.
         request: arguments of the call. The value of a `Ref` among them is known only once its resource exists.
         resource: desired resource, or None for a deletion.
         changes: fields that change.
@@ -270,7 +271,7 @@ def removal_of_all(live: Live) -> Plan:
 def _foreign_targets(live: Live, gone: Sequence[LiveResource]) -> list[LiveResource]:
     """Return scalable targets of deleted resources that have other owners.
 
-    AWS would keep the target of a deleted component, and apply it to a new component of the same name.
+    AWS would keep the target of a deleted component, and apply it to a new component with the same name.
     """
     names = {(item.kind.value, item.name) for item in gone}
     return [target for target in live.foreign_targets if _scaled(target) in names]
@@ -314,7 +315,7 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
 
     Raises:
         NotThere: the components are for another deployment's endpoint, which does not exist.
-        Refused: the endpoint does not allow the plan; see `plan`.
+        Refused: the plan cannot be applied to the endpoint; see `plan`.
     """
     endpoint = live.endpoint
     if not live.online:
@@ -358,10 +359,10 @@ def _refuse_shared(desired: Sequence[Resource], endpoint: LiveResource | None, l
 
 
 def refuse_foreign(desired: Sequence[Resource], live: Live, advice: str) -> None:
-    """Refuse desired names under which a resource of another owner exists.
+    """Refuse desired names that already belong to a resource of another owner.
 
     Args:
-        advice: how to solve the problem, for the message.
+        advice: advice for the message, on how to solve the problem.
 
     Raises:
         Refused: a resource has another owner.
@@ -387,7 +388,7 @@ def _refuse_empty(desired: Sequence[Resource], live: Live) -> None:
 
 
 def _failed(live: Live) -> list[LiveResource]:
-    """Return the failed resources and all resources on them, which must be deleted first."""
+    """Return the failed resources and all resources that run on them, which must be deleted first."""
     failed = {item.name for item in live.owned if item.failed and item.kind is Kind.COMPONENT}
     endpoint = live.endpoint
     everything = endpoint is not None and endpoint.failed and endpoint.is_of(live.deployment)

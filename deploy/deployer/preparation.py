@@ -55,7 +55,7 @@ class Comparison:
         plan: plan for the desired resources.
         warnings: sentences for the user to read before confirming.
         uploads: planned uploads of models from this machine.
-        sums: resources that all components on the endpoint need, or None without components or without querying AWS.
+        sums: resources that all components on the endpoint need, or None if there are none or AWS was not queried.
     """
 
     plan: Plan
@@ -100,7 +100,7 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
     Raises:
         Refused, NotThere: the existing resources do not allow the changes (see `plan`), or an upload would
             overwrite files that a model uses.
-        SpecError: the components do not fit next to other deployments' components, or have a wrong instance type.
+        SpecError: the components do not fit next to other deployments' components, or have the wrong instance type.
     """
     spec = preparation.spec
     planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
@@ -115,7 +115,7 @@ def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share)
 
     Raises:
         NotThere: the endpoint does not exist.
-        Refused: the endpoint cannot get a shadow, or the upload would harm another model.
+        Refused: the endpoint cannot get a shadow, or the upload would affect another model.
     """
     spec = preparation.spec
     resources = beside(spec, preparation.resources_in_order, live, share)
@@ -137,7 +137,7 @@ def compare_promotion(preparation: Preparation, aws: Aws, live: Live) -> Compari
     Raises:
         NotThere: there is no shadow.
         Refused: the endpoint is not in service, the shadow differs from the specification, or an upload of the model
-            would harm another model.
+            would affect another model.
     """
     planned = plan_promotion(preparation.resources_in_order, live, preparation.spec.update.keep)
     check_data(preparation.spec, aws, live)
@@ -187,7 +187,7 @@ def upload_models(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], Non
 
 
 def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
-    """Plan the upload of a server's model, and return None if it has no `model.path`.
+    """Plan the upload of a server's model, or return None if the server has no `model.path`.
 
     Raises:
         Refused: the upload would change files that a serving endpoint, another deployment or another model uses. New
@@ -240,7 +240,7 @@ def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | Non
     """Return the sums of all components on the endpoint, including other deployments' components, and warnings.
 
     Raises:
-        SpecError: the instance type is not the shared endpoint's, or the first copies do not fit.
+        SpecError: the instance type differs from that of the shared endpoint, or the first copies do not fit.
     """
     variant: Mapping[str, Any] = next(iter(live.variants), {})
     if sums is None:

@@ -1,7 +1,7 @@
 """Keep the LMI release of an endpoint that is taken over, so that its responses do not change.
 
-The tag of AWS's image names the release. `--adopt` writes it into the model's environment, from which later runs read
-it.
+The tag of AWS's image contains the release. `--adopt` writes the release to the model's environment, where later runs
+read it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def compare_online(
 
     Args:
         adopt: whether to take over resources that have a desired name but another owner.
-        share: the shadow's share of the requests, to compare a shadow, or None for a deployment that serves.
+        share: the shadow's share of the requests if a shadow is compared, or None otherwise.
         promote: whether to compare the promotion of the shadow.
 
     Raises:
@@ -54,7 +54,7 @@ def compare_online(
 
 
 def keep_release(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool) -> tuple[Preparation, tuple[str, ...]]:
-    """Return the preparation with the endpoint's LMI release, and warnings of one sentence each.
+    """Return the preparation with the endpoint's LMI release, and warnings, each as a sentence.
 
     The release is not added if the specification already names a release or uses AWS's own image.
 
@@ -89,7 +89,7 @@ def _component_names(spec: Spec) -> set[str]:
 
 
 def _with_spec(preparation: Preparation, spec: Spec) -> Preparation:
-    """Return a copy of the preparation for another specification, keeping its decision."""
+    """Return a copy of the preparation for another specification, with the same decision."""
     desired = resources(spec, preparation.decision, allow_plaintext_secret=preparation.allow_plaintext_secret)
     return replace(preparation, spec=spec, resources_in_order=desired)
 
@@ -108,7 +108,7 @@ def _with_release(spec: Spec, version: str, component_names: Collection[str]) ->
 
 
 def _lacks_release(preparation: Preparation, spec: Spec) -> bool:
-    """Return whether a server has this project's image, but its specification names no release."""
+    """Return whether a server uses this project's image but its specification does not name a release."""
     if is_aws_image(preparation.decision.of(spec).image):
         return False
     file = spec.model.directory / "serving.properties" if spec.model.directory else None
@@ -117,7 +117,7 @@ def _lacks_release(preparation: Preparation, spec: Spec) -> bool:
 
 
 def _releases(endpoint: LiveResource, aws: Aws, live: Live, without: Collection[str], *, adopt: bool) -> set[str]:
-    """Return the releases of an endpoint's containers, as far as they are known; see `_containers`."""
+    """Return the known releases of an endpoint's containers; see `_containers`."""
     parts = _containers(endpoint, aws, live, without, adopt=adopt)
     return {_release(container, adopt=adopt) for container in parts} - {""}
 

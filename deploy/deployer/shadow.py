@@ -177,13 +177,13 @@ def plan_end(live: Live) -> Plan:
 
 
 def before(live: Live) -> str:
-    """Return the name of the endpoint's configuration, or of the previous configuration if the current has a shadow."""
+    """Return the name of the endpoint's configuration or, if that has a shadow, of the previous configuration."""
     config = live.config
     return "" if config is None else config.tags.get(TAG_BEFORE, config.name)
 
 
 def _refuse_other_shadow(desired: Sequence[Resource], live: Live) -> None:
-    """Refuse to promote a shadow that does not exist or differs from the specification. Allow repeating a promotion.
+    """Refuse to promote a shadow that does not exist or differs from the specification. A promotion may be repeated.
 
     Raises:
         NotThere, Refused: the promotion is refused; see `plan_promotion`.
@@ -275,8 +275,8 @@ def _has_several_models(model: LiveResource | None) -> bool:
 def _variant(own: Json, weight: float, share: Share) -> dict[str, Any]:
     """Return the shadow variant, which is a copy of the deployment's variant with the shadow's weight and instances.
 
-    Its name depends on its content, as an update keeps the number of instances and the weight of a variant of the same
-    name. It does not use a capacity reservation, which is for the serving variant.
+    Its name depends on its content, because an update keeps the number of instances and the weight of a variant with
+    the same name. It does not use a capacity reservation, which is for the serving variant.
     """
     content = {name: value for name, value in own.items() if name not in ("VariantName", "CapacityReservationConfig")}
     content |= {"InitialInstanceCount": share.count, "InitialVariantWeight": round(weight * share.percent / 100, 6)}

@@ -1,6 +1,6 @@
-"""Wait until an endpoint or a component serves, is deleted, or has failed, and report its progress.
+"""Wait until an endpoint or a component is serving, is deleted, or has failed, and report its progress.
 
-This module polls, as botocore's waiter for endpoints reports no progress, and there is no waiter for components.
+This module polls, as botocore's waiter for endpoints does not report progress, and there is no waiter for components.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CONSISTENCY_SECONDS = 60.0
 
 
 class Time(Protocol):
-    """The functions of the module `time` that are needed for waiting."""
+    """The functions of the `time` module that are needed for waiting."""
 
     def monotonic(self) -> float: ...
 
@@ -50,7 +50,7 @@ class Progress:
         phase: phrase that describes what is probably happening.
         elapsed: seconds since waiting started.
         limit: seconds after which waiting ends.
-        log: last line of the container's log, or "" if there is none yet.
+        log: last line of the container log, or "" if there is none yet.
         hint: advice if the resource takes too long, or "".
     """
 
@@ -90,7 +90,7 @@ _VARIANT_PHASES = {
 
 
 def time_limit(decision: Decision, batches: int = 1, between: float = 0.0) -> float:
-    """Return the seconds after which AWS itself must have given up.
+    """Return the number of seconds after which AWS itself must have given up.
 
     Args:
         batches: number of batches of an update.
@@ -115,7 +115,7 @@ def wait_for(
 
     Args:
         resource: endpoint or component. If its request names a configuration or a model, that version must serve.
-        report: function that is called at each poll.
+        report: function that is called on each poll.
         limit: timeout in seconds; see `time_limit`.
         every: seconds between two polls.
         consistency: seconds during which polls may still describe the state before the call.
@@ -159,12 +159,12 @@ def polls(
 ) -> Iterator[tuple[float, T]]:
     """Poll forever, and yield the elapsed seconds and the result of `read` each time.
 
-    Polls at which AWS cannot be reached are only reported, as AWS continues even then. Giving up would roll back a
-    healthy deployment.
+    Polls that cannot reach AWS are only reported, because AWS continues its work regardless. Giving up would roll back
+    a healthy deployment.
 
     Args:
         key: key of the resource for reports.
-        limit: seconds after which an unreachable AWS is an error, or 0 for never.
+        limit: seconds after which a failed poll raises an error, or 0 for no limit.
 
     Raises:
         ClientError, BotoCoreError: the error is not temporary, or AWS still cannot be reached after `limit`.
@@ -184,7 +184,7 @@ def polls(
 
 
 def _with_version(progress: Progress, resource: Resource, description: Mapping[str, Any]) -> Progress:
-    """Return the progress with another phase if a resource in service does not serve the desired version."""
+    """Return the progress with a different phase if a resource in service does not serve the desired version."""
     desired, serves = _versions(resource, description)
     previous = progress.status == "InService" and desired != serves
     return replace(progress, phase="serving the previous version") if previous else progress
@@ -226,7 +226,7 @@ def _phase(status: str, description: Mapping[str, Any], lines: list[logs.Line] |
 def _log(aws: Aws, resource: Resource, description: Mapping[str, Any], count: int = 1) -> list[logs.Line] | None:
     """Return the last lines of the log, or None if there is no log or reading it is denied.
 
-    Lines before the resource's creation are omitted, as they belong to an earlier resource of the same name.
+    Lines before the resource's creation are omitted, as they belong to an earlier resource with the same name.
     """
     try:
         lines = logs.tail(aws, _GROUPS[resource.kind](resource.name), count)
@@ -250,7 +250,7 @@ def _verdict(aws: Aws, resource: Resource, description: dict[str, Any]) -> dict[
 
 
 def _is_previous_version(resource: Resource, description: Mapping[str, Any]) -> bool:
-    """Return whether AWS may still describe the state before an update, with another version than desired."""
+    """Return whether AWS may still describe the state before an update, with a version other than the desired one."""
     if _status(resource, description) in MIXED:  # the state before an update
         return True
     desired, serves = _versions(resource, description)

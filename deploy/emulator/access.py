@@ -1,4 +1,4 @@
-"""Checks of request signatures and bearer tokens. The secret key and the signer's identity are not checked.
+"""Check request signatures and bearer tokens. The secret key and the signer's identity are not checked.
 
 A bearer token is `sagemaker-api-key-` followed by a base64-encoded presigned URL, which states the region and the
 expiry time.
@@ -31,7 +31,7 @@ def check_host(host: str, origin: str | None, address: str, site: str | None = N
         host: the Host header. It must name this machine if the connection uses a loopback address.
         origin: the Origin header, or None. Pages served from this machine are accepted.
         address: local address of the connection.
-        site: the Sec-Fetch-Site header, or None. Browsers send it also for images and links, without an Origin header.
+        site: the Sec-Fetch-Site header, or None. Browsers also send it for images and links, without an Origin header.
 
     Raises:
         ApiError: the request is rejected.
@@ -54,15 +54,15 @@ def _is_loopback(name: str) -> bool:
 
 
 def check_signed(authorization: str | None, query: Mapping[str, str], region: str | None, now: datetime) -> str:
-    """Return the region that a request is signed for, in its Authorization header or its presigned URL.
+    """Return the region that a request is signed for, according to its Authorization header or presigned URL.
 
     Args:
         authorization: the Authorization header, or None if the request has none.
-        query: the URL's query parameters.
+        query: query parameters of the URL.
         region: the required region, or None to accept any region.
 
     Raises:
-        ApiError: the signature is missing, expired, not a Signature Version 4, or for another service or region.
+        ApiError: the signature is missing or expired, is not Signature Version 4, or is for another service or region.
     """
     if authorization is None and "X-Amz-Signature" in query:
         return check_presigned(query, region, now)
@@ -77,7 +77,7 @@ def check_signature(authorization: str | None, region: str | None) -> str:
         region: the required region, or None to accept any region.
 
     Raises:
-        ApiError: the signature is missing, not a Signature Version 4, or for another service or region.
+        ApiError: the signature is missing, is not Signature Version 4, or is for another service or region.
     """
     if not authorization:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
@@ -91,11 +91,11 @@ def check_presigned(query: Mapping[str, str], region: str | None, now: datetime)
     """Return the region that a presigned URL is signed for.
 
     Args:
-        query: the URL's query parameters, which include the signature.
+        query: query parameters of the URL, which include the signature.
         region: the required region, or None to accept any region.
 
     Raises:
-        ApiError: the signature is incomplete, expired, not a Signature Version 4, or for another service or region.
+        ApiError: the signature is incomplete, expired, not Signature Version 4, or for another service or region.
     """
     try:
         signed_at, seconds = _period(query)
@@ -111,7 +111,7 @@ def check_presigned(query: Mapping[str, str], region: str | None, now: datetime)
 
 
 def _period(query: Mapping[str, str]) -> tuple[datetime, int]:
-    """Return when a URL was signed, and for how many seconds it is valid.
+    """Return the time at which a URL was signed, and the number of seconds for which it is valid.
 
     Raises:
         ValueError: the time or the number of seconds is invalid.
@@ -127,7 +127,7 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
     """Return the region that a bearer token is signed for.
 
     Raises:
-        ApiError: the token is missing, malformed, expired, or for another action, service or region.
+        ApiError: the token is missing, malformed or expired, or is for another action, service or region.
     """
     if not authorization:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")

@@ -1,4 +1,4 @@
-"""The emulated AWS account. At the start, it contains only quotas, and the images that a user would have pushed."""
+"""The emulated AWS account. Initially, it contains only quotas, and the images that a user would have pushed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _AT_A_TIME = 500  # maximum number of log lines to send in one call
 class ContainerLog:
     """The log of the container behind all endpoints, copied to CloudWatch Logs whenever a client reads logs.
 
-    The log lines of instances whose start fails are kept separately.
+    The log lines of instances that fail to start are stored separately.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class ContainerLog:
         self._count += 1
 
     def add_failed(self, thing: Thing, line: str) -> None:
-        """Add a log line of an instance whose start fails."""
+        """Add a log line of an instance that fails to start."""
         self._failed.setdefault(thing.arn, []).append(_event(line))
 
     def on_call(self, cloud: Cloud, call: Call) -> None:
@@ -114,7 +114,7 @@ class Quotas:
         return {"Quota": self._named(p)}
 
     def request_service_quota_increase(self, p: Mapping[str, Any], region: str) -> dict[str, Any]:
-        """Grant the requested quota at once."""
+        """Grant the requested quota immediately."""
         quota = self._named(p)
         quota["Value"] = float(p["DesiredValue"])
         names = ("ServiceCode", "QuotaCode", "QuotaName")
@@ -122,7 +122,7 @@ class Quotas:
         return {"RequestedQuota": change}
 
     def of(self, instance_type: str) -> float:
-        """Return how many instances of a type the account's endpoints may use."""
+        """Return the number of instances of a type that the account's endpoints may use."""
         return float(self._quotas[_code(f"{instance_type} for endpoint usage")]["Value"])
 
     def _named(self, p: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,13 +152,13 @@ def _code(name: str) -> str:
 
 
 REHEARSAL = "LMI_REHEARSAL"
-"""Environment variable of a model that makes the start of its endpoint or component fail."""
+"""Environment variable of a model that makes its endpoint or component fail to start."""
 _ENDS = {
     "exit": "the container exits with status 1",
     "no-ping": "the container never responds to /ping",
     "ping-500": "the container responds to /ping with status 500",
 }
-"""Failures of a container's start, each with its log line. SageMaker reports the same FailureReason for all of them."""
+"""Startup failures of a container, each with its log line. SageMaker reports the same FailureReason for all of them."""
 _NO_CAPACITY, _NO_QUOTA = "no-capacity", "no-quota"
 FAILURES = (*_ENDS, _NO_CAPACITY, _NO_QUOTA)
 _OWN_IMAGE = re.compile(
@@ -169,7 +169,7 @@ _PULLS = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLaye
 
 
 class Starts:
-    """A callable that decides how creations and updates end, with AWS's failure reasons, for `SageMaker.fate_of`.
+    """A callable for `SageMaker.fate_of` that decides the outcome of creations and updates, with AWS's failure reasons.
 
     Args:
         log: callback for each log line of a container that does not become ready.
@@ -227,7 +227,7 @@ class Starts:
         """Return whether the container fails to become ready. If so, log the reasons as the container would.
 
         Args:
-            is_own: whether the image is in this account, and so contains this package's server and its options.
+            is_own: whether the image is in this account, and therefore contains this package's server and its options.
         """
         settings = [Setting(name, value, f"environment variable {name}") for name, value in environment.items()]
         lines = [f"cannot start: {problem}" for problem in wrong_options(settings, None)] if is_own else []
@@ -293,7 +293,7 @@ def _failure_of(model: Mapping[str, Any]) -> str | None:
 
 
 OWNER = "owner"
-"""The access key of the account's owner, who has all permissions."""
+"""The access key of the account owner, who has all permissions."""
 _OWNER_ARN = f"arn:aws:sts::{ACCOUNT}:user/moto"  # the ARN that moto's STS returns for unknown access keys
 _NOT_EMULATED = {
     "CreateTrainingJob": "training jobs do not run here",
@@ -301,7 +301,7 @@ _NOT_EMULATED = {
     "CreateInferenceRecommendationsJob": "inference recommendations are not available here",
     "Search": "use the List operations instead",
 }
-"""Operations that moto would accept without any effect, or execute on its own state, which is not used here."""
+"""Operations that moto would accept without any effect, or run on its own state rather than the emulator's."""
 _DOCKER = "application/vnd.docker"
 _MANIFEST = {
     "schemaVersion": 2,
@@ -313,12 +313,12 @@ _MANIFEST = {
 
 
 class Account(Cloud):
-    """Emulated AWS in which IAM policies are enforced, and one container serves all endpoints.
+    """An emulated AWS in which IAM policies are enforced and one container serves all endpoints.
 
     Args:
         port: port on loopback, or 0 for any free port.
         runtimes: the emulators of SageMaker Runtime, by endpoint.
-        log: the container's log.
+        log: the container log.
         report: callback for a line of text about each denied permission.
 
     Raises:
@@ -344,7 +344,7 @@ class Account(Cloud):
         ]
 
     def push(self, image: str, region: str) -> None:
-        """Register an image in ECR, in place of `docker push`."""
+        """Register an image in ECR, as `docker push` would."""
         repository, _, tag = image.rpartition(":")
         ecr = self.client("ecr", region)
         with contextlib.suppress(ecr.exceptions.RepositoryAlreadyExistsException):
@@ -382,7 +382,7 @@ def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
     """Return a front end that serves an emulated AWS account in front of the container.
 
     Args:
-        log: the container's log.
+        log: the container log.
         images: images to register in ECR, as REPOSITORY:TAG.
         region: region of the images.
     """

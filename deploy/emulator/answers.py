@@ -18,7 +18,7 @@ class ApiError(Exception):
 
     Args:
         status: the HTTP status.
-        code: name of the error, from which boto3 derives the exception's class.
+        code: name of the error, from which boto3 derives the exception class.
         members: additional fields of the JSON body.
     """
 
@@ -48,7 +48,7 @@ def model_error(original: int, message: str, log_stream: str) -> ApiError:
     Args:
         original: the HTTP status of the container's response, or 0 if it sent no complete response.
         message: body of the container's response, or SageMaker's own message if `original` is 0.
-        log_stream: the ARN of the container's log stream.
+        log_stream: the ARN of the container log stream.
     """
     side, code = (
         ("client", "CLIENT_ERROR_FROM_MODEL")
@@ -96,11 +96,11 @@ _PATTERNS = {
 
 @dataclass(frozen=True)
 class Operation:
-    """The headers in which the invoke operations differ.
+    """The headers that differ between the invoke operations.
 
     Args:
-        content_type: name of the request header that gives the body's content type.
-        accept: name of the request header that gives the accepted content types. The container receives it as Accept.
+        content_type: name of the request header with the content type of the body.
+        accept: name of the request header with the accepted content types. The container receives it as Accept.
         may_open_session: whether SessionId may be NEW_SESSION.
         returned: names of the container's response headers that the client receives.
     """
@@ -126,7 +126,7 @@ def to_container(headers: Mapping[str, str], operation: Operation, adapter: str 
         adapter: name of the adapter that the requested inference component serves, or None if it is not an adapter.
 
     Raises:
-        ApiError: this endpoint does not support a header, or a header's value is invalid.
+        ApiError: this endpoint does not support a header, or a header value is invalid.
     """
     for name, why in _REFUSED.items():
         if name in headers:

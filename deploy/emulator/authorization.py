@@ -50,7 +50,7 @@ class Need:
     Attributes:
         action: name of the action, e.g. `sagemaker:CreateModel`.
         resource: the ARN of the resource, or `*` for an action that applies to no specific resource.
-        context: values of the request's condition keys. IAM ignores case in the keys' names.
+        context: values of the condition keys in the request. IAM ignores case in key names.
     """
 
     action: str
@@ -62,7 +62,7 @@ class Need:
 
 
 def allowed(policies: Iterable[Mapping[str, Any]], need: Need) -> bool:
-    """Return whether the policies together allow the action."""
+    """Return whether the policies together grant the permission."""
     effects = {
         statement["Effect"] for policy in policies for statement in policy["Statement"] if _applies(statement, need)
     }
@@ -94,7 +94,7 @@ def _matches(statement: Mapping[str, Any], element: str, matches: Callable[[str]
 def _covers(pattern: str, resource: str) -> bool:
     """Return whether an ARN pattern matches a resource.
 
-    Case matters, and a wildcard matches only within one of an ARN's six colon-separated parts.
+    Case matters, and a wildcard does not match across the six colon-separated parts of an ARN.
     """
     if pattern == "*":
         return True
@@ -202,7 +202,7 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
     """Yield a permission for each resource that the request names, or for `*` if the action supports no resources.
 
     Args:
-        context: values of the request's condition keys.
+        context: values of the condition keys in the request.
 
     Raises:
         Unexplained: the action or a condition key is not in the reference, or a required resource is not in `values`.
@@ -219,7 +219,7 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
 
 
 def _resource_types(action: str) -> Mapping[str, Any]:
-    """Return the reference's rules for an action, by type of resource. The type "" stands for no specific resource."""
+    """Return the reference's rules for an action, by resource type. The type "" stands for no specific resource."""
     prefix, _, name = action.partition(":")
     privilege = reference()[prefix]["privileges"].get(name)
     if privilege is None:
@@ -268,7 +268,7 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _spelt(prefix: str, arn: str) -> list[str]:
-    """Return an ARN and its other form in AWS: in lower case for SageMaker, with `:log-stream:` for a log group."""
+    """Return an ARN and its other form in AWS: lowercase for SageMaker, or with `:log-stream:` for a log group."""
     if prefix == "sagemaker":
         return list(dict.fromkeys((arn, arn.lower())))
     if prefix == "logs" and ":log-stream:" not in arn:
@@ -277,7 +277,7 @@ def _spelt(prefix: str, arn: str) -> list[str]:
 
 
 def _names(prefix: str, kind: str, values: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the values of an ARN template's variables in a request, for each resource of type `kind`."""
+    """Return the values of the variables in an ARN template, for each resource of type `kind` in a request."""
     match prefix, kind, values:
         case "cloudwatch", "alarm", {"AlarmName": str(name)}:
             return [{"AlarmName": name}]
@@ -312,7 +312,7 @@ def _names(prefix: str, kind: str, values: Mapping[str, Any]) -> list[dict[str, 
 
 
 def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[Need]:
-    """Yield a call's additional permissions, from the reference's dependent actions and AWS's guides."""
+    """Yield the additional permissions of a call, from the reference's dependent actions and AWS's guides."""
     dependent = {other for rules in _resource_types(action).values() for other in rules["dependent_actions"]}
     if "iam:PassRole" in dependent and (role := values.get("ExecutionRoleArn")):
         yield Need("iam:PassRole", role, {"iam:PassedToService": "sagemaker.amazonaws.com"})
@@ -403,7 +403,7 @@ def _listing(action: str, method: str, query: Mapping[str, str]) -> dict[str, st
 
 @dataclass(frozen=True)
 class RoleStore:
-    """S3 with the permissions of a role, since SageMaker reads and writes objects with the model's role.
+    """Access to S3 with the permissions of a role, because SageMaker reads and writes objects with the model's role.
 
     Attributes:
         role: the ARN of the role.
@@ -466,8 +466,8 @@ def needs_of_invocation(path: str, component: str | None, where: Where, *, beare
     """Yield the permissions that a request to SageMaker Runtime needs.
 
     Args:
-        path: path of the request's URL.
-        component: name of the inference component in the request's header, or None.
+        path: path of the request URL.
+        component: name of the inference component in the request header, or None.
         bearer: whether the request has a bearer token instead of a signature.
     """
     match = _INVOKED.fullmatch(path)
@@ -516,7 +516,7 @@ def policies_of(caller: str) -> list[Policy]:
 
 
 def arn_of(key: str) -> str | None:
-    """Return the ARN of an access key's user, or None if the key is unknown."""
+    """Return the ARN of the user that an access key belongs to, or None if the key is unknown."""
     user = _user(key)
     return None if user is None else str(user.arn)
 
@@ -533,7 +533,7 @@ def replacements(owner: str) -> Replacements:
     """Return an implementation of SimulatePrincipalPolicy, which moto does not support.
 
     Args:
-        owner: the ARN of the account's owner, who has all permissions.
+        owner: the ARN of the account owner, who has all permissions.
     """
     return [(IamResponse, {"simulate_principal_policy": result(partial(_simulate_principal_policy, owner))})]
 

@@ -30,7 +30,7 @@ class NotFound(ServiceException):
 
 @dataclass
 class Scaling:
-    """Application Auto Scaling's state and API operations.
+    """The state and API operations of Application Auto Scaling.
 
     Attributes:
         targets: scalable targets by resource ID and scalable dimension.
@@ -134,7 +134,7 @@ class Scaling:
                         self.set_count(endpoint, resource, min(step["ScalingAdjustment"], maximum))
 
     def set_count(self, endpoint: str, resource: str, count: int) -> None:
-        """Set a variant's number of instances."""
+        """Set the number of instances of a variant."""
         variant = resource.rpartition("/")[2]
         self.sagemaker.get("endpoint", endpoint).request.setdefault("Counts", {})[variant] = count
 

@@ -1,4 +1,4 @@
-"""Emulated AWS on loopback: moto's server, extended by SageMaker, its autoscaling, and the enforcement of IAM policies.
+"""Emulated AWS on loopback: moto's server, plus SageMaker, its autoscaling, and the enforcement of IAM policies.
 
 `lmi deploy local --aws` and the tests start it. AWS clients find it through AWS_ENDPOINT_URL.
 """
@@ -40,7 +40,7 @@ from handler.core.numbers import is_digits
 log = logging.getLogger("deploy.emulator")
 
 OWN = "sagemaker"
-"""The access key of the server's own calls, which have all permissions."""
+"""Access key for the server's own calls, which have all permissions."""
 _READS = ("Describe", "List", "Get", "Head", "BatchGet", "Filter", "Simulate", "Test", "Lookup")
 
 
@@ -78,7 +78,7 @@ class Cloud:
         sagemaker: the state of SageMaker.
         scaling: the state of Application Auto Scaling.
         trusted: access keys that have all permissions.
-        keys: the ARNs of the KMS keys that encrypt buckets, by the bucket's name.
+        keys: the ARNs of the KMS keys that encrypt buckets, by bucket name.
         price_list: products that the Pricing API returns, as JSON strings. If empty, clients use the packaged prices.
 
     Args:
@@ -109,11 +109,11 @@ class Cloud:
         self.url = "http://{}:{}".format(*listener.getsockname())
 
     def stop(self) -> None:
-        """Stop the server, and restore moto. Clouds in one process must be stopped in reverse order of their start."""
+        """Stop the server, and restore moto. Clouds in one process must be stopped in the reverse order of starting."""
         self._running.close()
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
-        """Return a cached boto3 client with all permissions. Creating a client would take longer than a call."""
+        """Return a cached boto3 client with all permissions, as creating a client takes longer than a call."""
         if (service, region) not in self._clients:
             session = boto3.session.Session(OWN, OWN, region_name=region)
             self._clients[service, region] = session.client(service, endpoint_url=self.url)
@@ -132,11 +132,11 @@ class Cloud:
         ]
 
     def policies_of(self, caller: str) -> Iterable[Mapping[str, Any]]:
-        """Return the identity policies of a caller, which is an access key or a role's ARN."""
+        """Return the identity policies of a caller, which is an access key or a role ARN."""
         return ()
 
     def arn_of(self, caller: str) -> str | None:
-        """Return the ARN of an access key's owner, or None if the key is unknown."""
+        """Return the ARN of the owner of an access key, or None if the key is unknown."""
         return f"arn:aws:iam::{ACCOUNT}:user/{caller}"
 
     def on_denial(self, need: Need) -> None:
@@ -162,7 +162,7 @@ class Cloud:
         """Return the container's response to a transform job's payload.
 
         Raises:
-            ValueError: the container failed, or the cloud runs no transform jobs, which is the default.
+            ValueError: the container failed, or the cloud does not run transform jobs, which is the default.
         """
         raise ValueError("transform jobs do not run here")
 
@@ -185,7 +185,7 @@ class Cloud:
         The denied permission is recorded with `on_denial`.
 
         Args:
-            caller: an access key, or a role's ARN.
+            caller: an access key or a role ARN.
         """
         for need in map(_with_aliases, needs):
             if not allowed(self.policies_of(caller), need):
@@ -196,7 +196,7 @@ class Cloud:
     def hides(self, call: Call, environ: dict[str, Any]) -> bool:
         """Return whether S3 hides a missing object, by responding with 403 instead of 404.
 
-        S3 does so if the caller may not list the bucket (without a prefix).
+        S3 does so if the caller is not allowed to list the bucket without a prefix.
         """
         bucket, key = _bucket_and_key(environ)
         if call.service != "s3" or not key or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
@@ -205,7 +205,7 @@ class Cloud:
         return call.caller not in self.trusted and not allowed(self.policies_of(call.caller), listing)
 
     def _needs(self, call: Call, environ: dict[str, Any]) -> Iterator[Need]:
-        """Return the permissions that a call needs, by its protocol: S3's, SageMaker Runtime's, or any other."""
+        """Return the permissions that a call needs, by its protocol: S3, SageMaker Runtime, or any other."""
         where = Where(call.region, ACCOUNT)
         if call.service == "s3":
             bucket, key = _bucket_and_key(environ)
@@ -328,7 +328,7 @@ _INVALID = {"ecr": "InvalidParameterException", "logs": "InvalidParameterExcepti
 def _violation(call: Call) -> tuple[str, str] | None:
     """Return AWS's error code and message for a request that violates the API model, or None if it is valid.
 
-    S3 is not checked here. Nor are services with form-encoded requests, whose parameters are strings that moto checks.
+    S3 and services with form-encoded requests, whose parameters are strings that moto checks, are not checked here.
     """
     if call.service in ("", "s3", "ec2", "iam", "sts"):
         return None
@@ -378,7 +378,7 @@ def _with_request_id(start_response: Any) -> Any:
 
 
 def refuse(code: str, message: str, start_response: Any, status: str = "400 Bad Request") -> list[bytes]:
-    """Respond to a call of a JSON service with a client error."""
+    """Respond to a call to a JSON service with a client error."""
     start_response(status, [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-ErrorType", code)])
     return [json.dumps({"__type": code, "message": message}).encode()]
 
@@ -447,7 +447,7 @@ def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, An
     """Return the name and the parameters of a request's operation.
 
     Raises:
-        Malformed: the request's body cannot be decoded.
+        Malformed: the request body cannot be decoded.
     """
     path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
     if target := environ.get("HTTP_X_AMZ_TARGET"):
@@ -476,7 +476,7 @@ def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, An
 
 
 def body_of(environ: dict[str, Any]) -> bytes:
-    """Return a request's body, and let later code read it again."""
+    """Return the body of a request in such a way that later code can read it again."""
     length = environ.get("CONTENT_LENGTH")
     content = environ["wsgi.input"].read(
         *([int(length)] if length and is_digits(length) else [] if "wsgi.input_terminated" in environ else [0])

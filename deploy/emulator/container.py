@@ -1,4 +1,4 @@
-"""The container's process without Docker. Its start, health checks and stop are the same as on SageMaker."""
+"""Run the container process without Docker. It is started, health-checked and stopped as on SageMaker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OWN = ("OPTION_", "SERVING_", "SAGEMAKER_", "AWS_CONTAINER_", "HF_MODEL_ID", "H
 
 @dataclass(frozen=True)
 class Command:
-    """A command that starts a container's process.
+    """A command that starts a container process.
 
     Args:
         environment: environment variables to set in addition to the inherited variables.
@@ -51,7 +51,7 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
     """Return the command that runs the handler's container entry point as SageMaker does.
 
     Args:
-        model: a file, a directory or a model's name on the hub, or None for the demo model.
+        model: a file, a directory or a model name on the hub, or None for the demo model.
         options: options as KEY=VALUE, with the keys of serving.properties.
 
     Raises:
@@ -95,7 +95,7 @@ def _model(model: str | None) -> dict[str, str]:
 
 
 def settings_of_arguments(options: Sequence[str]) -> dict[str, str]:
-    """Return the values of the command line's KEY=VALUE options by key.
+    """Return the values of the KEY=VALUE options on the command line, by key.
 
     Raises:
         DeployError: an option is not KEY=VALUE.
@@ -108,10 +108,10 @@ def settings_of_arguments(options: Sequence[str]) -> dict[str, str]:
 
 
 class Container:
-    """The container's process and its children, in their own session so that Ctrl-C does not interrupt them.
+    """The container process and its children, in their own session so that Ctrl-C does not interrupt them.
 
     Args:
-        show: callback for each line of the process's log.
+        show: callback for each line of the process log.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -140,7 +140,7 @@ class Container:
         self._reader = asyncio.ensure_future(self._read())
 
     async def wait_for_exit(self) -> Failed:
-        """Wait until the process exits by itself. Return an error with its exit status and its last log lines."""
+        """Wait until the process exits by itself, and return an error with its exit status and its last log lines."""
         assert self._process is not None, "start() comes first"
         status = await self._wait()
         await self._read_all()
@@ -151,7 +151,7 @@ class Container:
     async def stop(self, seconds: float = STOP_SECONDS) -> int:
         """Stop the process, and return its exit status.
 
-        The process receives SIGTERM; after its exit, or after `seconds`, the whole process group receives SIGKILL.
+        The process receives SIGTERM. After it exits, or after `seconds`, the whole process group receives SIGKILL.
         """
         assert self._process is not None, "start() comes first"
         if self._process.returncode is None:
@@ -168,14 +168,14 @@ class Container:
         return status
 
     def kill(self) -> None:
-        """Kill the process group at once."""
+        """Kill the process group immediately."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     async def _wait(self) -> int:
         """Wait until the process exits, and return its exit status.
 
-        asyncio's own `wait()` would also wait until every child that inherited the log's pipe has exited.
+        asyncio's own `wait()` would also wait until every child that inherited the log pipe has exited.
         """
         assert self._process is not None
         while (status := self._process.returncode) is None:
@@ -228,7 +228,7 @@ class Probing:
         between: pause between pings before the endpoint is in service.
         steady: pause between pings while the endpoint is in service.
         failures: number of consecutive failed pings after which the container gets no requests. SageMaker does not
-            document its number.
+            document this number.
     """
 
     window: float = 480.0
@@ -239,7 +239,7 @@ class Probing:
 
 
 async def ping(session: aiohttp.ClientSession, container: str, seconds: float) -> str:
-    """Ping the container once. Return an empty string if it is ready, or a description of what is wrong."""
+    """Ping the container once. Return an empty string if it is ready, or a description of the problem."""
     try:
         timeout = aiohttp.ClientTimeout(total=seconds)
         async with session.get(container + "/ping", timeout=timeout, allow_redirects=False) as reply:

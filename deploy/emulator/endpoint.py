@@ -1,4 +1,4 @@
-"""The emulated endpoint's state, its admission checks and its data capture."""
+"""The state of the emulated endpoint, its admission checks and its data capture."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Shadow:
 
 @dataclass(frozen=True)
 class Capture:
-    """An endpoint's DataCaptureConfig, and its shadow variant, whose responses are captured too.
+    """An endpoint's DataCaptureConfig and its shadow variant, whose responses are also captured.
 
     Args:
         destination: the S3 prefix of the captured files.
@@ -126,7 +126,7 @@ class Event:
 
 
 class Captures:
-    """A collector of an endpoint's captured events, which writes them to files."""
+    """A collector that writes the captured events of an endpoint to files."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -147,7 +147,7 @@ class Captures:
         return Event(capture, headers, body)
 
     def end(self, event: Event | None, variant: str, answer: Answer | None) -> None:
-        """Record a captured event with a variant's response, or with None if the request failed."""
+        """Record a captured event with the response of a variant, or with None if the request failed."""
         if event is None:
             return
         line = event.line(answer)
@@ -172,7 +172,7 @@ class Captures:
             self._run(self._copied(event, ask))
 
     async def close(self) -> None:
-        """Write pending events. A shadow variant that is still busy after a second is not awaited."""
+        """Write pending events. Requests to the shadow variant that are still running after a second are cancelled."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=_SECONDS)
             for task in late:
@@ -246,7 +246,7 @@ class Limits:
     small_body: int = 6 * MIB
     """Maximum size of a request body according to the API model. Larger bodies cause a warning in the log."""
     inline_body: int = 128_000
-    """Maximum size of an asynchronous request's inline body."""
+    """Maximum size of the inline body of an asynchronous request."""
     asynchronous: float = 900.0
     """Default of InvocationTimeoutSeconds."""
 
@@ -280,11 +280,11 @@ class Endpoint:
         region: region for which requests must be signed, or None to accept any region.
         components: inference components by name. If empty, the endpoint serves a model itself, and rejects
             InferenceComponentName.
-        part_bytes: maximum size of a stream's parts in bytes, to test clients, or None to keep the parts as the
-            container sends them.
+        part_bytes: maximum size of the parts of a stream in bytes, for testing clients, or None to keep the parts
+            as the container sends them.
         capture: data capture, or None if it is off.
         weights: maps the name of each production variant to its weight. The container serves all variants.
-        asynchronous: whether the endpoint has an AsyncInferenceConfig, and so accepts asynchronous requests only.
+        asynchronous: whether the endpoint has an AsyncInferenceConfig, so that it accepts only asynchronous requests.
     """
 
     container: str
@@ -305,7 +305,7 @@ class Endpoint:
         return next(iter(self.weights))
 
     def admit(self, name: str, variant: str | None) -> str:
-        """Return the variant that serves a request: the requested variant, or else a random choice by the weights.
+        """Return the variant that serves a request: the requested variant, or else a random variant by weight.
 
         Raises:
             ApiError: the name or the variant is unknown, no variant has a weight, or the endpoint is not in service,
@@ -332,7 +332,7 @@ class Endpoint:
         """Return the requested component, or None if the endpoint has no components.
 
         Raises:
-            ApiError: the component's name is missing, unknown or not allowed, or the component has no healthy copy.
+            ApiError: the component name is missing, unknown or not allowed, or the component has no healthy copy.
         """
         if not self.components:
             if component is not None:

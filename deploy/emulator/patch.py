@@ -1,4 +1,4 @@
-"""Replace moto's operations with the emulator's, for as long as the emulator runs."""
+"""Replace moto's operations with the emulator's while the emulator runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from unittest import mock
 from moto.core.responses import ActionResult, BaseResponse, EmptyResult
 
 Replacements = Sequence[tuple[Any, Mapping[str, Any]]]
-"""Replacements for attributes of moto's classes and modules, by the attribute's name."""
+"""Replacements for attributes of moto's classes and modules, by attribute name."""
 Operation = Callable[[dict[str, Any], str], Any]
 """An API operation. It accepts the parameters, which it may modify, and the region."""
 
 
 @contextlib.contextmanager
 def patched(replacements: Replacements) -> Iterator[None]:
-    """Replace attributes of moto, and restore them at the end."""
+    """Replace attributes of moto, and restore them on exit."""
     with contextlib.ExitStack() as stack:
         for target, attributes in replacements:
             stack.enter_context(mock.patch.multiple(target, create=True, **attributes))
@@ -27,8 +27,8 @@ def patched(replacements: Replacements) -> Iterator[None]:
 
 
 def result(operation: Operation) -> Any:
-    """Return a method for moto's response classes that responds with an operation's result, which may be None.
-    The method is for services whose responses moto encodes by botocore's API model.
+    """Return a method for moto's response classes that responds with the result of an operation, which may be None.
+    The method is for services whose responses moto encodes according to botocore's API model.
     """
 
     def respond(self: BaseResponse) -> Any:

@@ -117,9 +117,9 @@ class Relay:
     async def post(
         self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the container's response, whose body is still unread.
+        """Yield the container's response without reading its body.
 
-        If the body is not read to its end, the connection is closed, so the container notices that the client left.
+        If the body is not read to the end, the connection is closed, so that the container notices the disconnection.
 
         Raises:
             aiohttp.ClientError: the container cannot be reached, or closed the connection before it responded.
@@ -139,7 +139,7 @@ class Relay:
         """Return the response to an invocation, and its body.
 
         Raises:
-            ApiError: the response's status is not 2xx, its body is too large, or it did not arrive completely in time.
+            ApiError: the response status is not 2xx, its body is too large, or it did not arrive completely in time.
         """
         try:
             async with self.post("/invocations", body, headers, seconds) as reply:
@@ -154,12 +154,12 @@ class Relay:
 
 
 async def raise_for_status(reply: aiohttp.ClientResponse, log_stream: str) -> None:
-    """Raise an error unless the response's status is 2xx.
+    """Raise an error unless the response status is 2xx.
 
     Raises:
         ApiError: the status is not 2xx.
-        aiohttp.ClientError: the connection was closed in the middle of the error's body.
-        asyncio.TimeoutError: the error's body did not arrive in time.
+        aiohttp.ClientError: the connection was closed in the middle of the error body.
+        asyncio.TimeoutError: the error body did not arrive in time.
     """
     if not 200 <= reply.status < 300:
         raise model_error(reply.status, (await _read(reply, _FAILURE)).decode("utf-8", "replace"), log_stream)
@@ -184,7 +184,7 @@ def reset_when_closed(connection: Any) -> None:
 async def messages(
     reply: aiohttp.ClientResponse, part_bytes: int | None, pieces: list[bytes] | None = None
 ) -> AsyncIterator[bytes]:
-    """Yield the response's body as event stream messages, as it arrives.
+    """Yield the response body as event stream messages, as it arrives.
 
     If the body is cut off, the last message is an exception.
 

@@ -1,6 +1,6 @@
 """SageMaker Runtime's API in front of a container, for unmodified boto3 and OpenAI clients.
 
-The API reads the state of its `Endpoint` at each request, so changes apply at once.
+The API reads the state of its `Endpoint` on each request, so changes take effect immediately.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class _Checked(NamedTuple):
     Attributes:
         relay: relay of the container.
         log_stream: the ARN of the variant's log stream.
-        headers: headers to pass on.
+        headers: headers to pass to the container.
         variant: name of the production variant.
-        seconds: time within which the container must respond.
+        seconds: timeout for the container's response.
     """
 
     relay: Relay
@@ -262,7 +262,7 @@ def _some(headers: Mapping[str, str], *names: str) -> dict[str, str]:
 
 
 def _streams(body: bytes) -> bool:
-    """Return whether a chat completion request asks for a stream; False if its body is not a JSON object."""
+    """Return whether a chat completion request asks for a stream, or False if its body is not a JSON object."""
     try:
         return bool(json.loads(body).get("stream"))
     except (ValueError, AttributeError):

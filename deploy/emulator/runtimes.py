@@ -47,16 +47,16 @@ class Accepted:
     """An accepted asynchronous request.
 
     Attributes:
-        store: S3, used with the permissions of the model's role.
+        store: access to S3 with the permissions of the model's role.
         id: the InferenceId of the request.
         body: inline body, or empty if `location` is not None.
-        location: the S3 URI of the request's body (InputLocation), or None if the body is inline.
+        location: the S3 URI of the request body (InputLocation), or None if the body is inline.
         topics: maps SuccessTopic and ErrorTopic to the ARNs of the SNS topics to notify.
         output: the S3 URI to which the response is written.
         failure: the S3 URI to which the reason for a failure is written.
         ttl: maximum time in the queue, in seconds (RequestTTLSeconds).
         timeout: timeout for the container's response, in seconds (InvocationTimeoutSeconds).
-        waits: whether the request is never executed, as the endpoint has no instance and no policy adds an instance.
+        waits: whether the request is never executed, because the endpoint has no instance and no policy adds one.
         since: time of acceptance, on the monotonic clock.
     """
 
@@ -81,7 +81,7 @@ class Accepted:
         """Execute the request, and write its response or failure to S3.
 
         Args:
-            ask: function that sends a request body to the container and returns the response's body. It raises
+            ask: function that sends a request body to the container and returns the response body. It raises
                 ValueError with the reason if the container fails.
         """
         if self.waits:
@@ -173,7 +173,7 @@ def _check_input(headers: Mapping[str, str], body: bytes, limits: Limits) -> Non
 
 
 def _object_names(headers: Mapping[str, str], number: str) -> tuple[str, str]:
-    """Return the names of the response's object and of a failure's object, relative to the endpoint's prefixes."""
+    """Return the names of the objects for the response and for a failure, relative to the endpoint's prefixes."""
     folder = _text(headers, "S3OutputPathExtension", _EXTENSION).strip("/")
     prefix, name = f"{folder}/" if folder else "", _text(headers, "Filename", _FILENAME)
     return f"{prefix}{name or f'{number}.out'}", f"{prefix}{name or f'{number}-error.out'}"
@@ -230,7 +230,7 @@ _STATUS = {"Creating": Status.CREATING, "Failed": Status.FAILED}
 
 
 class Runtimes:
-    """The emulators of all endpoints of the account, each started at its endpoint's first request.
+    """The emulators of all endpoints of the account, each started on the first request to its endpoint.
 
     Args:
         plan: template for all endpoints, with their container, its state, and the limits.
@@ -277,7 +277,7 @@ class Runtimes:
         """Return the body of the container's response to a transform job's payload, which may also be a 4xx response.
 
         Raises:
-            ValueError: the response's status is 5xx, or the container did not respond.
+            ValueError: the response status is 5xx, or the container did not respond.
         """
         headers = {"Content-Type": content_type} if content_type else {}
         status, answer = self._post(payload, headers, self._plan.limits.asynchronous)
@@ -289,7 +289,7 @@ class Runtimes:
         """Return the body of the container's response to an asynchronous request.
 
         Raises:
-            ValueError: the response's status is 4xx or 5xx, or the container did not respond.
+            ValueError: the response status is 4xx or 5xx, or the container did not respond.
         """
         status, answer = self._post(body, headers, seconds)
         if status >= 400:
@@ -361,7 +361,7 @@ def _pieces(
     """Yield the pieces of a response as they arrive.
 
     If the client disconnects, the generator is closed, and with it the connection to the emulator. If the response
-    is cut off, the client's connection is reset, because an ordinary close would mark a complete response.
+    is cut off, the client's connection is reset, because an ordinary close would indicate a complete response.
     """
     try:
         while data := reply.read1(_PIECE):

@@ -1,8 +1,8 @@
 """SageMaker's control plane in memory: the parts that moto 5.2 does not support, or does not validate.
 
 It has models, endpoint configurations, endpoints and inference components, which cause the same conflicts as on AWS.
-A creation, update or deletion advances with every poll: the first `polls` polls show the busy state, the next poll
-shows its end. `fate` and `fate_of` decide whether it succeeds.
+A creation, update or deletion advances with every poll: the first `polls` polls show the busy state, and the next
+poll shows the outcome. `fate` and `fate_of` decide whether it succeeds.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Fate:
 
 
 def now() -> datetime.datetime:
-    """Return the current time with a precision of milliseconds, as in AWS's responses."""
+    """Return the current time with millisecond precision, as in AWS's responses."""
     at = datetime.datetime.now(datetime.timezone.utc)
     return at.replace(microsecond=at.microsecond // 1000 * 1000)
 
@@ -70,7 +70,7 @@ class Thing:
     Attributes:
         request: parameters of the create request, updated by later requests.
         reason: the FailureReason, or None.
-        left: number of polls that will still show the busy state.
+        left: number of remaining polls that show the busy state.
         end: function that ends the busy state, or None if the resource is not busy.
         before: during an update, `request` before the update.
         coming: during an update of an endpoint, the name of the new endpoint configuration.
@@ -119,15 +119,15 @@ SAID = {
 
 @dataclass
 class SageMaker:
-    """SageMaker's state.
+    """The state of SageMaker.
 
     Attributes:
         polls: number of polls that show a busy state.
         things: resources by kind and name.
-        fates: outcomes that were set with `fate`, by the resource's name.
+        fates: outcomes that were set with `fate`, by resource name.
         on_endpoint_gone: callback for the name of each deleted endpoint.
-        may_take: function that returns whether SageMaker may assume a role, given the role's ARN.
-        quota_of: function that returns an instance type's quota, given the type and the model's CreateModel request.
+        may_take: function that returns whether SageMaker may assume a role, given the role ARN.
+        quota_of: function that returns the quota of an instance type, given the type and the CreateModel request.
         fate_of: function that returns the outcome of a creation or update for which `fate` was not called.
     """
 
@@ -148,7 +148,7 @@ class SageMaker:
         self.fates.setdefault(name, []).append(Fate(status, reason, polls))
 
     def names(self, kind: str) -> list[str]:
-        """Return the names of all resources of a kind, sorted."""
+        """Return the sorted names of all resources of a kind."""
         return sorted(name for of, name in self.things if of == kind)
 
     def get(self, kind: str, name: str) -> Thing:
@@ -234,7 +234,7 @@ class SageMaker:
         raise Invalid(f"Could not find resource {arn}")
 
     def _now(self) -> datetime.datetime:
-        """Return the current time, and at least 1 ms more than the last time, so that the newest resource is known."""
+        """Return the current time, at least 1 ms after the previous result, so that the newest resource is known."""
         self._last = max(now(), self._last + datetime.timedelta(milliseconds=1))
         return self._last
 
@@ -385,7 +385,7 @@ class Operations:
         Additional instances that run only during an update are not counted.
 
         Args:
-            counts: numbers of instances that replace the configuration's, by variant.
+            counts: numbers of instances that override those in the configuration, by variant.
         """
         used = self._instances_of_others(name)
         for variant in _variants(config):
@@ -401,7 +401,7 @@ class Operations:
                 used[instance] += count
 
     def _instances_of_others(self, name: str) -> Counter[str]:
-        """Return how many instances of each type the endpoints other than `name` use."""
+        """Return the number of instances of each type that the endpoints other than `name` use."""
         used = Counter[str]()
         for (kind, other), endpoint in self._state.things.items():
             if kind == "endpoint" and other != name and endpoint.status not in ("Failed", "Deleting"):
@@ -640,7 +640,7 @@ def weights_of(config: Mapping[str, Any], endpoint: Mapping[str, Any]) -> dict[s
 
 
 def _by_variant(changes: list[dict[str, Any]], field: str) -> dict[str, Any]:
-    """Return the values of one of the fields of DesiredWeightsAndCapacities, by the variant's name."""
+    """Return the values of a field of DesiredWeightsAndCapacities, by variant name."""
     return {item["VariantName"]: item[field] for item in changes if field in item}
 
 
@@ -656,7 +656,7 @@ def _instances(config: dict[str, Any], counts: Mapping[str, int]) -> Counter[str
 
 
 def _in_pools(variant: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
-    """Return a variant's instances in each pool. All instances are in the pool with the highest priority."""
+    """Return the instances of a variant in each pool. All instances are in the pool with the highest priority."""
     pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
     if not pools:
         return {}

@@ -29,7 +29,7 @@ class Plan:
         endpoint: the endpoint. The processes of `commands` listen on the URLs of its container and of its components'
             containers.
         port: port of the emulator, or 0 for any free port.
-        commands: commands that start the containers, by the component's name, or "" for the endpoint's own container.
+        commands: commands that start the containers, by component name. The endpoint's own container has the name "".
             If empty, the container is already running.
         adapters: directories of adapters by name. They are loaded when the container is ready, as SageMaker loads
             adapter components.
@@ -50,7 +50,7 @@ def free_port() -> int:
 
 
 Log = Callable[[str, str], None]
-"""Callback for each line of a container's log. Its first argument is the component's name, or ""."""
+"""Callback for each line of a container log. Its first argument is the component name, or ""."""
 
 
 @contextlib.asynccontextmanager
@@ -76,8 +76,8 @@ async def serve(
     """Serve until SIGINT or SIGTERM, and return the exit status.
 
     Args:
-        report: callback for each line about the endpoint's state.
-        log: callback for each line of a container's log. Its first argument is the component's name, or "".
+        report: callback for each line about the endpoint state.
+        log: callback for each line of a container log. Its first argument is the component name, or "".
         ready: callback that receives the URL when the endpoint is in service.
         front: context manager that serves the API in front of the container.
 
@@ -98,7 +98,7 @@ async def serve(
 
 
 async def _until(stopping: asyncio.Task[None], tasks: set[asyncio.Task[None]]) -> None:
-    """Wait until `stopping` ends, and cancel the tasks. An error of a task ends the wait, and is raised."""
+    """Wait until `stopping` ends, and cancel the tasks. An error in a task ends the wait and is raised."""
     running = tasks
     try:
         while not stopping.done():
@@ -201,9 +201,9 @@ def cannot_listen(host: str, port: int, error: OSError) -> DeployError:
 async def _containers(
     commands: Mapping[str, Command], log: Log, signals: _Signals
 ) -> AsyncIterator[dict[str, Container]]:
-    """Start the containers, each in its own process group, and stop them concurrently at the end.
+    """Start the containers, each in its own process group, and stop them concurrently on exit.
 
-    A second signal kills them at once.
+    A second signal kills them immediately.
     """
     containers: dict[str, Container] = {}
 

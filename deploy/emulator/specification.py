@@ -1,6 +1,6 @@
 """The processes of `lmi deploy local FILE`: one for the endpoint, or one for each inference component.
 
-Each process is one copy of this package's server. The specification's image, instances and scaling apply only on AWS.
+Each process runs one copy of this package's server. The specification's image, instances and scaling apply only on AWS.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Started:
     """The processes to start, and the inference components that they serve.
 
     Attributes:
-        commands: commands by the component's name, or "" for an endpoint without components.
+        commands: commands by component name. An endpoint without components has the name "".
         components: components, including adapters, by name. Each has the address of its process.
-        adapters: directories of adapters by the adapter component's name.
+        adapters: directories of adapters, by the name of the adapter component.
         notes: differences from a deployment on AWS, each as a sentence.
     """
 
@@ -57,7 +57,7 @@ def this_machine() -> Machine:
 
 
 def with_arguments(spec: Spec, options: Sequence[str], engine: str | None) -> Spec:
-    """Return the specification with the command line's options set for the endpoint and every component.
+    """Return the specification with the options from the command line set for the endpoint and every component.
 
     Raises:
         DeployError: an option is not KEY=VALUE.
@@ -77,7 +77,7 @@ def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: 
     """Return the processes to start for a specification.
 
     Args:
-        port: function that returns a free port at each call.
+        port: function that returns a free port on each call.
         adapters: directories of the specification's adapters, by name.
 
     Raises:
@@ -97,7 +97,7 @@ def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: 
 
 
 def _processes(spec: Spec) -> dict[str, Spec]:
-    """Return the server that each process runs, by the component's name, or "" without components.
+    """Return the server that each process runs, by component name ("" if there are no components).
 
     A component without copies gets no process. Requests to it fail for lack of capacity, as on AWS.
     """
@@ -117,7 +117,7 @@ def _free_ports(port: Callable[[], int], names: Iterable[str]) -> dict[str, int]
 
 
 def _components(spec: Spec, commands: Mapping[str, Command]) -> dict[str, Component]:
-    """Return the specification's components, and then their adapters, by name."""
+    """Return the specification's components, followed by their adapters, by name."""
     urls = {name: command.url for name, command in commands.items()}
     bases = {item.name: Component(copies=item.copies, container=urls.get(item.name)) for item in spec.components}
     return bases | {
@@ -163,7 +163,7 @@ def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def _variables(server: Spec, name: str) -> dict[str, str]:
-    """Return the environment variables of a server's process: the same as on AWS, but with a local model path."""
+    """Return the environment variables of a server process: the same as on AWS, but with a local model path."""
     environ = {setting.name: setting.value for setting in settings_of(server.options, server.environment)}
     if server.model.context is not None:
         environ.setdefault("OPTION_MAX_MODEL_LEN", str(server.model.context))

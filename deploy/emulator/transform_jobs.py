@@ -1,8 +1,8 @@
 """Batch transform jobs, which moto does not support. They follow botocore's API model and use the role's permissions.
 
-A job starts at its first poll and ends `SageMaker.polls` polls later. As in a real job of our image, a 4xx response of
-the container is written as output too. A job without a BatchStrategy sends one record per request, which is the
-strategy that our image's server reports at /execution-parameters.
+A job starts on its first poll and ends `SageMaker.polls` polls later. As in a real job with this project's image, a 4xx
+response of the container is also written as output. A job without a BatchStrategy sends one record per request, which
+is the strategy that the server in the image reports at /execution-parameters.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Operations:
         job.status, job.reason = ("Failed", reason) if reason else ("Completed", None)
 
     def _transform(self, request: dict[str, Any], role: str, region: str) -> str:
-        """Transform the job's objects. Return the reason of the last failure, or "" if all objects succeeded.
-        An object that fails gets no output and does not stop the other objects. It is a failure if there is no object.
+        """Transform the job's objects. Return the reason for the last failure, or "" if all objects succeeded.
+        An object that fails gets no output and does not stop the other objects. An empty input is also a failure.
         """
         source, output = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"], request["TransformOutput"]
         store = RoleStore(self._cloud, role, Where(region, ACCOUNT), output.get("KmsKeyId"))

@@ -31,14 +31,14 @@ LACKING: Mapping[Kind, Mapping[str, bool]] = {
         "Specifications.ComputeResourceRequirements.AcceleratorPartitionType": True,
     },
 }
-"""Fields that CloudFormation does not support, and whether omitting them would do harm."""
+"""Fields that CloudFormation does not support, and whether omitting them would be harmful."""
 
 
 def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the properties that CloudFormation supports, and the paths of the properties that it does not support.
 
     Raises:
-        Refused: omitting a property would do harm.
+        Refused: omitting a property would be harmful.
     """
     lacking = LACKING.get(resource.kind, {})
     lost: list[str] = []
@@ -75,7 +75,7 @@ TYPES = {
 }
 _UNIQUE = (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)
 """Kinds whose logical name is the kind itself, so that a new version replaces the old version.
-If components use several models, the component's name is appended for each model after the first.
+If components use several models, the component name is appended for each model after the first.
 """
 
 _NAME_PROPERTIES = {
@@ -200,7 +200,7 @@ def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str
 
 
 def _with_references(content: Any, resource: Resource, names: Mapping[str, str]) -> tuple[Any, set[str]]:
-    """Return the properties with other resources' names replaced by references, and the keys of these resources."""
+    """Return the properties with the names of other resources replaced by references, and those resources' keys."""
     references: set[str] = set()
 
     def policy_arn(ref: Ref) -> dict[str, str]:

@@ -99,7 +99,7 @@ def sdk_program(resources: Sequence[Resource], region: str) -> str:
 
 
 def _dropped(value: Any) -> Iterator[str]:
-    """Yield the fields that the SDK would drop because their values are false in Python."""
+    """Yield the fields that the SDK would drop because their values are falsy in Python."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             if not item:
@@ -160,7 +160,7 @@ def _value(shape: Any, value: Any, shapes: set[str]) -> _Expression:
 
 
 def _call(resource: Resource, client: str, method: str, resources: Sequence[Resource], names: Mapping[str, str]) -> str:
-    """Return a call of a boto3 method, which is assigned to a variable if another call needs its response."""
+    """Return a call to a boto3 method, which is assigned to a variable if another call needs its response."""
     items = tuple((f"{name}=", _plain(value, names)) for name, value in resource.request.items())
     needed = {ref.key for other in resources for ref in refs(other.request)}
     before = f"{names[resource.key]} = " if resource.key in needed else ""

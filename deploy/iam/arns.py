@@ -32,8 +32,8 @@ class Arns:
         artifacts: the S3 URIs of the models and their adapters.
         written, read: further S3 URIs that SageMaker writes and reads.
         requests, responses: the S3 URIs for the requests and responses of asynchronous inference.
-        batch_input, batch_output: the S3 URIs of batch transform.
-        checked: the S3 URIs whose buckets' encryption is checked.
+        batch_input, batch_output: the S3 URIs for the input and output of batch transform.
+        checked: the S3 URIs of the buckets whose encryption is checked.
     """
 
     def __init__(self, spec: Spec, decision: Decision) -> None:
@@ -97,22 +97,23 @@ class Arns:
         return [name for item in self.spec.components for name in (item.name, *(child.name for child in item.adapters))]
 
     def _sagemaker(self, kind: str, names: list[str]) -> list[str]:
-        """Return ARNs with each name as written and in lower case, which SageMaker uses. IAM is case-sensitive."""
+        """Return ARNs with each name as written and in lowercase, as in SageMaker. IAM is case-sensitive."""
         return [
             self.of("sagemaker", f"{kind}/{name}")
             for name in _once(spelling for name in names for spelling in (name, name.lower()))
         ]
 
     def batch_logs(self) -> list[str]:
-        """Return the ARNs of the log group of all transform jobs, with and without streams, and of the
-        deployment's streams in it.
+        """Return the ARNs of the log group of all transform jobs, and of the deployment's streams in this group.
+
+        The ARN of the group is returned with and without streams.
         """
         group = self.of("logs", f"log-group:{TRANSFORM_LOGS}")
         streams = [group, f"{group}:log-stream:", f"{group}:log-stream:{job_prefix(self.spec.name)}*"]
         return streams if self.spec.batch else []
 
     def logs(self) -> list[str]:
-        """Return the ARNs of the endpoint's and components' log groups, and of their streams."""
+        """Return the ARNs of the log groups of the endpoint and the components, and of their streams."""
         groups = [f"/aws/sagemaker/Endpoints/{self.spec.name}"] if self.spec.endpoint is None else []
         groups += [f"/aws/sagemaker/InferenceComponents/{name}" for name in self._component_names()]
         return [self.of("logs", f"log-group:{group}{end}") for group in groups for end in ("", ":*")]
@@ -137,7 +138,7 @@ class Arns:
         return ["*"] if any(fields.get("EnableSSMAccess") for fields in (self.spec.sagemaker.variant, *shadows)) else []
 
     def repositories(self) -> list[str]:
-        """Return the ARNs of the images' ECR repositories, without duplicates. Other registries are omitted."""
+        """Return the ARNs of the ECR repositories of the images, without duplicates. Other registries are omitted."""
         return _once(
             f"arn:{self._partition}:ecr:{match['region']}:{match['account']}:repository/{match['repository']}"
             for match in (ECR_URI.fullmatch(decided.image) for _, decided in self._served)
@@ -162,7 +163,7 @@ class Arns:
         return _once(f"arn:{self._partition}:s3:::{bucket_and_key(uri)[0]}" for uri in uris)
 
     def listed(self, uris: list[str]) -> list[Scope]:
-        """Return a scope for each bucket of the URIs. Its condition allows listing only the URIs' prefixes."""
+        """Return a scope for each bucket in the URIs, with a condition that allows listing only the URIs' prefixes."""
         prefixes: dict[str, set[str]] = {}
         for uri in uris:
             (bucket,) = self.buckets([uri])
@@ -170,11 +171,11 @@ class Arns:
         return [Scope([bucket], {"StringLike": {"s3:prefix": sorted(keys)}}) for bucket, keys in prefixes.items()]
 
     def secrets(self) -> list[str]:
-        """Return the ARNs of the secrets with the models' tokens, without duplicates."""
+        """Return the ARNs of the secrets that contain the models' tokens, without duplicates."""
         return _once(served.model.token_secret for served, _ in self._served)
 
     def keys(self) -> list[str]:
-        """Return the ARNs of all of the account's KMS keys in the region, and of the volume key if it is elsewhere."""
+        """Return the ARNs of the account's KMS keys in the region, and of the volume key if it is not one of them."""
         if not (self.checked or self.spec.topics or self.secrets() or self.encryption.volume_key):
             return []
         own = self.of("kms", "key/")

@@ -26,8 +26,8 @@ class Row(NamedTuple):
     """Actions, and the resources for which they are needed.
 
     Attributes:
-        sid: statement ID. Rows with the same ID and the same condition are joined into one statement.
-        actions: actions after the service's prefix, such as "sagemaker:CreateModel DeleteModel".
+        sid: statement ID. Rows with the same ID and the same condition are merged into one statement.
+        actions: actions after the service prefix, such as "sagemaker:CreateModel DeleteModel".
         on: function that returns the resources, or [] if the actions are not needed.
     """
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Return the actions, each with the service's prefix."""
+        """Return the actions, each with the service prefix."""
         service, _, names = self.actions.partition(":")
         return [f"{service}:{name}" for name in names.split()]
 
@@ -255,7 +255,7 @@ ADOPTING = (  # names of configurations and models are known only from the endpo
     Row("AdoptedConfig", "sagemaker:DescribeEndpointConfig UpdateEndpoint", lambda a: a.every("endpoint-config")),
     Row("AdoptedModel", "sagemaker:DescribeModel", lambda a: a.every("model")),
 )
-"""Further permissions with which the deployer takes over another owner's endpoint or adds a shadow to it."""
+"""Additional permissions that the deployer needs to take over another owner's endpoint or to add a shadow to it."""
 
 
 def policies(spec: Spec, decision: Decision, *, adopt: bool = False) -> dict[str, Policy]:
@@ -308,7 +308,7 @@ def _split(
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """Return the part of a statement that fits after the statements in `before`, and the rest.
 
-    Only a statement that is too long for a policy of its own is divided, by its resources or by the values of a
+    Only a statement that does not fit into a policy by itself is divided, by its resources or by the values of a
     condition. Each resource or value is sufficient for a match, so they can be in separate statements.
     """
 

@@ -21,7 +21,7 @@ class Denial(NamedTuple):
     Attributes:
         action: action, such as `sagemaker:CreateModel`.
         resource: the ARN of the resource, or `*`.
-        why: the decision of IAM, implicitDeny (no policy allows the action) or explicitDeny (a policy denies it).
+        why: IAM's decision: implicitDeny (no policy allows the action) or explicitDeny (a policy denies it).
     """
 
     action: str

@@ -40,7 +40,7 @@ class Finding:
     Attributes:
         question: what was measured.
         answer: the result as text, or the error if the measurement failed.
-        figures: the result as values for programs, or None if the measurement failed or was not possible.
+        figures: the result in machine-readable form, or None if the measurement failed or was not possible.
     """
 
     question: str
@@ -141,7 +141,7 @@ def _accept_plain(target: Target) -> tuple[str, Mapping[str, Any]]:
 
 
 def _accept_stream(target: Target) -> tuple[str, Mapping[str, Any]]:
-    """Measure whether the Accept parameter, sent as X-Amzn-SageMaker-Accept, changes a stream's content type."""
+    """Measure whether the Accept parameter, sent as X-Amzn-SageMaker-Accept, changes the content type of a stream."""
 
     def content_type(accept: str) -> str:
         response = target.stream(_prompt(1), Accept=accept)

@@ -1,6 +1,7 @@
-"""Reading containers' logs from CloudWatch: the last lines, the lines of a period, or new lines as they arrive.
+"""Read container logs from CloudWatch: the last lines, the lines of a period, or new lines as they arrive.
 
-An endpoint's log group is /aws/sagemaker/Endpoints/NAME, a component's is /aws/sagemaker/InferenceComponents/NAME.
+The log group of an endpoint is /aws/sagemaker/Endpoints/NAME. The log group of a component is
+/aws/sagemaker/InferenceComponents/NAME.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def follow(
     pattern: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Line]:
-    """Yield the lines of log groups since a time, and then new lines as they arrive. This never ends.
+    """Yield the lines of log groups since a time, and then new lines as they arrive, without end.
 
     CloudWatch may add lines out of order, so each poll reads the last `_LATE` milliseconds again and skips known lines.
 

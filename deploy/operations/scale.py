@@ -1,4 +1,4 @@
-"""Manual scaling: setting the number of instances or copies, or the bounds of automatic scaling."""
+"""Scale manually: set the number of instances or copies, or the bounds of automatic scaling."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from deploy.resources.resource import DIMENSIONS, Kind, Resource
 
 @dataclass(frozen=True)
 class ScalingTarget:
-    """An endpoint's variant (`kind` ENDPOINT) or an inference component that can be scaled.
+    """A variant of an endpoint (`kind` ENDPOINT) or an inference component that can be scaled.
 
     Attributes:
         name: name of the endpoint or the component.
-        variant: name of the endpoint's variant; empty for a component.
+        variant: name of the endpoint's variant, or "" for a component.
         count: desired number of instances or copies.
         scaling: settings of automatic scaling, or None if the target does not scale automatically.
         sleeps: whether the target can scale to zero, as components and asynchronous endpoints can.
@@ -123,7 +123,7 @@ def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None)
         high: maximum number of instances or copies, or None to keep the current maximum.
 
     Raises:
-        Refused: there is no automatic scaling, or the bounds are invalid.
+        Refused: automatic scaling is off, or the bounds are invalid.
     """
     if what.scaling is None:
         raise Refused(

@@ -26,7 +26,7 @@ class Variant:
     Attributes:
         instances: current number of instances.
         type: instance types of the variant, or None if they are not known.
-        image: the URI of the image that runs, with its digest if known.
+        image: the URI of the running image, with its digest if known.
     """
 
     name: str
@@ -38,14 +38,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Component:
-    """An inference component, which serves copies of a model, or an adapter.
+    """An inference component, which serves either copies of a model or an adapter.
 
     Attributes:
         status: the InferenceComponentStatus.
         copies: current number of copies.
         base: name of the base component if this is an adapter, or None.
         reason: the FailureReason, or empty.
-        model: name of the model in SageMaker, or the image's URI.
+        model: name of the model in SageMaker, or the image URI.
         gpus: number of GPUs of each copy.
     """
 
@@ -92,7 +92,7 @@ class Status:
         reason: the FailureReason, or empty.
         config: name of the current endpoint configuration.
         changed: time of the last change, in ISO 8601.
-        metrics: metrics of the last `MINUTES` minutes by name, or None where there were no requests. Latencies are in
+        metrics: metrics of the last `MINUTES` minutes by name, or None if there were no requests. Latencies are in
             milliseconds.
         unread: parts that could not be read for lack of permission, each with AWS's error code.
         asynchronous: whether the endpoint is for asynchronous requests, which wait in a queue.
@@ -260,7 +260,7 @@ _METRICS = {
     "latency_p50_ms": ("ModelLatency", "p50", 1e-3),
     "latency_p95_ms": ("ModelLatency", "p95", 1e-3),
 }
-"""Maps each metric to CloudWatch's name, the statistic, and the factor that converts CloudWatch's unit to ours."""
+"""Maps each metric to its CloudWatch name, its statistic, and the factor that converts its CloudWatch unit to ours."""
 
 
 def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:

@@ -42,7 +42,7 @@ class Context:
     """The context that all checks share.
 
     Attributes:
-        fetch: function that sends HTTP requests to the hub and to the image's registry, or None to call only AWS's API.
+        fetch: function that sends HTTP requests to the hub and to the image registry, or None to call only AWS's API.
     """
 
     aws: Aws

@@ -93,15 +93,15 @@ _SECONDS = 5.0  # timeout of one request
 def preflight(
     aws: Aws, spec: Spec, decision: Decision, *, fetch: Fetch | None = None, without: Collection[str] = ()
 ) -> list[Check]:
-    """Run all checks, in the order in which a deployment would fail.
+    """Run all checks, in the order in which a deployment would encounter the problems.
 
     Args:
-        fetch: function that sends HTTP requests to the hub and to the image's registry, such as `over_the_network`, or
+        fetch: function that sends HTTP requests to the hub and to the image registry, such as `over_the_network`, or
             None to call only AWS's API.
         without: names of checks to skip.
 
     Raises:
-        BotoCoreError: there is no connection to AWS.
+        BotoCoreError: AWS is unreachable.
     """
     context = Context(aws, spec, decision, fetch)
     of_servers = [Context(aws, server, decision.of(server), fetch) for server in servers(spec)]
@@ -128,9 +128,9 @@ def refuse_errors(checks: Sequence[Check]) -> None:
 
 
 def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """Send an HTTP request, follow redirects, and return the status and body. The body of an error is empty.
+    """Send an HTTP request, follow redirects, and return the status and body. An error has an empty body.
 
-    The Authorization header is not sent along with a redirect to another host.
+    The Authorization header is not forwarded on a redirect to another host.
     """
     request = urllib.request.Request(url, method=method, headers=dict(headers))
     try:
@@ -153,10 +153,10 @@ def lines(checks: Sequence[Check]) -> list[str]:
 
 
 def run(name: str, check: Callable[[], Check | Iterable[Check] | None]) -> list[Check]:
-    """Run one check, and return its results. An error from AWS, such as a denied call, becomes a warning.
+    """Run one check, and return its results. An error from AWS, such as a denied call, is reported as a warning.
 
     Raises:
-        BotoCoreError: there is no connection to AWS.
+        BotoCoreError: AWS is unreachable.
     """
     checks: list[Check] = []
     try:
@@ -220,7 +220,7 @@ def _trusts_sagemaker(document: Any) -> bool:
 def _quota(context: Context) -> list[Check]:
     """Check the endpoint quota of each instance type. Instances that other endpoints use are not taken into account.
 
-    A pool without quota is only a warning if another pool has quota, because AWS then accepts the endpoint.
+    A pool without quota is reported as a warning if another pool has quota, because AWS then accepts the endpoint.
     """
     if context.spec.endpoint is not None:  # another deployment owns the instances
         return []
@@ -322,7 +322,7 @@ _OF_A_SERVER = ("image", "model", "key", "secret")
 
 
 def _shadow(context: Context) -> list[Check]:
-    """Check the shadow variant's image, model, secret and quota if they differ from the serving variant's."""
+    """Check the shadow variant's image, model, secret and quota if they differ from those of the serving variant."""
     shadow, decision = context.spec.shadow, context.decision.shadow
     if shadow is None or decision is None:
         return []

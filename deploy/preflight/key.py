@@ -1,4 +1,4 @@
-"""Checks that the specification names the customer managed KMS keys that encrypt the resources it uses.
+"""Check that the specification names the customer managed KMS keys that encrypt the resources it uses.
 
 AWS managed keys can be used by the whole account. Customer managed keys must be in the specification, so that the
 policies that `lmi deploy iam` prints include them.
@@ -27,7 +27,7 @@ class Use:
 
     Attributes:
         option: name of the key's field in `encryption`.
-        what: resource that the key encrypts, as text.
+        what: description of the resource that the key encrypts.
         users: roles and users that need the permissions for the key, as text. `lmi deploy iam` prints the permissions.
         at_rest: whether the resource must already be encrypted with the key. If False, the key is for new data only.
         hint: advice to add if the resource is not encrypted with the key.
@@ -86,7 +86,7 @@ def topics(context: Context) -> list[Check]:
 def compared(context: Context, use: Use, keys: Mapping[str, str | None]) -> list[Check]:
     """Compare a key of `encryption` with the keys of existing resources.
 
-    A difference is only a warning, because a key's own policy may allow its use.
+    A difference is reported only as a warning, because a key's own policy may allow its use.
 
     Args:
         keys: the ARN of each resource's customer managed key, or None if the resource has no such key.
@@ -178,7 +178,7 @@ def _of_alarms(context: Context, topic: str, name: str | None) -> Iterator[Check
 
 
 def customers(context: Context, name: str | None) -> str | None:
-    """Return the ARN of a customer managed key, or None for no key or an AWS managed key.
+    """Return the ARN of a key if it is customer managed, or None otherwise.
 
     Args:
         name: the ARN, ID or alias of a KMS key, or None.
@@ -190,7 +190,7 @@ def customers(context: Context, name: str | None) -> str | None:
 
 
 def _described(context: Context, name: str) -> dict[str, str]:
-    """Return a key's description. It is empty if the key does not exist or the caller may not read it."""
+    """Return the description of a key. It is empty if the key does not exist or the caller may not read it."""
     kms = context.aws.client("kms")
     try:
         return dict(kms.describe_key(KeyId=name)["KeyMetadata"])

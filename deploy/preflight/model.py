@@ -1,4 +1,4 @@
-"""Checks of the model (a local directory, a prefix or archive in S3, or a hub model), the secret, and the image."""
+"""Check the model (a local directory, a prefix or archive in S3, or a hub model), the secret, and the image."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _LARGE_ARCHIVE = 10e9  # bytes; unpacking a larger archive in one thread takes m
 
 
 def _archive(context: Context, uri: str) -> list[Check]:
-    """Check an archive's size, and the files in its first 64 MiB."""
+    """Check the size of an archive, and the files in its first 64 MiB."""
     prefix = Prefix.of(uri)
     check_region(context.aws, prefix)
     size = next((entry.size for entry in objects(context.aws, prefix) if not entry.name), None)
@@ -100,7 +100,7 @@ def _as_checks(findings: Sequence[Finding]) -> list[Check]:
 def _hub(context: Context, model_id: str) -> Check:
     """Check that the hub has the model. No token is sent.
 
-    The result is never an error, because the container's network may differ from this machine's.
+    The result is never an error, because the container's network may differ from that of this machine.
     """
     if context.fetch is None:
         return ok("model", f"{model_id}, downloaded by the container from the hub (not checked)")
@@ -201,7 +201,7 @@ def _platform(context: Context, which: dict[str, Any], digest: str) -> Check | N
 
 
 def _architecture(context: Context, which: dict[str, Any], manifest: dict[str, Any]) -> str | None:
-    """Return the processor architecture from the image's configuration, or None if it cannot be fetched."""
+    """Return the processor architecture from the image configuration, or None if it cannot be fetched."""
     digest = manifest.get("config", {}).get("digest")
     if digest is None or context.fetch is None:
         return None

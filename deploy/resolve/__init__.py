@@ -1,1 +1,1 @@
-"""Resolution of the settings that a specification leaves open: instance type, image, host AMI and timeouts."""
+"""Resolve the settings that a specification does not set: instance type, image, host AMI and timeouts."""

@@ -1,4 +1,4 @@
-"""Resolution of an endpoint's inference components: a common instance type, and enough resources for all copies.
+"""Resolve the inference components of an endpoint: a common instance type, and enough resources for all copies.
 
 SageMaker starts a copy only on an instance with enough free resources. A copy does not share its GPUs, and reserves a
 part of the instance's memory and cores.
@@ -30,7 +30,7 @@ class Placed:
         gpus: number of GPUs for each copy.
         memory_mb: host memory for each copy, in MB.
         cpus: number of cores for each copy, or 0 if the component requests no cores.
-        fit: the model's memory on the instance type, or None if the model's size or the type is unknown.
+        fit: the model's memory on the instance type, or None if the model size or the type is unknown.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Sums:
 
 
 def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution:
-    """Resolve each server of the components separately, and join the decisions.
+    """Resolve each server of the components separately, and merge the decisions.
 
     Args:
         resolve: function that resolves a specification whose components share one server.
@@ -103,7 +103,7 @@ class Served(NamedTuple):
 
 
 def _serve(spec: Spec, groups: Sequence[Spec], resolve: Callable[[Spec], Resolution]) -> list[Served]:
-    """Resolve each server. With `auto`, resolve them again on the common instance type unless all have chosen it."""
+    """Resolve each server. With `auto`, resolve them again on the common instance type unless all of them chose it."""
     served = [Served(server, _of_one(server, resolve, alone=len(groups) == 1)) for server in groups]
     if spec.instance.type != "auto":
         return served
@@ -263,9 +263,9 @@ def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
 
 
 def _left_over(sums: Sums) -> str:
-    """Return a component whose copies find no instance if larger copies are placed first, or an empty string.
+    """Return a component whose copies do not fit on any instance if larger copies are placed first, or an empty string.
 
-    The amount of work is bounded, because there are at most a thousand copies and instances, and equal copies are
+    The amount of work is bounded, because there are at most a thousand copies and instances, and identical copies are
     placed together.
     """
     assert sums.instance is not None
@@ -279,22 +279,22 @@ def _left_over(sums: Sums) -> str:
 
 
 class Room(NamedTuple):
-    """A number of equal instances, and the resources that are free on each of them."""
+    """A number of identical instances, and the resources that are free on each of them."""
 
     free: list[float]
     instances: int
 
     def copies(self, needs: Sequence[float], maximum: int) -> int:
-        """Return how many copies fit on one instance, or `maximum` if a copy needs no resources."""
+        """Return the number of copies that fit on one instance, or `maximum` if a copy needs no resources."""
         return min((int(has // need) for has, need in zip(self.free, needs, strict=True) if need), default=maximum)
 
     def less(self, needs: Sequence[float], copies: int, instances: int) -> Room:
-        """Return what is free on some of the instances after placing `copies` more copies on each."""
+        """Return the resources that remain free on some of the instances after placing `copies` more copies on each."""
         return Room([has - copies * need for has, need in zip(self.free, needs, strict=True)], instances)
 
 
 def _distribute(left: int, needs: Sequence[float], free: Sequence[Room]) -> tuple[list[Room], int]:
-    """Place copies on instances. Return what is still free, and the number of copies that could not be placed.
+    """Place copies on instances. Return the free resources, and the number of copies that could not be placed.
 
     Args:
         left: number of copies to place.

@@ -1,4 +1,4 @@
-"""The decision about the settings that a specification leaves open: image, instance type, host AMI and timeouts."""
+"""The decision about the settings that a specification does not set: image, instance type, host AMI and timeouts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Pool:
     """An instance pool, one of several instance types that an endpoint may use.
 
     Attributes:
-        priority: order in which SageMaker tries the pools, from 1.
+        priority: position in the order in which SageMaker tries the pools, starting at 1.
         instance_type: name of the instance type.
         gpus: number of GPUs, as in `Decision`.
         tensor_parallel: tensor parallel degree, as in `Decision`.
         expert_parallel: expert parallelism, as in `Decision`.
-        options: the handler's options that apply to this instance type only.
+        options: the handler's options that apply only to this instance type.
     """
 
     priority: int
@@ -37,7 +37,7 @@ class Decision:
 
     Attributes:
         region: the AWS region of the endpoint.
-        account: account ID of twelve digits, from AWS if it was queried, otherwise from the role's ARN.
+        account: twelve-digit account ID, from AWS if it was queried, otherwise from the role ARN.
         image: full URI of the image, with its digest if AWS was queried.
         instance_type: name of the instance type, never `auto`. With pools, the type of the first pool.
         gpus: number of GPUs of one instance. If the instance type is unknown, the number of GPUs needed.
@@ -46,9 +46,9 @@ class Decision:
             the model from the hub.
         download: timeout for downloading the model data, 60 to 3600 seconds.
         startup: timeout until /ping responds with 200, 60 to 3600 seconds.
-        provision: timeout to find an instance, in seconds, or None for AWS's default.
-        tensor_parallel: number of GPUs for one copy of the model, or None for CPU types and if it is unknown.
-        expert_parallel: whether each GPU has whole experts, because of an option or of experts that cannot be divided.
+        provision: timeout for finding an instance, in seconds, or None for AWS's default.
+        tensor_parallel: number of GPUs for one copy of the model, or None for CPU types or if it is unknown.
+        expert_parallel: whether each GPU has whole experts, due to an option or because they cannot be divided.
         warnings: sentences for the user to read before confirming.
         pools: the instance pools by priority, or () if the specification has no pools.
         shadow: decision for the shadow variant, or None if the specification has no shadow.
@@ -75,12 +75,12 @@ class Decision:
 
     @property
     def both(self) -> tuple[Decision, ...]:
-        """Return this decision, followed by the shadow variant's if there is one."""
+        """Return this decision, followed by the decision for the shadow variant if there is one."""
         return (self,) if self.shadow is None else (self, self.shadow)
 
     @property
     def start(self) -> int:
-        """Return the timeout of the longest start in seconds: the download of the model data and the startup."""
+        """Return the sum of the timeouts `download` and `startup` in seconds, for the variant where it is largest."""
         return max(decision.download + decision.startup for decision in self.both)
 
     def of(self, server: Spec) -> Decision:
@@ -117,6 +117,6 @@ def joined(decisions: Sequence[Decision], warnings: Iterable[str], **changes: An
 
 
 def spec_on(spec: Spec, pool: Pool) -> Spec:
-    """Return the specification with one pool's instance type and options, and without pools."""
+    """Return the specification with the instance type and options of one pool, and without pools."""
     instance = spec.instance.model_copy(update={"type": pool.instance_type, "pools": ()})
     return spec.model_copy(update={"instance": instance, "options": {**spec.options, **pool.options}})

@@ -1,4 +1,4 @@
-"""The memory that a model needs on an instance type, and the ranking of instance types. Computed without I/O.
+"""Compute the memory that a model needs on an instance type, and rank instance types, without I/O.
 
 Memory of one GPU, in GiB:
 
@@ -44,7 +44,7 @@ _IN_16_BITS = ("fp8", "fp4")
 _BLACKWELL_CUDA = (12, 8)
 _AMPERE = (8, 0)
 _BUS_LIMIT = 4
-"""Maximum number of GPUs without NVLink. With more, exchanging each layer's results over PCIe dominates the time."""
+"""Maximum number of GPUs without NVLink. With more, exchanging results over PCIe takes most of the time."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Need:
 
     @property
     def stored_gib(self) -> float:
-        """Return the size of the checkpoint, which is downloaded and loaded through the host's RAM."""
+        """Return the size of the checkpoint, which is downloaded and loaded through the host RAM."""
         shape = self.shape
         return (shape.stored or shape.parameters * WIDTH[shape.dtype or "bf16"]) / _GIB
 
@@ -109,7 +109,7 @@ class Need:
         return (fixed + full * tokens + windowed * min(tokens, self._kept)) / _GIB
 
     def cached(self, room: float, degree: int) -> int:
-        """Return how many tokens fit into a cache.
+        """Return the number of tokens that fit into a cache.
 
         If not even one request of the full context fits, return the number of tokens of the longest request that fits.
         In layers with a window, only a limited number of tokens of each request need memory.
@@ -147,7 +147,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Fit:
-    """A model's memory on one instance type. Sizes are in GiB, of one GPU or of a CPU type's RAM.
+    """A model's memory on one instance type. Sizes are in GiB, for one GPU or for the RAM of a CPU type.
 
     Attributes:
         instance: the instance type.
@@ -158,7 +158,7 @@ class Fit:
         room: amount of memory left for the KV cache. It is negative if the weights and `rest` are too large.
         tokens: number of tokens that the KV cache can store.
         sequences: number of concurrent requests of the full context.
-        problem: why the model does not fit, or empty if it fits.
+        problem: reason why the model does not fit, or empty if it fits.
         remarks: disadvantages of the instance type.
         experts: whether each GPU has whole experts.
         price: price of one instance.
@@ -186,7 +186,7 @@ def fit(need: Need, instance: InstanceType, price: Price | None = None) -> Fit:
     """Return the memory of a model on one instance type, with the best number of GPUs per copy.
 
     Args:
-        price: price of the instance, or None to use the table's.
+        price: price of the instance, or None to use the price in the table.
     """
     price = price or TABLE.of(instance.name)
     fits = [_with_degree(need, instance, degree, experts, price) for degree, experts in _degrees(need, instance)]
@@ -194,13 +194,13 @@ def fit(need: Need, instance: InstanceType, price: Price | None = None) -> Fit:
 
 
 def cpu_limit(instance: InstanceType, usable: float = _USABLE) -> float:
-    """Return how much of a CPU type's memory models may use, in GiB."""
+    """Return the amount of memory on a CPU type that models may use, in GiB."""
     return usable * (instance.ram_gib - 2)
 
 
 def _degrees(need: Need, instance: InstanceType) -> Sequence[tuple[int, bool]]:
     """Return the pairs to try: a number of GPUs per copy, and whether each GPU has whole experts.
-    The number is the user's if it is set. Otherwise, the numbers 1, 2, 4 and 8 are tried if the engine accepts them.
+    If the user sets the number, only that is tried. Otherwise, 1, 2, 4 and 8 are tried if the engine accepts them.
     """
     if instance.gpus == 0:
         return ((1, False),)
@@ -350,9 +350,9 @@ class Candidates:
 
     Attributes:
         need: the model and its settings.
-        source: source of the model's shape, for the table's title.
+        source: source of the model's shape, for the table title.
         fits: the model's memory on each instance type, best first.
-        chosen: entry of the specification's type or of the type that `auto` chose, or None if the type is unknown.
+        chosen: entry for the specification's type or for the type that `auto` chose, or None if the type is unknown.
     """
 
     need: Need
@@ -366,8 +366,8 @@ class Resolution:
     """The result of resolving a specification.
 
     Attributes:
-        decision: the decision about the settings that the specification leaves open.
-        candidates: the candidate instance types, or None if the model's size is unknown or there are several models.
+        decision: the decision about the settings that the specification does not set.
+        candidates: the candidate instance types, or None if the model size is unknown or there are several models.
         sums: resources of the inference components, or None if there are no components.
         prices: prices of the instance types.
     """
@@ -379,7 +379,7 @@ class Resolution:
 
     @property
     def chosen(self) -> Fit | None:
-        """Return the model's memory on the chosen type, or None if the model's size or the type is unknown."""
+        """Return the model's memory on the chosen type, or None if the model size or the type is unknown."""
         return None if self.candidates is None else self.candidates.chosen
 
 
@@ -433,10 +433,10 @@ def too_small(small: Fit, fits: Sequence[Fit]) -> DoesNotFit:
 def without_gpus(
     instance: InstanceType, engine: str, fits: Sequence[Fit], built_for: tuple[int, int] | None
 ) -> DoesNotFit:
-    """Return the error for a CPU type if the image has the engine for GPUs only.
+    """Return the error for a CPU type if the image contains only the GPU build of the engine.
 
     Args:
-        fits: the model's memory on GPU types, best first, or () if the model's size is unknown.
+        fits: the model's memory on GPU types, best first, or () if the model size is unknown.
         built_for: minimum compute capability that the image has kernels for, or None if it is unknown.
     """
     return DoesNotFit(
@@ -457,7 +457,7 @@ COLUMNS = (
 
 
 def title(candidates: Candidates) -> str:
-    """Return the table's title, which states the model's number of weights, precision, context and memory."""
+    """Return the table title, which states the model's number of weights, precision, context and memory."""
     need = candidates.need
     a_token = need.kv_gib(need.context, 1) / need.context * 1024
     return (
@@ -470,7 +470,7 @@ _MOST_ROWS = 6
 
 
 def rows(candidates: Candidates) -> tuple[tuple[str, ...], ...]:
-    """Return the rows of the table, with the columns of COLUMNS: the best types, and in any case the chosen type.
+    """Return the rows of the table, with the columns of COLUMNS: the best types, and always the chosen type.
 
     There is only one row for types of the same family with the same number of GPUs. Sizes are per GPU, and requests are
     concurrent requests of the full context. The last column marks the chosen type, and states its problem or remarks.

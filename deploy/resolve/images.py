@@ -1,4 +1,4 @@
-"""The container image's URI in ECR, and the host AMI for the image's CUDA version.
+"""Resolve the URI of the container image in ECR, and the host AMI for the image's CUDA version.
 
 SageMaker accepts only images from ECR in the endpoint's own region. A tag may later be moved to another image.
 Therefore, if AWS is queried, the tag of an image in the user's account is replaced by its digest.
@@ -142,7 +142,7 @@ class Ami(NamedTuple):
 
 
 def choose_ami(setting: str, instance: InstanceType | None, cuda: tuple[int, int] | None) -> Ami:
-    """Choose the host's AMI.
+    """Choose the host AMI.
 
     The default host's driver can be years old. If the driver is too old for the image, or if an image with CUDA 12 runs
     on the newest host, the endpoint stays in Creating without any log. So the AMI depends on the image's CUDA version.
@@ -192,7 +192,7 @@ def push_instructions(uri: str) -> str:
 
 
 def _target(name: str) -> str:
-    """Guess the build target in the Dockerfile from the image's name."""
+    """Guess the build target in the Dockerfile from the image name."""
     words = re.split("[^a-z0-9]+", name)
     return "cpu" if "cpu" in words else "lmi" if "vllm" in words else "trtllm"
 
@@ -229,7 +229,7 @@ def _own_version() -> str:
 
 
 def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
-    """Return the image's URI with its digest, and warnings about the image.
+    """Return the image URI with its digest, and warnings about the image.
 
     Raises:
         NotThere: the image or its repository does not exist.

@@ -23,7 +23,7 @@ _ARM = re.compile(r"[a-z]+[0-9]+[a-z]*g[a-z]*|p[0-9]+e-gb[0-9]+")
 _OTHER_CHIPS = {"inf": "Inferentia", "trn": "Trainium", "dl": "Gaudi", "eia": "Elastic Inference"}
 
 CPU_ENGINES = [name for name, engine in ENGINES.items() if not engine.spreads]
-"""The engines that use no GPU."""
+"""The engines that do not use a GPU."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def device_warnings(spec: Spec, instance: InstanceType | None, degree: int) -> t
     """Return a warning for each component or instance with idle GPUs, or a single warning if the engine uses no GPU.
 
     Args:
-        instance: the instance type, or None if it is unknown. Then nothing is checked.
+        instance: the instance type, or None if it is unknown, in which case nothing is checked.
         degree: number of GPUs of one engine.
 
     Raises:

@@ -67,7 +67,7 @@ class Price:
 
     @property
     def rank(self) -> float:
-        """Return the sort key of the price. Unknown prices sort last, so that they never count as cheap."""
+        """Return the sort key of the price. Unknown prices sort last, so that they are never considered cheap."""
         return math.inf if self.usd is None else self.usd
 
 
@@ -130,7 +130,7 @@ _LARGEST_PRICE = 10_000.0  # US dollars per hour
 
 
 def ask(aws: Aws) -> Prices:
-    """Return the region's on-demand prices from the Pricing API, or the table's prices and why they are used."""
+    """Return the region's on-demand prices from the Pricing API, or the prices in the table and why they are used."""
     if aws.partition != "aws":  # other partitions do not have the API, and their credentials must stay there
         return Prices(why=f"AWS's Pricing API does not exist in the partition {aws.partition}")
     try:

@@ -1,4 +1,4 @@
-"""Resolution of the settings that a specification leaves open, from tables, and from AWS and the hub if queried."""
+"""Resolve the settings that a specification does not set, from tables, and from AWS and the hub if they are queried."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution:
-    """Resolve the specification for each pool's instance type separately, and join the decisions.
+    """Resolve the specification for the instance type of each pool separately, and merge the decisions.
 
     Args:
         resolve: function that resolves a specification with a single instance type.
@@ -71,7 +71,7 @@ def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resoluti
 
 
 def _on_pool(spec: Spec, index: int, resolve: Callable[[Spec], Resolution]) -> Resolution:
-    """Resolve the specification for one of its pools. The decision's `pools` has only that pool."""
+    """Resolve the specification for one of its pools. The decision's `pools` contains only that pool."""
     item = spec.instance.pools[index]
     pool = Pool(item.priority or index + 1, item.type, 0, options=item.options)
     try:
@@ -142,7 +142,7 @@ _DOWNLOAD, _UNPACK, _HUB, _LOAD = 50, 50, 40, 200  # MiB/s
 
 
 class Times(NamedTuple):
-    """The timeouts of a start in seconds, and warnings if SageMaker's maximum may be too short."""
+    """The timeouts for starting, in seconds, and warnings if SageMaker's maximum may be too short."""
 
     download: int
     startup: int
@@ -157,14 +157,14 @@ def times(
     is_archive: bool = False,
     builds_engine: bool = False,
 ) -> Times:
-    """Return the timeouts of a start.
+    """Return the timeouts for starting.
 
     Args:
-        gib: size of the checkpoint in GiB, or None if it is unknown. Then 20 GiB are assumed.
+        gib: size of the checkpoint in GiB, or None if it is unknown, in which case 20 GiB are assumed.
         engine: the value of option.llm_engine.
         from_hub: whether the container downloads the model from the hub.
         is_archive: whether the model is an archive, which SageMaker unpacks.
-        builds_engine: whether the image compiles the model at its start.
+        builds_engine: whether the image compiles the model at startup.
     """
     mib = (_UNKNOWN_GIB if gib is None else gib) * 1024
     download = 300 + (0 if from_hub else mib / _DOWNLOAD) + (mib / _UNPACK if is_archive else 0)
@@ -185,7 +185,7 @@ def times(
 
 
 def _rounded(seconds: float) -> int:
-    """Drop fractions of a second, and round up to whole minutes, but to at most SageMaker's maximum."""
+    """Drop fractions of a second, and round up to whole minutes, but not above SageMaker's maximum."""
     return min(_LONGEST, -(-int(seconds) // 60) * 60)
 
 
@@ -196,7 +196,7 @@ _UNKNOWN_CONTEXT = f"The model's maximum context is unknown; {_CONTEXT} tokens a
 _UNREADABLE = ("AccessDenied", "AllAccessDisabled", "NoSuchBucket", "403")
 
 _FOR_GPUS = re.compile("/(djl-inference|lmi-handler(-[a-z0-9]+)?)[:@]")
-"""Matches AWS's images and this project's images, whose vLLM is for GPUs only. Others may have vLLM's CPU build."""
+"""Matches AWS's images and this project's images, whose vLLM is for GPUs only. Others may contain a CPU build."""
 
 _FOR_VLLM = (
     "the tensor parallel degree {} does not divide the experts, so OPTION_ENABLE_EXPERT_PARALLEL leaves them whole if "
@@ -215,7 +215,7 @@ _PRECISIONS: dict[str, Precision] = {
     "fp32": "fp32",
     "float32": "fp32",
 }
-"""Maps an option's value to the precision that the weights have if model.dtype is `auto`."""
+"""Maps the value of an option to the precision that the weights have if model.dtype is `auto`."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class ModelSize:
         shape: the model's shape, or None if it is unknown.
         source: source of the shape, as text for the table of candidates.
         notes: problems with other sources, each as a sentence.
-        packed: size of the model's archive in GiB, or None if it is unknown or the model is not an archive.
+        packed: size of the model archive in GiB, or None if it is unknown or the model is not an archive.
     """
 
     shape: Shape | None
@@ -244,13 +244,13 @@ def resolve(
     hub: Hub | None = None,
     prices: Prices = TABLE,
 ) -> Resolution:
-    """Decide the settings that a specification leaves open.
+    """Determine the settings that a specification does not set.
 
     Args:
         region: region of the endpoint.
-        account: account ID of twelve digits, or None to query AWS or else use the account of the role.
-        aws: client to query for the account, the image's digest and the model's files in S3, or None to query nothing.
-        hub: client to query for the model's files on the hub, or None to use the table of known models.
+        account: twelve-digit account ID, or None to query AWS or else use the account of the role.
+        aws: client to query for the account, the image digest and the model files in S3, or None not to query AWS.
+        hub: client to query for the model files on the hub, or None to use the table of known models.
         prices: prices of the instance types.
 
     Raises:
@@ -286,7 +286,7 @@ def _resolve(spec: Spec, inputs: _Inputs) -> Resolution:
 def _of_server(spec: Spec, inputs: _Inputs) -> Resolution:
     """Resolve a specification that has one server and at most one instance type.
 
-    There are five decisions: the image, the model's size and needs, the instance type, the host AMI and the timeouts.
+    There are five decisions: the image, the model size and needs, the instance type, the host AMI and the timeouts.
     """
     image = images.resolve_image(spec.image, inputs.region, inputs.account, inputs.aws)
     size = find_size(spec, inputs.aws, inputs.hub)
@@ -330,7 +330,7 @@ def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> Mod
         hub: client to query for files on the hub, or None not to query it.
 
     Raises:
-        SpecError: model.path is not a directory, or the model's files are invalid.
+        SpecError: model.path is not a directory, or the model files are invalid.
     """
     model, notes = spec.model, list[str]()
     if model.shape is not None:
@@ -371,7 +371,7 @@ def _on_hub(hub: Hub, name: str, revision: str, notes: list[str]) -> Shape | Non
 
 
 def _packed(uri: str, aws: Aws | None) -> ModelSize:
-    """Return the size of a model's archive in S3. Its content, and so the model's shape, is not read."""
+    """Return the size of a model archive in S3. Its content, and therefore the model's shape, is not read."""
     size = _readable(aws, lambda aws: S3Prefix(aws, uri).sizes.get(""))
     of = "" if size is None else f" of {format_size(size)}"
     note = f"model.s3 is an archive{of}, which each instance unpacks at its start, so the model's size is unknown."
@@ -426,7 +426,7 @@ def _frees_windows(spec: Spec) -> bool:
 def _expert_parallel(spec: Spec) -> bool | None:
     """Return whether each GPU has whole experts, or None if vLLM is used and the options do not decide this.
 
-    If the specification does not say which engine the image has, vLLM is assumed, and `_remarks` reports that.
+    If the specification does not state which engine the image contains, vLLM is assumed, and `_remarks` reports that.
     """
     value = spec.options.get("enable_expert_parallel")
     return (None if _engine(spec) in ("", "vllm") else False) if value is None else str(value).lower() == "true"
@@ -440,7 +440,7 @@ def _engine(spec: Spec) -> str:
 
 
 def _needs_gpus(spec: Spec, image: str) -> bool:
-    """Return whether the image has the engine for GPUs only. TensorRT-LLM has no CPU build."""
+    """Return whether the image contains only the GPU build of the engine. TensorRT-LLM has no CPU build."""
     engine = _engine(spec)
     return engine == "trtllm" or (engine == "vllm" and _FOR_GPUS.search(image) is not None)
 
@@ -458,8 +458,8 @@ class Choice(NamedTuple):
 
     Attributes:
         instance: the instance type, or None if it is not in the tables.
-        fit: the model's memory on that type, or None if the type or the model's size is unknown.
-        fits: all candidates, best first, or () if the model's size is unknown.
+        fit: the model's memory on that type, or None if the type or the model size is unknown.
+        fits: all candidates, best first, or () if the model size is unknown.
         warnings: warnings about the choice, each as a sentence.
     """
 
@@ -532,7 +532,7 @@ def _remarks(spec: Spec, chosen: Fit) -> tuple[str, ...]:
 
 
 def _on_cpu(spec: Spec) -> bool:
-    """Return whether the image runs on CPU types, according to option.llm_engine or else the image's name."""
+    """Return whether the image runs on CPU types, according to option.llm_engine or else the image name."""
     engine = spec.options.get("llm_engine")
     if engine is not None:
         return engine in CPU_ENGINES
@@ -541,7 +541,7 @@ def _on_cpu(spec: Spec) -> bool:
 
 
 def _degree_option(spec: Spec) -> int | None:
-    """Return the tensor parallel degree that the specification determines, or None.
+    """Return the tensor parallel degree that the specification determines, or None if it determines none.
     It is the number in the options, or else 1 if options.replicas is set without the degree, or else the number of
     GPUs of the components if all have the same number."""
     degree = _number(spec, "tensor_parallel_degree")
@@ -615,11 +615,11 @@ _FEW = 4
 """Number of concurrent requests of the full context below which a larger cache helps more than another instance."""
 
 _MANY = 4
-"""Minimum number of instances at which the routing of requests determines how well the caches are used."""
+"""Minimum number of instances at which request routing determines how well the caches are used."""
 
 
 def advice(spec: Spec, decision: Decision, candidates: Candidates | None) -> tuple[str, ...]:
-    """Return advice for the user on the size and number of instances and on routing, each as a sentence or two.
+    """Return advice for the user on the size and number of instances and on routing, each in one or two sentences.
 
     Args:
         candidates: the candidate instance types, or None for no advice on size.

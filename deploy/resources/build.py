@@ -1,7 +1,7 @@
 """Pure functions that build all resources of a deployment from its specification and decision.
 
 AWS cannot change models and endpoint configurations, so their names end in a digest of their content. The digest does
-not include tags, because one of the tags changes with every part of the specification.
+not include tags, because one of the tags changes whenever any part of the specification changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def endpoint(
     Args:
         config: the endpoint configuration.
         alarms: alarms that trigger the rollback of an update. They are created before the endpoint.
-        tags: the deployment's tags.
+        tags: tags of the deployment.
     """
     scaled = spec.scaling is not None or spec.instance.managed is not None
     return Resource(
@@ -121,7 +121,7 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
 def _models(
     spec: Spec, decision: Decision, marks: list[dict[str, str]], *, allow_plaintext_secret: bool
 ) -> tuple[list[Resource], dict[str, Resource]]:
-    """Return the models, and a mapping from the components' names to their models.
+    """Return the models, and a mapping from component names to models.
 
     Without components, there is one model for each instance pool, in the order of the pools, or a single model.
     """

@@ -31,7 +31,7 @@ def component(
         model: the model that the component serves.
         endpoint: the endpoint, or None if it belongs to another deployment.
         alarms: alarms that trigger the rollback of an update.
-        tags: the deployment's tags.
+        tags: tags of the deployment.
 
     Raises:
         SpecError: the component needs more GPUs than an instance has.

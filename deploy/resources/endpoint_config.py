@@ -19,7 +19,7 @@ from deploy.spec.sections import Async, Capture, PrefixAware
 def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
     """Build the SageMaker model of the endpoint, or of components that share a server.
 
-    Metrics need no setting, because SageMaker scrapes /metrics on port 8080 by default.
+    Metrics do not need a setting, because SageMaker scrapes /metrics on port 8080 by default.
     """
     container: dict[str, Any] = {
         "Image": decision.image,
@@ -38,10 +38,10 @@ def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_p
 def _data(uri: str, passed: Mapping[str, Any]) -> dict[str, Any]:
     """Return the container's fields for the model data.
 
-    An archive is set as ModelDataUrl, which transform jobs accept too, unless `passed` has fields of ModelDataSource.
+    An archive is set as ModelDataUrl, which transform jobs also accept, unless `passed` has fields of ModelDataSource.
 
     Args:
-        passed: the specification's own fields of the container (`sagemaker.model.PrimaryContainer`).
+        passed: container fields that the specification sets (`sagemaker.model.PrimaryContainer`).
     """
     is_archive = uri.endswith(ARCHIVE)
     if is_archive and "ModelDataSource" not in passed:
@@ -142,7 +142,7 @@ def capture_config(capture: Capture, key: str | None) -> dict[str, Any]:
     """Return the DataCaptureConfig, which captures JSON as text and everything else as base64.
 
     Args:
-        key: the KMS key that encrypts the files, or None for the bucket's default.
+        key: the KMS key that encrypts the files, or None for the bucket default.
     """
     config = {
         "EnableCapture": True,

@@ -1,7 +1,7 @@
-"""The container's environment variables: the handler's options, the model's location, and settings for SageMaker.
+"""The environment variables of the container: the handler's options, the model location, and settings for SageMaker.
 
 Each of the handler's options has an environment variable (docs/options.md): OPTION_X for `option.x`, and SERVING_X for
-the few options without that prefix. Everyone who may describe the model can read the environment, so it must not
+the few options without that prefix. Anyone who may describe the model can read the environment, so it must not
 contain secrets.
 """
 
@@ -34,7 +34,7 @@ _SAME = {**{name: variable(key) for name, key in ENVIRONMENT.items()}, "OPTION_M
 
 
 def environment(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> dict[str, str]:
-    """Return the container's environment variables, sorted by name.
+    """Return the environment variables of the container, sorted by name.
 
     Args:
         allow_plaintext_secret: whether to accept values that look like secrets.
@@ -75,12 +75,12 @@ def _key(name: str) -> str:
 
 
 def _is_inside(setting: Setting, required: Setting) -> bool:
-    """Return whether the user's setting is a directory inside the model data."""
+    """Return whether the setting of the user is a directory inside the model data."""
     return required.value == MODEL_DATA and setting.value.startswith(f"{MODEL_DATA}/")
 
 
 def _required(spec: Spec, decision: Decision) -> Iterable[Setting]:
-    """Yield the variables that follow from other parts of the specification, and that the user cannot override."""
+    """Yield the variables that other parts of the specification determine, which the user cannot override."""
     model = spec.model
     # AWS's image documents HF_MODEL_ID; DJL's start and the handler read both.
     name = "HF_MODEL_ID" if is_aws_image(decision.image) else "OPTION_MODEL_ID"

@@ -1,12 +1,12 @@
-"""The `Resource` value, which describes one of a deployment's resources in AWS, with its name, tags and requests.
+"""The `Resource` value, which describes an AWS resource of a deployment, with its name, tags and requests.
 
 `build.py` builds the resources, `deployer/` compares them with AWS and applies the difference, and `export/` writes
 templates.
 
 Resources are sorted by the order of their creation, which follows from `needs`. Alarms come before the endpoint,
 because its updates refer to them. The alarm that scales a component from zero comes after the policy that it triggers.
-In requests, a `Ref` stands for a value that AWS assigns at creation, such as a policy's ARN. It is replaced before the
-call.
+In requests, a `Ref` stands for a value that AWS assigns on creation, such as the ARN of a policy. It is replaced before
+the call.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def resolved(value: Any, look_up: Callable[[Ref], Any]) -> Any:
 # results in a new resource, unchanged content in the existing resource.
 
 TAG_DEPLOYMENT = "lmi:deployment"
-"""Tag of every resource with the deployment's name, which is the endpoint's name or `NAME@ENDPOINT`."""
+"""Tag of every resource with the deployment name, which is the endpoint name or `NAME@ENDPOINT`."""
 
 TAG_SPEC = "lmi:spec"
 """Tag of every resource with the digest of its specification."""
@@ -141,7 +141,7 @@ _LONGEST = 63  # maximum length of names in SageMaker
 
 
 def digest(value: object) -> str:
-    """Return the first eight hexadecimal digits of the SHA-256 of a value's canonical JSON."""
+    """Return the first eight hexadecimal digits of the SHA-256 of the canonical JSON of a value."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
@@ -152,7 +152,7 @@ def version_name(name: str, content: Mapping[str, Any]) -> str:
 
 
 def batch_name(deployment: str) -> str:
-    """Return the base name of models for batch transform. The deployment's other models have another base name."""
+    """Return the base name of models for batch transform. The deployment's other models have a different base name."""
     return f"{deployment[:48].rstrip('-')}-batch"
 
 
@@ -162,7 +162,7 @@ def job_prefix(deployment: str) -> str:
 
 
 TRANSFORM_LOGS = "/aws/sagemaker/TransformJobs"
-"""Log group of all transform jobs. The names of a job's log streams start with the job's name and a slash."""
+"""Log group of all transform jobs. The names of a job's log streams start with the job name and a slash."""
 
 
 def stem_of(name: str) -> str:
@@ -224,11 +224,11 @@ def component_request(
 ) -> Mapping[str, Any]:
     """Return a component's request merged with the user's fields.
 
-    The result has Specification. If the user's fields contain Specifications, it has these, one for each instance type.
+    The result contains Specification or, if the user's fields contain Specifications, one for each instance type.
 
     Args:
         request: request with the field Specification.
-        parts: the user's fields, which are merged one after the other.
+        parts: the user's fields, which are merged in order.
         types: the deployment's instance types, in order of priority.
     """
     own: dict[str, Mapping[str, Any]] = {}

@@ -18,7 +18,7 @@ _ALARM = {"Namespace": "AWS/SageMaker", "ComparisonOperator": "GreaterThanOrEqua
 
 _NO_CAPACITY_PERIOD = 30  # seconds; a failed request adds a copy after at most this time
 _QUEUE_COOLDOWN = 900
-"""Cooldown in seconds. With the 300 s of AWS's guide, an instance that takes longer to start would cause another to be
+"""Cooldown in seconds. With the 300 s in AWS's guide, an instance that takes longer to start would cause another to be
 added. Target tracking needs 15 minutes to scale to zero again, so this cooldown never delays scaling from zero."""
 
 
@@ -73,7 +73,7 @@ class _Waking(NamedTuple):
     """Settings that scale a component or endpoint from zero, as in AWS's guides.
 
     Attributes:
-        suffix: suffix of the alarm's name.
+        suffix: suffix of the alarm name.
         alarm: fields of the alarm.
         aggregation: the MetricAggregationType of the policy.
         cooldown: cooldown of the policy in seconds.
@@ -131,7 +131,7 @@ def _component(scaled: Resource, between: int) -> _Waking:
 
 
 def _queue(scaled: Resource, between: int) -> _Waking:
-    """Return the settings for an asynchronous endpoint. The alarm's metric stays 1 until the first instance serves."""
+    """Return the settings for an asynchronous endpoint. The metric stays 1 until the first instance serves."""
     alarm = {
         "AlarmDescription": f"Requests wait and {scaled.name} has no instance: add one.",
         "MetricName": "HasBacklogWithoutCapacity",
@@ -181,7 +181,7 @@ def endpoint_alarms(spec: Spec, tags: list[dict[str, str]]) -> list[Resource]:
 
 
 def component_alarms(spec: Spec, component: str, tags: list[dict[str, str]]) -> list[Resource]:
-    """Build the alarms of one component. If it can scale to zero, requests that find no copy raise no alarm."""
+    """Build the alarms of one component. If it can scale to zero, requests without a copy cause no alarm."""
     if spec.alarms is None:
         return []
     watches = [*_watches(spec.alarms, asynchronous=False)]

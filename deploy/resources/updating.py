@@ -24,7 +24,7 @@ _SHORTEST = 600  # seconds
 
 
 def endpoint_deployment(spec: Spec, decision: Decision, alarms: Sequence[Resource]) -> dict[str, Any]:
-    """Return UpdateEndpoint's DeploymentConfig."""
+    """Return the DeploymentConfig for UpdateEndpoint."""
     count = instances(spec)
     unit = _unit(spec)
     if spec.update.policy == "rolling" and count > 1:
@@ -43,9 +43,9 @@ def endpoint_deployment(spec: Spec, decision: Decision, alarms: Sequence[Resourc
 def component_deployment(
     spec: Spec, component: Component, decision: Decision, alarms: Sequence[Resource]
 ) -> dict[str, Any]:
-    """Return UpdateInferenceComponent's DeploymentConfig.
+    """Return the DeploymentConfig for UpdateInferenceComponent.
 
-    It is empty (the API's default) if the component is not updated in batches.
+    It is empty (the API default) if the component is not updated in batches.
     """
     if component.copies < 2 or spec.update.policy != "rolling":
         return {}

@@ -1,4 +1,4 @@
-"""Read an archive's file names and settings in S3 without unpacking it, or a prefix's serving.properties."""
+"""Read the file names and settings of an archive in S3 without unpacking it, or the serving.properties of a prefix."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ABSENT = ("404", "NoSuchKey", "NoSuchBucket")
 
 @dataclass(frozen=True)
 class Artifact:
-    """The contents of model data, as far as they were read.
+    """The parts of model data that were read.
 
     Attributes:
         variables: settings of serving.properties, as variables. They override the container's variables, as in LMI.
-        repository: texts of the files with parameters in a Triton repository, by path.
+        repository: contents of the parameter files in a Triton repository, by path.
         others: names of further files, which are known only for an archive.
-        weights: name of a weight file, or a reason to assume that there are weights, or "" if there are none.
-        folder: only directory at the archive's top level, if it contains all files, or "".
+        weights: name of a weight file, or a reason to assume that weights exist, or "" if there are none.
+        folder: the only directory at the top level of the archive, if it contains all files, or "".
         fault: reason why SageMaker cannot unpack the archive, or "" if none was found.
         problem: reason why the data was not read, or "" if it was read.
         unseen: whether SageMaker may be able to read the data despite `problem`.
@@ -78,7 +78,7 @@ def read_artifact(aws: Aws, uri: str) -> Artifact:
 
 
 def read_archive(packed: Any) -> Artifact:
-    """Read an archive's file names, Triton's files, and serving.properties at the top or in its only directory."""
+    """Read the file names of an archive, Triton's files, and serving.properties at the top or in the only directory."""
     contents: dict[PurePosixPath, bytes] = {}
     places: list[PurePosixPath] = []
     weights = fault = ""
@@ -120,8 +120,9 @@ def read_archive(packed: Any) -> Artifact:
 
 
 def _fault(member: tarfile.TarInfo, path: PurePosixPath) -> str:
-    """Return the reason why SageMaker cannot unpack a member, or "". Only files and directories inside the model's
-    directory are accepted.
+    """Return the reason why SageMaker cannot unpack a member, or "".
+
+    Only files and directories inside the model directory are accepted.
     """
     if path.is_absolute() or ".." in path.parts:
         return f"its member {member.name!r} is outside the model's directory"
@@ -129,7 +130,7 @@ def _fault(member: tarfile.TarInfo, path: PurePosixPath) -> str:
 
 
 _READ = re.compile(rf"(?:[^/]+/)?{re.escape(OPTIONS_FILE)}|[^/]+/(?:config\.pbtxt|[0-9]+/model\.(?:json|yaml))")
-"""Matches the paths of the files to read: options of LMI, and files with parameters of a Triton repository."""
+"""Matches the paths of the files to read: LMI's options, and the parameter files of a Triton repository."""
 _MOST_COMMON = 16  # maximum number of global header fields, which each member copies; git writes one
 _LONGEST = 64 << 10  # maximum size of an extended header, in bytes
 
@@ -137,7 +138,7 @@ _LONGEST = 64 << 10  # maximum size of an extended header, in bytes
 class _Member(tarfile.TarInfo):
     """A member that is cheap to read. Long extended headers and sparse files raise an error.
 
-    Some Python versions need quadratic time for the numbers in an extended header. The map of a sparse file may have
+    Some Python versions parse the numbers in an extended header in quadratic time. The map of a sparse file may have
     any length.
     """
 
@@ -151,7 +152,7 @@ class _Member(tarfile.TarInfo):
         return member
 
     def _proc_gnusparse_10(self, *_: object) -> None:
-        """Refuse sparse files whose map is in the member's data. tarfile calls this method for them."""
+        """Refuse sparse files whose map is in the data of the member. tarfile calls this method for them."""
         raise tarfile.ReadError(_SPARSE)
 
 

@@ -1,7 +1,7 @@
 """Check whether SageMaker and the engines can load model data, on this machine or in S3.
 
-In uncompressed model data (S3DataSource), SageMaker allows no object whose key ends in a slash, no key that is both a
-file and a directory, and no name above 255 bytes. `lint` takes a directory or a prefix as a list of `Entry` and
+In uncompressed model data (S3DataSource), SageMaker does not allow object keys that end in a slash, keys that are both
+a file and a directory, or names longer than 255 bytes. `lint` accepts a directory or a prefix as a list of `Entry` and
 a `Read`.
 """
 
@@ -83,7 +83,7 @@ def refuse(findings: Sequence[Finding], where: str) -> None:
 
 
 def list_directory(directory: Path) -> Listing:
-    """List the files to upload. Links to files are followed, as the hub's cache consists of links.
+    """List the files to upload. Links to files are followed, because the hub cache consists of links.
 
     Raises:
         Refused: the path is not a directory.
@@ -133,7 +133,7 @@ def _fault(name: str, path: Path) -> Finding | None:
 
 
 def _within(target: Path, directory: Path) -> bool:
-    """Return whether the target is in the directory, or in the blobs of the hub's cache, to which snapshots link."""
+    """Return whether the target is in the directory, or in the blobs of the hub cache, to which snapshots link."""
     top = directory.resolve()
     blobs = top.parent.parent / "blobs" if top.parent.name == "snapshots" else top
     return target.is_relative_to(top) or target.is_relative_to(blobs)
@@ -165,7 +165,7 @@ def lint(entries: Sequence[Entry], read: Read, *, isolated: bool = False, own_co
     Args:
         entries: all files or objects.
         read: function that reads a small file of `entries`.
-        isolated: whether the container is isolated from the network, and so from the hub (network.isolated).
+        isolated: whether the container is isolated from the network, and therefore from the hub (network.isolated).
         own_code: whether the model's own code may run (options.trust_remote_code).
     """
     return [*lint_layout(entries), *_content({entry.name: entry.size for entry in entries}, read, isolated, own_code)]
@@ -233,7 +233,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
 
 
 def _model_elsewhere(read: Read) -> str | None:
-    """Return the hub's model (or `demo`) that serving.properties names, or None if it names a path or no model."""
+    """Return the hub model (or `demo`) that serving.properties names, or None if it names a path or no model."""
     try:
         name = javaproperties.loads(decode_properties(read("serving.properties"))).get("option.model_id")
     except ValueError:

@@ -12,7 +12,7 @@ from deploy.aws import Aws, error_code, pages
 from deploy.errors import Failed, NotThere, Refused
 
 ARCHIVE = ".tar.gz"
-"""Suffix of archives that SageMaker unpacks into the model's directory (botocore's ModelDataUrl)."""
+"""Suffix of archives that SageMaker unpacks into the model directory (botocore's ModelDataUrl)."""
 
 
 def bucket_and_key(uri: str) -> tuple[str, str]:
@@ -89,7 +89,7 @@ def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
 
 
 def check_region(aws: Aws, prefix: Prefix, fields: str = "model.upload, model.s3") -> None:
-    """Check that the bucket is in SageMaker's region, as SageMaker cannot access other regions.
+    """Check that the bucket is in SageMaker's region, as SageMaker cannot access buckets in other regions.
 
     The region is read from the response to listing the prefix. HeadBucket would need permission to list the whole
     bucket.
@@ -118,6 +118,6 @@ def check_region(aws: Aws, prefix: Prefix, fields: str = "model.upload, model.s3
 
 
 def _region(response: Any) -> str | None:
-    """Return the bucket's region from the headers of S3's response, or None if they do not name it."""
+    """Return the region of the bucket from the headers of an S3 response, or None if it is missing."""
     region = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
     return None if region is None else str(region)

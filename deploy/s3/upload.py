@@ -1,8 +1,8 @@
-"""Upload a model's directory to S3 without compression, and verify the result.
+"""Upload a model directory to S3 without compression, and verify the result.
 
-Only missing files are uploaded, in parallel parts. Each object's metadata contains its file's SHA-256 and the
-deployment's name. There is no manifest, as SageMaker would load a manifest in the prefix as model data, and a manifest
-elsewhere could be out of date. Parts that a killed run uploaded are found in S3's list of unfinished uploads.
+Only missing files are uploaded, in parallel parts. The metadata of each object contains the SHA-256 of its file and the
+name of the deployment. There is no manifest, as SageMaker would load a manifest in the prefix as model data, and a
+manifest elsewhere could be out of date. Parts from a killed run are looked up in S3's list of unfinished uploads.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from handler.core.sizes import format_size
 # awscrt.
 
 METADATA = "lmi-sha256"
-"""Key of an object's metadata that contains the hexadecimal SHA-256 of its file."""
+"""Metadata key under which an object stores the hexadecimal SHA-256 of its file."""
 
 DEPLOYMENT = "lmi-deployment"
-"""Key of an object's metadata that contains the name of the deployment that uploaded it."""
+"""Metadata key under which an object stores the name of the deployment that uploaded it."""
 
 PART_SIZE = 16 * 2**20
 _MOST_PARTS = 9000  # S3's maximum is 10,000
@@ -79,7 +79,7 @@ def parts_of(name: str, size: int) -> list[Part]:
 
 
 _CLOCK = 2_000_000_000
-"""The coarsest resolution of a file system's timestamps, in nanoseconds."""
+"""The coarsest timestamp resolution of any file system, in nanoseconds."""
 
 
 def file_digest(path: Path) -> str:
@@ -120,12 +120,12 @@ def _metadata(aws: Aws, prefix: Prefix, name: str) -> Mapping[str, str]:
 
 
 class PartUploader:
-    """An uploader for the parts of a directory's files. `send` may be called from several threads.
+    """An uploader for the parts of the files in a directory. `send` may be called from several threads.
 
     Args:
         digests: the SHA-256 of the files, by name.
         parts: all parts of all files to upload.
-        deployment: name of the deployment to store in the objects' metadata, or "" for none.
+        deployment: name of the deployment to store in the metadata of the objects, or "" for none.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class PartUploader:
         self._locks = {part.name: threading.Lock() for part in parts}
 
     def send(self, part: Part) -> tuple[Part, bool, bool]:
-        """Upload a part, and return it, whether S3 already had it, and whether its file is now complete.
+        """Upload a part. Return the part, whether S3 already had it, and whether its file is now complete.
 
         Raises:
             Failed: the file has changed since its digest was computed.
@@ -175,7 +175,7 @@ class PartUploader:
         """Return the content of a part and its SHA-256.
 
         Raises:
-            Failed: the file has become shorter, or a file with only one part has changed.
+            Failed: the file was truncated, or a file with only one part has changed.
         """
         path = self._directory / part.name
         with path.open("rb") as file:
@@ -213,7 +213,7 @@ class PartUploader:
         """Return the unfinished upload of an earlier run, or None if there is none or uploads may not be listed.
 
         S3 does not return the metadata of an unfinished upload, so it may belong to an earlier version of the file. In
-        that case, the object's digest will not match at the end, and the next run will upload the file again.
+        that case, the digest of the object will not match at the end, and the next run will upload the file again.
         """
         try:
             pages = self._s3.get_paginator("list_multipart_uploads").paginate(
@@ -255,11 +255,11 @@ class UploadPlan:
     """A planned upload.
 
     Attributes:
-        files: all files to have in S3.
+        files: all files that should be in S3.
         digests: the SHA-256 of the files, by name.
         missing: names of files that are not in S3 with the same content.
         changed: names from `missing` that are in S3 with different content.
-        foreign: further objects under the prefix. They are kept, and SageMaker loads them, too.
+        foreign: further objects under the prefix. They are kept, and SageMaker also loads them.
         findings: problems with the directory.
         foreign_findings: problems that `foreign` causes together with the files.
     """
@@ -355,13 +355,13 @@ def upload(
     Args:
         directory: directory of the model.
         prefix: the S3 URI, such as `s3://bucket/model/`.
-        progress: function that is called after each part, on the caller's thread.
-        deployment: name of the deployment to store in the objects' metadata, or "" for none.
+        progress: function that is called after each part, in the caller's thread.
+        deployment: name of the deployment to store in the metadata of the objects, or "" for none.
 
     Raises:
         Refused: the model data cannot be loaded, or the bucket is in another region.
         NotThere: the bucket does not exist.
-        Failed: a file has changed during the upload, or an object in S3 differs from its file.
+        Failed: a file changed during the upload, or an object in S3 differs from its file.
     """
     planned = plan_upload(aws, directory, prefix, isolated=isolated, own_code=own_code)
     refuse(planned.findings, str(directory))

@@ -101,12 +101,12 @@ class Spec(Section):
 
     @property
     def deployment(self) -> str:
-        """Return the deployment's name for the tags of its resources."""
+        """Return the deployment name that the tags of its resources contain."""
         return deployment_of(self.name, self.endpoint)
 
     @property
     def own_code(self) -> bool:
-        """Return whether Python code in the model's files may run (`trust_remote_code`)."""
+        """Return whether Python code in the model files may run (`trust_remote_code`)."""
         return str(self.options.get("trust_remote_code", "")).lower() == "true"
 
     @property

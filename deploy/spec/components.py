@@ -1,7 +1,7 @@
 """The servers of a specification, batch transform, the shadow variant, and components on another deployment's endpoint.
 
-A server is a model with its image, options and environment; it becomes one model in SageMaker. Components with the same
-values and the same number of GPUs share a server.
+A server is a model with its image, options and environment, and corresponds to one model in SageMaker. Components with
+the same values and the same number of GPUs share a server.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 _OWN = ("model", "image")
-"""Sections that each component needs, either its own or the top level's."""
+"""Sections that each component needs, either its own or those at the top level."""
 
 
 def servers(spec: Spec) -> list[Spec]:
     """Return a specification for each server.
 
     Without components, the only result is the whole specification. Otherwise, each result contains the components that
-    share the server, and their own settings replace the settings of the top level.
+    share the server, and their own settings replace those at the top level.
     """
     if not spec.components:
         return [spec]
@@ -56,10 +56,10 @@ def title(server: Spec) -> str:
 
 
 def with_parts_of_components(content: Any) -> Any:
-    """Return a file's content with a model and an image at the top level, even if only the components have them.
+    """Return the content of a file with a model and an image at the top level, even if only the components have them.
 
-    The added model or image is the first component's, and no component uses it: a component without its own gets an
-    empty section, so that the error message names this component.
+    The added model or image is that of the first component, and no component uses it: a component without its own gets
+    an empty section, so that the error message names this component.
     """
     items = content.get("components") if isinstance(content, Mapping) else None
     if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
@@ -205,7 +205,7 @@ def name_and_endpoint(deployment: str) -> tuple[str, str]:
 
 
 def is_guest(deployment: str) -> bool:
-    """Return whether a deployment uses another deployment's endpoint, judging by its name in tags."""
+    """Return whether a deployment uses another deployment's endpoint, according to its name in tags."""
     return _AT in deployment
 
 

@@ -17,7 +17,7 @@ _LAYOUTS = f"{_VARIANT}.AcceleratorPartitionLayouts"
 
 
 def disagreements(spec: Spec) -> Iterator[str]:
-    """Yield a line for each contradiction. Each line starts with the field's name."""
+    """Yield a line for each contradiction. Each line starts with the field name."""
     config = spec.sagemaker.endpoint_config
     if spec.sagemaker.component and not spec.components:
         yield "sagemaker.component: requires components"

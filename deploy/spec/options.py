@@ -60,7 +60,7 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
 
     Args:
         settings: environment variables of the container.
-        directory: the model's directory, which may contain a serving.properties file, or None.
+        directory: the model directory, which may contain a serving.properties file, or None.
     """
     origins, environ = dict[str, str](), dict[str, str]()
     for setting in settings:
@@ -111,7 +111,7 @@ def problems_error(problems: list[str], advice: str) -> SpecError:
 
 
 def is_aws_image(uri: str) -> bool:
-    """Return whether the image is one of AWS's LMI images, which have other options than the handler's images."""
+    """Return whether the image is one of AWS's LMI images, whose options differ from those of the handler's images."""
     return "/djl-inference" in uri
 
 
@@ -136,9 +136,9 @@ class Written(NamedTuple):
 
     Attributes:
         field: name of the field that contains the URI.
-        sid: name of the statement in the policies that allows writing there.
+        sid: ID of the policy statement that allows writing to the location.
         uri: the S3 URI.
-        key: the KMS key that encrypts the objects, or None for the bucket's default.
+        key: the KMS key that encrypts the objects, or None for the bucket default.
     """
 
     field: str
@@ -181,7 +181,7 @@ def named(spec: Spec) -> dict[str, str]:
 
 
 def read(spec: Spec) -> dict[str, str]:
-    """Return the S3 URIs of model data and of an explainer's baseline in `sagemaker`, each with its field's name."""
+    """Return the S3 URIs of model data and of an explainer's baseline in `sagemaker`, each with its field name."""
     container = spec.sagemaker.model.get("PrimaryContainer", {})
     fields: dict[str, str] = {}
     for field, sources in (

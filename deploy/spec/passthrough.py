@@ -1,4 +1,4 @@
-"""The section `sagemaker`, whose fields are passed on unchanged in requests to SageMaker's API.
+"""The `sagemaker` section, whose fields are passed unchanged in requests to SageMaker's API.
 
 Their names, types and values are checked against botocore's service model. A field that another setting of the
 specification determines is rejected, and the message names that setting (`OWNED`).
@@ -123,13 +123,13 @@ OWNED: Mapping[str, Mapping[str, str]] = {
         "DeploymentConfig.AutoRollbackConfiguration": "alarms",
     },
 }
-"""For each part, maps the dotted names of fields, without list indices, to the settings that determine them."""
+"""Maps the dotted names of the fields in each part, without list indices, to the settings that determine them."""
 
 _FILLED = ("Specifications.ComputeResourceRequirements.MinMemoryRequiredInMb",)
 """Required fields that are taken from the specification if they are missing."""
 
 _IN_PROSE = {"MetricPublishFrequencyInSeconds": (10, 30, 60, 120, 180, 240, 300)}
-"""Valid values that are listed only in the API's documentation, by field."""
+"""Valid values that are listed only in the API documentation, by field."""
 
 TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "structure": ((dict,), "a mapping of names to values"),
@@ -167,7 +167,7 @@ class _Field(NamedTuple):
 
 
 def problems(part: str, content: Fields) -> Iterator[str]:
-    """Yield a line for each error in one part of `sagemaker`. Each line starts with the field's dotted name."""
+    """Yield a line for each error in one part of `sagemaker`. Each line starts with the dotted field name."""
     return _structure(_Field(part), shape_of(part), content)
 
 
@@ -302,7 +302,7 @@ def _suggestion(part: str, shape: Any, name: str) -> str:
 
 @functools.cache
 def _shortest_paths(part: str) -> Mapping[str, str]:
-    """Return the shortest dotted name of each field in a part, by the field's name, except for fields in `OWNED`."""
+    """Return the shortest dotted name of each field in a part, by field name, except for fields in `OWNED`."""
     paths: dict[str, str] = {}
     structures = [("", shape_of(part))]
     for path, shape in structures:  # the list grows level by level, so the first path of a name is the shortest

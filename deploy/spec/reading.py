@@ -1,4 +1,4 @@
-"""Reading a specification from a file and from the command line, and messages about its errors."""
+"""Read a specification from a file and the command line, and format messages about its errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def messages(error: ValidationError) -> list[str]:
 
 
 def _placed(path: str, line: str) -> str:
-    """Return a line with the error's location in front. A line that starts with a dot continues the location."""
+    """Return a line prefixed with the error location. A line that starts with a dot continues the location."""
     return f"{path}{line}" if line.startswith(".") or not path else f"{path}: {line}"
 
 
@@ -147,7 +147,7 @@ def _section_in(annotation: Any) -> type[Section] | None:
 
 
 def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
-    """Read a specification from a file, and apply settings of the command line to it.
+    """Read a specification from a file, and apply settings from the command line to it.
 
     Args:
         path: a YAML or JSON file, or None to use only `settings`.
@@ -171,7 +171,7 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
 
 
 def content_problems(content: Mapping[str, Any]) -> list[str]:
-    """Return a line for each error in a specification's content. Each line starts with the error's location."""
+    """Return a line for each error in the content of a specification. Each line starts with the error location."""
     try:
         Spec.model_validate(content)
     except ValidationError as error:
@@ -203,7 +203,7 @@ def _disagreements(content: Mapping[str, Any], error: ValidationError) -> list[s
 
 
 def _options_problems(content: Mapping[str, Any]) -> list[str]:
-    """Return the problems for which the container would reject the options, except for options of a wrong type."""
+    """Return the problems for which the container would reject the options, except for options with a wrong type."""
     image, model = content.get("image"), content.get("model")
     if isinstance(image, dict) and ("aws" in image or is_aws_image(str(image.get("uri")))):
         return []
@@ -270,7 +270,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def _set(content: dict[str, Any], setting: str) -> None:
-    """Set one value in a specification's content.
+    """Set one value in the content of a specification.
 
     Args:
         setting: pair NAME=VALUE. A dot in a part of the name is written as `\\.`, as in `tags.example\\.com/team=a`.
@@ -299,6 +299,6 @@ def _set(content: dict[str, Any], setting: str) -> None:
 
 
 def _where(error: Exception) -> str:
-    """Return PyYAML's message on one line."""
+    """Return the PyYAML message on one line."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark and problem else str(error)

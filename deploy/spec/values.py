@@ -76,7 +76,7 @@ S3Prefix = Annotated[
         1024,
     ),
 ]
-"""S3 prefix that ends in a slash, as SageMaker requires for model data."""
+"""S3 prefix that ends in a slash, which SageMaker requires for model data."""
 ModelUri = Annotated[
     str,
     text(

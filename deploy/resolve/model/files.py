@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from deploy.aws import Aws
 
 LARGEST_FILE = 16 << 20
-"""Maximum size of a JSON file in bytes. In config.json, the list of unquantized modules can have several megabytes."""
+"""Maximum size of a JSON file in bytes. In config.json, the list of unquantized modules can reach several megabytes."""
 
 _LARGEST = 100_000_000
 _MOST_LAYERS = 4096
@@ -28,7 +28,7 @@ _ADVICE = "Set model.shape in the specification."
 
 
 def parse(name: str, content: bytes) -> dict[str, Any]:
-    """Parse the JSON object in one of the model's files.
+    """Parse the JSON object in one of the model files.
 
     Raises:
         SpecError: the content is not a JSON object, or is nested too deeply.
@@ -45,7 +45,7 @@ def parse(name: str, content: bytes) -> dict[str, Any]:
 
 
 class Config:
-    """The values of a config.json that describe the language model, by transformers' names."""
+    """The values of a config.json that describe the language model, under the names that transformers uses."""
 
     def __init__(self, whole: Mapping[str, Any]) -> None:
         parts = (whole.get(key) for key in ("text_config", "llm_config"))
@@ -79,7 +79,7 @@ class Config:
         return self.number(*names, default=listed, largest=_MOST_LAYERS)
 
     def words(self) -> tuple[str, ...]:
-        """Return the kind of each layer as config.json calls it, or an empty tuple if it has no list of layers."""
+        """Return the kind of each layer as named in config.json, or an empty tuple if it has no list of layers."""
         for name in ("layer_types", "layers_block_type"):
             if self.list(name):
                 return tuple(map(str, self.list(name)))
@@ -165,7 +165,7 @@ class S3Prefix:
 
 
 def json_file(files: Files, name: str) -> dict[str, Any] | None:
-    """Return the JSON object in one of the model's files, or None if the file does not exist.
+    """Return the JSON object in one of the model files, or None if the file does not exist.
 
     Raises:
         SpecError: the file is too large, or is not a JSON object.
@@ -191,11 +191,11 @@ _ENDPOINT = "https://huggingface.co"
 _SECONDS = 10.0
 """Timeout of one request."""
 _IN_ALL = 60.0
-"""Timeout of all requests for one model together, in seconds."""
+"""Total timeout of all requests for one model, in seconds."""
 
 
 def endpoint() -> str:
-    """Return the hub's URL: HF_ENDPOINT if it is set, otherwise the public hub's."""
+    """Return the hub URL: HF_ENDPOINT if it is set, or else the URL of the public hub."""
     return (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
 
 
@@ -204,7 +204,7 @@ class HubError(Exception):
 
 
 def hub_to_ask() -> Hub | None:
-    """Return the hub to query, or None if HF_HUB_OFFLINE has a value that huggingface_hub takes as true.
+    """Return the hub to query, or None if HF_HUB_OFFLINE has a value that huggingface_hub interprets as true.
 
     Raises:
         SpecError: the value of HF_ENDPOINT is not an http or https URL.
@@ -218,7 +218,7 @@ class Hub:
     """A client of the hub at `endpoint()`. It lists each model's files once, and sends HF_TOKEN only to the hub itself.
 
     Raises:
-        SpecError: the hub's URL is not an http or https URL.
+        SpecError: the hub URL is not an http or https URL.
     """
 
     def __init__(self) -> None:
@@ -250,7 +250,7 @@ class Hub:
         return files
 
     def get(self, path: str, start: int | None = None, length: int = LARGEST_FILE, until: float | None = None) -> bytes:
-        """Send a GET request to the hub, and return the response's body.
+        """Send a GET request to the hub, and return the response body.
 
         Args:
             path: path and query of the URL.
@@ -339,4 +339,4 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 OPENER = urllib.request.build_opener(_Redirects)
-"""Sends HTTP requests. The Authorization header is not sent along with a redirect to another host."""
+"""Sends HTTP requests. The Authorization header is not forwarded on a redirect to another host."""

@@ -21,7 +21,7 @@ HEAD = 32 << 20
 _MOST_LAYERS = 4096
 
 _PRECISIONS: dict[int, Precision] = {0: "fp32", 1: "fp16", 30: "bf16", 8: "int8", 9: "int8", 15: "int8", 39: "mxfp4"}
-"""Maps ggml's ID of a tensor type to the type's precision. All other types (Q2_K to Q6_K, IQ…) count as int4."""
+"""Maps the ggml ID of each tensor type to its precision. All other types (Q2_K to Q6_K, IQ…) count as int4."""
 
 _START = 4096
 """Number of bytes at the beginning of a file that show what the file contains."""
@@ -30,7 +30,7 @@ _PART = re.compile(r"-([0-9]{5})-of-([0-9]{5})\.gguf$")
 
 
 def parts(files: Files, name: str | None = None) -> list[str]:
-    """Return the names of one GGUF model's files. A split model has several files.
+    """Return the names of the files of one GGUF model. A split model has several files.
 
     Args:
         files: the files to choose from.
@@ -47,7 +47,7 @@ def parts(files: Files, name: str | None = None) -> list[str]:
 
 
 def _stands_beside(head: _Head) -> bool:
-    """Return whether a file's first entries show that it is not a model, but a vision projector or an adapter."""
+    """Return whether the first entries of a file show that it is a vision projector or an adapter, not a model."""
     with contextlib.suppress(ValueError):
         for key, value in first_values(head):
             if (key, value) == (b"general.architecture", b"clip") or (key == b"general.type" and value != b"model"):
@@ -83,7 +83,7 @@ class _Head(io.BytesIO):
 
 
 class _Metadata:
-    """The entries of a header that concern the model's architecture. Names lack the architecture's prefix."""
+    """The entries of a header that concern the model's architecture. Names do not include the architecture prefix."""
 
     def __init__(self, values: Mapping[bytes, object]) -> None:
         architecture = values.get(b"general.architecture")

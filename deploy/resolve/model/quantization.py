@@ -19,7 +19,7 @@ from deploy.spec.values import Precision
 WIDTH: Mapping[str, float] = {
     "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "mxfp4": 0.53125, "fp4": 0.5625, "int4": 0.5625,
 }  # fmt: skip
-"""Bytes per weight, scales included. mxfp4 has an 8-bit scale for every 32 weights, fp4 (NVFP4) for every 16."""
+"""Bytes per weight, including scales. mxfp4 has an 8-bit scale for every 32 weights, and fp4 (NVFP4) for every 16."""
 
 _CHECKPOINT: Mapping[str, Precision] = {
     "float32": "fp32",
@@ -52,9 +52,9 @@ class Quantization:
 
     Attributes:
         dtype: precision of the quantized weights, or of all weights if the checkpoint is not quantized.
-        width: bytes per weight with this precision, scales included.
+        width: bytes per weight with this precision, including scales.
         kept: fraction of each part's weights that stays in 16 bits. Parts that are not listed are quantized completely.
-        quantized: whether config.json says that the checkpoint is quantized.
+        quantized: whether config.json states that the checkpoint is quantized.
         block: number of neighbouring weights with a common scale, or 1 if all weights of a row share a scale.
     """
 
@@ -114,7 +114,7 @@ def _dtype(says: Mapping[str, Any], weights: Mapping[str, Any]) -> Precision:
 
 
 def _width(dtype: Precision, group: int, symmetric: bool) -> float:
-    """Return the bytes per weight, with each group's scale and zero point included.
+    """Return the bytes per weight, including the scale and zero point of each group.
 
     int4 has a 16-bit scale, and a 4-bit zero point if it is not symmetric; fp4 (NVFP4) has an 8-bit scale.
     """
@@ -156,7 +156,7 @@ def _excluded(says: Mapping[str, Any]) -> Iterator[str]:
 
 
 _LARGEST_HEADER = 25_000_000
-"""Maximum length of a header in bytes, the same as huggingface_hub's. The format allows 100 MB."""
+"""Maximum length of a header in bytes, the same as in huggingface_hub. The format allows 100 MB."""
 
 _FIRST = 128 << 10
 """Number of bytes to read first. Most headers are shorter."""
@@ -240,7 +240,7 @@ def _tensor(name: str, tensor: str, fields: object, room: int, bits: int) -> Con
 
 
 def _header(files: Files, name: str, size: int) -> tuple[Mapping[str, Any], int]:
-    """Return the header's content, and its length in bytes."""
+    """Return the content of a header, and its length in bytes."""
     start = files.read(name, 0, _FIRST)
     length = struct.unpack_from("<Q", start)[0] if len(start) >= 8 else -1
     if not 2 <= length <= size - 8:
@@ -261,7 +261,7 @@ def _header(files: Files, name: str, size: int) -> tuple[Mapping[str, Any], int]
 
 
 def _numbers(name: str, tensor: str, fields: Mapping[str, Any], room: int) -> tuple[int, int]:
-    """Return the number of a tensor's elements, and the offset of its end.
+    """Return the number of elements in a tensor, and the offset at which it ends.
 
     Args:
         room: number of bytes after the header.

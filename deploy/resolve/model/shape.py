@@ -35,7 +35,7 @@ def known_model(name: str) -> Shape | None:
 
 
 def config_of(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the config.json of a table row. In a row with `of`, only differences from that model are listed."""
+    """Return the config.json of a table row. A row with `of` lists only the differences from that model."""
     own: dict[str, Any] = row["config"]
     if "of" not in row:
         return own
@@ -58,7 +58,7 @@ def shape_in_s3(aws: Aws, prefix: str, notes: list[str] | None = None) -> Shape 
     """Return the shape of a model in S3, or None if it has neither a config.json nor a .gguf file.
 
     Args:
-        prefix: prefix of the model's files, as `s3://bucket/prefix/`.
+        prefix: prefix of the model files, as `s3://bucket/prefix/`.
         notes: list to which a sentence is added for each problem in the files.
 
     Raises:
@@ -134,9 +134,9 @@ def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: 
 
 
 def _parameters(weights: Weights, how: Quantization, stored: int | None, held: Contents | None) -> float:
-    """Return the number of weights from the files' headers, or else estimate it from the files' size.
+    """Return the number of weights from the file headers, or else estimate it from the file size.
 
-    The dimensions in config.json are used if the size is unknown, or if a quantized checkpoint's size roughly agrees.
+    The dimensions in config.json are used if the size is unknown or, for a quantized checkpoint, roughly agrees.
     """
     if held is not None and held.parameters:
         return held.parameters
@@ -173,7 +173,7 @@ def _counted(files: Files, config: Mapping[str, Any], names: list[str], notes: l
 def _weight_files(files: Files) -> list[str]:
     """Return the names of the weight files that are loaded.
 
-    They are the files in the index, otherwise all .safetensors files, otherwise all .bin files. Consolidated copies are
+    They are the files in the index, or else all .safetensors files, or else all .bin files. Consolidated copies are
     omitted if there are other files.
     """
     index = json_file(files, "model.safetensors.index.json") or {}

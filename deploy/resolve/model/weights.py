@@ -1,8 +1,8 @@
 """The number of weights in each part of a model, and the dimensions of its cache, computed from config.json.
 
 Weights are counted separately for each part, because quantized checkpoints keep some parts in 16 bits. Norms and biases
-are not counted, as they are less than a thousandth of the weights. If safetensors headers can be read, the total that
-they state is used instead.
+are not counted, as they make up less than a thousandth of the weights. If safetensors headers can be read, their total
+is used instead.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Cache:
         window_kv_heads: number of KV heads in layers with a window, or None if it is `kv_heads`.
         window_head_dim: head size in layers with a window, or None if it is `head_dim`.
         uncached: number of layers that do not cache keys and values.
-        state: size of the fixed states of all layers together, in bytes.
+        state: total size of the fixed states of all layers, in bytes.
     """
 
     kv_heads: int
@@ -117,7 +117,7 @@ def _listed(config: Config) -> list[Kind]:
 
 
 def _by_pattern(config: Config, layers: int) -> list[Kind]:
-    """Return the kinds of layers from the period of full attention in config.json or of the model's type."""
+    """Return the kinds of layers from the period of full attention in config.json or for the model type."""
     other = Kind.WINDOW
     if config.type in _HYBRIDS:
         period, other = config.number("full_attention_interval", default=4), Kind.LINEAR
@@ -248,14 +248,14 @@ def mamba_groups(config: Config) -> int:
 
 
 def splits(config: Config, block: int, kept: Mapping[Part, float]) -> tuple[list[int], int | None]:
-    """Return the sizes that a tensor parallel degree must divide, and the experts' size, or None without experts.
+    """Return the sizes that a tensor parallel degree must divide, and the size of the experts, or None without experts.
 
     Widths are counted in quantization blocks, because vLLM and SGLang do not split a block across GPUs (vllm#17569,
     sglang#8344). A width that is not a multiple of the block size cannot be split.
 
     Args:
         block: number of weights in a block.
-        kept: fraction of each part that is left unquantized.
+        kept: fraction of each part that is not quantized.
     """
 
     def parts(width: int, name: Part) -> int:
@@ -288,7 +288,7 @@ _TWO_MATRICES = (
     "gpt2", "gpt_bigcode", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "mpt", "nemotron",
     "nemotron_h",
 )  # fmt: skip
-"""Model types whose feed-forward networks have no gate, and so two matrices instead of three."""
+"""Model types whose feed-forward networks have no gate, and therefore have two matrices instead of three."""
 
 _OWN_ENDS = ("deepseek_v3", "deepseek_v32", "glm4_moe")
 """Model types whose layers for multi-token prediction are stored with their own embeddings and output layer."""
