@@ -1,4 +1,4 @@
-"""Readers of a request's fields that control the chat template, except for messages and tools."""
+"""Readers of the request fields that control the chat template, except for messages and tools."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class PairedCalls(SectionedCalls):
 
 
 class Glm(PairedCalls):
-    """Parses GLM's tool calls. GLM 4.5 writes each tag on a line of its own, but GLM 4.7 writes no newlines."""
+    """Parses GLM's tool calls. GLM 4.5 writes each tag on its own line, but GLM 4.7 writes no newlines."""
 
     begins = (PairedCalls.call,)
 
