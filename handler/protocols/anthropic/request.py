@@ -629,7 +629,7 @@ class AnthropicMessages(OpenAiDialect):
 
 
 class AnthropicCountTokens(AnthropicMessages):
-    """The dialect of Anthropic's token count. Fields that affect only a response are checked, except `max_tokens`."""
+    """The dialect of Anthropic's token counts. Fields that affect only responses are checked, except `max_tokens`."""
 
     name = "anthropic_count"
     computes = False

@@ -62,7 +62,7 @@ Event = str | Reasoning | CallStart | Arguments | CallEnd
 
 
 class AnswerParser(Protocol):
-    """An incremental parser of one response's text. How the text is divided into pieces does not affect the result."""
+    """An incremental parser of one response's text. The result does not depend on the size of the pieces."""
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that `text` completes."""

@@ -74,7 +74,7 @@ class BatchText(TypedDict):
 
 
 class BatchLine(TypedDict):
-    """A line of a dynamic batch's stream, with one text per prompt."""
+    """A line in the stream of a dynamic batch, with one text per prompt."""
 
     outputs: list[str]
 
@@ -89,7 +89,7 @@ class AsyncToken(TypedDict):
 
 
 class AsyncDetails(TypedDict):
-    """The details of a response. `prefill` is empty or, on request, has the prompt's tokens except the first token."""
+    """The details of a response. `prefill` is empty or, on request, has all tokens of the prompt except the first."""
 
     finish_reason: AsyncFinishReason
     generated_tokens: Count
@@ -131,7 +131,7 @@ class LmiMessage(MessageParts):
 
 
 class LmiMessagePart(TypedDict, total=False):
-    """A part of a streamed message. The first part has the role."""
+    """A part of a streamed message. The first part contains the role."""
 
     content: str
     reasoning: str
@@ -185,7 +185,7 @@ class LmiFailedDetails(TypedDict):
 
 
 class LmiFailure(LmiPayloadError):
-    """The body of a non-streaming error with status 424, unless the request's body is invalid."""
+    """The body of a non-streaming error with status 424, unless the request body is invalid."""
 
     generated_text: str
     details: LmiFailedDetails
@@ -230,7 +230,7 @@ class LmiErrors(FrontEndErrors):
 
     Args:
         framing: the framing of the requested response. An error with status 424 has the same framing, unless the
-            request's body is invalid.
+            request body is invalid.
     """
 
     def __init__(self, framing: Framing = JSON) -> None:
@@ -306,7 +306,7 @@ class AsyncPromptErrors(AsyncErrors):
 
 
 _OF_THE_WORKER = frozenset({400, 404, 424})
-"""Statuses of async mode for which the worker writes the body. The front end writes the bodies of other statuses."""
+"""Statuses in async mode for which the worker writes the body. For other statuses, the front end writes it."""
 
 
 class EmbeddingErrors(FrontEndErrors):

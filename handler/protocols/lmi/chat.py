@@ -1,4 +1,4 @@
-"""LMI's chat completions, for every inference body with `messages`.
+"""LMI's chat completions, used for every inference body with `messages`.
 
 Requests and responses follow OpenAI's API, except for LMI's differences in the responses.
 Source: docs.djl.ai, "Chat Completions API Schema".
@@ -108,7 +108,7 @@ _EVENTS_SINCE = (0, 37)  # LMI v26
 
 
 class Chat(OpenAiChat):
-    """The chat dialect of an LMI mode, with the mode's errors.
+    """The chat dialect of an LMI mode, with the error format of the mode.
 
     Requests sample unless `temperature` is 0. By default, a response has at most 30 tokens. If vLLM parses the chats,
     the model's default limit or the context applies instead.
@@ -172,5 +172,5 @@ class Chat(OpenAiChat):
 
 
 def _are_vllms(context: ServerContext) -> bool:
-    """Return whether vLLM parses LMI's chats: since LMI 0.32, except with TensorRT-LLM."""
+    """Return whether vLLM parses LMI's chats, as it does since LMI 0.32 except with TensorRT-LLM."""
     return context.config.lmi_version >= _VLLMS_SINCE and context.engine != "trtllm"

@@ -80,7 +80,7 @@ class ChosenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """The log-probabilities of a chat's response. Only OpenAI's dialect has `refusal`."""
+    """The log-probabilities of a chat response. Only OpenAI's dialect has `refusal`."""
 
     content: list[ChosenLogprob]
     refusal: NotRequired[None]
@@ -103,7 +103,7 @@ class FunctionCallPart(TypedDict, total=False):
 
 
 class ToolCallPart(TypedDict):
-    """A part of a streamed tool call. The first part has `id`, `type` and the function's name."""
+    """A part of a streamed tool call. The first part has `id`, `type` and the function name."""
 
     index: Count
     function: FunctionCallPart
@@ -134,7 +134,7 @@ class OpenAiMessagePart(TypedDict, total=False):
 
 
 class StopReason(TypedDict):
-    """vLLM's field `stop_reason`: the stop string or the id of the stop token that ended the response."""
+    """vLLM's `stop_reason` field: the stop string or the id of the stop token that ended the response."""
 
     stop_reason: NotRequired[str | int | None]
 
@@ -177,7 +177,7 @@ class TextLogprobs(TypedDict):
 
 
 class TokenIds(TypedDict):
-    """The ids of a response's tokens, on request."""
+    """The ids of the response tokens, on request."""
 
     token_ids: NotRequired[list[Count]]
 
@@ -195,7 +195,7 @@ class _OpenAiTextChunk(OpenAiAnswer):
 
 
 class OpenAiTextChunk(_OpenAiTextChunk, StreamUsage):
-    """A chunk of a text completion's stream."""
+    """A chunk of a streamed text completion."""
 
 
 class OpenAiTextAnswer(_OpenAiTextChunk):
@@ -322,7 +322,7 @@ class Listing(TypedDict):
 
 
 class Page(NamedTuple):
-    """The query of a request for a page of a list. Only lists of files use `purpose`. "" means all purposes."""
+    """The query of a request for a page of a list. Only lists of files use `purpose`, where "" means all purposes."""
 
     limit: int
     after: str
@@ -448,13 +448,13 @@ _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[[0-9]+
 
 
 def field_of(error: ServingError) -> str | None:
-    """Return the field that a message about an invalid request begins with, or None if it begins with other text."""
+    """Return the field at the start of a message about an invalid request, or None if there is none."""
     match = _NAME.match(error.message) if isinstance(error, InvalidPayload | InvalidParameter | TooLong) else None
     return next(filter(None, match.groups())) if match else None
 
 
 class OpenAiErrors(ErrorFormat):
-    """OpenAI's error format. OpenAI's clients choose the exception to raise by the status."""
+    """OpenAI's error format. OpenAI clients choose the exception to raise based on the status."""
 
     statuses = MappingProxyType({ServingError: 500, Overloaded: 429})
 

@@ -95,7 +95,7 @@ class VllmClassify(InputDialect):
 
 
 class VllmPoolingDialect(InputDialect):
-    """The dialect of /pooling, which returns the output of the pooler: embeddings or the labels' probabilities."""
+    """The dialect of /pooling, which returns the output of the pooler: embeddings or label probabilities."""
 
     name = "vllm_pooling"
     errors = ERRORS
@@ -165,7 +165,7 @@ _TEXTS: Shape = {"anyOf": [NON_EMPTY, text_list(NON_EMPTY)]}
 
 
 Pairs = tuple[Sequence[tuple[str, str]], str]
-"""Pairs of texts, and the name of the field with the second texts."""
+"""Pairs of texts, and the name of the field that contains the second texts."""
 
 
 class VllmScoring(PooledDialect):
@@ -209,7 +209,7 @@ def _scores(
     """Render the scores of pairs.
 
     Args:
-        indices: maps each text to the index of its embedding. If it is empty, `vectors` has a score for each pair.
+        indices: maps each text to the index of its embedding. If it is empty, `vectors` contains a score for each pair.
     """
     scores = [float(item[0]) for item in vectors]
     if indices:

@@ -1,4 +1,4 @@
-"""Tool calls in a section between two markers, where each call follows a marker of its own."""
+"""Tool calls in a section between two markers, in which each call follows its own marker."""
 
 from __future__ import annotations
 
