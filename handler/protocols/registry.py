@@ -113,7 +113,7 @@ class DispatchByOpenAi(DispatchByField):
 
 
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-"""The paths of the model in Triton's protocol, with and without a version."""
+"""The paths of the model in Triton's protocol, without and with a version."""
 
 _COMPLETIONS, _TRITON, _INFER = OpenAiCompletions(), Triton(Route.SHAPE), Infer(sagemaker=True)
 _MESSAGES, _RESPONSES = AnthropicMessages(), OpenAiResponses()

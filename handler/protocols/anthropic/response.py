@@ -130,8 +130,8 @@ class Blocks:
     Text that is only whitespace is emitted as a block only if there are no other blocks.
 
     Args:
-        stops: the client's stop strings. The text from the engine ends with the stop string that ended it, and this
-            class removes it.
+        stops: the client's stop strings. The text from the engine ends with the matched stop
+            string, which this class removes.
         show_reasoning: whether thinking blocks contain the reasoning.
         single: whether to keep only the first tool call.
 

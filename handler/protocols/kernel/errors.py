@@ -70,7 +70,7 @@ class ErrorFormat:
     def status(self, error: ServingError) -> int:
         """Return the HTTP status of an error.
 
-        The first class in the error's method resolution order that is in `statuses` or defines a status determines it.
+        The first class in the MRO of the error that is in `statuses` or defines a status determines the status.
         """
         for kind in type(error).__mro__:
             if kind in self.statuses:

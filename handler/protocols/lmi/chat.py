@@ -91,7 +91,7 @@ class LmiChatDocument(ChatDocument):
         return _without_model(super()._document())
 
     def _choice(self, sequence: SequenceOutput) -> Any:
-        """Render a choice. Without text, its content is "" if `tool_choice` names a function, or else None."""
+        """Render a choice. If it has no text, its content is "" if `tool_choice` names a function, or else None."""
         choice: Any = super()._choice(sequence)
         del choice["message"]["refusal"]
         if choice["message"]["content"] is None and self._format.named:
@@ -110,8 +110,8 @@ _EVENTS_SINCE = (0, 37)  # LMI v26
 class Chat(OpenAiChat):
     """The chat dialect of an LMI mode, with the error format of the mode.
 
-    Requests sample unless `temperature` is 0. By default, a response has at most 30 tokens. If vLLM parses the chats,
-    the model's default limit or the context applies instead.
+    Tokens are sampled unless `temperature` is 0. By default, a response has at most 30 tokens. If vLLM parses the
+    chats, the model's default limit or the context limit applies instead.
     """
 
     table = TABLE
@@ -138,7 +138,7 @@ class Chat(OpenAiChat):
         return noting_foreign(super().parse(body, context), context)
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        """Read the LoRA adapter from `adapters`, or from `model` if it names one. Ignore other values of `model`."""
+        """Read the LoRA adapter from `adapters` or `model`. Ignore a `model` that is not the name of an adapter."""
         (adapter,) = read_adapters(body, 1, context)
         name = body.get("model")
         if isinstance(name, str) and not context.no_adapters:

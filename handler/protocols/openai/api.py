@@ -36,8 +36,8 @@ class PromptDetails(TypedDict):
 class TokenUsage(TypedDict):
     """Token counts.
 
-    `completion_tokens_details` is present if reasoning is separated from the text, and `prompt_tokens_details` if a
-    part of the prompt was cached.
+    `completion_tokens_details` is present if reasoning is separated from the text. `prompt_tokens_details` is present
+    if a part of the prompt was cached.
     """
 
     prompt_tokens: Count
@@ -399,7 +399,7 @@ _STATUSES = (
 
 
 class OpenAiBatch(TypedDict):
-    """A batch. An event's time is null until the event happens, an output file's id is null until the file exists."""
+    """A batch. Times of events are null until the events happen. Ids of output files are null until the files exist."""
 
     id: str
     object: Literal["batch"]

@@ -123,7 +123,7 @@ def _seconds(window: str) -> int:
 
 
 def _read_lifetime(name: str, value: Any) -> int:
-    """Read a file's expiry, `{"anchor": "created_at", "seconds": …}`. Return the seconds, by default LIFETIME."""
+    """Read a file's expiry, `{"anchor": "created_at", "seconds": …}`. Return the seconds, or LIFETIME by default."""
     if value is None:
         return LIFETIME
     if not isinstance(value, dict) or value.get("anchor") != "created_at":

@@ -132,8 +132,8 @@ _COUNTS: TokenUsage = {"prompt_tokens": NUMBER, "completion_tokens": NUMBER, "to
 class Choice:
     """The state of one choice in a stream.
 
-    `text_event` is the template of chunks in which only the text changes, or of the choice's part of such a chunk if
-    chunks have token counts. It is None before the first chunk, and if other fields change too.
+    `text_event` is the template of chunks in which only the text changes. If chunks have token counts, it is the
+    template of the choice's part of a chunk. It is None before the first chunk, and if other fields also change.
     """
 
     def __init__(self, index: int) -> None:
@@ -544,8 +544,8 @@ def streaming(
 
 
 class OpenAiDialect(Dialect):
-    """Base class of dialects with OpenAI's conventions. All fields are at the top level, and types are converted as in
-    vLLM.
+    """Base class of dialects that follow OpenAI's conventions. All fields are at the top level, and types are converted
+    as in vLLM.
 
     Attributes:
         table: the fields that set parameters.
@@ -576,7 +576,7 @@ class OpenAiDialect(Dialect):
         return read_model(body, context)
 
     def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:
-        """List the fields that have no effect: the body's unknown and harmless fields, and the names in `unknown`."""
+        """List the fields that have no effect: unknown and harmless fields of the body, and the names in `unknown`."""
         return [*self.unknown(body, context, *unknown), *self.no_effect(body)]
 
     def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:

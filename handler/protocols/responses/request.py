@@ -215,7 +215,7 @@ class InputReader(TurnsReader):
         """Read `instructions`, the items of previous responses, and `input`.
 
         Raises:
-            InvalidPayload: an item is invalid. The error says what is allowed, but quotes none of its text.
+            InvalidPayload: an item is invalid. The error names its path and what is valid, but quotes no text.
             NotKept: an item that `input` refers to is not stored.
         """
         instructions, input = body.get("instructions"), body.get("input")
@@ -341,7 +341,7 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _implied_type(item: Mapping[str, Any]) -> str:
-    """Return the type of an item without `type`. An item with only an id is a reference, any other item a message."""
+    """Return the type of an item without `type`. Items that have only an id are references, and others are messages."""
     return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
 
 
@@ -542,7 +542,7 @@ MAX_REFERENCES = 1000
 
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
-    """Return references to the stored responses and items of a body. `parse` reports other errors in the body.
+    """Return the stored responses and items that a body refers to. `parse` reports other errors in the body.
 
     Args:
         keeps: whether the server stores the response unless the body has `store=false`.

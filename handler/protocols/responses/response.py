@@ -336,7 +336,7 @@ def usage(num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_r
 
 
 class ResponseStream(BlockStream):
-    """A response as a stream: `response.created`, `response.in_progress`, the items' events, and the last state."""
+    """A response as a stream: `response.created`, `response.in_progress`, the item events, and the last state."""
 
     def __init__(self, settings: ResponseSettings) -> None:
         super().__init__(ERRORS, settings.form)
@@ -357,7 +357,7 @@ class ResponseStream(BlockStream):
         return rest + self._encode([self._told(response)])
 
     def _told(self, response: OpenAiResponse, kind: ResponseState | None = None) -> ResponseEvent:
-        """Return an event with the response object. By default, the response's status determines the event's type."""
+        """Return an event with the response object. By default, the response status determines the event type."""
         return {
             "type": kind or cast(ResponseState, f"response.{response['status']}"),
             "sequence_number": self._items.number(),

@@ -315,7 +315,7 @@ def _ranks(texts: Sequence[str], vectors: Vectors, num_tokens: int) -> list[TeiR
 
 
 class TeiPredict(Tei):
-    """The dialect of /predict, which returns the labels of texts with probabilities, or on request with raw scores."""
+    """The dialect of /predict, which returns the labels of texts with probabilities, or with raw scores on request."""
 
     name = "tei_predict"
     table = PREDICT

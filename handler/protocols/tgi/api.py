@@ -196,7 +196,7 @@ SLICE = 1024
 
 
 class WrongType(InvalidPayload):
-    """A field has a wrong JSON type or is missing. For a wrong type, the message begins with the field's path."""
+    """A field has the wrong JSON type or is missing. For a wrong type, the message begins with the field path."""
 
     @property
     def public(self) -> str:

@@ -438,7 +438,7 @@ def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, An
 
 
 def headers(request: Request, context: ServerContext) -> Callable[[Timing | None], Headers]:
-    """Return a function that makes TGI's headers. Times are whole milliseconds, but `x-compute-time` is in seconds."""
+    """Return a function that builds TGI's headers. Times are in whole milliseconds, but `x-compute-time` in seconds."""
     start = [("x-compute-type", context.engine), ("x-compute-characters", str(len(request.prompt)))]
 
     def of(timing: Timing | None) -> Headers:

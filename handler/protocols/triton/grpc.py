@@ -184,7 +184,7 @@ def _response(options: ResponseOptions, tensors: Sequence[OutputTensor] = (), *,
 
 
 def _frames(options: ResponseOptions, tensors: Iterable[OutputTensor], *, final: bool, ends_apart: bool) -> bytes:
-    """Return the message with these tensors, and after the last one an empty final message if it `ends_apart`."""
+    """Return a message with these tensors. If `final` and `ends_apart` are set, append an empty final message."""
     end = framed(_streamed(_response(options, final=True))) if final and ends_apart else b""
     return framed(_streamed(_response(options, [*tensors], final=final and not ends_apart))) + end
 

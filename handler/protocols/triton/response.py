@@ -1,4 +1,4 @@
-"""Rendering of tokens as responses of Triton's generate extension: one object, or a stream of an object per token."""
+"""Renders tokens as responses of Triton's generate extension: one object, or a stream with one object per token."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ _OF_TOKENS = ("token_embed", "token_classify")
 
 
 class VllmClassify(InputDialect):
-    """The dialect of /classify, which returns each text's most likely label, and the probabilities of all labels."""
+    """The dialect of /classify, which returns the most likely label of each text, and all label probabilities."""
 
     name = "vllm_classify"
     errors = ERRORS
