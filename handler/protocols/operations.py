@@ -100,7 +100,7 @@ _FIXED = 1760000000  # replaces times and seeds
 
 @functools.cache
 def answer_to(dialect: Dialect) -> Any:
-    """Return the dialect's non-streaming response to its own example. Ids, times and seeds are fixed."""
+    """Return the non-streaming response of a dialect to its own example. Ids, times and seeds are fixed."""
     parsed = dialect.parse(dialect.description.example, _CONTEXT)
     if parsed.take_prompt is not None:
         parsed.take_prompt(Prompt("", [0] * _NUM_PROMPT_TOKENS, Vocabulary([b""])))
@@ -230,7 +230,7 @@ PATH_PARAMETERS: dict[str, str] = {
 
 
 def _failure(errors: ErrorFormat, kind: Any, error: ServingError) -> Answer:
-    """Return a route's response to an error, in the format `errors`."""
+    """Return the response of a route to an error, in the format of `errors`."""
     return _JSON, kind, errors.body(error)
 
 

@@ -223,7 +223,7 @@ def dialects() -> dict[str, Dialect]:
 
 
 def dialects_of(dialect: Dialect) -> tuple[Dialect, ...]:
-    """Return the dialects to which a route's dialect dispatches, or only the dialect itself."""
+    """Return the dialects that the dialect of a route dispatches to, or only the dialect itself."""
     return dialect.dialects if isinstance(dialect, DispatchByField) else (dialect,)
 
 

@@ -245,7 +245,7 @@ class AnthropicErrors(ErrorFormat):
     statuses = MappingProxyType({ServingError: 500, Overloaded: 529})
 
     def body(self, error: ServingError) -> AnthropicError:
-        """Return the body of an error response, which is also the data of a stream's `error` event."""
+        """Return the body of an error response, which is also the data of an `error` event in a stream."""
         message = in_own_words(error.message)
         if isinstance(error, PromptTooLong):  # clients recognize these messages: they shorten the conversation,
             message = f"prompt is too long: {error.given} tokens > {error.most} maximum"

@@ -300,7 +300,7 @@ class MessagesReader(TurnsReader):
 
 
 def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
-    """Return a block's type.
+    """Return the type of a block.
 
     Raises:
         InvalidPayload: the type is missing or not in `known`.
@@ -369,7 +369,7 @@ class Thinking(NamedTuple):
         return {}, [*unheeded, "thinking"] if thinks is not self.enabled else unheeded
 
     def token_budget(self, context: ServerContext) -> int | None:
-        """Return the budget, or None if the request sets none, or if the engine or the model does not support it."""
+        """Return the budget, or None if it is not set or is not supported by the engine or the model."""
         family = reasoning_family(context)
         lacks = "thinking_token_budget" in context.unsupported or context.vocabulary is None
         return None if lacks or family is None or not family.closing else self.budget
@@ -483,7 +483,7 @@ TOOLS: Mapping[str, Shape] = {
 
 
 def read_tools(value: Any) -> Any:
-    """Return the tools in the format of a chat request. The reader of the chat checks their names and schemas.
+    """Return the tools in the format of a chat request. The chat reader checks their names and schemas.
 
     Raises:
         InvalidParameter: a tool does not run on the client, or is malformed.
@@ -563,7 +563,7 @@ def _body(*required: str) -> RequestShape:
 class AnthropicMessages(OpenAiDialect):
     """The dialect of Anthropic's Messages API. Tokens are sampled unless `temperature` is 0.
 
-    A response that does not fit into the model's context is cut off, and its stop reason says so.
+    A response that does not fit into the context of the model is truncated, and its stop reason says so.
     """
 
     name = "anthropic_messages"

@@ -54,7 +54,7 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
 def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
     """Return the body, with the fields that were sent when its thread was created.
 
-    `MessagesReader` reads the thread's earlier messages from the request context.
+    `MessagesReader` reads the earlier messages of the thread from the request context.
 
     Raises:
         ThreadsUnsupported: the server does not store responses.
@@ -232,7 +232,7 @@ class Blocks:
 
 
 def gather(events: Iterable[BlockEvent]) -> list[Block]:
-    """Join a stream's events into the content blocks of a non-streaming response.
+    """Join the events of a stream into the content blocks of a non-streaming response.
 
     A tool call whose arguments are not a JSON object is converted to a text block.
     """
@@ -264,7 +264,7 @@ class MessageSettings(NamedTuple):
     """The settings for rendering a response.
 
     Attributes:
-        form: how the model's response is parsed.
+        form: the settings for parsing the response of the model.
         max_tokens: the client's limit on new tokens. If a response with fewer tokens ends because of a length limit,
             the context is full.
         stops: the client's stop strings. The engine leaves them in the text.
@@ -315,7 +315,7 @@ class MessageSettings(NamedTuple):
     def usage(
         self, num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_reasoning: int = 0
     ) -> AnthropicUsage:
-        """Return the token counts. Prompt tokens from the engine's prefix cache are counted separately."""
+        """Return the token counts. Prompt tokens from the prefix cache of the engine are counted separately."""
         counts: AnthropicUsage = {
             "input_tokens": num_prompt_tokens - num_cached_tokens,
             "cache_creation_input_tokens": 0,

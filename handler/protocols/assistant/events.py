@@ -16,7 +16,7 @@ class CallStart(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """A piece of the JSON text of a tool call's arguments."""
+    """A piece of the JSON text of the arguments of a tool call."""
 
     number: int
     text: str
@@ -52,7 +52,7 @@ class CallEnd(NamedTuple):
 
 
 class Reasoning(NamedTuple):
-    """A piece of the model's reasoning, without the markers around it."""
+    """A piece of reasoning, without the markers around it."""
 
     text: str
 

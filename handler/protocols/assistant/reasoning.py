@@ -144,7 +144,7 @@ class MarkedReasoningParser(MarksParser):
 
 
 class Unframed(MarksParser):
-    """Drops the markers before a response's text, and the markers that end the response.
+    """Drops the markers before the text of a response, and the markers that end the response.
 
     Args:
         inner: the parser of the text, or None to leave the text unchanged.

@@ -14,7 +14,7 @@ from handler.core.text import Vocabulary
 
 
 class Family(NamedTuple):
-    """The format of a model family's reasoning.
+    """The format of the reasoning of a model family.
 
     Attributes:
         begin: the markers before reasoning. Each marker precedes any other marker that is a prefix of it.
@@ -67,7 +67,7 @@ class Family(NamedTuple):
         return self.end[0] if self.end and self.name not in MESSAGES else ""
 
     def is_on(self, kwargs: Mapping[str, Any]) -> bool:
-        """Return whether a request's template arguments leave reasoning enabled."""
+        """Return whether reasoning remains enabled with the template arguments of a request."""
         switches = [bool(kwargs[name]) for name in ("thinking", "enable_thinking") if kwargs.get(name) is not None]
         return any(switches) if switches else self.switch
 

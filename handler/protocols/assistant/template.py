@@ -28,7 +28,7 @@ _RESERVED = (
     "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
     "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs",
 )  # fmt: skip
-"""Names of arguments that only the template's renderer may set."""
+"""Names of arguments that only the renderer of the template may set."""
 
 
 def warn_of_unread(arguments: Iterable[str], template: str) -> None:

@@ -412,7 +412,7 @@ PYDANTIC = Rule(_flag, _integer, _number)
 def relaxed_by(
     rule: Rule, shapes: Mapping[str, Shape], own: Mapping[str, Convert] = MappingProxyType({})
 ) -> Callable[[Any], Any]:
-    """Return a function that converts the values of an object's fields, and returns other values unchanged.
+    """Return a function that converts the field values of an object, and returns other values unchanged.
 
     Args:
         shapes: the JSON schemas of the fields. Numbers and booleans are converted, even as direct members of a list or

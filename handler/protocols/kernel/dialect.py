@@ -118,7 +118,7 @@ class ServerContext:
             loads.
         chat_template: the model's chat template, or "" if it has none.
         model_names: the model names that requests may use, with the model's own name first. "*" allows any name.
-        source: the last part of the model's path or address, or "" if the engine has no model, such as echo.
+        source: the last part of the path or address of the model, or "" if the engine (such as echo) has no model.
         fingerprint: the `system_fingerprint` of responses.
         tool_format: the `Format` of `option.tool_parser_plugin`, which overrides `option.tool_call_parser`, or None.
         response_template: the model's `ResponseTemplate` if it is used to parse responses, or None.
@@ -184,7 +184,7 @@ class ServerContext:
 
 
 class Timing(NamedTuple):
-    """The durations of a request's phases in seconds, and its token counts."""
+    """The durations of the phases of a request in seconds, and its token counts."""
 
     validation: float  # from the request's arrival until its prompt was found to fit
     queue: float  # from then until the engine received the request
@@ -202,7 +202,7 @@ TokenEncoder = Callable[[Token], bytes]
 
 
 class Reply(ABC):
-    """Converts an engine's output for one request into the bytes of the response.
+    """Converts the output of an engine for one request into the bytes of the response.
 
     `feed` accepts the deltas in order and returns the bytes to send now, possibly none. `finished` is true after the
     last delta. An error ends a stream. If nothing has been sent yet, `ParsedRequest.errors` renders the error instead.
@@ -245,7 +245,7 @@ class ParsedRequest(NamedTuple):
         ignored: names in the body that have no effect.
         streams: whether the response is a stream.
         of_tokens: whether a user's output formatter that accepts tokens applies to the response.
-        as_openai: makes a reply that writes the response in OpenAI's format, as a document or as chunks in lines or
+        as_openai: creates a reply that writes the response in OpenAI's format, as a document or as chunks in lines or
             events, for a user's output formatters that accept this format. None if no such formatter applies.
         formatter: the title of the user's function that the reply runs, for messages, or "" if there is none. With
             such a function, `feed` may take long or raise FormatterFailed. Pass that error to `feed` in a delta, as
@@ -253,9 +253,9 @@ class ParsedRequest(NamedTuple):
         headers: returns the dialect's own headers. When a stream starts, it is called with None, because there is no
             timing yet.
         keep_alive: bytes that a stream sends after some time without output, or b"" for none.
-        keeps: whether the reply's last `feed` stores the response, and blocks until it is stored.
+        keeps: whether the last `feed` of the reply stores the response, and blocks until it is stored.
         take_prompt: passes the prompt to a reply that needs only the prompt and not the engine, even if the prompt is
-            too long for the model. It may be called on any thread. None if the engine makes the response.
+            too long for the model. It may be called on any thread. It is None if the engine creates the response.
         stops: the `Request.id` of requests that this request stops, or "".
         num_repeated: the number of bytes of the request, apart from prompts and parameters, that the response repeats.
             Bytes that it repeats n times count n times.
@@ -278,7 +278,7 @@ class ParsedRequest(NamedTuple):
 
 
 RequestShape = Callable[[ServerContext], Shape]
-"""Returns the schema of a request's body for a server. The schema says which parameters the engine does not support."""
+"""Returns the schema of a request body for a server. The schema says which parameters the engine does not support."""
 
 
 class Description(NamedTuple):
@@ -485,7 +485,7 @@ class KeptAnswer(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Stores one client's responses."""
+    """Stores the responses of one client."""
 
     def begin(self, id: str, answer: Mapping[str, Any]) -> object:
         """Record that a response is in progress for as long as the returned object exists."""
@@ -499,7 +499,7 @@ class RequestContext(NamedTuple):
 
     Attributes:
         adapter: the adapter that the headers name, or None. The body must not name another adapter.
-        model: the model's name in the path, or "".
+        model: the model name in the path, or "" if there is none.
         keeper: the object that stores the response, or None if the response should not be stored.
         recalled: the stored responses that the request continues.
     """

@@ -62,7 +62,7 @@ class ErrorFormat:
     """A dialect's error format.
 
     Attributes:
-        statuses: maps a class of errors to the dialect's status, if it differs from the error's own.
+        statuses: maps a class of errors to the status in the dialect, if it differs from the error's own status.
     """
 
     statuses: Mapping[type[ServingError], int] = MappingProxyType({})
@@ -92,7 +92,7 @@ class ErrorFormat:
         return self.body(error)
 
     def response(self, error: ServingError) -> HttpResponse:
-        """Render the error response without the dialect's own headers. Framings other than JSON need an override."""
+        """Render the error response without the dialect's own headers. Override it for framings other than JSON."""
         return HttpResponse(self.status(error), JSON.content_type, JSON.encode(self.body(error)))
 
     @final

@@ -244,7 +244,7 @@ class PartReader(NamedTuple):
         return read_url(_KINDS[word], value.get("url") if isinstance(value, dict) else value, f"{at}.{field}")
 
     def _note(self, path: str, value: Mapping[str, Any], read: tuple[str, ...]) -> None:
-        """Record names that have no effect, except for an image's `detail` of "auto", which is the default."""
+        """Record names that have no effect, except `detail` of an image if it is "auto", which is the default."""
         names = [name for name, item in value.items() if name not in read and item is not None]
         self.unknown.update({f"{path}.{name}": None for name in names if (name, value[name]) != ("detail", "auto")})
 
@@ -262,7 +262,7 @@ _WORD = r"""(?:'[^']*'|"[^"]*")"""
 _COMPARED = re.compile(
     rf"""\brole\b['"]?[\])]?\s*(?:==|!=|\bin\b|\.(startswith))\s*[\[(]?\s*({_WORD}(?:\s*,\s*{_WORD})*)"""
 )
-"""Matches a comparison of a message's role in a chat template."""
+"""Matches a comparison of the role of a message in a chat template."""
 
 
 @functools.lru_cache(16)
@@ -299,7 +299,7 @@ _READ: Mapping[str, Mapping[str, Shape]] = {
     "tool": {"tool_call_id": nullable(TEXT), "name": nullable(TEXT)},
     "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_THOUGHTS, nullable(TEXT))},
 }
-"""The schemas of a message's fields other than role and content, by role."""
+"""The schemas of the fields of a message other than role and content, by role."""
 
 MESSAGES: Shape = listing(
     record(
@@ -372,7 +372,7 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
 
 
 def _reasoning_fields(message: Message, at: str) -> dict[str, str]:
-    """Return an assistant's reasoning under each of the names that chat templates use for it."""
+    """Return the reasoning of an assistant under each name that chat templates use for it."""
     texts = (string_at(message[name], f"{at}.{name}") for name in _THOUGHTS if name in message)
     return next(map(_reasoning, texts), {})
 
@@ -420,7 +420,7 @@ def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
 
 
 def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, Any]:
-    """Read the JSON text of a tool call's arguments.
+    """Read the JSON text of the arguments of a tool call.
 
     Invalid text is read as no arguments, because a model may have written it earlier in the chat.
 
@@ -452,7 +452,7 @@ def string_at(value: Any, at: str) -> str:
 
 
 def _text(content: Any, at: str, parts: PartReader) -> str:
-    """Return the text of a message's content without media. Parts are joined with newlines, as in LMI and vLLM."""
+    """Return the text of message content without media. Parts are joined with newlines, as in LMI and vLLM."""
     return "\n".join([part for part in parts.read(content, at, media=False) if isinstance(part, str)])
 
 

@@ -64,8 +64,8 @@ class Parameter(NamedTuple):
     Attributes:
         field: the field that it sets, or "" if the parameter has no effect. A field that is not in Sampling is stored
             in `ParsedParameters.others`.
-        read: converts a JSON value to the field's value, or raises ValueError with a message that describes a valid
-            value. None means that the value is valid but has no effect.
+        read: converts a JSON value to a field value, or raises ValueError with a message that describes valid values.
+            None means that the value is valid but has no effect.
         informed: whether `read` takes the server context as its second argument.
     """
 
@@ -93,7 +93,7 @@ def unsupported(why: str, *neutral: Any) -> Parameter:
 
 
 class ParsedParameters(NamedTuple):
-    """The values of a client's parameters.
+    """The values of the parameters that a client sent.
 
     Attributes:
         names: maps each field that the client has set to the client's name for it.
@@ -158,7 +158,7 @@ class TableRow(NamedTuple):
 
     Attributes:
         field, read, informed: the attributes of `Parameter`.
-        lmi: the name in rolling and dynamic batch, also with TGI_COMPAT.
+        lmi: the name in rolling batch and dynamic batch, with or without TGI_COMPAT.
         openai: the name in chats and completions, including those of vLLM's clients.
         tgi: the name in TGI's own routes.
     """
@@ -255,7 +255,7 @@ LMI_NEUTRAL_IF_GREEDY = {**LMI_NEUTRAL, "temperature": {0, 1}, "top_k": {0, 1, 5
 
 
 def dialect_parameters(dialect: str) -> dict[str, Parameter]:
-    """Return a dialect's parameters, by the dialect's names for them.
+    """Return the parameters of a dialect, by their names in the dialect.
 
     Args:
         dialect: the attribute of `TableRow` that contains these names.
@@ -359,11 +359,11 @@ def read_all(
 
     Args:
         params: the client's parameters, including names that other readers read.
-        context: the server context, which contains the engine's name and limits.
+        context: the server context, which contains the name and limits of the engine.
         defaults: the values of Sampling fields whose defaults differ in this dialect.
         table: the dialect's parameters.
-        most_new_tokens: the maximum of `max_new_tokens`, to which a larger value is reduced as in vLLM, or None for no
-            maximum.
+        most_new_tokens: the maximum of `max_new_tokens`, or None for no maximum. Larger values are reduced to it, as in
+            vLLM.
 
     Raises:
         InvalidParameter: a parameter is invalid. The message states its name, its value and the valid values.

@@ -133,7 +133,7 @@ class WholeReply(Reply):
         return document(selected, [(sequence.tokens, sequence.rows) for sequence in sequences], of_prompt)
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
-        """Return the sequence to which a delta of the request at `index` belongs."""
+        """Return the sequence that a delta of the request at `index` belongs to."""
         return self._sequences[delta.sequence]
 
     def _finish(self, delta: Delta) -> Finish | None:
@@ -164,7 +164,7 @@ class WrappedReply(Reply):
 class PromptOnly(WrappedReply):
     """The reply to a request for 0 new tokens.
 
-    It hides the one token that engines always generate, and does not count it.
+    It hides the single token that engines always generate, and does not count it.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -279,7 +279,7 @@ def prompt_request(
 class TokenStream(Reply, ABC):
     """Base class of streams: a head, the tokens of each sequence, the last token of each sequence, and an end.
 
-    Subclasses render these parts. A sequence's `position` is its index among the sequences of all requests.
+    Subclasses render these parts. The `position` of a sequence is its index among the sequences of all requests.
 
     Args:
         num_sequences: the number of sequences of each request.
@@ -364,7 +364,7 @@ class TokenStream(Reply, ABC):
         return b""
 
     def _take(self, position: int, delta: Delta) -> None:
-        """Record a delta's values other than tokens, before the tokens are rendered."""
+        """Record the values of a delta other than tokens, before the tokens are rendered."""
         if not delta.sequence and delta.extras is not None:  # all sequences of a request report the same prompt
             self._num_cached_tokens += delta.extras.num_cached_tokens or 0
 

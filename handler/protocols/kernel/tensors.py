@@ -65,7 +65,7 @@ def select_tensors(read: ParsedParameters, names: Sequence[str] = (), pad: int =
 
     Args:
         read: the parameters of the request, some of which select output tensors.
-        names: the names in the request's `outputs`.
+        names: the names in the `outputs` of the request.
         pad: the token id that pads shorter sequences.
     """
     logits = {OUTPUTS[name]: getattr(read.sampling, OUTPUTS[name]) for name in LOGITS}
@@ -81,7 +81,7 @@ def document(
 
     Args:
         sequences: the tokens of each sequence, and a row of logits over the vocabulary for each token, or no rows.
-        context: the prompt's logits with one row for each token, or None if the request does not select them.
+        context: the logits of the prompt, with one row for each token, or None if the request does not select them.
     """
     tokens = [[token for token in own if token.id >= 0] for own, _ in sequences]
     longest = max(map(len, tokens), default=0)
@@ -128,7 +128,7 @@ class Lines:
     def line(self, token: Token) -> TensorValues:
         """Build the `outputs` of the line for a token.
 
-        `cum_log_probs` is the sum up to this token. Only the first line contains the prompt's logits.
+        `cum_log_probs` is the sum up to this token. Only the first line contains the logits of the prompt.
         """
         self._total += token.logprob or 0.0
         row = next(self._rows, None)
@@ -302,7 +302,7 @@ def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str
 
 
 def _text(word: tuple[int, ...], context: ServerContext) -> str:
-    """Return the text of a word of several tokens, because engines match such words as text."""
+    """Return the text of a word that consists of several tokens, because engines match these words as text."""
     vocabulary = context.vocabulary
     if vocabulary is None:
         raise _no_vocabulary(context)

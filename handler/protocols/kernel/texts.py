@@ -49,7 +49,7 @@ def read_texts(value: Any, name: str, most: int = MAX_TEXTS, noun: str = "texts"
     """Read one or more texts. A string or a list of token ids is a single text.
 
     Args:
-        name: the client's name for the field, for messages.
+        name: the client's name for the field, for error messages.
         most: the maximum number of texts.
         noun: the plural noun for the texts in error messages.
 

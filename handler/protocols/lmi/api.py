@@ -229,7 +229,7 @@ class LmiErrors(FrontEndErrors):
     """The errors of LMI's rolling batch.
 
     Args:
-        framing: the framing of the requested response. An error with status 424 has the same framing, unless the
+        framing: the framing of the requested response. An error with status 424 has the same framing unless the
             request body is invalid.
     """
 

@@ -174,7 +174,7 @@ _relax_parameters = relaxed_by(
 
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-    """Return the model's name for the response, and the LoRA adapter that `adapters`, a header or `model` selects."""
+    """Return the model name for the response, and the LoRA adapter that `adapters`, a header or `model` selects."""
     (adapter,) = read_adapters(body, 1, context)
     return read_model(body, context, served_name(context.config), adapter)
 

@@ -146,7 +146,7 @@ class Chat(OpenAiChat):
         return context.model_names[0] if adapter is None else adapter.name, adapter
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
-        """Return the model's generation defaults. These modes of LMI use them only in chats that vLLM parses."""
+        """Return the generation defaults of the model. These modes of LMI use them only in chats that vLLM parses."""
         return context.generation if _are_vllms(context) else NO_DEFAULTS
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
@@ -162,7 +162,7 @@ class Chat(OpenAiChat):
         requests = (chat.request,)
 
         def as_openai() -> Reply:
-            """Return the reply in OpenAI's format. Unlike LMI's responses, it contains the model's name."""
+            """Return the reply in OpenAI's format. Unlike LMI's responses, it contains the model name."""
             return super(Chat, self).answer(chat).reply
 
         if chat.framing is JSON:

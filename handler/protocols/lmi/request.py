@@ -102,7 +102,7 @@ def without_overridden(
     """Remove the parameters that are overridden by other parameters of the request.
 
     Args:
-        winners: maps a parameter's name to the name that overrides it in LMI.
+        winners: maps a parameter name to the name that overrides it in LMI.
 
     Returns:
         The other parameters, and the removed names whose values differ from the overriding values.
@@ -176,7 +176,7 @@ def inferred(parameters: Mapping[str, Any], context: ServerContext) -> Mapping[s
 
 
 def ignored(parsed: ParsedParameters) -> list[str]:
-    """List the sampling parameters that have no effect because decoding is greedy, under the client's names."""
+    """List the client's names of the sampling parameters that have no effect because decoding is greedy."""
     if parsed.sampling.do_sample:
         return []
     neutral = LMI_NEUTRAL_IF_GREEDY if "do_sample" in parsed.names else LMI_NEUTRAL
@@ -190,7 +190,7 @@ _NO_LISTS_SINCE = (0, 30)
 
 _WINNERS = {"stop": "stop_sequences", "logprobs": "top_n_tokens"}
 _WINNERS_OF_TRTLLM = {"stop_sequences": "stop"}
-"""Maps a parameter's name to the synonym that overrides it in LMI (djl_python/rolling_batch)."""
+"""Maps a parameter name to the synonym that overrides it in LMI (djl_python/rolling_batch)."""
 
 
 class ParsedPrompt(NamedTuple):
@@ -348,7 +348,7 @@ def openai_reply(request: Request, context: ServerContext, *, streams: bool, mod
     """Return a function that creates the reply in OpenAI's format.
 
     Args:
-        model: the model's name in the response, or "" for the name of the adapter or of the server's model.
+        model: the model name in the response, or "" for the name of the adapter or of the server's model.
     """
     name = model or (context.model_names[0] if request.adapter is None else request.adapter.name)
     return lambda: completion_of(request, OpenAiHead(*identity("cmpl"), name, context.fingerprint), streams=streams)

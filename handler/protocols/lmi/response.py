@@ -57,7 +57,7 @@ class WholeOutput(NamedTuple):
 
 
 class ResponseFormat(Protocol):
-    """The format of a dialect's responses, such as `LmiFormat` or `TgiFormat`.
+    """The response format of a dialect, such as `LmiFormat` or `TgiFormat`.
 
     Attributes:
         special_in_text: whether the whole text includes the text of special tokens.

@@ -290,7 +290,7 @@ class TranscriptDone(TypedDict):
 class OpenAiModel(TypedDict):
     """The model or an adapter.
 
-    `root` is the last part of the model's path or URI, `parent` is the base model of an adapter, and
+    `root` is the last part of the path or URI of the model, `parent` is the base model of an adapter, and
     `input_modalities` lists what requests may contain.
     """
 
@@ -374,7 +374,7 @@ class DeletedFile(TypedDict):
 
 
 class BatchError(TypedDict):
-    """The reason why a batch failed. `line` is the number of the invalid line in the batch's input."""
+    """The reason why a batch failed. `line` is the number of the invalid line in the batch input."""
 
     code: str
     message: str

@@ -89,7 +89,7 @@ class ChatFormat(NamedTuple):
     """The options of chat responses.
 
     Attributes:
-        form: how the model's responses are parsed.
+        form: the settings for parsing the responses of the model.
         every_role: whether to put the role and `tool_calls` into every chunk, as TGI's clients expect.
         thoughts: whether to show the reasoning.
     """
@@ -482,7 +482,7 @@ class OpenAiChat(OpenAiDialect):
         return self.stream if stream else self.whole, usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        """Return the parsed request with a reply in this dialect's format."""
+        """Return the parsed request with a reply in the format of this dialect."""
         if chat.framing is self.whole:
             return ParsedRequest((chat.request,), ChatDocument(chat), self.errors, chat.ignored)
         return streaming((chat.request,), ChatStream(chat, self.errors), self.errors, chat.ignored, chat.framing)

@@ -370,8 +370,8 @@ class ToolsReader:
     """Reads the tools of one request, and translates them to chat tools.
 
     Attributes:
-        tools: the tools in the format of a chat request, or the unchanged field if it is not a list. The reader of the
-            chat checks names and schemas.
+        tools: the tools in the format of a chat request, or the unchanged field if it is not a list. The chat reader
+            checks names and schemas.
         origins: maps a tool's name in the prompt to its declaration, for custom tools and tools of a namespace.
         ignored: the reasons for omitting tools, as fields for `x-lmi-ignored-parameters`.
         left_out: maps the names of omitted custom tools to these reasons.
@@ -510,7 +510,7 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
 
 
 def _allowed(value: Mapping[str, Any], known: Sequence[str]) -> Any:
-    """Return the allowed tools in a chat's format, without omitted tools. The chat's reader checks them."""
+    """Return the allowed tools in the format of a chat, without omitted tools. The chat reader checks them."""
     tools = value.get("tools")
     if isinstance(tools, list):
         kept = [tool for tool in without_skipped(tools) if not _is_custom(tool) or _name(tool) in known]
@@ -617,7 +617,7 @@ FIELDS: Mapping[str, Shape] = {
     "reasoning": nullable(record({}, _REASONING, additionalProperties=False)),
 }
 _UNHEEDED = "tools[].function.strict"
-"""The field that the reader of the chat reports as ignored if nothing enforces the schemas of tools."""
+"""The field that the chat reader reports as ignored if nothing enforces the schemas of tools."""
 
 _WITHOUT_STORE = request_shape(FIELDS, TABLE, "input")
 

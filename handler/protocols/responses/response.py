@@ -266,7 +266,7 @@ class ResponseSettings(NamedTuple):
 
     Attributes:
         head: the fields of the response that do not change.
-        form: how the model's response is parsed.
+        form: the settings for parsing the response of the model.
         origins: maps a tool's name in the prompt to its declaration.
         keeping: the object that stores the response, or None if it is not stored.
     """

@@ -361,7 +361,7 @@ def _predictions(scores: Sequence[float], labels: Sequence[str]) -> list[TeiPred
 
 
 def _headers(requests: Sequence[Request], timing: Timing | None) -> Headers:
-    """Return TEI's headers. Times are whole milliseconds."""
+    """Return TEI's headers. Times are in whole milliseconds."""
     characters = sum(len(request.prompt) + len(request.pair or "") for request in requests)
     known = [("x-compute-characters", str(characters))]
     if timing is None:

@@ -259,7 +259,7 @@ class InferMessages(Infer):
         self.name, self.may_stream = "triton_grpc", may_stream
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        """Read a request. On a stream, the text models of TensorRT-LLM send an empty final message if it asks for one.
+        """Read a request. On a stream, the text models of TensorRT-LLM send an empty final message on request.
 
         With TensorRT-LLM's model `tensorrt_llm` and vLLM's backend, the last message with content is final.
         """

@@ -13,7 +13,7 @@ from handler.protocols.triton.request import IDS, INPUTS, OF_OTHER_MODELS, PROMP
 
 
 class TensorType(NamedTuple):
-    """The datatype of a tensor, and its dimensions after the batch dimension. -1 stands for any size."""
+    """The datatype of a tensor, and its dimensions after the batch dimension. -1 means any size."""
 
     datatype: str
     dims: tuple[int, ...] = (1,)

@@ -18,7 +18,7 @@ _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
 
 
 class ResponseOptions(NamedTuple):
-    """The options of a request's responses.
+    """The options of the responses to a request.
 
     Attributes:
         fixed: the fields that are the same in every response: the model and the request id.

@@ -131,7 +131,7 @@ MakeContent = Callable[[], ContentParser]
 
 
 def content_parser(name: Any, arguments: Any, depth: int = 0) -> MakeContent:
-    """Return a function that creates the parser of one region's text.
+    """Return a function that creates the parser of the text of one region.
 
     Raises:
         ValueError: the name or an argument is invalid.
@@ -341,7 +341,7 @@ def read_transform(value: Any, depth: int = 0) -> Any:
 
 
 def roots(transform: Any) -> Iterator[str]:
-    """Yield the names to which the placeholders of a transform refer."""
+    """Yield the names that the placeholders of a transform refer to."""
     if isinstance(transform, Placeholder):
         yield transform.path[0]
     elif isinstance(transform, (dict, list)):

@@ -21,7 +21,7 @@ _FREE = 16_384  # alternatives that may be followed without a match, whatever th
 
 
 def may_try(in_vain: int, size: int) -> bool:
-    """Return whether a pattern may be tried again. The work on failed attempts is limited by the text's length.
+    """Return whether a pattern may be tried again. The work on failed attempts is limited by the length of the text.
 
     Args:
         in_vain: the number of alternatives that were followed without a match.

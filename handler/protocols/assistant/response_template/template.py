@@ -107,16 +107,16 @@ class Texts:
 
 
 class Field(NamedTuple):
-    """A field of the template, to which regions of a response belong.
+    """A field of the template. Regions of a response belong to fields.
 
     Attributes:
-        open: the markers before a region, or None if everything outside of other fields' regions belongs to the field.
+        open: the markers before a region, or None if everything outside the regions of other fields belongs to it.
         close: the markers after a region, or None if it ends with the response.
         make: creates the parser of one region's text.
         strips: whether the whitespace around a region's text is dropped.
         join: the separator between the texts of several regions, or None if they form one text.
         transform: the transform that converts the parsed value to a call, or None if the value already is a call.
-        each: whether the transform applies to each item of a list instead of to the whole value.
+        each: whether the transform applies to each item of a list instead of the whole value.
         name_group: the group of `open` that contains a tool call's name, or "" if the region's text is more than the
             arguments.
         is_json: whether the text is JSON, so that the parser can tell whether it is complete.
@@ -142,7 +142,7 @@ class Field(NamedTuple):
         return self.name in REASONING
 
     def calls(self, value: Any, groups: Mapping[str, str]) -> list[tuple[str, Any]]:
-        """Return the names and arguments of a region's tool calls.
+        """Return the names and arguments of the tool calls in a region.
 
         Args:
             value: the parsed value of the region's text.
@@ -202,7 +202,7 @@ class ResponseTemplate:
 
     Attributes:
         fields: the fields by name.
-        implicit: the field to which everything outside of other regions belongs, or None if text outside of regions is
+        implicit: the field that everything outside of other regions belongs to, or None if text outside of regions is
             dropped.
         outside: the markers that the parser looks for outside of regions.
 

@@ -20,7 +20,7 @@ class Notation(NamedTuple):
     """The text around tool calls, as chat templates write it.
 
     Attributes:
-        call: the text before a call's arguments and the text after them. NAME is replaced by the tool's name, NUMBER by
+        call: the text before and after the arguments of a call. NAME is replaced by the name of the tool, and NUMBER by
             the index of the call.
         block: the text before the first call and the text after the last call.
         between: the text between two calls.
@@ -49,7 +49,7 @@ def pairs(begin: str, middle: str, end: str) -> Callable[[Mapping[str, Any]], st
 
     Args:
         begin: the text before the name.
-        middle: the text between name and value. STRING in it is replaced by true for a string, and by false otherwise.
+        middle: the text between name and value. STRING is replaced by true if the value is a string, or else by false.
         end: the text after the value.
     """
 
@@ -195,7 +195,7 @@ class ToolSchema:
     each schema are determined only once, and at most 4,096 schemas are read. Further schemas allow any type.
 
     Args:
-        root: the schema of the arguments, to which references refer.
+        root: the schema of the arguments, against which references are resolved.
     """
 
     def __init__(self, root: Any) -> None:
@@ -207,16 +207,16 @@ class ToolSchema:
         self._targets: dict[str, Any] = {}
 
     def property(self, schema: Any, name: str) -> Any:
-        """Return the schema of an object's property, or None if there is none."""
+        """Return the schema of a property of an object, or None if there is none."""
         properties = self._get(schema, "properties")
         return properties.get(name) if isinstance(properties, Mapping) else None
 
     def items(self, schema: Any) -> Any:
-        """Return the schema of a list's items, or None if there is none."""
+        """Return the schema of the items of a list, or None if there is none."""
         return self._get(schema, "items")
 
     def types(self, schema: Any) -> frozenset[str]:
-        """Return the types that a schema within the root allows, or an empty set if it names no type."""
+        """Return the types that a schema within the root allows, or an empty set if it specifies no type."""
         if not isinstance(schema, Mapping):
             return frozenset()
         if id(schema) not in self._types:

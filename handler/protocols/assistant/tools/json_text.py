@@ -115,7 +115,7 @@ _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Convert a parameter's plain text to JSON of one of the types in its schema.
+    """Convert the plain text of a parameter to JSON of a type that its schema allows.
 
     Text that fits none of the types is returned unchanged if it is JSON, and as a string otherwise. Objects, lists and
     null may be in Python notation, which the chat templates of several models use.
@@ -171,8 +171,8 @@ class ParameterValue:
     A string is written as it arrives. A value that may have another type is written once it is complete.
 
     Args:
-        types: the types in the parameter's schema. If there are none, the value is a string.
-        write: the function to which JSON text is passed.
+        types: the types in the schema of the parameter. If there are none, the value is a string.
+        write: the function that receives the JSON text.
         trim: whether to drop a newline before the text and a newline after it.
     """
 

@@ -42,7 +42,7 @@ class Format(NamedTuple):
     """A format in which models write tool calls.
 
     Attributes:
-        make: creates the parser of one response from the request's tools, whose schemas define the types of arguments.
+        make: creates the parser of one response from the tools of the request, whose schemas define argument types.
         marks: strings that may be special tokens, which a tokenizer omits from the text by default.
         template: a regular expression that recognizes the format in a chat template, or "" if there is none.
         notations: maps a string in chat templates to the notation of calls. The first notation whose string is in the
@@ -145,7 +145,7 @@ class CallOutput:
         self._space, self.after_call, self._in_call = [], True, True
 
     def write(self, text: str) -> None:
-        """Append text to the JSON of the tool call's arguments."""
+        """Append text to the JSON of the arguments."""
         if text:
             self._written.append(text)
 
@@ -457,7 +457,7 @@ _NUMBER = re.compile(r"[0-9]\Z")
 
 
 class ArgumentsText:
-    """The JSON text of one tool call's arguments."""
+    """The JSON text of the arguments of one tool call."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -506,7 +506,7 @@ class _Call:
 class CheckedCalls:
     """Checks the tool calls among the events of one response.
 
-    A call that is cut off before its arguments is replaced by its name as text, because clients would read missing
+    A call that is truncated before its arguments is replaced by its name as text, because clients would read missing
     arguments as `{}`.
 
     Args:

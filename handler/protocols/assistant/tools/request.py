@@ -33,16 +33,17 @@ _SHORT_ID = re.compile(r"id\|length != 9")
 """Matches Mistral's templates, which require tool call ids of nine characters."""
 
 _INDEXED_ID = re.compile(r"<\|tool_calls_section_begin\|>")
-"""Kimi K2's templates write a tool call's id, which has the tool's name, before the arguments and before the result."""
+"""Kimi K2's templates write the call id, which contains the tool name, before the arguments and before the result."""
 
 _FIRST_CALL = re.compile(r"\A(?s:(?!.* in (?:message|m)(?:\.|\[['\"])tool_calls).*)tool_calls\[0\]")
-"""The templates of GigaChat 3, gpt-oss and Llama 3 write only the first of several tool calls, or refuse them."""
+"""The templates of GigaChat 3, gpt-oss and Llama 3 write only the first tool call, or refuse several tool calls."""
 
 _ONE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise_exception")
-"""gpt-oss's template refuses a message with tool calls, reasoning and text, as it writes the last two as analysis."""
+"""The template of gpt-oss refuses a message with tool calls, reasoning and text, as it writes both of the latter as
+analysis."""
 
 _CALLS = re.compile(r"\btool_calls\b")
-"""The templates of LFM2 and Granite 3.3 do not mention tool calls, and write only a message's role and text."""
+"""The templates of LFM2 and Granite 3.3 do not mention tool calls, and write only the role and text of a message."""
 
 _DESCRIPTION = re.compile(r"[+~]\s*(?:(?:\w+\.)+description|\(\w+\.description \| tojson)")
 """The templates of gpt-oss and Muse Glimmer, and some others, fail for a tool without a description."""
@@ -135,7 +136,7 @@ def _with_one_text(message: Message) -> Message:
 
 
 def _with_written_calls(message: Message, notation: Notation, between: str = "") -> Message:
-    """Append a message's tool calls to its text, for a template that does not write calls."""
+    """Append the tool calls of a message to its text, for templates that do not write calls."""
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     if not calls:
         return message
@@ -167,7 +168,7 @@ def _notation(template: str, *formats: Format | None) -> Notation | None:
 def _plain_messages(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], notation: Notation
 ) -> list[Message]:
-    """Convert tools, tool calls and results to text, for a template that does not show tools."""
+    """Convert tools, tool calls and results to text, for templates that do not show tools."""
     plain = [_plain(message, notation) for message in messages]
     if tools:
         instructions = _instructions(tools, notation)
@@ -373,8 +374,8 @@ def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
 def choose_format(context: ServerContext) -> Format | None:
     """Return the format of tool calls in responses.
 
-    A plugin takes precedence over `option.tool_call_parser`, and the option over the model's templates. The result is
-    None if the templates show no known format, or if the option keeps calls in the text.
+    A plugin takes precedence over `option.tool_call_parser`, which takes precedence over the templates of the model.
+    The result is None if the templates show no known format, or if the option leaves calls in the text.
     """
     plugin: Format | None = context.tool_format
     if plugin is not None:

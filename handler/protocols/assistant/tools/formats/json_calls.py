@@ -290,7 +290,7 @@ def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | No
 
     Args:
         alone: whether an object without arguments is a call.
-        name: the key of the call's name.
+        name: the key that contains the name of the call.
     """
     try:
         value = json.loads(ControlEscapes().feed(text), parse_constant=refuse_constant)
@@ -478,8 +478,8 @@ _CALLS, _CALL_ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 class Mistral(JsonCalls):
     """Parses Mistral's tool calls.
 
-    With tokenizers up to version 10, they are a list or an object. With later tokenizers, a call is a name, possibly
-    the call's id, and the arguments.
+    With tokenizers up to version 10, they are a list or an object. With later tokenizers, a call consists of a name,
+    possibly an id, and the arguments.
     """
 
     begins = (_CALLS,)

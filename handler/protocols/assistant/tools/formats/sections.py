@@ -30,7 +30,7 @@ class SectionedCalls(CallParser):
             mark = yield from self.expect(self.call, self.section_end)
 
     def head(self) -> Steps[str]:
-        """Consume the text before a tool call's arguments, and return the call's name.
+        """Consume the text before the arguments of a tool call, and return the name of the tool.
 
         Raises:
             BrokenCall: the text is not a call.

@@ -394,7 +394,7 @@ class MuseGlimmer(TaggedCalls):
             yield from self._call_message()
 
     def tool(self, name: str) -> str:
-        """Return the tool's name. The chat template shows a tool `f` as a namespace, so the model may write `f.f`."""
+        """Return the tool name. The chat template shows a tool `f` as a namespace, so the model may write `f.f`."""
         first, _, last = name.partition(".")
         return first if first == last and name not in self.tools and first in self.tools else name
 
