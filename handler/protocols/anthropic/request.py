@@ -182,7 +182,7 @@ class MessagesReader(TurnsReader):
         """Read `system`, the earlier messages of the thread, and `messages`.
 
         Raises:
-            InvalidPayload: a message or a block is invalid. The error says where it is, but quotes no text.
+            InvalidPayload: a message or a block is invalid. The error states its path and a valid form, but no text.
         """
         if body.get("system") is not None:
             self._read_content("system", body["system"], "system")
@@ -244,7 +244,7 @@ class MessagesReader(TurnsReader):
             self.chat.append(self._read_result(block, at))
 
     def _add_text(self, role: str, text: str) -> None:
-        """Add text, but drop lines of a system text for Anthropic's servers, because they differ between sessions."""
+        """Add text. Lines of system text for Anthropic's servers are dropped, because they differ between sessions."""
         if role == "system" and not self._context.config.keep_anthropic_lines:
             shorter = _HEADER_LINE.sub("", text)
             if text and not shorter:

@@ -292,7 +292,7 @@ class MuseParser(MessagesParser):
 
 
 class Prefixed(ReasoningParser):
-    """Leaves reasoning in the text, and prepends the marker at the end of the prompt, if there is any."""
+    """Leaves reasoning in the text, and prepends the marker at the end of the prompt, if any."""
 
     def __init__(self, mark: str, inner: AnswerParser | None = None) -> None:
         super().__init__(inner)

@@ -248,7 +248,7 @@ class ParsedRequest(NamedTuple):
         as_openai: creates a reply that writes the response in OpenAI's format, as a document or as chunks in lines or
             events, for a user's output formatters that accept this format. None if no such formatter applies.
         formatter: the title of the user's function that the reply runs, for messages, or "" if there is none. With
-            such a function, `feed` may take long or raise FormatterFailed. Pass that error to `feed` in a delta, as
+            a function, `feed` may take long or raise FormatterFailed. Pass that error to `feed` in a delta, as
             with any other failure.
         headers: returns the dialect's own headers. When a stream starts, it is called with None, because there is no
             timing yet.

@@ -1,4 +1,4 @@
-"""The generation parameters, with the Sampling field, the type and range, and the names of each in the dialects.
+"""The generation parameters. Each has a Sampling field, a type, a range, and a name in each dialect.
 
 Source: docs.djl.ai, "LMI handlers Inference API Schema" (0.28). A null value counts as absent. Unless it is neutral,
 a value that the engine does not support is refused with an error that names the parameter. Without
@@ -491,7 +491,7 @@ def _check_support(
 
 
 def parameter(entry: Parameter, context: ServerContext) -> Shape:
-    """Return the schema of a parameter, which may be null. Its description says if the engine does not support it."""
+    """Return the schema of a parameter, which may be null. Its description says so if it is unsupported."""
     shape = dict(schema_of_reader(entry.read))
     if why := context.unsupported.get(entry.field):
         shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"

@@ -120,7 +120,7 @@ class Lines:
         self._rows: Iterator[Sequence[float]] = iter(())
 
     def take(self, delta: Delta) -> None:
-        """Set the delta that contains the tokens of the next calls to `line`."""
+        """Set the delta that contains the tokens passed to the next calls of `line`."""
         extras = delta.extras or NO_EXTRAS
         self._context = self._context if extras.context_logits is None else extras.context_logits
         self._rows = iter(extras.generation_logits or ())

@@ -17,7 +17,7 @@ MAX_TEXTS = 2048
 """Maximum number of texts to embed or to compare in a body. It is OpenAI's limit for `input`."""
 
 MAX_QUERIES = 1 << 24
-"""Maximum product of a query's length in characters and the number of texts, because each text repeats the query."""
+"""Maximum query length in characters times the number of texts, because the query is repeated for each text."""
 
 _WANTED = "must be a string, a list of strings, a list of token ids, or a list of token id lists"
 

@@ -281,7 +281,7 @@ class DynamicBatchErrors(FrontEndErrors):
 
 
 class AsyncErrors(FrontEndErrors):
-    """Errors of LMI's async mode, with the worker's statuses. A prompt that is too long gets status 400, as in vLLM."""
+    """Errors in LMI's async mode, with the worker's statuses. A prompt that is too long gets status 400, as in vLLM."""
 
     statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, InvalidSession: 424, TooLong: 400})
 
@@ -300,7 +300,7 @@ class AsyncErrors(FrontEndErrors):
 
 
 class AsyncPromptErrors(AsyncErrors):
-    """Errors of requests with `inputs` in async mode. A prompt that is too long also gets status 424."""
+    """Errors of requests with `inputs` in async mode. A prompt that is too long gets status 424, too."""
 
     statuses = MappingProxyType({**AsyncErrors.statuses, TooLong: 424})
 

@@ -215,7 +215,7 @@ class InputReader(TurnsReader):
         """Read `instructions`, the items of previous responses, and `input`.
 
         Raises:
-            InvalidPayload: an item is invalid. The error names its path and what is valid, but quotes no text.
+            InvalidPayload: an item is invalid. The error states its path and a valid form, but quotes no text.
             NotKept: an item that `input` refers to is not stored.
         """
         instructions, input = body.get("instructions"), body.get("input")

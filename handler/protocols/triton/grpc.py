@@ -224,7 +224,7 @@ class TokenMessages(TritonStream):
 
     @functools.cached_property
     def _encode_token(self) -> TokenEncoder:
-        """Return an encoder that only appends the text of a token to bytes that are the same for every token.
+        """An encoder that only appends the text of a token to bytes that are the same for every token.
 
         Parsers merge the two occurrences of `infer_response` (protobuf's "Encoding" guide).
         """

@@ -45,7 +45,7 @@ TensorRT-LLM's models send this shape, and its clients read `as_numpy("text_outp
 """
 
 FREE = ("finish_reason", "num_input_tokens", "num_output_tokens")
-"""Outputs that need only be named. Other outputs also require a flag, because perf_analyzer names all outputs."""
+"""Outputs that a request only needs to name. Others also need a flag, because perf_analyzer names all outputs."""
 
 _NUMBERS = {
     "cum_log_probs": TensorType("FP32", (-1,)),

@@ -107,7 +107,7 @@ class Texts:
 
 
 class Field(NamedTuple):
-    """A field of the template. Regions of a response belong to fields.
+    """A field of the template. Each region of a response belongs to a field.
 
     Attributes:
         open: the markers before a region, or None if everything outside the regions of other fields belongs to it.

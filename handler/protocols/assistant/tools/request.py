@@ -39,8 +39,7 @@ _FIRST_CALL = re.compile(r"\A(?s:(?!.* in (?:message|m)(?:\.|\[['\"])tool_calls)
 """The templates of GigaChat 3, gpt-oss and Llama 3 write only the first tool call, or refuse several tool calls."""
 
 _ONE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise_exception")
-"""The template of gpt-oss refuses a message with tool calls, reasoning and text, as it writes both of the latter as
-analysis."""
+"""gpt-oss's template refuses messages with tool calls, reasoning and text, as it writes the latter two as analysis."""
 
 _CALLS = re.compile(r"\btool_calls\b")
 """The templates of LFM2 and Granite 3.3 do not mention tool calls, and write only the role and text of a message."""

@@ -29,8 +29,8 @@ _LONGEST_HEAD = 512
 class JsonCalls(CallParser):
     """Base class of parsers for tool calls that are JSON objects.
 
-    Arguments after the name of a call are emitted as they arrive. Arguments before the name follow at the end. In a
-    list, an object that is not a call is emitted as text, and the other objects remain calls.
+    Arguments after the name of a call are emitted as they arrive. Arguments before the name are emitted once the
+    call is complete. In a list, an object that is not a call is emitted as text, and the other objects remain calls.
 
     Attributes:
         end: the marker after the calls, or "" if they end with the list or the last object.
