@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, which is built from the routes of the server and the tables and types of the dialects."""
+"""The OpenAPI 3.1 document, which is built from the server routes and the tables and types of the dialects."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
 
 
 class ThreadKeeping:
-    """Stores the response to one request in the thread of the request."""
+    """Stores the response to one request in its thread."""
 
     def __init__(self, keeping: Keeping, head: Mapping[str, Any]) -> None:
         self._keeping, self._head = keeping, head
@@ -264,7 +264,7 @@ class MessageSettings(NamedTuple):
     """The settings for rendering a response.
 
     Attributes:
-        form: the settings for parsing the response of the model.
+        form: the settings for parsing the model's response.
         max_tokens: the client's limit on new tokens. If a response with fewer tokens ends because of a length limit,
             the context is full.
         stops: the client's stop strings. The engine leaves them in the text.
@@ -315,7 +315,7 @@ class MessageSettings(NamedTuple):
     def usage(
         self, num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_reasoning: int = 0
     ) -> AnthropicUsage:
-        """Return the token counts. Prompt tokens from the prefix cache of the engine are counted separately."""
+        """Return the token counts. Prompt tokens from the engine's prefix cache are counted separately."""
         counts: AnthropicUsage = {
             "input_tokens": num_prompt_tokens - num_cached_tokens,
             "cache_creation_input_tokens": 0,

@@ -16,7 +16,7 @@ class CallStart(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """A piece of the JSON text of the arguments of a tool call."""
+    """A piece of the JSON arguments of a tool call."""
 
     number: int
     text: str
@@ -120,7 +120,7 @@ class Ends:
 
 
 class Trimmed:
-    """Trims the whitespace at both ends of the text of a response, and at both ends of its reasoning.
+    """Trims leading and trailing whitespace from the text of a response, and from its reasoning.
 
     All pieces of text count as one text, and all pieces of reasoning as another, even if other events separate them.
     """

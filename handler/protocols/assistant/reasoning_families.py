@@ -14,7 +14,7 @@ from handler.core.text import Vocabulary
 
 
 class Family(NamedTuple):
-    """The format of the reasoning of a model family.
+    """The reasoning format of a model family.
 
     Attributes:
         begin: the markers before reasoning. Each marker precedes any other marker that is a prefix of it.

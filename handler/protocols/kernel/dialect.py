@@ -101,7 +101,7 @@ class Notices:
 
 @dataclass(frozen=True)
 class ServerContext:
-    """The options of the server, the properties of its model and the limits of its engine, for use by dialects.
+    """The server options, model properties and engine limits that dialects use.
 
     Attributes:
         engine: the engine's name.
@@ -113,7 +113,7 @@ class ServerContext:
         sampling_defaults: the default values of Sampling fields in a request with `do_sample` true.
         generation: the model's generation defaults, for dialects that call `read_sampled`.
         vocabulary: the vocabulary of token ids, or None if it depends on the prompt.
-        eos: the ids of the end tokens that the files of the model list.
+        eos: the ids of the end tokens that the model files list.
         most_tokens: returns the maximum number of tokens in a prompt and its response together, or None while the model
             loads.
         chat_template: the model's chat template, or "" if it has none.
@@ -184,7 +184,7 @@ class ServerContext:
 
 
 class Timing(NamedTuple):
-    """The durations of the phases of a request in seconds, and its token counts."""
+    """The duration of each phase of a request in seconds, and the token counts."""
 
     validation: float  # from the request's arrival until its prompt was found to fit
     queue: float  # from then until the engine received the request

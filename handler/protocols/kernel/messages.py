@@ -262,7 +262,7 @@ _WORD = r"""(?:'[^']*'|"[^"]*")"""
 _COMPARED = re.compile(
     rf"""\brole\b['"]?[\])]?\s*(?:==|!=|\bin\b|\.(startswith))\s*[\[(]?\s*({_WORD}(?:\s*,\s*{_WORD})*)"""
 )
-"""Matches a comparison of the role of a message in a chat template."""
+"""Matches a comparison with the message role in a chat template."""
 
 
 @functools.lru_cache(16)
@@ -299,7 +299,7 @@ _READ: Mapping[str, Mapping[str, Shape]] = {
     "tool": {"tool_call_id": nullable(TEXT), "name": nullable(TEXT)},
     "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_THOUGHTS, nullable(TEXT))},
 }
-"""The schemas of the fields of a message other than role and content, by role."""
+"""The schemas of message fields other than role and content, by role."""
 
 MESSAGES: Shape = listing(
     record(
@@ -420,7 +420,7 @@ def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
 
 
 def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, Any]:
-    """Read the JSON text of the arguments of a tool call.
+    """Read the JSON arguments of a tool call.
 
     Invalid text is read as no arguments, because a model may have written it earlier in the chat.
 

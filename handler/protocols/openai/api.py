@@ -290,7 +290,7 @@ class TranscriptDone(TypedDict):
 class OpenAiModel(TypedDict):
     """The model or an adapter.
 
-    `root` is the last part of the path or URI of the model, `parent` is the base model of an adapter, and
+    `root` is the last part of the model path or URI, `parent` is the base model of an adapter, and
     `input_modalities` lists what requests may contain.
     """
 

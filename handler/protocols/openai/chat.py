@@ -89,7 +89,7 @@ class ChatFormat(NamedTuple):
     """The options of chat responses.
 
     Attributes:
-        form: the settings for parsing the responses of the model.
+        form: the settings for parsing the model's responses.
         every_role: whether to put the role and `tool_calls` into every chunk, as TGI's clients expect.
         thoughts: whether to show the reasoning.
     """

@@ -76,7 +76,7 @@ class Items:
         number: a function that returns the sequence number of the next event.
         output: the items so far. The last item may be open.
         open: the last item while it is open, or None.
-        parts: the pieces of the text of the open item so far.
+        parts: the pieces of text of the open item so far.
         broken: whether a tool call is incomplete.
     """
 
@@ -126,7 +126,7 @@ class Items:
         return events
 
     def delta(self, text: str, number: int) -> Delta:
-        """Return an event with the next part of the text of the open item."""
+        """Return an event with the next piece of text of the open item."""
         return cast(Delta, {**self._delta, "sequence_number": number, "delta": text})
 
     def _empty_delta(self, item: ResponseItem) -> Delta:
@@ -266,7 +266,7 @@ class ResponseSettings(NamedTuple):
 
     Attributes:
         head: the fields of the response that do not change.
-        form: the settings for parsing the response of the model.
+        form: the settings for parsing the model's response.
         origins: maps a tool's name in the prompt to its declaration.
         keeping: the object that stores the response, or None if it is not stored.
     """

@@ -169,7 +169,7 @@ class Tei(Dialect):
     def parameters(
         self, params: Mapping[str, Any], context: ServerContext
     ) -> tuple[Mapping[str, Any], Truncation | None]:
-        """Return the values of the parameters in the table, and the truncation of texts."""
+        """Return the values of the parameters in the table, and the truncation for texts."""
         others = read_all(params, context, defaults={}, table=self.table).others
         return others, Truncation(side=others.get("side", "right")) if others.get("truncate") else None
 

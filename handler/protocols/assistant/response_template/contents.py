@@ -131,7 +131,7 @@ MakeContent = Callable[[], ContentParser]
 
 
 def content_parser(name: Any, arguments: Any, depth: int = 0) -> MakeContent:
-    """Return a function that creates the parser of the text of one region.
+    """Return a function that creates a parser for the text of one region.
 
     Raises:
         ValueError: the name or an argument is invalid.

@@ -249,7 +249,7 @@ class _MarkSearch:
 
 
 class _Text:
-    """The text of the regions of a field, stripped of surrounding whitespace if the field requires it."""
+    """The text in the regions of a field, stripped of surrounding whitespace if the field requires it."""
 
     def __init__(self, field: Field | None) -> None:
         self._strips = field is None or field.strips

@@ -207,12 +207,12 @@ class ToolSchema:
         self._targets: dict[str, Any] = {}
 
     def property(self, schema: Any, name: str) -> Any:
-        """Return the schema of a property of an object, or None if there is none."""
+        """Return the schema of an object property, or None if there is none."""
         properties = self._get(schema, "properties")
         return properties.get(name) if isinstance(properties, Mapping) else None
 
     def items(self, schema: Any) -> Any:
-        """Return the schema of the items of a list, or None if there is none."""
+        """Return the schema of list items, or None if there is none."""
         return self._get(schema, "items")
 
     def types(self, schema: Any) -> frozenset[str]:

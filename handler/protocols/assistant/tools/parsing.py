@@ -434,7 +434,7 @@ class CallParser(CallOutput):
             self.show("".join([*self._taken, rest]))
 
     def _begins_call(self, text: str) -> bool:
-        """Return whether the text at the end of a response is the start of the marker of another tool call."""
+        """Return whether a response ends with the start of a marker for another tool call."""
         start = text.strip()
         return len(start) > 1 and any(mark.startswith(start) for mark in self.begins)
 
@@ -457,7 +457,7 @@ _NUMBER = re.compile(r"[0-9]\Z")
 
 
 class ArgumentsText:
-    """The JSON text of the arguments of one tool call."""
+    """The JSON arguments of one tool call."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []

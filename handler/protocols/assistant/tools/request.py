@@ -195,7 +195,7 @@ def _instructions(tools: Sequence[Mapping[str, Any]], notation: Notation) -> str
 
 
 def _results_in_order(messages: Sequence[Message]) -> list[Message]:
-    """Sort the results of the tool calls of a message in the order of the calls.
+    """Sort tool results in the order of the calls in the message that they belong to.
 
     Agents send results as tools finish, and most templates write no ids by which a model could match results to calls.
     """
