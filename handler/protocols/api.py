@@ -13,7 +13,7 @@ class ReadyReplicas(TypedDict):
 
 
 class ModelState(TypedDict):
-    """The response of /ping: the model's state."""
+    """The response of /ping, which contains the state of the model."""
 
     status: Literal["Healthy", "Unhealthy"]
     state: str

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, which is built from the server's routes and the dialects' tables and types."""
+"""The OpenAPI 3.1 document, which is built from the server routes and the tables and types of the dialects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SESSION_PARAMETER: Mapping[str, Any] = {
     "schema": TEXT,
     "description": "The id of the session, or NEW_SESSION in the call that opens a session",
 }
-"""The header with a session's id. It is optional in every request for inference."""
+"""The header that contains the session id. It is optional in every inference request."""
 
 _SESSION_ID = {
     "description": "The new session's id and expiry time (UTC), such as `ID; Expires=2026-11-22T01:30:39Z`",
@@ -50,7 +50,7 @@ _SESSION_EXAMPLE = {"result": "Session 6a1f4c2f-0d0c-4c7e-9d5a-3b1e2f4a5c6d crea
 
 
 def add_session_calls(operation: dict[str, Any]) -> None:
-    """Add the calls that open or close a session, and their responses, to an operation for inference."""
+    """Add the calls that open or close a session, and their responses, to an inference operation."""
     answer = operation["responses"]["200"]
     answer["headers"] = {**answer["headers"], **_SESSION_HEADERS}
     _add_body(operation["requestBody"]["content"], "SessionCall", {"requestType": "NEW_SESSION"})
@@ -86,7 +86,7 @@ class DocumentedRoute(NamedTuple):
     """A route of the OpenAPI document.
 
     Attributes:
-        dialect: the dialect of the route's bodies, or None if the route is not for inference.
+        dialect: the dialect of the bodies, or None if the route is not for inference.
         takes_calls: whether the route also accepts calls that open or close a session.
     """
 
@@ -102,7 +102,7 @@ def document(
     """Build the OpenAPI document.
 
     Args:
-        context: the server's context, with the fields that the engine does not support.
+        context: the server context, which lists the fields that the engine does not support.
         locked: whether all operations need an API key, except those that are marked as open.
         has_sessions: whether stateful sessions are enabled.
     """
@@ -175,7 +175,7 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
 
 
 def _streams(descriptions: Sequence[Description]) -> dict[str, Any]:
-    """Map each content type of a stream to the schema of one value of the stream."""
+    """Map the content type of each stream to the schema of a value in the stream."""
     content = {}
     for kind in dict.fromkeys(kind for entry in descriptions for kind in entry.streams):
         values = [(entry.chunk, entry.failure or entry.error) for entry in descriptions if kind in entry.streams]

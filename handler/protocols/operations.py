@@ -86,7 +86,7 @@ from handler.protocols.vllm.api import VllmError, VllmLoad, VllmText, VllmTokens
 
 _CONTEXT = ServerContext("echo", task=Task.CLASSIFICATION, labels=("NEGATIVE", "POSITIVE"), no_media={"audio": ""})
 _VECTORS = {"embed": ((0.6, -0.8), (0.8, -0.6), (0.8, 0.6)), "score": ((0.1,), (0.9,)), "classify": ((0.1, 0.9),)}
-"""Maps the kind of `Pooling` to the vectors of the example's requests."""
+"""Maps the kind of `Pooling` to the vectors for the requests of the example."""
 
 _CITIES = (Token(7042, " Paris.", -0.4, False), Token(10505, " Rome.", -0.4, False))
 _SPEECH = Token(8502, "Good morning.", -0.4, False)
@@ -100,7 +100,7 @@ _FIXED = 1760000000  # replaces times and seeds
 
 @functools.cache
 def answer_to(dialect: Dialect) -> Any:
-    """Return the dialect's non-streaming response to its own example. Ids, times and seeds are fixed."""
+    """Return the non-streaming response of a dialect to its own example. Ids, times and seeds are fixed."""
     parsed = dialect.parse(dialect.description.example, _CONTEXT)
     if parsed.take_prompt is not None:
         parsed.take_prompt(Prompt("", [0] * _NUM_PROMPT_TOKENS, Vocabulary([b""])))
@@ -213,7 +213,7 @@ GROUPS: dict[str, str] = {
     "State": "Health, the model's state, and metrics",
     "Page": "Pages for a browser",
 }
-"""Maps the groups of routes to their descriptions, in the order of the document."""
+"""Maps the groups of routes to their descriptions, in document order."""
 
 PATH_PARAMETERS: dict[str, str] = {
     "model": "The model's name (option.model_name)",
@@ -230,7 +230,7 @@ PATH_PARAMETERS: dict[str, str] = {
 
 
 def _failure(errors: ErrorFormat, kind: Any, error: ServingError) -> Answer:
-    """Return a route's response to an error, in the format `errors`."""
+    """Return the response of a route to an error, in the format of `errors`."""
     return _JSON, kind, errors.body(error)
 
 
@@ -270,7 +270,7 @@ _FAILURES: dict[int, Answer] = {
         NoRoom("the limit of 2 adapters is reached (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)"),
     )
 }
-"""Maps a status to an example error of the adapters' routes."""
+"""Maps a status to an example error of the adapter routes."""
 
 
 def _adapters(summary: str, kind: Any, example: Any, *failures: int, **request: Any) -> Operation:
@@ -361,7 +361,7 @@ _TOKENIZE_BODIES = (
     record({"prompt": NON_EMPTY}, _OF_TOKENS),
     record({"messages": MESSAGES}, {**_OF_TOKENS, **{name: nullable(shape) for name, shape in _OF_CHATS.items()}}),
 )
-"""The schemas of vLLM's bodies of /tokenize, a route that TGI also has."""
+"""The schemas of vLLM's bodies for /tokenize, a route that TGI also has."""
 
 _UNHEALTHY = (_JSON, TgiError, UNHEALTHY)
 _INFO_EXAMPLE: TgiInfo = {

@@ -41,8 +41,8 @@ _TENSORS = "inputs[0].datatype"
 class DispatchByField(Dialect):
     """A route with several dialects. The fields of a body select the dialect.
 
-    `inputs` selects the dialect of the server's mode. In a body without `inputs`, the first field of `others` that is
-    present selects the dialect. Fields that are null count as absent.
+    `inputs` selects the dialect of the server's mode. In a body without `inputs`, the dialect is selected by the first
+    field of `others` that is present. Null fields count as absent.
 
     Args:
         mode: the dialect of the server's mode.
@@ -68,14 +68,14 @@ class DispatchByField(Dialect):
 
     @property
     def dialects(self) -> tuple[Dialect, ...]:
-        """All dialects of the route, beginning with the mode's."""
+        """All dialects of the route, starting with the dialect of the mode."""
         return self._mode, *self._others.values()
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         return self.dialect_of(body).parse(body, context)
 
     def dialect_of(self, body: Any) -> Dialect:
-        """Return the dialect that the body's fields select."""
+        """Return the dialect that the fields of the body select."""
         if self._tensors is not None and has_tensors(body):
             return self._tensors
         if isinstance(body, dict):
@@ -97,7 +97,7 @@ class DispatchByField(Dialect):
 class DispatchByOpenAi(DispatchByField):
     """The dialects of /invocations under OpenAI's conventions, as in AWS's vLLM image and in TGI.
 
-    An unknown `model` is ignored, and the server's own model responds.
+    An unknown `model` is ignored, and the model of the server is used.
     """
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
@@ -223,7 +223,7 @@ def dialects() -> dict[str, Dialect]:
 
 
 def dialects_of(dialect: Dialect) -> tuple[Dialect, ...]:
-    """Return the dialects to which a route's dialect dispatches, or only the dialect itself."""
+    """Return the dialects that the dialect of a route dispatches to, or only the dialect itself."""
     return dialect.dialects if isinstance(dialect, DispatchByField) else (dialect,)
 
 
@@ -236,7 +236,7 @@ def choose(config: Config, task: Task = Task.GENERATION) -> Dialect:
     """Choose the dialect of /invocations.
 
     With `tgi_compat`, responses have the format of Hugging Face's containers. With `openai_compat`, chats get the same
-    responses as on /v1/chat/completions. In LMI's async mode, the engine trtllm has its own dialects.
+    responses as on /v1/chat/completions. In LMI's async mode, the trtllm engine has its own dialects.
     """
     tgi_compat, asynchronous = config.tgi_compat, config.async_schema
     if task in POOLED_INVOCATIONS:
@@ -277,7 +277,7 @@ _FAMILIES: dict[str, ErrorFormat] = {
     "/v2": _TRITON.errors,
     **dict.fromkeys(("/embed", "/similarity", "/rerank", "/predict", *_TEI_PATHS), _EMBED.errors),
 }
-"""Maps the prefixes of a dialect's paths to its error format. Longer prefixes come first."""
+"""Maps path prefixes to the error format of the dialect that they belong to. Longer prefixes come first."""
 
 
 PATHS = frozenset(path for path in (*_REASONS, *ROUTES, *chain(*POOLED_ROUTES.values())) if "{" not in path)
@@ -287,7 +287,7 @@ PATHS = frozenset(path for path in (*_REASONS, *ROUTES, *chain(*POOLED_ROUTES.va
 def refuse_path(path: str, task: Task) -> HttpResponse | None:
     """Return the error response for a path that is not served, or None if the path belongs to no dialect.
 
-    The error has the format of the path's dialect.
+    The error has the format of the dialect to which the path belongs.
     """
     error = NotFound(f"{path[:64]} is not served here{_why(path, task)}; /docs lists the routes that are")
     for other in (ROUTES, *POOLED_ROUTES.values()):

@@ -1,1 +1,1 @@
-"""Anthropic's Messages API, built on the readers of OpenAI's chats."""
+"""Anthropic's Messages API, built on the readers of OpenAI chat requests."""

@@ -190,7 +190,7 @@ _WORDS = (
 
 
 def in_own_words(text: str) -> str:
-    """Return an error message or a field name with Anthropic's names in place of the names of a chat's fields."""
+    """Return an error message or a field name in which Anthropic's names replace the names of chat fields."""
     for pattern, own in _WORDS:
         text = pattern.sub(own, text)
     return text
@@ -228,7 +228,7 @@ class ThreadsUnsupported(InvalidParameter):
 
 
 class ThreadNotFound(NotKept):
-    """The message with a request's `previous_message_id`, or an earlier message of its thread, is not stored.
+    """The message that `previous_message_id` refers to, or an earlier message of its thread, is not stored.
 
     When Anthropic's client receives these `details`, it sends the whole conversation in a new thread.
     """
@@ -245,7 +245,7 @@ class AnthropicErrors(ErrorFormat):
     statuses = MappingProxyType({ServingError: 500, Overloaded: 529})
 
     def body(self, error: ServingError) -> AnthropicError:
-        """Return the body of an error response, which is also the data of a stream's `error` event."""
+        """Return the body of an error response, which is also the data of an `error` event in a stream."""
         message = in_own_words(error.message)
         if isinstance(error, PromptTooLong):  # clients recognize these messages: they shorten the conversation,
             message = f"prompt is too long: {error.given} tokens > {error.most} maximum"
@@ -268,7 +268,7 @@ ERRORS = AnthropicErrors()
 
 
 VERSION_HEADER = "anthropic-version"
-"""The header by which Anthropic's clients are recognized: they send it with every request."""
+"""The header that identifies Anthropic's clients, which send it with every request."""
 
 _LIMIT, _MOST = 20, 1000
 

@@ -1,7 +1,7 @@
-"""Anthropic's messages at /v1/messages, and the count of their tokens at /v1/messages/count_tokens.
+"""Requests to Anthropic's endpoints /v1/messages and /v1/messages/count_tokens.
 
-Messages, tools and parameters are translated to those of an OpenAI chat, and `OpenAiChat.build` makes the request.
-Sources: Anthropic's API reference, "Messages", and the types of its Python package.
+Messages, tools and parameters are translated to those of an OpenAI chat, and `OpenAiChat.build` builds the request.
+Sources: "Messages" in Anthropic's API reference, and the types in its Python package.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ NO_EFFECT = frozenset(
         "workspace_id",
     }
 )
-"""Fields of Anthropic's and vLLM's APIs without effect here. They are reported as ignored, but not refused."""
+"""Fields of Anthropic's and vLLM's APIs that have no effect here. They are reported as ignored, but not refused."""
 
 ACCEPTED = frozenset({"anthropic_version", "cache_control"})
 """Fields that have no effect and are not reported as ignored: Bedrock's API version, and caching hints."""
@@ -133,7 +133,7 @@ _BLOCKS: Mapping[str, tuple[str, ...]] = {
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
-"""Maps a role to the types of blocks that its messages may have."""
+"""Maps each role to the types of the blocks that its messages may contain."""
 
 _FIELDS: Mapping[str, frozenset[str]] = {
     "text": frozenset({"type", "text", "cache_control"}),
@@ -143,7 +143,7 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
     "tool_result": frozenset({"type", "tool_use_id", "content", "cache_control"}),
 }
-"""Maps a block's type to its known fields, some of which never affect a response."""
+"""Maps each block type to its known fields, some of which never affect the response."""
 
 _WHY: Mapping[str, str] = {
     "image": only_in("image"),
@@ -155,7 +155,7 @@ _WHY: Mapping[str, str] = {
 
 
 _HEADER_LINE = re.compile(r"^x-anthropic-[^:\n]*:.*\n?", re.MULTILINE)
-"""Matches a line of Claude Code's system prompt that is meant for Anthropic's servers and differs by session."""
+"""Matches a line of Claude Code's system prompt that is meant for Anthropic's servers and differs between sessions."""
 
 _BLOCK = record({"type": {"enum": [*_FIELDS]}})
 _CONTENT: Shape = {"anyOf": [TEXT, listing(_BLOCK), NULL]}
@@ -182,7 +182,7 @@ class MessagesReader(TurnsReader):
         """Read `system`, the earlier messages of the thread, and `messages`.
 
         Raises:
-            InvalidPayload: a message or a block is invalid. The error names it and what is allowed, but quotes no text.
+            InvalidPayload: a message or a block is invalid. The error states its path and a valid form, but no text.
         """
         if body.get("system") is not None:
             self._read_content("system", body["system"], "system")
@@ -210,7 +210,7 @@ class MessagesReader(TurnsReader):
             )
 
     def clear_thinking(self, kept: int | None) -> None:
-        """Remove the reasoning from all messages except the last `kept` messages with reasoning; None keeps all."""
+        """Remove the reasoning from all but the last `kept` messages that contain any. None keeps all reasoning."""
         thoughts = [message for message in self.chat if "reasoning_content" in message]
         for message in thoughts[: len(thoughts) - kept] if kept is not None and kept < len(thoughts) else ():
             del message["reasoning_content"]
@@ -244,7 +244,7 @@ class MessagesReader(TurnsReader):
             self.chat.append(self._read_result(block, at))
 
     def _add_text(self, role: str, text: str) -> None:
-        """Add a text. A system text loses the lines for Anthropic's servers, because they differ between sessions."""
+        """Add text. Lines of system text for Anthropic's servers are dropped, because they differ between sessions."""
         if role == "system" and not self._context.config.keep_anthropic_lines:
             shorter = _HEADER_LINE.sub("", text)
             if text and not shorter:
@@ -300,7 +300,7 @@ class MessagesReader(TurnsReader):
 
 
 def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
-    """Return a block's type.
+    """Return the type of a block.
 
     Raises:
         InvalidPayload: the type is missing or not in `known`.
@@ -336,11 +336,11 @@ THINKING: Mapping[str, Shape] = {
 """The schemas of the fields that `read_thinking` and `read_reasoning_turns` read."""
 
 _THINKING = re.compile(r"\{%[^%]*(?<![.\w'\"])thinking\b")
-"""Matches a chat template that reads a variable `thinking`."""
+"""Matches a chat template that reads the variable `thinking`."""
 
 
 class Thinking(NamedTuple):
-    """The parsed field `thinking`.
+    """The parsed `thinking` field.
 
     Attributes:
         enabled: whether the model should reason, or None if its chat template decides.
@@ -353,7 +353,7 @@ class Thinking(NamedTuple):
     show: bool = True
 
     def template_arguments(self, context: ServerContext) -> tuple[dict[str, bool], list[str]]:
-        """Return the chat template's arguments that turn reasoning on or off, and request fields that have no effect.
+        """Return the chat template arguments that turn reasoning on or off, and the request fields that have no effect.
 
         If the template reads no such argument, models of known families always reason, and other models never do.
         """
@@ -369,14 +369,14 @@ class Thinking(NamedTuple):
         return {}, [*unheeded, "thinking"] if thinks is not self.enabled else unheeded
 
     def token_budget(self, context: ServerContext) -> int | None:
-        """Return the budget, or None if the request sets none, or if the engine or the model does not support it."""
+        """Return the budget, or None if it is not set or is not supported by the engine or the model."""
         family = reasoning_family(context)
         lacks = "thinking_token_budget" in context.unsupported or context.vocabulary is None
         return None if lacks or family is None or not family.closing else self.budget
 
 
 def _check_keys(field: NamedValue, value: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise InvalidParameter if an object in a field has an unknown key. The message names it."""
+    """Raise InvalidParameter if an object in a field has an unknown key. The message names the key."""
     for key in value:
         if key not in known:
             raise field.refused(f"{key[:64]!r} is unknown; the keys are {', '.join(known)}")
@@ -409,10 +409,10 @@ def read_reasoning_turns(value: Any) -> int | None:
     """Read `context_management`.
 
     Returns:
-        The number of messages, counted from the end, that keep their reasoning, or None if all messages keep it.
+        The number of messages at the end of the chat that keep their reasoning, or None if all messages keep it.
 
     Raises:
-        InvalidParameter: the value is invalid, or has an edit that does not clear reasoning.
+        InvalidParameter: the value is invalid, or contains an edit that does not clear reasoning.
     """
     field = NamedValue("context_management", value)
     edits = [] if value is None else value.get("edits", []) if isinstance(value, dict) else None
@@ -449,7 +449,7 @@ def read_effort(body: Mapping[str, Any]) -> Any:
 
 
 _SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
-"""The prefixes of the types of tools that run on Anthropic's servers."""
+"""Prefixes of the `type` of tools that run on Anthropic's servers."""
 
 _NEUTRAL_TOOL_FIELDS: Mapping[str, Any] = {
     "allowed_callers": ["direct"],
@@ -457,7 +457,7 @@ _NEUTRAL_TOOL_FIELDS: Mapping[str, Any] = {
     "eager_input_streaming": False,
     "input_examples": [],
 }
-"""Maps fields of a tool to their neutral values. Other values have no effect and are reported as ignored."""
+"""Maps each tool field to its neutral value. Any other value has no effect and is reported as ignored."""
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -483,7 +483,7 @@ TOOLS: Mapping[str, Shape] = {
 
 
 def read_tools(value: Any) -> Any:
-    """Return the tools in a chat's format. The chat's reader checks their names and schemas.
+    """Return the tools in the format of a chat request. The chat reader checks their names and schemas.
 
     Raises:
         InvalidParameter: a tool does not run on the client, or is malformed.
@@ -516,7 +516,7 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
 
 
 def read_choice(value: Any, tools: Any) -> dict[str, Any]:
-    """Return `tool_choice` and `parallel_tool_calls` in a chat's format.
+    """Return `tool_choice` and `parallel_tool_calls` in the format of a chat request.
 
     Raises:
         InvalidParameter: the choice is invalid. The message says why.
@@ -550,20 +550,20 @@ PING = encode({"type": "ping"})
 """The event that keeps a silent stream open."""
 
 _TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_message", "thinking_token_budget")
-"""The chat's parameters that are set from other fields of Anthropic's body."""
+"""The chat parameters that are set from other fields of the Anthropic request body."""
 
 
 def _body(*required: str) -> RequestShape:
-    """Return a function that builds the schema of a body. The schema has `thread` if the server stores responses."""
+    """Return a function that builds a body's schema. The schema includes `thread` if the server stores responses."""
     kept = request_shape({**FIELDS, "thread": THREAD}, TABLE, *required)
     others = request_shape(FIELDS, TABLE, *required)
     return lambda context: (kept if context.config.stores_responses else others)(context)
 
 
 class AnthropicMessages(OpenAiDialect):
-    """The dialect of Anthropic's messages. Requests sample unless `temperature` is 0.
+    """The dialect of Anthropic's Messages API. Tokens are sampled unless `temperature` is 0.
 
-    A response that does not fit into the model's context is cut off, and its stop reason says so.
+    A response that does not fit into the context of the model is truncated, and its stop reason says so.
     """
 
     name = "anthropic_messages"
@@ -629,7 +629,7 @@ class AnthropicMessages(OpenAiDialect):
 
 
 class AnthropicCountTokens(AnthropicMessages):
-    """The dialect of Anthropic's token count. Fields that affect only a response are checked, except `max_tokens`."""
+    """The dialect of Anthropic's token counts. Fields that affect only responses are checked, except `max_tokens`."""
 
     name = "anthropic_count"
     computes = False
@@ -647,7 +647,7 @@ class AnthropicCountTokens(AnthropicMessages):
 
 
 class _Chat(OpenAiChat):
-    """The chat dialect with the parameters of messages, and with parameters that are translated from other fields."""
+    """The chat dialect with the parameters of Anthropic's messages and those translated from other fields."""
 
     table = Table({**TABLE.parameters, **{name: CHAT.parameters[name] for name in _TRANSLATED}})
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}

@@ -1,4 +1,4 @@
-"""Rendering of tokens as Anthropic's messages (documents or events), and storage of messages in threads."""
+"""Renders tokens as Anthropic messages (documents or events), and stores messages in threads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ THREAD: Shape = nullable(record({"type": {"enum": ["create", "continue"]}}, {"pr
 
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
-    """Return which stored messages a body refers to, or None if it has no thread. `continued` reports errors in it."""
+    """Return a body's reference to stored messages, or None if it has no thread. `continued` reports errors in it."""
     thread = body.get("thread") if isinstance(body, dict) else None
     if not isinstance(thread, dict):
         return None
@@ -54,7 +54,7 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
 def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
     """Return the body, with the fields that were sent when its thread was created.
 
-    `MessagesReader` reads the thread's earlier messages from the request context.
+    `MessagesReader` reads the earlier messages of the thread from the request context.
 
     Raises:
         ThreadsUnsupported: the server does not store responses.
@@ -90,7 +90,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
 
 
 class ThreadKeeping:
-    """An object that stores the response to one request in its thread."""
+    """Stores the response to one request in its thread."""
 
     def __init__(self, keeping: Keeping, head: Mapping[str, Any]) -> None:
         self._keeping, self._head = keeping, head
@@ -99,7 +99,7 @@ class ThreadKeeping:
         """Store the complete message. This call blocks.
 
         Raises:
-            Unavailable: the message could not be stored, so that no request can continue it.
+            Unavailable: the message could not be stored, so no later request can continue it.
         """
         if not self._keeping.end(id, self._head, [{"role": "assistant", "content": content}] if content else []):
             raise Unavailable("the message could not be stored in its thread; repeat the request, or send all messages")
@@ -127,11 +127,11 @@ def tool_use_id() -> str:
 class Blocks:
     """The content blocks of one message, as events: the start, deltas and stop of each block, in order.
 
-    Text that is only whitespace becomes a block only if there are no other blocks.
+    Text that is only whitespace is emitted as a block only if there are no other blocks.
 
     Args:
-        stops: the client's stop strings. The engine's text includes the stop string that ended it, and this class
-            removes the stop string.
+        stops: the client's stop strings. The text from the engine ends with the matched stop
+            string, which this class removes.
         show_reasoning: whether thinking blocks contain the reasoning.
         single: whether to keep only the first tool call.
 
@@ -232,9 +232,9 @@ class Blocks:
 
 
 def gather(events: Iterable[BlockEvent]) -> list[Block]:
-    """Join a stream's events into the content blocks of a non-streaming response.
+    """Join the events of a stream into the content blocks of a non-streaming response.
 
-    A tool call whose arguments are not a JSON object becomes a text block.
+    A tool call whose arguments are not a JSON object is converted to a text block.
     """
     content: list[Any] = []
     pieces: dict[str, list[str]] = {}
@@ -264,7 +264,7 @@ class MessageSettings(NamedTuple):
     """The settings for rendering a response.
 
     Attributes:
-        form: how the model's response is parsed.
+        form: the settings for parsing the model's response.
         max_tokens: the client's limit on new tokens. If a response with fewer tokens ends because of a length limit,
             the context is full.
         stops: the client's stop strings. The engine leaves them in the text.
@@ -287,7 +287,7 @@ class MessageSettings(NamedTuple):
         """Return the stop reason of a response.
 
         Args:
-            text: the response's text, or at least the end of it, which may be a stop string.
+            text: the text of the response, or at least its end, which may be a stop string.
             called: whether the response has tool calls that the client may execute.
         """
         reason: StopReason = "tool_use" if called else "end_turn"
@@ -300,7 +300,7 @@ class MessageSettings(NamedTuple):
         return {"stop_reason": reason, "stop_sequence": stopped_by}
 
     def message(self, num_prompt_tokens: int, num_cached_tokens: int = 0) -> AnthropicMessage:
-        """Return the message with which a stream starts, still without content and without a stop reason."""
+        """Return the message at the start of a stream, which has no content and no stop reason yet."""
         return {
             "id": self.id,
             "type": "message",

@@ -1,4 +1,4 @@
-"""Incremental readers of a request's responses, which separate text, reasoning and tool calls."""
+"""Incremental readers of responses, which separate text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("handler.template")
 
 
 def reasoning_family(context: ServerContext) -> Family | None:
-    """Return the family of the model's reasoning, or None if reasoning stays in the text."""
+    """Return the reasoning family of the model, or None if reasoning is not separated from the text."""
     name = context.config.reasoning
     if context.response_template is not None and name != NONE:
         return family(context.response_template) if context.response_template.reasoning is not None else None
@@ -34,7 +34,7 @@ def reasoning_family(context: ServerContext) -> Family | None:
 
 
 def describe_parsers(context: ServerContext) -> str:
-    """Describe for the log which parsers read the model's responses, and why they were chosen."""
+    """Return a description, for the log, of the parsers that read the model's responses and why they were chosen."""
     thoughts, calls = reasoning_family(context), choose_format(context)
     own, shown = "the model's response template", "the chat template"
     by = own if context.response_template is not None else shown
@@ -93,7 +93,7 @@ class AnswerReader:
         allowed: the names of the tools that may be called, or None for any name.
 
     Attributes:
-        num_reasoning: the number of reasoning tokens so far, without markers.
+        num_reasoning: the number of reasoning tokens so far, not counting markers.
         thinking: whether the last token belongs to reasoning.
     """
 
@@ -117,7 +117,7 @@ class AnswerReader:
         return events
 
     def read(self, tokens: list[Token], finish: Finish) -> tuple[list[Event], list[Token]]:
-        """Return the events of a non-streaming response, and its tokens that do not belong to reasoning."""
+        """Return the events of a non-streaming response, and the tokens outside of its reasoning."""
         if self._thoughts is None:
             text = "".join([token.text for token in tokens])
             return [*self._events(text), *self.flush(finish)], tokens
@@ -146,11 +146,11 @@ class AnswerReader:
 
 
 class AnswerForm(NamedTuple):
-    """The settings for reading a request's responses.
+    """The settings for reading the responses to a request.
 
     Attributes:
         tools: the tools of the request.
-        thinking: the reasoning of the responses, or None if it is not separated from the text.
+        thinking: the settings for reasoning in the responses, or None if it is not separated from the text.
         trims: whether whitespace at the ends of text and reasoning is dropped.
     """
 
@@ -176,7 +176,7 @@ class AnswerForm(NamedTuple):
         """Return sampling parameters that keep special tokens in the text if they enclose reasoning or tool calls.
 
         Raises:
-            InvalidParameter: the request limits the tokens of reasoning, but reasoning cannot be recognized.
+            InvalidParameter: the request limits the number of reasoning tokens, but reasoning cannot be recognized.
         """
         shows = self.thinking is not None and self.thinking.shows
         if not shows and (budget := sampling.thinking_token_budget) is not None:
@@ -194,7 +194,7 @@ class AnswerForm(NamedTuple):
 def answer_form(
     tools: Tools, context: ServerContext, arguments: Mapping[str, Any] | None = None, prefix: str | None = None
 ) -> AnswerForm:
-    """Return the settings for reading a request's responses.
+    """Return the settings for reading the responses to a request.
 
     Args:
         arguments: the arguments of the chat template.
@@ -236,7 +236,7 @@ class BlockStream(TokenStream):
 
 
 def read_whole(form: AnswerForm, sequence: SequenceOutput) -> tuple[Sequence[Event], int]:
-    """Return the events of a non-streaming response, and how many of its tokens are reasoning."""
+    """Return the events of a non-streaming response, and the number of its reasoning tokens."""
     reader = form.reader()
     events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens, sequence.finish)[0]
     return events, reader.num_reasoning if reader is not None else 0

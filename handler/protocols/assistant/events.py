@@ -16,18 +16,18 @@ class CallStart(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """A piece of the JSON text of a tool call's arguments."""
+    """A piece of the JSON arguments of a tool call."""
 
     number: int
     text: str
 
 
 class Ending(Enum):
-    """The way in which a tool call ended.
+    """How a tool call ended.
 
     Attributes:
         WHOLE: its arguments are complete.
-        OPEN: the response ended within the call, but only closing brackets and quotes of its arguments are missing.
+        OPEN: the response ended within the call, but its arguments lack only closing brackets and quotes.
         BROKEN: its arguments are incomplete or invalid.
     """
 
@@ -37,9 +37,9 @@ class Ending(Enum):
 
 
 class CallEnd(NamedTuple):
-    """The end of a tool call. Each call has exactly one such event, at the latest at the response's end.
+    """The end of a tool call. Each call has exactly one of these events, at the end of the response at the latest.
 
-    A parser sets the ending that it sees. `AnswerReader` checks the arguments and changes the ending to WHOLE or
+    A parser sets the ending that it detects. `AnswerReader` checks the arguments and changes the ending to WHOLE or
     BROKEN.
     """
 
@@ -52,7 +52,7 @@ class CallEnd(NamedTuple):
 
 
 class Reasoning(NamedTuple):
-    """A piece of the model's reasoning, without the markers around it."""
+    """A piece of reasoning, without the markers around it."""
 
     text: str
 
@@ -62,13 +62,13 @@ Event = str | Reasoning | CallStart | Arguments | CallEnd
 
 
 class AnswerParser(Protocol):
-    """An incremental parser of one response's text. How the text is divided into pieces does not affect the result."""
+    """An incremental parser of one response's text. The result does not depend on the size of the pieces."""
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that `text` completes."""
 
     def flush(self) -> list[Event]:
-        """Return the remaining events at the response's end."""
+        """Return the remaining events at the end of the response."""
 
 
 class PlainText(AnswerParser):
@@ -85,7 +85,7 @@ _PIECE = 1024  # characters
 
 
 def pieces(text: str) -> Sequence[str]:
-    """Split a long text into pieces, for parsers whose steps take time proportional to the text that they keep."""
+    """Split a long text into pieces, for parsers whose steps take time proportional to the text in their buffer."""
     if len(text) <= _PIECE:
         return (text,) if text else ()
     return [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
@@ -100,7 +100,7 @@ class Ends:
 
     Attributes:
         begun: whether the text has started, so that whitespace is part of the text.
-        space: whitespace that is shown only if more of the text follows.
+        space: whitespace that is held back until more of the text follows.
     """
 
     begun: bool = False
@@ -120,9 +120,9 @@ class Ends:
 
 
 class Trimmed:
-    """Trims the whitespace at both ends of a response's text, and at both ends of its reasoning.
+    """Trims leading and trailing whitespace from the text of a response, and from its reasoning.
 
-    All pieces of text count as one text, and all pieces of reasoning as another text, whatever is between the pieces.
+    All pieces of text count as one text, and all pieces of reasoning as another, even if other events separate them.
     """
 
     __slots__ = ("_reasoning", "_text")

@@ -1,4 +1,4 @@
-"""Incremental parsers that separate reasoning from a response's text, and pass the text to a parser of tool calls."""
+"""Incremental parsers that separate reasoning from the text of a response, and pass the text to a tool call parser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReasoningParser(AnswerParser):
 
     Attributes:
         thinking: whether the response so far ends within reasoning.
-        begin: the markers before reasoning.
+        begin: the markers that begin reasoning.
     """
 
     thinking = False
@@ -144,7 +144,7 @@ class MarkedReasoningParser(MarksParser):
 
 
 class Unframed(MarksParser):
-    """Drops the markers before a response's text, and the markers that end the response.
+    """Drops the markers before the text of a response, and the markers that end the response.
 
     Args:
         inner: the parser of the text, or None to leave the text unchanged.
@@ -191,8 +191,8 @@ class MessagesParser(MarksParser):
     """Base class of parsers for responses that consist of messages with headers. Output without a header is text.
 
     Attributes:
-        headers: the markers with which a header begins.
-        ends: the markers after a message.
+        headers: the markers that begin a header.
+        ends: the markers that end a message.
     """
 
     headers: tuple[str, ...]
@@ -207,7 +207,7 @@ class MessagesParser(MarksParser):
         return self._state(events, final=final)
 
     def _between(self, events: list[Event], *, final: bool) -> bool:
-        """Parse between two messages."""
+        """Parse the output between two messages."""
         if self._held.startswith(self.headers):
             self._state = self._header
         elif not final and any(mark.startswith(self._held) for mark in self.headers):
@@ -235,7 +235,7 @@ class MessagesParser(MarksParser):
 
     @abstractmethod
     def is_inner(self, header: str) -> bool:
-        """Return whether the inner parser gets the message after a header, including the header and its end marker."""
+        """Return whether the inner parser receives the message after a header, with the header and the end marker."""
 
     @abstractmethod
     def is_reasoning_header(self, header: str) -> bool:
@@ -277,8 +277,8 @@ _SELF = re.compile(r"(?:\A|\s)to=self\s*\Z")
 class MuseParser(MessagesParser):
     """Parses the format of Muse Glimmer's chat template. A message to the model itself is reasoning.
 
-    The inner parser gets all other messages with their headers, because only a header shows whether tags are a tool
-    call.
+    All other messages are passed to the inner parser with their headers, because only the header shows whether tags
+    are a tool call.
     """
 
     headers = ("<|start|>", " to=", "to=", _MESSAGE)
@@ -292,7 +292,7 @@ class MuseParser(MessagesParser):
 
 
 class Prefixed(ReasoningParser):
-    """Leaves reasoning in the text, and prepends the marker with which the prompt ends, or ""."""
+    """Leaves reasoning in the text, and prepends the marker at the end of the prompt, if any."""
 
     def __init__(self, mark: str, inner: AnswerParser | None = None) -> None:
         super().__init__(inner)
@@ -322,9 +322,9 @@ def thinking_parser(family: Family, inner: AnswerParser | None = None, *, thinki
 
 
 def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, str]:
-    """Split a text at its first marker, and return the text before it, the marker, and the text after it.
+    """Split text at its first marker into the text before the marker, the marker, and the text after it.
 
-    Without a marker, the third part is the end of the text that may become a marker with more input. It is empty if no
+    If there is no marker, the third part is the end of the text that may be the start of a marker. It is empty if no
     more input follows (`final`).
     """
     cut = len(text) if final else len(text) - partial_mark(text, marks)
@@ -338,11 +338,11 @@ def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, 
 
 
 _COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
-"""Sampling fields that would ignore reasoning tokens, because the engine gets these tokens in a new prompt."""
+"""Sampling fields that would ignore reasoning tokens, because the engine receives these tokens in a new prompt."""
 
 
 class ReasoningForm:
-    """The reasoning in the responses of one request.
+    """The settings for reasoning in the responses to one request.
 
     Attributes:
         shows: whether reasoning is shown separately from the text.
@@ -354,8 +354,8 @@ class ReasoningForm:
         vocabulary: the vocabulary of the responses, or None if it depends on the prompt.
         lacks: the reason why the engine can neither end reasoning nor start structured output after it, or "" if it
             can do both.
-        explicit: whether an option names the family. Otherwise structured output that cannot start after reasoning
-            starts at the beginning of the response.
+        explicit: whether an option names the family. If not, structured output that cannot start after reasoning starts
+            at the beginning of the response.
     """
 
     shows = True
@@ -389,7 +389,7 @@ class ReasoningForm:
         return None if self.family.name in MESSAGES else self.family.ends_open(prompt)
 
     def read_prompt(self, request: Request, prompt: str) -> Request:
-        """Return the request with the settings for its reasoning, which depend on the end of its prompt.
+        """Return the request with its reasoning settings, which depend on the end of the prompt.
 
         Call it before `parser`.
 
@@ -422,7 +422,7 @@ class ReasoningForm:
         return request._replace(sampling=sampling)
 
     def _closing(self, sampling: Sampling, name: str) -> tuple[int, ...]:
-        """Return the ids of the marker that ends reasoning.
+        """Return the token ids of the marker that ends reasoning.
 
         Raises:
             InvalidParameter: the text after the reasoning cannot be generated separately.

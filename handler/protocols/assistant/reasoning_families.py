@@ -1,4 +1,4 @@
-"""Families of models that reason before they respond, under vLLM's names, with the markers of their reasoning.
+"""Model families that reason before they respond, named as in vLLM, with the markers around their reasoning.
 
 Sources: the models' own chat templates, and vLLM 0.33, vllm/reasoning and vllm/parser.
 """
@@ -14,19 +14,19 @@ from handler.core.text import Vocabulary
 
 
 class Family(NamedTuple):
-    """The format of a model family's reasoning.
+    """The reasoning format of a model family.
 
     Attributes:
-        begin: the markers before reasoning. A marker comes before any marker that is its prefix.
+        begin: the markers before reasoning. Each marker precedes any other marker that is a prefix of it.
         end: the markers after reasoning.
         calls: the markers before tool calls, which also end reasoning.
         calls_end: the marker after tool calls, after which reasoning may begin again. Without it, everything after the
-            first tool call is left to the parser of tool calls.
+            first tool call is passed to the tool call parser.
         thinks: whether a response begins within reasoning. Otherwise a marker in the response begins the reasoning.
         switch: the value of `enable_thinking` if the request does not set it.
         reopens: whether reasoning may begin again after it has ended.
         strips: whether whitespace at the end of reasoning is dropped.
-        others: further markers. They are dropped, unless a parser of tool calls reads the text.
+        others: other markers. They are dropped unless a tool call parser reads the text.
         opening: markers that may precede the text outside of reasoning, and are dropped.
         closing_text: markers that may end the response, and are dropped.
         own_ending: whether each checkpoint may add its own suffix to the markers, such as `<think:opensource>`.
@@ -51,7 +51,7 @@ class Family(NamedTuple):
         return (*self.begin, *self.end, *self.calls, *self.others, *self.opening, *self.closing_text)
 
     def of(self, vocabulary: Vocabulary | None, template: str) -> Family:
-        """Return the family with a checkpoint's own markers, from its vocabulary or else from its chat template."""
+        """Return the family with the markers of a checkpoint, read from its vocabulary or else its chat template."""
         if not self.own_ending:
             return self
         texts = [] if vocabulary is None else vocabulary.marks
@@ -67,7 +67,7 @@ class Family(NamedTuple):
         return self.end[0] if self.end and self.name not in MESSAGES else ""
 
     def is_on(self, kwargs: Mapping[str, Any]) -> bool:
-        """Return whether a request's template arguments leave reasoning enabled."""
+        """Return whether reasoning remains enabled with the template arguments of a request."""
         switches = [bool(kwargs[name]) for name in ("thinking", "enable_thinking") if kwargs.get(name) is not None]
         return any(switches) if switches else self.switch
 
@@ -79,7 +79,7 @@ class Family(NamedTuple):
         return True if end.endswith(tuple(mark.rstrip() for mark in self.begin)) else None
 
     def is_open(self, answer: str) -> bool:
-        """Return whether the beginning of a response ends within reasoning."""
+        """Return whether an incomplete response ends within reasoning."""
         begun = max((answer.rfind(mark) for mark in self.begin), default=-1)
         return begun > max((answer.rfind(mark) for mark in self.end), default=-1)
 
@@ -240,7 +240,7 @@ _BY_COMPANY = {
     "<｜Assistant｜>": "deepseek_r1",
     "": "qwen3",
 }
-"""Maps a text in a chat template that also contains </think> to the family."""
+"""Maps a string to the family whose chat templates contain both this string and </think>."""
 
 
 @functools.lru_cache

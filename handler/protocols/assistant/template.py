@@ -1,4 +1,4 @@
-"""Readers of a request's fields that control the chat template, except for messages and tools."""
+"""Readers of the request fields that control the chat template, except for messages and tools."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RESERVED = (
     "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
     "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs",
 )  # fmt: skip
-"""Names of arguments that only the template's renderer may set."""
+"""Names of arguments that only the renderer of the template may set."""
 
 
 def warn_of_unread(arguments: Iterable[str], template: str) -> None:

@@ -36,7 +36,7 @@ def inflate(body: bytes, limit: int, take: Callable[[int], object]) -> bytes:
         take: called with the size of each decompressed part, before the next part is decompressed.
 
     Raises:
-        InvalidPayload: the body is not compressed, is cut off, or has further data after its end.
+        InvalidPayload: the body is not compressed, is truncated, or is followed by other data.
         TooLarge: the result is larger than `limit`.
     """
     inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # both formats
@@ -68,14 +68,14 @@ _PIECE = 1 << 16  # bytes whose strings are removed at a time
 
 
 def decoded_size(body: bytes, most: int = sys.maxsize) -> int:
-    """Estimate the maximum memory, in bytes, that the decoded value of a JSON body needs.
+    """Return an upper estimate, in bytes, of the memory that the decoded value of a JSON body needs.
 
-    In CPython, a single wide character makes all characters of its string wide. An escape of six bytes is one
+    In CPython, a single wide character makes every character of its string wide. An escape of six bytes is one
     character, or half of a surrogate pair.
 
     Args:
-        most: maximum bytes that lists, objects and numbers can need, if the decoder limits them; 0 for text that is not
-            JSON.
+        most: maximum number of bytes that lists, objects and numbers can need, if the decoder limits them; 0 for text
+            that is not JSON.
     """
     num_escapes = body.count(b"\\u")
     num_characters = len(body.translate(None, _CONTINUATION)) - 5 * num_escapes
@@ -90,7 +90,7 @@ def _marks_size(body: bytes) -> int:
 
 
 def _outside_strings(body: bytes) -> Iterator[bytes]:
-    """Yield the text outside the strings of a JSON body, piece by piece. In an invalid body, only the text before the
+    """Yield the text outside of strings in a JSON body, piece by piece. In an invalid body, only the text before the
     error is certain.
     """
     inside, escape = False, b""
@@ -108,7 +108,7 @@ _NUMBER = 32
 
 
 def value_size(value: Any, most: int = sys.maxsize) -> int:
-    """Return how many bytes of memory a decoded value and all its members need.
+    """Return the number of bytes of memory that a decoded value and all its members need.
 
     Args:
         most: maximum number of lists and objects to measure. If the value has more of them, the result is sys.maxsize.
@@ -157,7 +157,7 @@ def decode(body: bytes, *, unique_keys: bool = True) -> Any:
 def decode_in_python(body: bytes | memoryview, *, unique_keys: bool = True) -> Any:
     """Decode strict JSON as `decode` does, but with the standard library.
 
-    This is slower, but needs less memory, and an error names its cause.
+    This is slower, but needs less memory, and errors name their cause.
     """
     text = decode_text(body, "utf-8-sig")
     if not text or text.isspace():
@@ -188,7 +188,7 @@ def decode_text(body: bytes | memoryview, encoding: str = "utf-8") -> str:
     """Decode the text of a body.
 
     Raises:
-        NotJson: the body is not valid in the encoding.
+        NotJson: the body cannot be decoded with the encoding.
     """
     try:
         return str(body, encoding)
@@ -217,7 +217,7 @@ _ELSEWHERE = frozenset(
         "session_params", "thread", "thread_id", "vector_store_ids",
     }
 )  # fmt: skip
-"""Names of parameters that refer to state stored on the server, without which the response would be different."""
+"""Names of parameters that refer to state stored on a server, without which the response would be different."""
 
 _NEVER_IGNORED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -241,7 +241,7 @@ _NEVER_IGNORED: Mapping[str, str] = {
     "watermarking": "no engine supports watermarks",
     **dict.fromkeys(("inference_geo", "zdr"), "the server cannot choose where requests are processed or stored"),
 }  # fmt: skip
-"""Maps names that request isolation, safety or a constraint to the reason why dialects that lack them refuse them."""
+"""Maps parameters for isolation, safety or constraints to the reason why dialects without them refuse them."""
 
 
 _NEUTRALS: Mapping[str, Collection[Any]] = {
@@ -269,7 +269,7 @@ _CARRIERS = frozenset({"extra_body", "nvext", "parameters", "sampling_params"})
 def report_unknown(
     names: list[str], body: Mapping[str, Any], context: ServerContext, *, generates: bool = True
 ) -> list[str]:
-    """Return the unknown names of a body, which a response header reports.
+    """Return the unknown names in a body that are reported in a response header.
 
     A parameter of another dialect is not reported if its value is neutral.
 
@@ -359,7 +359,7 @@ def _whole(value: Any) -> Any:
 
 
 def as_int(value: Any) -> Any:
-    """Convert a value with Python's `int`, which LMI's handlers call only for a prompt's `seed`."""
+    """Convert a value with Python's `int`, which LMI's handlers call only for the `seed` of a prompt."""
     if not isinstance(value, str | float | bool):
         return value
     try:
@@ -369,7 +369,7 @@ def as_int(value: Any) -> Any:
 
 
 PYTHON = Rule(_truth, _whole, lambda value: value)
-"""Python's rule. It leaves strings unchanged, and they are refused later, because `bool("false")` would be true."""
+"""The rule of Python. It leaves strings unchanged, to be refused later, because `bool("false")` would be true."""
 
 
 # -- pydantic's rule ---------------------------------------------------------------------------------------------
@@ -412,11 +412,11 @@ PYDANTIC = Rule(_flag, _integer, _number)
 def relaxed_by(
     rule: Rule, shapes: Mapping[str, Shape], own: Mapping[str, Convert] = MappingProxyType({})
 ) -> Callable[[Any], Any]:
-    """Return a function that converts the values of an object's fields, and returns other values unchanged.
+    """Return a function that converts the field values of an object, and returns other values unchanged.
 
     Args:
-        shapes: the JSON schemas of the fields. Numbers and booleans are converted, also as the members of a list or an
-            object, but not at deeper levels.
+        shapes: the JSON schemas of the fields. Numbers and booleans are converted, even as direct members of a list or
+            an object, but not at deeper levels.
         own: the conversions of fields that do not follow the rule.
     """
     converts = {**{name: convert for name, shape in shapes.items() if (convert := _of_shape(rule, shape))}, **own}

@@ -1,10 +1,10 @@
-"""The base class of dialects, and the server context that dialects get.
+"""The base class of dialects, and the server context that is passed to dialects.
 
 A dialect is a subclass of `Dialect` that has these parts:
 
-* `parse` converts a decoded body to a `ParsedRequest`: the requests to the engine, and the reply.
+* `parse` converts a decoded body to a `ParsedRequest`, which has the requests to the engine and the reply.
 * The `Reply` converts the engine's output to the bytes of the response: one document, or a stream.
-* `errors`, an `ErrorFormat`, renders an error before the first byte, and the end of a stream that fails.
+* `errors`, an `ErrorFormat`, renders errors before the first byte, and the end of a stream that fails.
 
 `description` describes all bodies for the OpenAPI document. Only dialects with stored responses override `wanted`, and
 only those whose error format depends on the body override `errors_of`.
@@ -31,7 +31,7 @@ from handler.protocols.kernel.schema import Shape
 log = logging.getLogger("handler.requests")
 
 DEFAULT_MAX_MEDIA = 32
-"""Maximum number of media of one kind in a request, unless option.limit_mm_per_prompt sets another maximum."""
+"""Maximum number of media of one kind in a request, unless option.limit_mm_per_prompt sets a different maximum."""
 
 
 class GenerationDefaults(NamedTuple):
@@ -61,7 +61,7 @@ class AdapterLookup(Protocol):
     """Finds registered LoRA adapters by name or number."""
 
     def find(self, name: str) -> Adapter | None:
-        """Return the adapter registered under a name, or None if there is none."""
+        """Return the adapter that is registered under a name, or None if there is none."""
 
     def by_number(self, number: int) -> Adapter | None:
         """Return the adapter with this registration number, or None if there is none."""
@@ -92,7 +92,7 @@ class Notices:
     def once(self, message: str) -> None:
         """Log a warning unless it was logged before.
 
-        The message must not contain a client's text, because all messages are kept in memory.
+        The message must not contain text from clients, because all messages are retained in memory.
         """
         this = object()
         if self._given.setdefault(message, this) is this:
@@ -101,7 +101,7 @@ class Notices:
 
 @dataclass(frozen=True)
 class ServerContext:
-    """The server's options, its model's properties and its engine's limits, as dialects use them.
+    """The server options, model properties and engine limits that dialects use.
 
     Attributes:
         engine: the engine's name.
@@ -113,20 +113,20 @@ class ServerContext:
         sampling_defaults: the default values of Sampling fields in a request with `do_sample` true.
         generation: the model's generation defaults, for dialects that call `read_sampled`.
         vocabulary: the vocabulary of token ids, or None if it depends on the prompt.
-        eos: the ids of the model's end tokens, as far as its files name them.
-        most_tokens: returns the maximum number of tokens in prompt and response together, or None while the model
+        eos: the ids of the end tokens that the model files list.
+        most_tokens: returns the maximum number of tokens in a prompt and its response together, or None while the model
             loads.
         chat_template: the model's chat template, or "" if it has none.
-        model_names: the names by which requests may call the model, its own name first. "*" allows any name.
-        source: the last part of the model's path or address, or "" if the engine has no model, such as echo.
+        model_names: the model names that requests may use, with the model's own name first. "*" allows any name.
+        source: the last part of the path or address of the model, or "" if the engine (such as echo) has no model.
         fingerprint: the `system_fingerprint` of responses.
         tool_format: the `Format` of `option.tool_parser_plugin`, which overrides `option.tool_call_parser`, or None.
         response_template: the model's `ResponseTemplate` if it is used to parse responses, or None.
         structural_tags: the styles of arguments that the engine supports in xgrammar's structural tags.
         task: the model's task. A request for another task is refused after it has been parsed.
         labels: the labels of a classification model, by class index.
-        no_media: maps a kind of media to the reason why messages may not contain it, or to "" if they may. A missing
-            kind is not allowed either.
+        no_media: maps a kind of media to the reason why messages may not contain it, or to "" if they may. Kinds that
+            are missing are not allowed either.
         max_media: maps a kind of media to its maximum number in a request.
         prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
         tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
@@ -165,7 +165,7 @@ class ServerContext:
 
     @property
     def path_name(self) -> str:
-        """The model's name in the request's path, or the model's own name if the path names no model."""
+        """The model name in the request path, or the model's own name if the path names no model."""
         return self.request.model or self.model_names[0]
 
     @property
@@ -174,7 +174,7 @@ class ServerContext:
         return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
 
     def with_seed(self, sampling: Sampling) -> Sampling:
-        """Return the parameters, with a random seed if they sample without a seed and the engine supports seeds.
+        """Return the parameters, adding a random seed to unseeded sampling if the engine supports seeds.
 
         Call this only for a response that reports the seed, because vLLM samples more slowly with a seed
         (vllm/v1/sample/ops/topk_topp_sampler.py).
@@ -184,7 +184,7 @@ class ServerContext:
 
 
 class Timing(NamedTuple):
-    """The durations of a request's phases in seconds, and its token counts."""
+    """The duration of each phase of a request in seconds, and the token counts."""
 
     validation: float  # from the request's arrival until its prompt was found to fit
     queue: float  # from then until the engine received the request
@@ -202,7 +202,7 @@ TokenEncoder = Callable[[Token], bytes]
 
 
 class Reply(ABC):
-    """Converts an engine's output for one request into the bytes of the response.
+    """Converts the output of an engine for one request into the bytes of the response.
 
     `feed` accepts the deltas in order and returns the bytes to send now, possibly none. `finished` is true after the
     last delta. An error ends a stream. If nothing has been sent yet, `ParsedRequest.errors` renders the error instead.
@@ -212,7 +212,7 @@ class Reply(ABC):
     finished: bool
 
     def start(self, index: int, num_prompt_tokens: int) -> None:  # noqa: B027
-        """Record that the request at `index` was accepted, and how many tokens its prompt has."""
+        """Record that the request at `index` was accepted, and the number of tokens in its prompt."""
 
     @abstractmethod
     def feed(self, index: int, delta: Delta) -> bytes:
@@ -224,13 +224,13 @@ class Reply(ABC):
         return True
 
     def takes_long(self, delta: Delta) -> bool:
-        """Return whether `feed` takes so long with this delta that it should run on a thread."""
+        """Return whether `feed` takes so long for this delta that it should run on a thread."""
         return False
 
     def token_encoder(self) -> TokenEncoder | None:
-        """Return an encoder for the next tokens of the only sequence, or None if `feed` must be called for now.
+        """Return an encoder for the next tokens of the only sequence, or None if `feed` must be called instead.
 
-        The encoder does the same as `feed` with a delta of a single token, at a lower cost.
+        The encoder is equivalent to `feed` with a delta of a single token, but faster.
         """
         return None
 
@@ -245,17 +245,17 @@ class ParsedRequest(NamedTuple):
         ignored: names in the body that have no effect.
         streams: whether the response is a stream.
         of_tokens: whether a user's output formatter that accepts tokens applies to the response.
-        as_openai: makes a reply that writes the response in OpenAI's format, as a document or as chunks in lines or
+        as_openai: creates a reply that writes the response in OpenAI's format, as a document or as chunks in lines or
             events, for a user's output formatters that accept this format. None if no such formatter applies.
         formatter: the title of the user's function that the reply runs, for messages, or "" if there is none. With
-            such a function, `feed` may take long or raise FormatterFailed. Pass that error to `feed` in a delta, as
+            a function, `feed` may take long or raise FormatterFailed. Pass that error to `feed` in a delta, as
             with any other failure.
         headers: returns the dialect's own headers. When a stream starts, it is called with None, because there is no
             timing yet.
         keep_alive: bytes that a stream sends after some time without output, or b"" for none.
-        keeps: whether the reply's last `feed` stores the response, and blocks until it is stored.
+        keeps: whether the last `feed` of the reply stores the response, and blocks until it is stored.
         take_prompt: passes the prompt to a reply that needs only the prompt and not the engine, even if the prompt is
-            too long for the model. It may be called on any thread. None if the engine makes the response.
+            too long for the model. It may be called on any thread. It is None if the engine creates the response.
         stops: the `Request.id` of requests that this request stops, or "".
         num_repeated: the number of bytes of the request, apart from prompts and parameters, that the response repeats.
             Bytes that it repeats n times count n times.
@@ -278,7 +278,7 @@ class ParsedRequest(NamedTuple):
 
 
 RequestShape = Callable[[ServerContext], Shape]
-"""Returns the schema of a request's body for a server. The schema says which parameters the engine does not support."""
+"""Returns the schema of a request body for a server. The schema says which parameters the engine does not support."""
 
 
 class Description(NamedTuple):
@@ -291,9 +291,9 @@ class Description(NamedTuple):
         error: the type of the body of an error response.
         example: a request that any model can answer.
         answer: the type of a non-streaming response, or None if the route always streams.
-        chunk: the type of a value in a stream, or None if the route never streams.
+        chunk: the type of each value in a stream, or None if the route never streams.
         failure: the type of the last value in a stream that failed, or None if it is the same as `error`.
-        streams: the content types of streams, each of which frames values in its own way.
+        streams: the content types of streams, each of which frames values differently.
         refuses_in_frame: whether a refused request for a stream gets `failure`, framed as in the stream.
         texts: whether a non-streaming response may also be plain text.
     """
@@ -323,16 +323,16 @@ class Dialect(ABC):
     """Base class of the APIs that clients may use. README.md describes how to add a dialect.
 
     Attributes:
-        any_media: whether a body is read as JSON whatever its content type is.
-        forms: whether a body may also be a form (multipart/form-data). `parse` then gets the form's texts and files
-            (`Upload`) by name.
-        media_types: further content types that are read as JSON.
+        any_media: whether a body is read as JSON regardless of its content type.
+        forms: whether a body may also be a form (multipart/form-data). `parse` then receives the texts and files
+            (`Upload`) of the form by name.
+        media_types: additional content types that are read as JSON.
         encodings: the values of Content-Encoding that are accepted besides identity.
         unique_keys: whether a body with a duplicate key is refused, as in the original API. Otherwise the last value
             is used.
         response_headers: the names of the headers that `ParsedRequest.headers` returns, which web pages may read.
         computes: whether a request counts as inference. TGI does not count requests that are only tokenized.
-        errors: the error format if nothing is known about the request.
+        errors: the error format for requests about which nothing is known.
         description: the description of the bodies for the OpenAPI document.
     """
 
@@ -362,7 +362,7 @@ class Dialect(ABC):
     def document_length(self, body: bytes, headers: Mapping[str, str]) -> int | None:
         """Return the size in bytes of the JSON document before binary data, or None if there is no binary data.
 
-        If it returns a size, `parse` gets a `BinaryBody`.
+        If this method returns a size, `parse` receives a `BinaryBody`.
 
         Raises:
             InvalidPayload: the headers contradict the body.
@@ -372,7 +372,7 @@ class Dialect(ABC):
     def wanted(self, body: Any) -> Wanted | None:
         """Return the stored responses that a body refers to.
 
-        The result is None if the body refers to no stored response and its own response is not to be stored.
+        The result is None if the body refers to no stored response and its own response should not be stored.
         """
         return None
 
@@ -389,16 +389,16 @@ class Dialect(ABC):
 
 
 Kind = Literal["response", "thread"]
-"""The API of a stored response: "response" for the Responses API, "thread" for threads of Anthropic's API."""
+"""The API of a stored response: "response" for the Responses API, "thread" for threads in Anthropic's API."""
 
 
 class Wanted(NamedTuple):
     """The stored responses that a body refers to.
 
     Attributes:
-        keeps: whether the body's own response is to be stored.
+        keeps: whether the response to the body should be stored.
         previous: the id of the response that the body continues, or "" if it continues none.
-        items: the ids of single stored items that the body names.
+        items: the ids of individual stored items that the body refers to.
     """
 
     kind: Kind
@@ -418,7 +418,7 @@ class Recalled(NamedTuple):
             conversation is no longer stored.
         head: the fields that were stored with the first response of the conversation.
         history: the items of all earlier responses: the input of a response, then its output.
-        items: the stored items that the body names, by id.
+        items: the stored items that the body refers to, by id.
         size: the total size of these values in bytes.
     """
 
@@ -433,7 +433,7 @@ NOTHING = Recalled()
 
 
 def too_long(field: object, what: str, most: int) -> InvalidParameter:
-    """Return the error for stored values that exceed the maximum size of a request.
+    """Return the error for stored values that exceed the maximum request size.
 
     Args:
         field: the field of the body that refers to the stored values, with its value.
@@ -444,7 +444,7 @@ def too_long(field: object, what: str, most: int) -> InvalidParameter:
 
 
 KeptItem = tuple[str, bytes]
-"""The id of an item of a request, and the item encoded as JSON."""
+"""The id of an item in a request, and the item encoded as JSON."""
 
 
 def kept_items(items: Iterable[Mapping[str, Any]]) -> list[KeptItem]:
@@ -469,7 +469,7 @@ class KeptAnswer(NamedTuple):
 
     Attributes:
         previous: the id of the response that this response continues, or "" if it continues none.
-        failed: whether the response failed, so that no request can continue it.
+        failed: whether the response failed, in which case no request can continue it.
         head: the fields of the response other than its items.
         given: the items of the request.
         output: the items of the response.
@@ -485,7 +485,7 @@ class KeptAnswer(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Stores one client's responses."""
+    """Stores the responses of one client."""
 
     def begin(self, id: str, answer: Mapping[str, Any]) -> object:
         """Record that a response is in progress for as long as the returned object exists."""
@@ -499,8 +499,8 @@ class RequestContext(NamedTuple):
 
     Attributes:
         adapter: the adapter that the headers name, or None. The body must not name another adapter.
-        model: the model's name in the path, or "".
-        keeper: the object that stores the response, or None if it is not to be stored.
+        model: the model name in the path, or "" if there is none.
+        keeper: the object that stores the response, or None if the response should not be stored.
         recalled: the stored responses that the request continues.
     """
 

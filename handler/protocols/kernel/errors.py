@@ -19,7 +19,7 @@ class HttpResponse(NamedTuple):
     """A complete HTTP response.
 
     Attributes:
-        retry_after: the delay in seconds after which the client may retry, or 0 if it is unknown.
+        retry_after: the number of seconds to wait before a retry, or 0 if it is unknown.
         headers: the dialect's own headers.
     """
 
@@ -35,10 +35,10 @@ _WAIT = (1.0, 4.0)  # seconds
 
 
 def retry_headers(status: int, retry_after: float = 0.0) -> Headers:
-    """Return the headers that tell a client when to retry, for the statuses 429, 503 and 529, or else no headers.
+    """Return the headers that tell a client when to retry if the status is 429, 503 or 529, and no headers otherwise.
 
     An unknown delay is chosen at random, because clients add no jitter and would otherwise all retry at once.
-    The clients of OpenAI and Anthropic read the milliseconds, other clients the whole seconds.
+    The clients of OpenAI and Anthropic read the milliseconds, and other clients read the whole seconds.
 
     Args:
         retry_after: the delay in seconds, or 0 if it is unknown.
@@ -62,7 +62,7 @@ class ErrorFormat:
     """A dialect's error format.
 
     Attributes:
-        statuses: maps a class of errors to the dialect's status, if it differs from the error's own.
+        statuses: maps a class of errors to the status in the dialect, if it differs from the error's own status.
     """
 
     statuses: Mapping[type[ServingError], int] = MappingProxyType({})
@@ -70,7 +70,7 @@ class ErrorFormat:
     def status(self, error: ServingError) -> int:
         """Return the HTTP status of an error.
 
-        Of the error's class and its base classes, the nearest class that is in `statuses` or defines a status decides.
+        The first class in the MRO of the error that is in `statuses` or defines a status determines the status.
         """
         for kind in type(error).__mro__:
             if kind in self.statuses:
@@ -92,7 +92,7 @@ class ErrorFormat:
         return self.body(error)
 
     def response(self, error: ServingError) -> HttpResponse:
-        """Render the error response without the dialect's own headers. Framings other than JSON need an override."""
+        """Render the error response without the dialect's own headers. Override it for framings other than JSON."""
         return HttpResponse(self.status(error), JSON.content_type, JSON.encode(self.body(error)))
 
     @final
@@ -110,14 +110,14 @@ class FrontEndErrors(ErrorFormat):
     statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, TooLong: 424})
 
     def body(self, error: ServingError) -> Any:
-        """Render the body of an error as the front end does."""
+        """Render the body of an error in the same way as the front end."""
         message = error.message
         body: FrontEndError = {"code": self.status(error), "type": error.type, "message": message, "error": message}
         return body
 
 
 class ServerErrors(FrontEndErrors):
-    """The format of errors that occur before a request reaches a model. It has no field `error`."""
+    """The format of errors that occur before a request reaches a model. It has no `error` field."""
 
     def body(self, error: ServingError) -> FrontEndError:
         return {"code": self.status(error), "type": error.type, "message": error.message}

@@ -1,4 +1,4 @@
-"""Readers of a chat's `messages`, which several dialects share: roles, text, media, tool calls and their results."""
+"""Readers of the `messages` of a chat, shared by several dialects: roles, text, media, tool calls and tool results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEXT_ONLY = "the engine reads text only"
 
 
 def media_part(source: MediaSource) -> dict[str, Any]:
-    """Return the part that stands for a medium in a message, as Hugging Face's chat templates expect it."""
+    """Return the part that represents a medium in a message, as Hugging Face chat templates expect it."""
     return {"type": source.kind}
 
 
@@ -51,7 +51,7 @@ def read_url(kind: str, url: Any, name: str) -> MediaSource:
     """Read the URL of a medium.
 
     Args:
-        name: the field's path, for messages.
+        name: the path of the field, for error messages.
 
     Raises:
         InvalidPayload: the value is not a URL, or is an invalid data URL.
@@ -72,10 +72,10 @@ def read_url(kind: str, url: Any, name: str) -> MediaSource:
 
 
 def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSource:
-    """Decode a medium's file from base64.
+    """Decode a media file from base64.
 
     Args:
-        name: the field's path, for messages.
+        name: the path of the field, for error messages.
         start: the index of the first character to decode.
 
     Raises:
@@ -112,16 +112,16 @@ _TEXTS = {
     "text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text", "thinking": "thinking",
     "reasoning_text": "text", "summary_text": "text",
 }  # fmt: skip
-"""Maps the type of a part to the field with its text. vLLM accepts the first five types (chat_utils.py)."""
+"""Maps the type of a part to the field that contains its text. vLLM accepts the first five types (chat_utils.py)."""
 
 _PERHAPS_NULL = ("text", "refusal")
 """Types of parts that are ignored if their text is null, as in vLLM."""
 
 _URLS = {"image_url": "image", "audio_url": "audio"}
-"""Maps the type of a part to its kind of media. The part's URL is in the field with the name of the type."""
+"""Maps the type of a part to its kind of media. The URL is in the field that has the name of the type."""
 
 _IMAGE, _AUDIO = "input_image", "input_audio"
-"""The type of an image part in the Responses API, and of an audio part in OpenAI's chats."""
+"""The type of an image part in the Responses API, and of an audio part in OpenAI chats."""
 
 AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus")
 """Values that a client may send as the format of audio. OpenAI has only the first two. The actual format is
@@ -143,7 +143,7 @@ _WHY = {
     "tool_reference": "tool search is not available",
     "computer_screenshot": "send the image itself, as an 'input_image'",
 }
-"""Maps an unsupported type of part to the reason, or to what a client should send instead."""
+"""Maps an unsupported part type to the reason, or to advice on what to send instead."""
 
 PARTS: Shape = listing(
     {
@@ -178,7 +178,7 @@ class PartReader(NamedTuple):
     def read(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
         """Read the content of a message, which is a string or a list of parts.
 
-        Null has no parts, as in vLLM. Content without parts is an empty text.
+        Null has no parts, as in vLLM. Content without parts is read as the empty string.
 
         Args:
             at: the path of the content.
@@ -219,7 +219,7 @@ class PartReader(NamedTuple):
         raise InvalidPayload(f"{at}: {word!r} must have a string '{field}'")
 
     def _reason(self, word: str) -> str:
-        """Return why a type of part is not supported, or what to send instead."""
+        """Return the reason why a part type is not supported, or advice on what to send instead."""
         if word in _UNREAD:
             taken = ["text", *(MEDIA[kind] for kind in taken_media(self.context))]
             read = " and ".join(filter(None, (", ".join(taken[:-1]), taken[-1])))
@@ -227,7 +227,7 @@ class PartReader(NamedTuple):
         return _WHY.get(word, f"the type must be one of {', '.join((*_TEXTS, *_KINDS))}")
 
     def _medium(self, part: Mapping[str, Any], word: str, at: str) -> MediaSource:
-        """Read a media part. Its URL may be inside an object or be the value of the field itself, as in vLLM."""
+        """Read a media part. Its URL may be in an object or be the value of the field itself, as in vLLM."""
         field = "image_url" if word == _IMAGE else word
         if part.get("file_id") is not None:
             raise InvalidPayload(f"{at}.file_id is not supported: files are not stored; send {field}")
@@ -244,13 +244,13 @@ class PartReader(NamedTuple):
         return read_url(_KINDS[word], value.get("url") if isinstance(value, dict) else value, f"{at}.{field}")
 
     def _note(self, path: str, value: Mapping[str, Any], read: tuple[str, ...]) -> None:
-        """Record names that have no effect, except for an image's `detail` of "auto", which is the default."""
+        """Record names that have no effect, except `detail` of an image if it is "auto", which is the default."""
         names = [name for name, item in value.items() if name not in read and item is not None]
         self.unknown.update({f"{path}.{name}": None for name in names if (name, value[name]) != ("detail", "auto")})
 
 
 def _type(part: Any) -> Any:
-    """Return a part's type. Without a type, a field such as `image_url` implies the type, as in vLLM."""
+    """Return the type of a part. If it is missing, a field such as `image_url` implies the type, as in vLLM."""
     if not isinstance(part, dict):
         return None
     return part["type"] if part.get("type") is not None else next((word for word in _KINDS if word in part), None)
@@ -262,12 +262,12 @@ _WORD = r"""(?:'[^']*'|"[^"]*")"""
 _COMPARED = re.compile(
     rf"""\brole\b['"]?[\])]?\s*(?:==|!=|\bin\b|\.(startswith))\s*[\[(]?\s*({_WORD}(?:\s*,\s*{_WORD})*)"""
 )
-"""Matches a comparison of a message's role in a chat template."""
+"""Matches a comparison with the message role in a chat template."""
 
 
 @functools.lru_cache(16)
 def _template_roles(template: str) -> tuple[str, ...]:
-    """Return the roles that a chat template knows besides `ROLES`. A role that ends with "…" is a prefix."""
+    """Return the roles that a chat template knows in addition to `ROLES`. A role that ends with "…" is a prefix."""
     roles = [(word[1:-1], prefix) for prefix, words in _COMPARED.findall(template) for word in re.findall(_WORD, words)]
     return tuple(sorted({f"{word}…" if prefix else word for word, prefix in roles if word} - {*ROLES}))
 
@@ -299,7 +299,7 @@ _READ: Mapping[str, Mapping[str, Shape]] = {
     "tool": {"tool_call_id": nullable(TEXT), "name": nullable(TEXT)},
     "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_THOUGHTS, nullable(TEXT))},
 }
-"""The schemas of a message's fields other than role and content, by role."""
+"""The schemas of message fields other than role and content, by role."""
 
 MESSAGES: Shape = listing(
     record(
@@ -317,7 +317,7 @@ Message = Mapping[str, Any]
 
 
 class Conversation(NamedTuple):
-    """The messages of a chat as its template expects them, the messages' media, and the paths of unknown fields."""
+    """The messages of a chat as its template expects them, their media, and the paths of unknown fields."""
 
     messages: tuple[Message, ...]
     media: Sequence[MediaSource] = ()
@@ -325,10 +325,10 @@ class Conversation(NamedTuple):
 
 
 def read_messages(value: Any, context: ServerContext) -> Conversation:
-    """Read `messages` of an OpenAI chat. The role `developer` is read as `system`, and a null field as absent.
+    """Read the `messages` of an OpenAI chat. The role `developer` is read as `system`, and a null field as absent.
 
     Raises:
-        InvalidPayload: a message is invalid. The error's text names its path and a valid form, but quotes no content.
+        InvalidPayload: a message is invalid. The error states the path and a valid form, but quotes no content.
     """
     if not isinstance(value, list) or not value:
         raise InvalidPayload("'messages' must be a non-empty list")
@@ -372,7 +372,7 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
 
 
 def _reasoning_fields(message: Message, at: str) -> dict[str, str]:
-    """Return an assistant's reasoning under each of the names that chat templates use for it."""
+    """Return the reasoning of an assistant under each name that chat templates use for it."""
     texts = (string_at(message[name], f"{at}.{name}") for name in _THOUGHTS if name in message)
     return next(map(_reasoning, texts), {})
 
@@ -420,13 +420,13 @@ def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
 
 
 def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, Any]:
-    """Read the JSON text of a tool call's arguments.
+    """Read the JSON arguments of a tool call.
 
-    Invalid text counts as no arguments, because a model may have written it earlier in the chat.
+    Invalid text is read as no arguments, because a model may have written it earlier in the chat.
 
     Args:
         name: the path of the arguments.
-        unknown: gets the path if the text is invalid.
+        unknown: receives the path if the text is invalid.
     """
     try:
         value = json.loads(text or "{}")
@@ -444,7 +444,7 @@ def string_at(value: Any, at: str) -> str:
     """Check that a value is a string, and return it.
 
     Args:
-        at: the path of the value in the body, for messages.
+        at: the path of the value in the body, for error messages.
     """
     if not isinstance(value, str):
         raise InvalidPayload(f"{at} must be a string")
@@ -452,7 +452,7 @@ def string_at(value: Any, at: str) -> str:
 
 
 def _text(content: Any, at: str, parts: PartReader) -> str:
-    """Return the text of a message's content without media. Parts are joined with newlines, as in LMI and vLLM."""
+    """Return the text of message content without media. Parts are joined with newlines, as in LMI and vLLM."""
     return "\n".join([part for part in parts.read(content, at, media=False) if isinstance(part, str)])
 
 
@@ -477,8 +477,8 @@ Chat = list[dict[str, Any]]
 def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
     """Add parts to the last message of a chat if it has the same role, or else to a new message.
 
-    `TurnsReader` joins the parts of each message later. A system message after the first message becomes a user message
-    with tags, because most chat templates accept a system message only at the start.
+    `TurnsReader` joins the parts of each message later. A system message after the first message is converted to a user
+    message with tags, because most chat templates accept a system message only at the start.
 
     Args:
         parts: the texts, media or tool calls to add, by field of the message.
@@ -515,7 +515,7 @@ class TurnsReader:
         self._shown.clear()
 
     def _join_turns(self) -> None:
-        """Join the texts of each message with newlines. In a message with media, they become a list of parts."""
+        """Join the texts of each message with newlines. In a message with media, make them a list of parts."""
         for message in self.chat:
             for name in _JOINED_FIELDS:
                 if isinstance(parts := message.get(name), list):

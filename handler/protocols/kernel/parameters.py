@@ -1,7 +1,7 @@
-"""The generation parameters, each with its Sampling field, its type and range, and its name in each dialect.
+"""The generation parameters. Each has a Sampling field, a type, a range, and a name in each dialect.
 
 Source: docs.djl.ai, "LMI handlers Inference API Schema" (0.28). A null value counts as absent. Unless it is neutral,
-a value that the engine does not support is refused with an error that contains the parameter's name. Without
+a value that the engine does not support is refused with an error that names the parameter. Without
 `do_sample`, sampling values are checked but have no effect.
 """
 
@@ -64,9 +64,9 @@ class Parameter(NamedTuple):
     Attributes:
         field: the field that it sets, or "" if the parameter has no effect. A field that is not in Sampling is stored
             in `ParsedParameters.others`.
-        read: converts a JSON value to the field's value, or raises ValueError with a message that describes a valid
-            value. None means that the value is valid but has no effect.
-        informed: whether `read` takes the server context as a second argument.
+        read: converts a JSON value to a field value, or raises ValueError with a message that describes valid values.
+            None means that the value is valid but has no effect.
+        informed: whether `read` takes the server context as its second argument.
     """
 
     field: str
@@ -75,7 +75,7 @@ class Parameter(NamedTuple):
 
 
 def unsupported(why: str, *neutral: Any) -> Parameter:
-    """Return a parameter that accepts only neutral values. Unlike in Python, a boolean does not equal a number.
+    """Return a parameter that accepts only neutral values. Unlike in Python, a boolean never equals a number.
 
     Args:
         why: the reason why other values are not supported, for the error message.
@@ -93,7 +93,7 @@ def unsupported(why: str, *neutral: Any) -> Parameter:
 
 
 class ParsedParameters(NamedTuple):
-    """The values of a client's parameters.
+    """The values of the parameters that a client sent.
 
     Attributes:
         names: maps each field that the client has set to the client's name for it.
@@ -107,7 +107,7 @@ class ParsedParameters(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The parameters of a dialect by name, and the path that precedes these names in a body."""
+    """The parameters of a dialect by name, and the path that contains them in a body."""
 
     parameters: Mapping[str, Parameter]
     prefix: str = ""
@@ -118,7 +118,7 @@ class Table:
         return {name: schema_of_reader(parameter.read) for name, parameter in self.parameters.items()}
 
     def name_of(self, field: str) -> str:
-        """Return the client's name for a field: the first parameter that sets it, or the field if there is none."""
+        """Return the client's name for a field, which is the first parameter that sets it, or else the field itself."""
         names = (f"{self.prefix}{name}" for name, item in self.parameters.items() if item.field == field)
         return next(names, field)
 
@@ -158,8 +158,8 @@ class TableRow(NamedTuple):
 
     Attributes:
         field, read, informed: the attributes of `Parameter`.
-        lmi: the name in rolling and dynamic batch, also with TGI_COMPAT.
-        openai: the name in chats and completions, also for vLLM's clients.
+        lmi: the name in rolling batch and dynamic batch, with or without TGI_COMPAT.
+        openai: the name in chats and completions, including those of vLLM's clients.
         tgi: the name in TGI's own routes.
     """
 
@@ -248,14 +248,14 @@ LMI_NEUTRAL: Mapping[str, Collection[float]] = {
     "top_k": {0, 1},
     "top_p": {0, 1},
 }
-"""By field, the values of LMI's sampling parameters that select the most likely token or have no effect."""
+"""The values of LMI's sampling parameters, by field, that select the most likely token or have no effect."""
 
 LMI_NEUTRAL_IF_GREEDY = {**LMI_NEUTRAL, "temperature": {0, 1}, "top_k": {0, 1, 50}}
-"""By field, the values that need no report if `do_sample` is false, including the defaults of LMI and transformers."""
+"""The values, by field, that are not reported if `do_sample` is false, such as the defaults of LMI and transformers."""
 
 
 def dialect_parameters(dialect: str) -> dict[str, Parameter]:
-    """Return a dialect's parameters, by the dialect's names for them.
+    """Return the parameters of a dialect, by their names in the dialect.
 
     Args:
         dialect: the attribute of `TableRow` that contains these names.
@@ -280,10 +280,10 @@ MODEL_DEFAULTS: Mapping[str, Callable[[Any], Any]] = {
         "max_new_tokens",
     )
 }
-"""Readers of the values used from a model's generation_config.json, as in vLLM. The names are fields of Sampling."""
+"""Readers of the values that are used from generation_config.json, as in vLLM. The keys are fields of Sampling."""
 
 _OTHER_FORMATTERS = ("none", "json_chat", "jsonlines_chat", "sse_chat", "3p", "3p_stream")
-"""LMI's formatters that cannot format responses to prompts."""
+"""LMI output formatters that cannot format responses to prompts."""
 
 
 @accepts(enum=[*FRAMINGS])
@@ -320,7 +320,7 @@ def read_sampled(
 ) -> ParsedParameters:
     """Read parameters as vLLM does: a request samples unless its temperature is 0.
 
-    A missing parameter takes the model's default, if the model has a default for it.
+    A missing parameter takes the model's default value, if there is one.
 
     Args:
         params, context, table: the same as in `read_all`.
@@ -359,14 +359,14 @@ def read_all(
 
     Args:
         params: the client's parameters, including names that other readers read.
-        context: the server context, which contains the engine's name and limits.
+        context: the server context, which contains the name and limits of the engine.
         defaults: the values of Sampling fields whose defaults differ in this dialect.
         table: the dialect's parameters.
-        most_new_tokens: the maximum of `max_new_tokens`, to which a larger value is reduced as in vLLM, or None for no
-            maximum.
+        most_new_tokens: the maximum of `max_new_tokens`, or None for no maximum. Larger values are reduced to it, as in
+            vLLM.
 
     Raises:
-        InvalidParameter: a parameter is invalid. The message names it, its value and the valid values.
+        InvalidParameter: a parameter is invalid. The message states its name, its value and the valid values.
     """
     params = {name: value for name, value in params.items() if value is not None and name in table.parameters}
     all_values = (*params.values(), *defaults.values())
@@ -461,7 +461,7 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], contex
 def _check_support(
     sampling: Sampling, set_fields: Collection[str], names: Mapping[str, NamedValue], context: ServerContext
 ) -> None:
-    """Raise InvalidParameter for a value that the engine does not support.
+    """Raise InvalidParameter if the engine does not support a value.
 
     Args:
         set_fields: the fields that the client or the dialect has set.
@@ -491,7 +491,7 @@ def _check_support(
 
 
 def parameter(entry: Parameter, context: ServerContext) -> Shape:
-    """Return the JSON schema of a parameter that may be null. A description says if the engine does not support it."""
+    """Return the schema of a parameter, which may be null. Its description says so if it is unsupported."""
     shape = dict(schema_of_reader(entry.read))
     if why := context.unsupported.get(entry.field):
         shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"
@@ -503,7 +503,7 @@ def parameters(table: Mapping[str, Parameter], context: ServerContext) -> dict[s
 
 
 def request_shape(fields: Mapping[str, Shape], table: Table, *required: str) -> RequestShape:
-    """Return a function that makes the schema of a body for a server.
+    """Return a function that builds the schema of a body for a server.
 
     Args:
         fields: the schemas of fields that are not parameters, by name.

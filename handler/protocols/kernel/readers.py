@@ -49,7 +49,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 def show(value: Any) -> str:
-    """Render a value for a message, in at most 80 characters."""
+    """Render a value for an error message, in at most 80 characters."""
     text = ""
     for piece in _ENCODER.iterencode(value[:100] if isinstance(value, str) else value):  # long strings take seconds
         text += piece
@@ -124,8 +124,8 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
     Engines compute with 32-bit floats. A number below the smallest normal float, such as 1e-50, is read as 0.
 
     Args:
-        above: whether `least` itself is excluded.
-        below: whether `most` itself is excluded.
+        above: whether to exclude `least` itself.
+        below: whether to exclude `most` itself.
     """
     expected = f"must be a number {'above' if above else 'of at least'} {least:g}"
     if most < math.inf:
@@ -176,7 +176,7 @@ _ALLOWED = 1 << 14
 
 @accepts(type="array", minItems=1, maxItems=_ALLOWED, items={"type": "integer", "minimum": 0, "maximum": INT32})
 def allowed_token_ids(value: Any) -> tuple[int, ...]:
-    """Read the ids of the only tokens that a response may contain. As in vLLM, an empty list is refused."""
+    """Read the ids of the tokens to which a response is restricted. As in vLLM, an empty list is refused."""
     if not isinstance(value, list) or not 0 < len(value) <= _ALLOWED or not all(map(is_token_id, value)):
         raise ValueError(f"must be a list of 1 to {_ALLOWED} token ids, which are integers of at least 0")
     return tuple(value)
@@ -260,8 +260,8 @@ ADAPTERS: Mapping[str, Shape] = {
 def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerContext) -> Sequence[Adapter | None]:
     """Return the adapter for each prompt of a body.
 
-    The field `adapters` is one name for all prompts, or a list with a name for each prompt (LMI). Without the field,
-    the adapter that the headers name is used.
+    The `adapters` field is one name for all prompts, or a list with a name for each prompt (LMI). If it is missing, the
+    adapter in the headers is used.
 
     Raises:
         InvalidPayload: an adapter is unknown or contradicts the headers, or the list has the wrong length.
@@ -286,7 +286,7 @@ def _adapter(name: Any, context: ServerContext) -> Adapter | None:
 
 
 def quote(name: str) -> str:
-    """Quote a client's text for a message, cut to 80 characters."""
+    """Quote text from a client for a message, truncated to 80 characters."""
     return repr(name if len(name) <= 80 else f"{name[:80]}...")
 
 
@@ -314,7 +314,7 @@ MAX_CHOICES = 256
 
 @accepts(anyOf=[{"type": "object"}, {"type": "string"}], description="A JSON schema, as an object or as text")
 def json_schema(value: Any) -> StructuredOutput:
-    """Read a JSON schema, as an object or as text."""
+    """Read a JSON schema, which is an object or a string."""
     if isinstance(value, str):
         value = _parse(_check_length(value))
     if not isinstance(value, dict):
@@ -330,7 +330,7 @@ def _parse(text: str) -> Any:
 
 
 def structural_tag(value: Mapping[str, Any], *, allows_text: bool = False) -> StructuredOutput:
-    """Return structured output for a structural tag of xgrammar, whose schemas come from a client.
+    """Return structured output for an xgrammar structural tag whose schemas come from a client.
 
     Args:
         value: the format of the tag.

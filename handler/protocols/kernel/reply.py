@@ -19,7 +19,7 @@ _LONG = 1 << 11  # tokens and alternatives
 LONG_TEXT = 1 << 18  # characters, which take a millisecond or two
 
 Vectors = Sequence[Any]
-"""The vectors of all requests, or the values that `VectorReply` keeps instead of them."""
+"""The vectors of all requests, or the values that `VectorReply` stores instead."""
 
 
 class SequenceOutput:
@@ -53,7 +53,7 @@ class SequenceOutput:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that the model generated. A token that only carries held-back text does not count."""
+        """The number of tokens that the model generated. A token that contains only held-back text does not count."""
         return sum(token.id >= 0 for token in self.tokens)
 
     @property
@@ -83,7 +83,7 @@ def finish_of(request: Request, delta: Delta) -> Finish | None:
 
 
 class WholeReply(Reply):
-    """Base class of replies that write a single JSON document when all sequences have finished.
+    """Base class of replies that write a single JSON document once all sequences have finished.
 
     Attributes:
         num_repeated: the number of characters of prompts that the document repeats.
@@ -133,7 +133,7 @@ class WholeReply(Reply):
         return document(selected, [(sequence.tokens, sequence.rows) for sequence in sequences], of_prompt)
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
-        """Return the sequence to which a delta of the request at `index` belongs."""
+        """Return the sequence that a delta of the request at `index` belongs to."""
         return self._sequences[delta.sequence]
 
     def _finish(self, delta: Delta) -> Finish | None:
@@ -164,7 +164,7 @@ class WrappedReply(Reply):
 class PromptOnly(WrappedReply):
     """The reply to a request for 0 new tokens.
 
-    It hides the one token that engines always generate, and does not count it.
+    It hides the single token that engines always generate, and does not count it.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -187,9 +187,9 @@ class VectorReply(WholeReply):
     """Writes a JSON document with the vectors of all requests.
 
     Args:
-        render: makes the document from the vectors, in the order of the requests, and the number of prompt tokens.
-        keep: converts a vector to the value that is kept for `render`, such as its JSON, because encoding all vectors
-            at the end would take too long.
+        render: builds the document from the vectors, in the order of the requests, and the number of prompt tokens.
+        keep: converts a vector to the value that is stored for `render`, such as its JSON, because encoding all
+            vectors at the end would take too long.
     """
 
     def __init__(
@@ -259,10 +259,10 @@ def list_parts(values: Iterable[Any]) -> Iterator[bytes]:
 def prompt_request(
     request: Request, render: Callable[[Prompt], Iterable[bytes]], errors: ErrorFormat, ignored: Sequence[str]
 ) -> ParsedRequest:
-    """Return a parsed request whose response is made from its prompt, without the engine.
+    """Return a parsed request whose response is built from its prompt, without the engine.
 
     Args:
-        render: yields the document's JSON in parts, so that other threads can take the GIL between two parts. This may
+        render: yields the JSON of the document in parts, so that other threads can take the GIL between parts. This may
             take a long time.
     """
     reply = PreparedDocument(b"")
@@ -279,14 +279,14 @@ def prompt_request(
 class TokenStream(Reply, ABC):
     """Base class of streams: a head, the tokens of each sequence, the last token of each sequence, and an end.
 
-    Subclasses render these parts. A sequence's `position` is its index among the sequences of all requests.
+    Subclasses render these parts. The `position` of a sequence is its index among the sequences of all requests.
 
     Args:
         num_sequences: the number of sequences of each request.
 
     Attributes:
         _events: for each position, the template of the event for any token except the last. Its only slot is the
-            token's text. It is None if other parts of the event may change, so that each event must be rendered.
+            token's text. It is None if other parts of the event may change, in which case each event is rendered.
         _num_tokens: the number of tokens of all sequences so far. A subclass's own `token_encoder` must count its
             tokens.
     """
@@ -364,7 +364,7 @@ class TokenStream(Reply, ABC):
         return b""
 
     def _take(self, position: int, delta: Delta) -> None:
-        """Record a delta's values other than tokens, before the tokens are rendered."""
+        """Record the values of a delta other than tokens, before the tokens are rendered."""
         if not delta.sequence and delta.extras is not None:  # all sequences of a request report the same prompt
             self._num_cached_tokens += delta.extras.num_cached_tokens or 0
 

@@ -55,7 +55,7 @@ def nullable(shape: Shape) -> Shape:
 
 
 Count = Annotated[int, ("minimum", 0)]
-"""An integer that is at least 0. The pair in `Annotated` becomes a keyword of its schema in the OpenAPI document."""
+"""An integer that is at least 0. The pair in `Annotated` is a keyword of its schema in the OpenAPI document."""
 
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ _PLAIN: Mapping[Any, Shape] = {
 
 
 def schema_of_type(kind: Any) -> Shape:
-    """Return the JSON schema of a response type. A TypedDict becomes a reference to the component of the same name.
+    """Return the JSON schema of a response type. For a TypedDict, it is a reference to the component of the same name.
 
     A pair in `Annotated[type, (keyword, value)]` adds a keyword to the schema.
     """
@@ -132,7 +132,7 @@ _NAME = "json_schema"
 
 
 def accepts(**schema: Any) -> Callable[[Reader], Reader]:
-    """Attach to a reader the JSON schema of the values that it accepts, for the OpenAPI document."""
+    """Return a decorator that attaches the JSON schema of the accepted values to a reader, for the OpenAPI document."""
 
     def mark(read: Reader) -> Reader:
         setattr(read, _NAME, schema)

@@ -1,6 +1,6 @@
 """GptManager's input tensors, read as request parameters, and its output tensors.
 
-Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier). The offsets in word lists have the meaning that was
+Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier). The offsets in word lists have the meaning
 documented before 0.11. A name that is also an LMI parameter accepts LMI's plain value or the tensor. A tensor without
 an equivalent is refused unless it is empty, with an error that contains its name.
 """
@@ -65,7 +65,7 @@ def select_tensors(read: ParsedParameters, names: Sequence[str] = (), pad: int =
 
     Args:
         read: the parameters of the request, some of which select output tensors.
-        names: the names in the request's `outputs`.
+        names: the names in the `outputs` of the request.
         pad: the token id that pads shorter sequences.
     """
     logits = {OUTPUTS[name]: getattr(read.sampling, OUTPUTS[name]) for name in LOGITS}
@@ -81,7 +81,7 @@ def document(
 
     Args:
         sequences: the tokens of each sequence, and a row of logits over the vocabulary for each token, or no rows.
-        context: the prompt's logits with one row for each token, or None if the request does not select them.
+        context: the logits of the prompt, with one row for each token, or None if the request does not select them.
     """
     tokens = [[token for token in own if token.id >= 0] for own, _ in sequences]
     longest = max(map(len, tokens), default=0)
@@ -120,7 +120,7 @@ class Lines:
         self._rows: Iterator[Sequence[float]] = iter(())
 
     def take(self, delta: Delta) -> None:
-        """Set the delta to which the tokens of the next calls of `line` belong."""
+        """Set the delta that contains the tokens passed to the next calls of `line`."""
         extras = delta.extras or NO_EXTRAS
         self._context = self._context if extras.context_logits is None else extras.context_logits
         self._rows = iter(extras.generation_logits or ())
@@ -128,7 +128,7 @@ class Lines:
     def line(self, token: Token) -> TensorValues:
         """Build the `outputs` of the line for a token.
 
-        `cum_log_probs` is the sum up to this token. Only the first line contains the prompt's logits.
+        `cum_log_probs` is the sum up to this token. Only the first line contains the logits of the prompt.
         """
         self._total += token.logprob or 0.0
         row = next(self._rows, None)
@@ -159,10 +159,10 @@ Words = tuple[tuple[int, ...], ...]
 
 
 def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
-    """Return the JSON schemas of a value, and of tensors with such a value as their only element.
+    """Return the JSON schemas of a value, and of tensors that contain a single value of this kind.
 
     Args:
-        depth: the maximum number of dimensions of such a tensor.
+        depth: the maximum number of dimensions of the tensors.
     """
     forms = [schema]
     for _ in range(depth):
@@ -211,7 +211,7 @@ def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
 def _known(ids: Sequence[int], context: ServerContext) -> None:
     """Raise ValueError if an id is not in the vocabulary.
 
-    Without a common vocabulary for all prompts, `serving/encoder.py` checks the ids later.
+    If prompts have no common vocabulary, `serving/encoder.py` checks the ids later.
     """
     if context.vocabulary is not None and (worst := max(ids, default=0)) >= len(context.vocabulary):
         raise ValueError(f"{worst} is not in the vocabulary of {len(context.vocabulary)} tokens")
@@ -236,7 +236,7 @@ def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
 def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
     """Read the id of the end token.
 
-    -1 disables the model's own end tokens, and one of these changes nothing. Any other id replaces them.
+    -1 disables the model's own end tokens, and the id of any of them has no effect. Any other id replaces them.
     """
     id = single(integer(-1))(value)
     if id < 0:
@@ -260,7 +260,7 @@ def embedding_bias(value: Any, context: ServerContext) -> tuple[tuple[int, float
 def word_list(value: Any) -> Words:
     """Read a word list, a tensor of shape [2, N] or [1, 2, N].
 
-    The first row contains the token ids of all words in sequence, the second the offset at which each word ends.
+    The first row contains the token ids of all words in sequence. The second row contains the end offset of each word.
     """
     shape = "[2, N] or [1, 2, N]"
     rows = _row(value, shape) if isinstance(value, list) and len(value) == 1 else value
@@ -285,8 +285,8 @@ def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str
     """Return a reader of a word list.
 
     Args:
-        strings: the field for the text of words with several tokens.
-        singles: the field for the ids of words with a single token.
+        strings: the field that receives the text of words with several tokens.
+        singles: the field that receives the ids of words with a single token.
     """
 
     @accepts(**_TENSOR, maxItems=2, items={"type": "array"})
@@ -302,7 +302,7 @@ def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str
 
 
 def _text(word: tuple[int, ...], context: ServerContext) -> str:
-    """Return the text of a word of several tokens, because engines match such words as text."""
+    """Return the text of a word that consists of several tokens, because engines match these words as text."""
     vocabulary = context.vocabulary
     if vocabulary is None:
         raise _no_vocabulary(context)
@@ -348,7 +348,7 @@ def _ngram(value: Any) -> int:
 
 @accepts(type="array", items={"enum": list(OUTPUTS)})
 def read_outputs(value: Any) -> dict[str, Any]:
-    """Read `outputs`, LMI's list of the names of output tensors."""
+    """Read `outputs`, LMI's list of output tensor names."""
     if not isinstance(value, list) or not all(isinstance(name, str) and name in OUTPUTS for name in value):
         raise ValueError(f"must be a list of tensor names, which are {', '.join(OUTPUTS)}")
     result: dict[str, Any] = {"outputs": tuple(name for name in OUTPUTS if name in value)} if value else {}
@@ -417,4 +417,4 @@ TENSORS: Mapping[str, Parameter] = {
     "draft_input_ids": _never(_DRAFT),
     "draft_logits": _never(_DRAFT),
 }
-"""All thirty input tensors of TensorRT-LLM's page, by name."""
+"""All thirty input tensors on TensorRT-LLM's page, by name."""

@@ -1,4 +1,4 @@
-"""Readers of the texts in a body, such as prompts and texts to embed, which are strings or lists of token ids."""
+"""Readers of the texts in a body, such as prompts and texts to embed. A text is a string or a list of token ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TEXTS = 2048
 """Maximum number of texts to embed or to compare in a body. It is OpenAI's limit for `input`."""
 
 MAX_QUERIES = 1 << 24
-"""Maximum of a query's length in characters times the number of texts, because the query is repeated for each text."""
+"""Maximum query length in characters times the number of texts, because the query is repeated for each text."""
 
 _WANTED = "must be a string, a list of strings, a list of token ids, or a list of token id lists"
 
@@ -49,9 +49,9 @@ def read_texts(value: Any, name: str, most: int = MAX_TEXTS, noun: str = "texts"
     """Read one or more texts. A string or a list of token ids is a single text.
 
     Args:
-        name: the client's name for the field, for messages.
+        name: the client's name for the field, for error messages.
         most: the maximum number of texts.
-        noun: the plural noun for the texts in messages.
+        noun: the plural noun for the texts in error messages.
 
     Raises:
         InvalidPayload: the value is invalid. The message names the field.
@@ -151,11 +151,11 @@ def cosine(first: Sequence[float], other: Sequence[float]) -> float:
 
 
 def score_requests(query: str, texts: Sequence[str], name: str, pooling: Pooling, **fields: Any) -> list[Request]:
-    """Return, for each text, a request that scores the text against the query.
+    """Return a request for each text that scores it against the query.
 
     Args:
         name: the client's name for the field of the texts, for messages.
-        fields: further fields of all requests.
+        fields: additional fields of all requests.
 
     Raises:
         TooManyTexts: the query is too long for so many texts.
@@ -205,7 +205,7 @@ VLLM_POOLING: Mapping[str, Parameter] = {
 def vllm_fields(
     parameters: ParsedParameters, adapter: Adapter | None, truncation: Truncation | None = None
 ) -> dict[str, Any]:
-    """Return the fields of a request that follow from vLLM's pooling parameters and the adapter.
+    """Return the request fields that are determined by vLLM's pooling parameters and the adapter.
 
     Args:
         parameters: the values of the parameters in `VLLM_POOLING`; their `sampling` contains the cache salt.

@@ -74,7 +74,7 @@ class BatchText(TypedDict):
 
 
 class BatchLine(TypedDict):
-    """A line of a dynamic batch's stream, with one text per prompt."""
+    """A line in the stream of a dynamic batch, with one text per prompt."""
 
     outputs: list[str]
 
@@ -89,7 +89,7 @@ class AsyncToken(TypedDict):
 
 
 class AsyncDetails(TypedDict):
-    """The details of a response. `prefill` is empty or, on request, has the prompt's tokens except the first token."""
+    """The details of a response. `prefill` is empty or, on request, has all tokens of the prompt except the first."""
 
     finish_reason: AsyncFinishReason
     generated_tokens: Count
@@ -131,7 +131,7 @@ class LmiMessage(MessageParts):
 
 
 class LmiMessagePart(TypedDict, total=False):
-    """A part of a streamed message. The first part has the role."""
+    """A part of a streamed message. The first part contains the role."""
 
     content: str
     reasoning: str
@@ -185,7 +185,7 @@ class LmiFailedDetails(TypedDict):
 
 
 class LmiFailure(LmiPayloadError):
-    """The body of a non-streaming error with status 424, unless the request's body is invalid."""
+    """The body of a non-streaming error with status 424, unless the request body is invalid."""
 
     generated_text: str
     details: LmiFailedDetails
@@ -229,8 +229,8 @@ class LmiErrors(FrontEndErrors):
     """The errors of LMI's rolling batch.
 
     Args:
-        framing: the framing of the requested response. An error with status 424 has the same framing, unless the
-            request's body is invalid.
+        framing: the framing of the requested response. An error with status 424 has the same framing unless the
+            request body is invalid.
     """
 
     def __init__(self, framing: Framing = JSON) -> None:
@@ -281,7 +281,7 @@ class DynamicBatchErrors(FrontEndErrors):
 
 
 class AsyncErrors(FrontEndErrors):
-    """Errors of LMI's async mode, with the worker's statuses. A prompt that is too long gets status 400, as in vLLM."""
+    """Errors in LMI's async mode, with the worker's statuses. A prompt that is too long gets status 400, as in vLLM."""
 
     statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, InvalidSession: 424, TooLong: 400})
 
@@ -300,13 +300,13 @@ class AsyncErrors(FrontEndErrors):
 
 
 class AsyncPromptErrors(AsyncErrors):
-    """Errors of requests with `inputs` in async mode. A prompt that is too long also gets status 424."""
+    """Errors of requests with `inputs` in async mode. A prompt that is too long gets status 424, too."""
 
     statuses = MappingProxyType({**AsyncErrors.statuses, TooLong: 424})
 
 
 _OF_THE_WORKER = frozenset({400, 404, 424})
-"""Statuses of async mode for which the worker writes the body. The front end writes the bodies of other statuses."""
+"""Statuses in async mode for which the worker writes the body. For other statuses, the front end writes it."""
 
 
 class EmbeddingErrors(FrontEndErrors):

@@ -1,7 +1,7 @@
 """LMI's async mode (option.async_mode). `inputs` follows LMI's schema; `prompt` and `messages` follow vLLM's.
 
-Source: djl_python.lmi_vllm of DJL Serving 0.33 and later. A body with `inputs` accepts LMI's parameters and those of
-vLLM's completions (docs/wire/async.md).
+Source: djl_python.lmi_vllm of DJL Serving 0.33 and later. A body with `inputs` accepts the parameters of LMI
+and of vLLM's completions (docs/wire/async.md).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class AsyncFormat:
 
 
 class AsyncStream(StreamReply):
-    """A stream of lines that ends with two empty lines, which LMI sends instead of vLLM's token counts and [DONE]."""
+    """A stream of lines that ends with two empty lines, which LMI sends in place of vLLM's token counts and [DONE]."""
 
     def _end(self) -> bytes:
         return b"\n\n"
@@ -124,7 +124,7 @@ _FORMS: Mapping[str, Any] = {"error": AsyncError, "failure": AsyncFailedLine, "s
 """The parts of a description that the dialects of async mode share."""
 
 _UNSHOWN = ("n", "top_n_tokens", "logprobs")
-"""Parameters that request further choices or alternatives to tokens, which vLLM computes but LMI's responses omit."""
+"""Parameters that request additional choices or token alternatives, which vLLM computes but LMI's responses omit."""
 
 _WINNERS = {
     "max_new_tokens": "max_tokens",
@@ -174,13 +174,13 @@ _relax_parameters = relaxed_by(
 
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-    """Return the model's name for the response, and the LoRA adapter that `adapters`, a header or `model` selects."""
+    """Return the model name for the response, and the LoRA adapter that `adapters`, a header or `model` selects."""
     (adapter,) = read_adapters(body, 1, context)
     return read_model(body, context, served_name(context.config), adapter)
 
 
 def served_name(config: Config) -> str:
-    """Return the base model's name in LMI's responses."""
+    """Return the name of the base model in LMI's responses."""
     return next((name for name in config.served_model_name or () if name != "*"), MODEL_NAME)
 
 
@@ -190,7 +190,7 @@ def _body(context: ServerContext) -> Shape:
 
 
 class AsyncPrompt(Dialect):
-    """The dialect of `inputs` in async mode. Requests sample unless `do_sample` is false or `temperature` is 0."""
+    """The dialect of `inputs` in async mode. Sampling is enabled unless `do_sample` is false or `temperature` is 0."""
 
     name = "lmi_async"
     errors = AsyncPromptErrors()
@@ -265,7 +265,7 @@ def _request(
 
 
 def _ignored(body: Mapping[str, Any], params: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """List the fields without effect: unknown fields, and fields that request values which LMI's responses omit."""
+    """List the fields that have no effect: unknown fields, and fields that request values that LMI's responses omit."""
     unshown = [name for name in _UNSHOWN if params.get(name) not in (None, 0, 1)]
     if params.get("decoder_input_details") and not params.get("details"):
         unshown.append("decoder_input_details")
@@ -284,7 +284,7 @@ class _AsyncOpenAi(OpenAiDialect):
     stream: Framing = _EVENTS
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        """Parse a body. The reply is in OpenAI's format, so a user's output formatter can process it."""
+        """Parse a body. The reply is in OpenAI's format, so a user's output formatter can process the response."""
         parsed = super().parse(body, context)
         return noting_foreign(parsed._replace(as_openai=lambda: parsed.reply), context)
 

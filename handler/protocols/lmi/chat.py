@@ -1,4 +1,4 @@
-"""LMI's chat completions, for every inference body with `messages`.
+"""LMI's chat completions, used for every inference body with `messages`.
 
 Requests and responses follow OpenAI's API, except for LMI's differences in the responses.
 Source: docs.djl.ai, "Chat Completions API Schema".
@@ -91,7 +91,7 @@ class LmiChatDocument(ChatDocument):
         return _without_model(super()._document())
 
     def _choice(self, sequence: SequenceOutput) -> Any:
-        """Render a choice. Without text, its content is "" if `tool_choice` names a function, or else None."""
+        """Render a choice. If it has no text, its content is "" if `tool_choice` names a function, or else None."""
         choice: Any = super()._choice(sequence)
         del choice["message"]["refusal"]
         if choice["message"]["content"] is None and self._format.named:
@@ -108,10 +108,10 @@ _EVENTS_SINCE = (0, 37)  # LMI v26
 
 
 class Chat(OpenAiChat):
-    """The chat dialect of an LMI mode, with the mode's errors.
+    """The chat dialect of an LMI mode, with the error format of the mode.
 
-    Requests sample unless `temperature` is 0. By default, a response has at most 30 tokens. If vLLM parses the chats,
-    the model's default limit or the context applies instead.
+    Tokens are sampled unless `temperature` is 0. By default, a response has at most 30 tokens. If vLLM parses the
+    chats, the model's default limit or the context limit applies instead.
     """
 
     table = TABLE
@@ -138,7 +138,7 @@ class Chat(OpenAiChat):
         return noting_foreign(super().parse(body, context), context)
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        """Read the LoRA adapter from `adapters`, or from `model` if it names one. Ignore other values of `model`."""
+        """Read the LoRA adapter from `adapters` or `model`. Ignore a `model` that is not the name of an adapter."""
         (adapter,) = read_adapters(body, 1, context)
         name = body.get("model")
         if isinstance(name, str) and not context.no_adapters:
@@ -146,7 +146,7 @@ class Chat(OpenAiChat):
         return context.model_names[0] if adapter is None else adapter.name, adapter
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
-        """Return the model's generation defaults. These modes of LMI use them only in chats that vLLM parses."""
+        """Return the generation defaults of the model. These modes of LMI use them only in chats that vLLM parses."""
         return context.generation if _are_vllms(context) else NO_DEFAULTS
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
@@ -162,7 +162,7 @@ class Chat(OpenAiChat):
         requests = (chat.request,)
 
         def as_openai() -> Reply:
-            """Return the reply in OpenAI's format. Unlike LMI's responses, it contains the model's name."""
+            """Return the reply in OpenAI's format. Unlike LMI's responses, it contains the model name."""
             return super(Chat, self).answer(chat).reply
 
         if chat.framing is JSON:
@@ -172,5 +172,5 @@ class Chat(OpenAiChat):
 
 
 def _are_vllms(context: ServerContext) -> bool:
-    """Return whether vLLM parses LMI's chats: since LMI 0.32, except with TensorRT-LLM."""
+    """Return whether vLLM parses LMI's chats, as it does since LMI 0.32 except with TensorRT-LLM."""
     return context.config.lmi_version >= _VLLMS_SINCE and context.engine != "trtllm"

@@ -1,4 +1,4 @@
-"""LMI's requests with `inputs` for dynamic batch.
+"""LMI's requests with `inputs` in dynamic batch mode.
 
 A body has one prompt or a list of prompts. The response is a list of texts in the same order.
 Source: docs.djl.ai, "LMI handlers Inference API Schema". docs/wire/lmi.md documents the fields.
@@ -33,13 +33,13 @@ _NOT_HERE = f"only available with rolling batch; for TGI's details, send route=/
 
 
 _WITH_PROMPTS_SINCE = (0, 29)
-"""The first release whose documentation shows texts that begin with their prompts, as LMI 0.28 returns them."""
+"""The first release whose documentation shows texts that begin with their prompts, as LMI 0.28 already returns them."""
 
 
 class LmiDynamicBatch(Dialect):
     """LMI's dynamic-batch dialect. Each prompt of a list becomes a separate request with the same parameters.
 
-    A non-streaming response is sent when all these requests have ended.
+    A non-streaming response is sent once all of these requests have ended.
     """
 
     name = "dynamic_batch"
@@ -94,7 +94,7 @@ class LmiDynamicBatch(Dialect):
 
 
 def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
-    """Return whether each text begins with its prompt. By default, it does since LMI 0.29, except in streams."""
+    """Return whether each text begins with its prompt. This is the default since LMI 0.29, except in streams."""
     full_text, config = read_field(parameters, "return_full_text"), context.config
     if full_text is not None:
         return bool(full_text)

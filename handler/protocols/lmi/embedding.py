@@ -1,4 +1,4 @@
-"""LMI's embeddings of one text or of a list of texts.
+"""LMI's embeddings of a single text or a list of texts.
 
 /invocations returns one embedding for one text, and a list of embeddings for a list. Source: docs.djl.ai, "LMI Text
 Embedding User Guide". Hugging Face's container for SageMaker accepts TEI's bodies on this path: a body with a field
@@ -28,7 +28,7 @@ _EMBEDS_ASYNC_SINCE = (0, 36)  # LMI v25; earlier LMI releases with DJL Serving 
 
 
 class LmiEmbedding(TeiEmbed):
-    """The dialect of LMI's embeddings. LMI itself only has `inputs`; `parameters` may contain TEI's parameters."""
+    """The dialect of LMI's embeddings. LMI itself has only `inputs`. `parameters` may contain the parameters of TEI."""
 
     name = "lmi_embedding"
     errors: ErrorFormat = EmbeddingErrors()

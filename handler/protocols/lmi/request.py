@@ -1,4 +1,4 @@
-"""LMI's requests with `inputs` for rolling batch, and the readers that LMI's other modes share.
+"""LMI's requests with `inputs` in rolling batch mode, and readers that are shared with LMI's other modes.
 
 Source: docs.djl.ai, "LMI handlers Inference API Schema". docs/wire/lmi.md documents the fields.
 """
@@ -65,7 +65,7 @@ FIELDS: Mapping[str, Shape] = {
     "stream": nullable(FLAG),
     **ADAPTERS,
 }
-"""The body's top-level fields. In dynamic batch, `inputs` may also be a list."""
+"""The top-level fields of the body. In dynamic batch mode, `inputs` may also be a list."""
 _KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
 _FORMATTER = "output_formatter"
 _relax = relaxed_by(PYTHON, FIELDS)
@@ -77,7 +77,7 @@ _relax_parameters = relaxed_by(
 
 
 def read_object(body: Any) -> Mapping[str, Any]:
-    """Return a rolling-batch or dynamic-batch body with its numbers and flags converted to their types, as LMI does."""
+    """Return a rolling-batch or dynamic-batch body, with numbers and flags converted to their types as in LMI."""
     if not isinstance(body, dict):
         raise InvalidPayload("the body must be a JSON object with 'inputs'")
     parameters = body.get("parameters")
@@ -99,10 +99,10 @@ def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
 def without_overridden(
     parameters: Mapping[str, Any], winners: Mapping[str, str]
 ) -> tuple[Mapping[str, Any], list[str]]:
-    """Remove the parameters that other parameters of the request override.
+    """Remove the parameters that are overridden by other parameters of the request.
 
     Args:
-        winners: maps a parameter's name to the name that overrides it in LMI.
+        winners: maps a parameter name to the name that overrides it in LMI.
 
     Returns:
         The other parameters, and the removed names whose values differ from the overriding values.
@@ -121,7 +121,7 @@ def read_field(parameters: Mapping[str, Any], name: str) -> Any:
 
 
 def read_stream(body: Mapping[str, Any]) -> bool | None:
-    """Read the body's top-level `stream`. Return None if it is absent."""
+    """Read the top-level `stream` of the body. Return None if it is absent."""
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidPayload("'stream' must be true or false")
@@ -129,10 +129,10 @@ def read_stream(body: Mapping[str, Any]) -> bool | None:
 
 
 def wants_stream(body: Mapping[str, Any], streaming: bool | None) -> bool:
-    """Return whether a rolling-batch or dynamic-batch body asks for a stream.
+    """Return whether a rolling-batch or dynamic-batch body requests a stream.
 
     Raises:
-        InvalidParameter: the parameter `streaming` of GptManager contradicts `stream`.
+        InvalidParameter: GptManager's `streaming` parameter contradicts `stream`.
     """
     stream = read_stream(body)
     if streaming is not None and stream is not None and streaming != stream:
@@ -141,7 +141,7 @@ def wants_stream(body: Mapping[str, Any], streaming: bool | None) -> bool:
 
 
 def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """List the body's unknown fields, and the fields that have no effect."""
+    """List the unknown fields of the body, and the fields that have no effect."""
     names = [name for name in body if name not in FIELDS]
     names += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
     if parameters.get(_FORMATTER) is not None and read_field(parameters, _FORMATTER) is None:
@@ -164,7 +164,7 @@ _NOTICE = (
 
 
 def inferred(parameters: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
-    """Return the default of `do_sample` in rolling batch, or {} if LMI infers none.
+    """Return the default of `do_sample` in rolling batch mode, or {} if LMI infers none.
 
     Since LMI 0.32, a temperature other than 0 implies sampling. With TensorRT-LLM or beam search, LMI infers nothing.
     """
@@ -176,7 +176,7 @@ def inferred(parameters: Mapping[str, Any], context: ServerContext) -> Mapping[s
 
 
 def ignored(parsed: ParsedParameters) -> list[str]:
-    """List the sampling parameters that have no effect because decoding is greedy, under the client's names."""
+    """List the client's names of the sampling parameters that have no effect because decoding is greedy."""
     if parsed.sampling.do_sample:
         return []
     neutral = LMI_NEUTRAL_IF_GREEDY if "do_sample" in parsed.names else LMI_NEUTRAL
@@ -190,16 +190,16 @@ _NO_LISTS_SINCE = (0, 30)
 
 _WINNERS = {"stop": "stop_sequences", "logprobs": "top_n_tokens"}
 _WINNERS_OF_TRTLLM = {"stop_sequences": "stop"}
-"""Maps a parameter's name to the synonym that overrides it in LMI (djl_python/rolling_batch)."""
+"""Maps a parameter name to the synonym that overrides it in LMI (djl_python/rolling_batch)."""
 
 
 class ParsedPrompt(NamedTuple):
     """A parsed prompt with its parameters.
 
     Attributes:
-        streaming: the parameter `streaming` of GptManager, or None if it is absent.
+        streaming: GptManager's `streaming` parameter, or None if it is absent.
         ignored: the sampling parameters that have no effect because decoding is greedy.
-        overridden: the parameters that another parameter overrides.
+        overridden: the parameters that are overridden by another parameter.
     """
 
     request: Request
@@ -223,11 +223,11 @@ def lmi_request(inputs: Shape) -> RequestShape:
 
 
 EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
-"""The OpenAPI document's example body for all dialects with `inputs`."""
+"""The example body in the OpenAPI document for all dialects with `inputs`."""
 
 
 class Lmi(Dialect):
-    """LMI's rolling-batch dialect. The response is one object, or a stream with one line per token.
+    """LMI's rolling-batch dialect. The response is a single object, or a stream with one line per token.
 
     Subclasses change the format of the response (`tgi/response.py`), not the flow.
     """
@@ -287,7 +287,7 @@ class Lmi(Dialect):
         return framing or (self.stream_framing if stream else JSON)
 
     def errors_of(self, body: Any, context: ServerContext) -> LmiErrors:
-        """Return the error format for a body. Only the fields that choose the framing are read."""
+        """Return the error format for a body. Only the fields that determine the framing are read."""
         stream, content = (body.get("stream"), body.get("parameters")) if isinstance(body, dict) else (None, None)
         content = content if isinstance(content, dict) else {}
         parameters = _relax_parameters({name: content[name] for name in ("streaming", _FORMATTER) if name in content})
@@ -312,7 +312,7 @@ class Lmi(Dialect):
 
         Args:
             prompt: the prompt, or None if the parameter `input_ids` replaces it.
-            adapter: the adapter that the body names outside `parameters`.
+            adapter: the adapter that the body names outside of `parameters`.
             defaults: the fields of Sampling whose defaults differ in this mode.
 
         Raises:
@@ -345,10 +345,10 @@ class Lmi(Dialect):
 
 
 def openai_reply(request: Request, context: ServerContext, *, streams: bool, model: str = "") -> Callable[[], Reply]:
-    """Return a function that makes the reply in OpenAI's format.
+    """Return a function that creates the reply in OpenAI's format.
 
     Args:
-        model: the model's name in the response, or "" for the name of the adapter or of the server's model.
+        model: the model name in the response, or "" for the name of the adapter or of the server's model.
     """
     name = model or (context.model_names[0] if request.adapter is None else request.adapter.name)
     return lambda: completion_of(request, OpenAiHead(*identity("cmpl"), name, context.fingerprint), streams=streams)
@@ -369,7 +369,7 @@ def _read_prompt(value: Any, context: ServerContext) -> str | None:
 
 
 def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContext) -> str:
-    """Return the prompt's text. Token ids are decoded, including special tokens."""
+    """Return the text of the prompt. Token ids are decoded, including special tokens."""
     if ids is None:
         assert prompt is not None, "read_object() refuses a body without 'inputs' and input_ids"
         return prompt
@@ -404,7 +404,7 @@ def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
 
 
 def _names(parameters: ParsedParameters) -> FieldNames:
-    """Return the client's names for fields, which later checks use in their errors."""
+    """Return the client's names for fields, for use in the errors of later checks."""
     names = parameters.names
     default = LMI_NAMES._replace(
         prompt=names.get("prompt_ids", LMI_NAMES.prompt),

@@ -1,4 +1,4 @@
-"""Rendering of tokens as LMI's responses: a document, or the lines of a stream."""
+"""Renders tokens as LMI responses: a document, or the lines of a stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from handler.protocols.lmi.api import (
 
 @functools.lru_cache
 def line_template(chunk: Callable[[Token, int], Any], framing: Framing, slots: Token) -> bytes:
-    """Return the template of the lines that `chunk` renders. Its first slot may be the token's index."""
+    """Return the template of the lines that `chunk` renders. Its first slot may be the index of the token."""
     return template(framing.encode(chunk(slots, NUMBER)))
 
 
@@ -35,8 +35,8 @@ class StreamEnd(NamedTuple):
     """The data for `details` in the last line of a stream.
 
     Attributes:
-        prefill: the prompt's tokens, or None if the request does not ask for them.
-        tops: the alternatives to each token. The list is empty if the request does not ask for them.
+        prefill: the tokens of the prompt, or None if they are not requested.
+        tops: the alternatives to each token. The list is empty if they are not requested.
     """
 
     request: Request
@@ -57,10 +57,10 @@ class WholeOutput(NamedTuple):
 
 
 class ResponseFormat(Protocol):
-    """The format of a dialect's responses, such as `LmiFormat` or `TgiFormat`.
+    """The response format of a dialect, such as `LmiFormat` or `TgiFormat`.
 
     Attributes:
-        special_in_text: whether the whole text includes the texts of special tokens.
+        special_in_text: whether the whole text includes the text of special tokens.
     """
 
     special_in_text: bool
@@ -75,9 +75,9 @@ class ResponseFormat(Protocol):
         """
 
     def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:
-        """Return an encoder for lines that contain only a token. The encoder is the hot path and runs once per token.
+        """Return an encoder for lines that contain only a token. It runs once per token and is on the hot path.
 
-        It appends each token's part of the whole text to `texts`. The length of `texts` is then the token's index.
+        The encoder appends the text of each token to `texts`, whose length is then the index of the token.
         """
 
     def last_chunk(self, chunk: Any, text: str, end: StreamEnd | None) -> Mapping[str, object]:
@@ -149,7 +149,7 @@ class StreamReply(TokenStream):
             self._tops.append(token.top)
 
     def _values(self, token: Token) -> TensorValues | None:
-        """Return the output tensors for a token's line, or None if the request selects none."""
+        """Return the output tensors for the line of a token, or None if the request selects none."""
         return None if self._outputs is None else self._outputs.line(token)
 
 
@@ -316,9 +316,9 @@ _LINE = template(JSONLINES.encode(_line))
 
 
 class BatchStream(TokenStream):
-    """The stream of a dynamic batch. Each line has the next token of every prompt, or "" if the prompt has ended.
+    """The stream of a dynamic batch. Each line has the next token for every prompt, or "" if its response has ended.
 
-    Prompts may advance at different speeds, so a line waits until every prompt has a token for it or has ended.
+    Responses may advance at different speeds, so a line waits until each of them has a token for it or has ended.
     """
 
     shows_logprobs = False

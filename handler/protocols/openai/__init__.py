@@ -1,1 +1,1 @@
-"""OpenAI's dialects, and its files and batches."""
+"""The dialects of OpenAI's APIs, and OpenAI's files and batches."""

@@ -36,8 +36,8 @@ class PromptDetails(TypedDict):
 class TokenUsage(TypedDict):
     """Token counts.
 
-    `completion_tokens_details` is present if reasoning is separated from the text, and `prompt_tokens_details` if a
-    part of the prompt was cached.
+    `completion_tokens_details` is present if reasoning is separated from the text. `prompt_tokens_details` is present
+    if a part of the prompt was cached.
     """
 
     prompt_tokens: Count
@@ -80,7 +80,7 @@ class ChosenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """The log-probabilities of a chat's response. Only OpenAI's dialect has `refusal`."""
+    """The log-probabilities of a chat response. Only OpenAI's dialect has `refusal`."""
 
     content: list[ChosenLogprob]
     refusal: NotRequired[None]
@@ -103,7 +103,7 @@ class FunctionCallPart(TypedDict, total=False):
 
 
 class ToolCallPart(TypedDict):
-    """A part of a streamed tool call. The first part has `id`, `type` and the function's name."""
+    """A part of a streamed tool call. The first part has `id`, `type` and the function name."""
 
     index: Count
     function: FunctionCallPart
@@ -134,7 +134,7 @@ class OpenAiMessagePart(TypedDict, total=False):
 
 
 class StopReason(TypedDict):
-    """vLLM's field `stop_reason`: the stop string or the id of the stop token that ended the response."""
+    """vLLM's `stop_reason` field: the stop string or the id of the stop token that ended the response."""
 
     stop_reason: NotRequired[str | int | None]
 
@@ -177,7 +177,7 @@ class TextLogprobs(TypedDict):
 
 
 class TokenIds(TypedDict):
-    """The ids of a response's tokens, on request."""
+    """The ids of the response tokens, on request."""
 
     token_ids: NotRequired[list[Count]]
 
@@ -195,7 +195,7 @@ class _OpenAiTextChunk(OpenAiAnswer):
 
 
 class OpenAiTextChunk(_OpenAiTextChunk, StreamUsage):
-    """A chunk of a text completion's stream."""
+    """A chunk of a streamed text completion."""
 
 
 class OpenAiTextAnswer(_OpenAiTextChunk):
@@ -290,7 +290,7 @@ class TranscriptDone(TypedDict):
 class OpenAiModel(TypedDict):
     """The model or an adapter.
 
-    `root` is the last part of the model's path or URI, `parent` is the base model of an adapter, and
+    `root` is the last part of the model path or URI, `parent` is the base model of an adapter, and
     `input_modalities` lists what requests may contain.
     """
 
@@ -322,7 +322,7 @@ class Listing(TypedDict):
 
 
 class Page(NamedTuple):
-    """The query of a request for a page of a list. Only lists of files use `purpose`. "" means all purposes."""
+    """The query of a request for a page of a list. Only lists of files use `purpose`, where "" means all purposes."""
 
     limit: int
     after: str
@@ -374,7 +374,7 @@ class DeletedFile(TypedDict):
 
 
 class BatchError(TypedDict):
-    """The reason why a batch failed. `line` is the number of the invalid line in the batch's input."""
+    """The reason why a batch failed. `line` is the number of the invalid line in the batch input."""
 
     code: str
     message: str
@@ -399,7 +399,7 @@ _STATUSES = (
 
 
 class OpenAiBatch(TypedDict):
-    """A batch. An event's time is null until the event happens, an output file's id is null until the file exists."""
+    """A batch. Times of events are null until the events happen. Ids of output files are null until the files exist."""
 
     id: str
     object: Literal["batch"]
@@ -448,13 +448,13 @@ _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[[0-9]+
 
 
 def field_of(error: ServingError) -> str | None:
-    """Return the field that a message about an invalid request begins with, or None if it begins with other text."""
+    """Return the field at the start of a message about an invalid request, or None if there is none."""
     match = _NAME.match(error.message) if isinstance(error, InvalidPayload | InvalidParameter | TooLong) else None
     return next(filter(None, match.groups())) if match else None
 
 
 class OpenAiErrors(ErrorFormat):
-    """OpenAI's error format. OpenAI's clients choose the exception to raise by the status."""
+    """OpenAI's error format. OpenAI clients choose the exception to raise based on the status."""
 
     statuses = MappingProxyType({ServingError: 500, Overloaded: 429})
 

@@ -60,11 +60,11 @@ class Segment(NamedTuple):
 
 
 def segments(tokens: Sequence[Token], pieces: Sequence[tuple[int, Heard]]) -> Iterator[Segment]:
-    """Split a transcript at its timestamp tokens. Times never decrease, and do not exceed the end of the audio.
+    """Split a transcript at its timestamp tokens. Times never decrease or exceed the end of the audio.
 
     Args:
         tokens: the tokens of the transcript.
-        pieces: the pieces of the audio, each with the number of the transcript's tokens before it.
+        pieces: the pieces of the audio, each with the number of transcript tokens before it.
     """
     ends = [*pieces, (len(tokens), _UNKNOWN)]
     for (first, heard), (last, _) in pairwise(ends):
@@ -192,7 +192,7 @@ _WRITERS: Mapping[str, Callable[[TranscriptReply], str]] = {"text": lambda reply
 
 
 class TranscriptStream(TokenStream):
-    """A transcript as OpenAI's events. The text of the last event is the concatenation of all deltas."""
+    """A transcript as a stream of OpenAI events. The text of the last event is the concatenation of all deltas."""
 
     def __init__(self, errors: ErrorFormat) -> None:
         super().__init__(errors, SSE_DONE)

@@ -1,4 +1,4 @@
-"""OpenAI's files and batches: their requests and objects, and the lines of a batch's input and output.
+"""OpenAI's files and batches: their requests and objects, and the input and output lines of a batch.
 
 Sources: OpenAI's API reference, "Files" and "Batch"; the types of its Python client, 3.52.
 """
@@ -25,7 +25,7 @@ DAY = 86_400  # seconds
 LIFETIME = 30 * DAY
 """The default and maximum lifetime of files in seconds, as for OpenAI's batch files.
 
-Ended batches are kept for the same time.
+Finished batches are retained for the same time.
 """
 
 _LEAST_LIFETIME = 3600
@@ -74,7 +74,7 @@ class NewBatch(NamedTuple):
     Attributes:
         input: the id of the input file.
         window: the completion window, in seconds.
-        lifetime: the time for which output files are kept, in seconds.
+        lifetime: the number of seconds for which output files are retained.
     """
 
     input: str
@@ -123,7 +123,7 @@ def _seconds(window: str) -> int:
 
 
 def _read_lifetime(name: str, value: Any) -> int:
-    """Read a file's expiry, `{"anchor": "created_at", "seconds": …}`. Return the seconds, by default LIFETIME."""
+    """Read a file's expiry, `{"anchor": "created_at", "seconds": …}`. Return the seconds, or LIFETIME by default."""
     if value is None:
         return LIFETIME
     if not isinstance(value, dict) or value.get("anchor") != "created_at":
@@ -200,12 +200,12 @@ def batch_error(code: str, message: str, param: str | None = None, line: int | N
 
 
 class Line(NamedTuple):
-    """A line of a batch's input.
+    """A line of batch input.
 
     Attributes:
-        number: the line's number, beginning with 1.
+        number: the line number, starting at 1.
         custom_id: the client's id of the request, or None if the line has no valid id.
-        body: the request's body as JSON, or b"" if there is an error.
+        body: the request body as JSON, or b"" if there is an error.
         error: the reason why the line is not a valid request, or None if it is valid.
     """
 
@@ -242,7 +242,7 @@ def read_line(number: int, value: Any, endpoint: str) -> Line:
 
 
 def line_id(batch: str, number: int) -> str:
-    """Return the id of the response to a line. `line_number` extracts the line's number from the id."""
+    """Return the id of the response to a line. `line_number` extracts the line number from the id."""
     return f"batch_req_{batch.removeprefix('batch_')}_{number}"
 
 
@@ -265,7 +265,7 @@ def answered(batch: str, line: Line, answer: HttpResponse, ignored: Sequence[str
 
 
 def not_answered(batch: str, line: Line, error: LineError) -> bytes:
-    """Return the error file's line for a request that was not sent to its route."""
+    """Return the line in the error file for a request that was not sent to its route."""
     value = {"code": error.code, "message": error.message, **({"param": error.param} if error.param else {})}
     id = line_id(batch, line.number)
     return dumps({"id": id, "custom_id": line.custom_id, "response": None, "error": value}) + b"\n"

@@ -61,7 +61,7 @@ class Logprobs(NamedTuple):
     Attributes:
         chosen: whether to show the log-probabilities of the chosen tokens.
         alternatives: whether to also show alternatives to the chosen tokens.
-        refusal: whether to add OpenAI's field `refusal`.
+        refusal: whether to add OpenAI's `refusal` field.
     """
 
     chosen: bool = False
@@ -75,7 +75,7 @@ class Logprobs(NamedTuple):
         return {"content": content, "refusal": None} if self.refusal else {"content": content}
 
     def _token(self, token: Token) -> ChosenLogprob:
-        """Render one token. If the engine reports no alternatives, the chosen token is the only one, as in LMI."""
+        """Render one token. If the engine reports no alternatives, only the chosen token is listed, as in LMI."""
         own = _logprob(token)
         tops = ([_logprob(alternative) for alternative in token.top] or [own]) if self.alternatives else []
         return {"token": own["token"], "logprob": own["logprob"], "bytes": own["bytes"], "top_logprobs": tops}
@@ -86,10 +86,10 @@ def _logprob(token: Token) -> TokenLogprob:
 
 
 class ChatFormat(NamedTuple):
-    """The options of a chat's responses.
+    """The options of chat responses.
 
     Attributes:
-        form: how the model's responses are parsed.
+        form: the settings for parsing the model's responses.
         every_role: whether to put the role and `tool_calls` into every chunk, as TGI's clients expect.
         thoughts: whether to show the reasoning.
     """
@@ -100,7 +100,7 @@ class ChatFormat(NamedTuple):
     thoughts: bool = True
 
     def stopped(self, finish: Finish | None, stop: str | None, last_id: int) -> StopReason:
-        """Return vLLM's field `stop_reason`, which a choice has in addition to `finish_reason`."""
+        """Return vLLM's `stop_reason` field, which a choice has in addition to `finish_reason`."""
         return {"stop_reason": stop_reason(finish, stop, last_id)}
 
     @property
@@ -114,7 +114,7 @@ class ChatFormat(NamedTuple):
 
         Args:
             called: whether the response has tool calls.
-            broken: whether a call is incomplete, so that the reason must not say that the calls can be executed.
+            broken: whether a call is incomplete, in which case the reason must not say that the calls can be executed.
         """
         reason = REASONS[finish]
         if not called or reason != "stop":
@@ -223,9 +223,9 @@ class ChatStream(Stream[ChatChoice]):
         }
 
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
-        """Add the role to a choice's first part, and null for missing content.
+        """Add the role to the first part of a choice, and null for missing content.
 
-        With `every_role`, add both to every part, and also null for missing `tool_calls`.
+        With `every_role`, add both to every part, together with null for missing `tool_calls`.
         """
         if not choice.begun or self._format.every_role:
             delta = {"role": "assistant", "content": None, **delta}
@@ -327,7 +327,7 @@ def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:
 
 
 class ParsedChat(NamedTuple):
-    """The parsed body of a chat, from which the reply is made.
+    """The parsed body of a chat, from which the reply is built.
 
     Attributes:
         framing: the framing of the response. If it is the dialect's `whole`, the response is not streamed.
@@ -346,7 +346,7 @@ def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Map
     """Return a parsed request whose response is the number of tokens in the prompt.
 
     Args:
-        document: makes the response from the number of tokens.
+        document: builds the response from the number of tokens.
     """
 
     def render(prompt: Prompt) -> list[bytes]:
@@ -356,23 +356,23 @@ def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Map
 
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16}
-"""The OpenAPI document's example body for all dialects of chats, without `model`."""
+"""The example body in the OpenAPI document for all chat dialects, without `model`."""
 
 
 _ANSWER_RULES = ("response_format", "text", "output_config")
-"""Each API's field for structured output. If a tool call is required, the field is checked but has no effect."""
+"""The field for structured output in each API. If a tool call is required, it is checked but has no effect."""
 
 
 class OpenAiChat(OpenAiDialect):
-    """The dialect of OpenAI's chat completions. Requests sample unless `temperature` is 0.
+    """The dialect of OpenAI's chat completions. Tokens are sampled unless `temperature` is 0.
 
     Subclasses change the fields and the format (`lmi/chat.py`), not the flow.
 
     Attributes:
         whole: the framing of non-streaming responses.
         stream: the framing of streams.
-        refusal: whether `logprobs` in responses has the field `refusal`, as in OpenAI's API.
-        prompt_field: the field with the prompt in the client's body.
+        refusal: whether `logprobs` in responses has a `refusal` field, as in OpenAI's API.
+        prompt_field: the field of the client's body that contains the prompt.
     """
 
     name = "openai_chat"
@@ -408,7 +408,7 @@ class OpenAiChat(OpenAiDialect):
         tool_fields: Mapping[str, Any],
         context: ServerContext,
     ) -> ParsedChat:
-        """Build the chat for the body of another API. `model` is read as in a chat.
+        """Build the chat for the body of another API. `model` is read in the same way as in a chat.
 
         Args:
             fields: the other fields, under the names of `table`.
@@ -473,16 +473,16 @@ class OpenAiChat(OpenAiDialect):
         return context.generation
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
-        """Return the default limit on new tokens. None means the model's own default, or the rest of the context."""
+        """Return the default limit on new tokens. None means the default of the model, or the rest of the context."""
         return None
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
-        """Read `stream` and `stream_options`. Return the framing of the response, and when to report token counts."""
+        """Read `stream` and `stream_options`. Return the framing of the response and the settings for token counts."""
         stream, usage = read_stream(body, context)
         return self.stream if stream else self.whole, usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        """Return the parsed request with a reply in this dialect's format."""
+        """Return the parsed request with a reply in the format of this dialect."""
         if chat.framing is self.whole:
             return ParsedRequest((chat.request,), ChatDocument(chat), self.errors, chat.ignored)
         return streaming((chat.request,), ChatStream(chat, self.errors), self.errors, chat.ignored, chat.framing)

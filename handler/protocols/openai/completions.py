@@ -66,7 +66,7 @@ class TextFormat(NamedTuple):
         logprobs: the number of alternatives to each token, or None for no log-probabilities.
         prompts: the text before the choices of each request: its prompt with `echo`, or else "".
         num_returned: the number of choices for each request.
-        token_ids: whether each choice has the ids of its new tokens, as in vLLM.
+        token_ids: whether each choice contains the ids of its new tokens, as in vLLM.
     """
 
     logprobs: int | None
@@ -77,11 +77,11 @@ class TextFormat(NamedTuple):
     def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> TextLogprobs | None:
         """Render log-probabilities as columns, or return None if they are not requested.
 
-        The prompt's first token has neither a log-probability nor alternatives.
+        The first token of the prompt has neither a log-probability nor alternatives.
 
         Args:
-            prefill: the prompt's tokens, if they are shown.
-            at: the offset of the first token in the choice's text, in characters.
+            prefill: the tokens of the prompt, if they are shown.
+            at: the offset, in characters, of the first token in the text of the choice.
         """
         if self.logprobs is None:
             return None
@@ -99,11 +99,11 @@ class TextFormat(NamedTuple):
         }
 
     def ids(self, tokens: Sequence[Token]) -> TokenIds:
-        """Return the field with the ids of a choice's new tokens, or {} if it is not requested."""
+        """Return the field that contains the ids of a choice's new tokens, or {} if it is not requested."""
         return {"token_ids": [token.id for token in tokens if token.id >= 0]} if self.token_ids else {}
 
     def _top(self, token: Token) -> dict[str, float | None]:
-        """Map the texts of a token and its alternatives to log-probabilities. Of equal texts, the first counts."""
+        """Map the texts of a token and its alternatives to log-probabilities. If texts are equal, the first is used."""
         logprobs: dict[str, float | None] = {}
         for alternative in (*token.top, token):
             logprobs.setdefault(alternative.text, alternative.logprob)
@@ -204,7 +204,7 @@ class TextDocument(WholeAnswer):
 def completion_of(request: Request, head: OpenAiHead, *, streams: bool) -> Reply:
     """Return a reply that renders the response of any dialect as a text completion.
 
-    The completion has log-probabilities if the request asks for `details`, and the prompt if it asks for the full text.
+    The completion contains log-probabilities if `details` is requested, and the prompt if the full text is requested.
     """
     sampling = request.sampling
     format = TextFormat(1 if request.details else None, [request.text_before], sampling.n)
@@ -218,11 +218,11 @@ MAX_SEQUENCES = 1024  # of all prompts together; with more, one client would blo
 
 _MAX_TOKENS = 16  # the default of OpenAI and vLLM
 COMPLETION_EXAMPLE = {"prompt": "The capital of France is", "max_tokens": 8}
-"""The OpenAPI document's example body for all dialects of completions, without `model`."""
+"""The example body in the OpenAPI document for all completion dialects, without `model`."""
 
 
 class OpenAiCompletions(OpenAiDialect):
-    """The dialect of OpenAI's completions. Requests sample unless `temperature` is 0.
+    """The dialect of OpenAI's completions. Tokens are sampled unless `temperature` is 0.
 
     Subclasses change the fields and the framings (`lmi/asynchronous.py`), not the flow.
 
@@ -319,7 +319,7 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
 
 
 def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
-    """Request the log-probabilities of the prompt's tokens, with the same number of alternatives."""
+    """Request the log-probabilities of the prompt tokens, with the same number of alternatives."""
     if why := context.unsupported.get("prompt_logprobs"):
         raise InvalidParameter(f"echo=true: the engine {context.engine} does not support it with logprobs: {why}")
     if logprobs and (why := context.unsupported.get("prompt_top_logprobs")):
@@ -347,9 +347,9 @@ class PoolingOptions(NamedTuple):
     """The options of a request for embeddings, labels or scores of texts.
 
     Attributes:
-        model: the model's name for the response.
-        others: the values of the parameters that are not fields of a request.
-        fields: the fields of all requests.
+        model: the model name in the response.
+        others: the values of parameters that are not fields of a request.
+        fields: the fields that all requests share.
     """
 
     model: str
@@ -362,7 +362,7 @@ class PooledDialect(OpenAiDialect):
 
     Attributes:
         truncation: the truncation of texts if the body sets none, or None to refuse texts that are too long.
-        parameters_first: whether errors of parameters are reported before errors of texts.
+        parameters_first: whether errors in parameters are reported before errors in texts.
     """
 
     truncation: Truncation | None = None
@@ -381,7 +381,7 @@ class PooledDialect(OpenAiDialect):
 
     @abstractmethod
     def read_texts(self, body: Mapping[str, Any]) -> Any:
-        """Return the texts in a request's body, in the form that `pool` takes."""
+        """Return the texts in a request body in the form that `pool` takes."""
 
     @abstractmethod
     def pool(self, texts: Any, options: PoolingOptions, context: ServerContext) -> tuple[list[Request], VectorReply]:
@@ -389,7 +389,7 @@ class PooledDialect(OpenAiDialect):
 
 
 class InputDialect(PooledDialect):
-    """Base class of the dialects that return an embedding or the labels' probabilities for each text of `input`."""
+    """Base class of the dialects that return an embedding or the label probabilities for each text in `input`."""
 
     needed = "a JSON object with 'input'"
     fields: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
@@ -410,7 +410,7 @@ class InputDialect(PooledDialect):
 
 
 class OpenAiEmbeddings(InputDialect):
-    """The dialect of OpenAI's embeddings. It returns an embedding, by default of length 1, for each text of `input`."""
+    """The dialect of OpenAI's embeddings. It returns an embedding, by default of length 1, for each text in `input`."""
 
     name = "openai_embeddings"
     table = Table(

@@ -1,4 +1,4 @@
-"""OpenAI's conventions, which several dialects share: the parsing of bodies, and responses made of choices."""
+"""OpenAI's conventions, shared by several dialects: the parsing of bodies, and responses that consist of choices."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class OpenAiHead(NamedTuple):
 
 
 def stop_reason(finish: Finish | None, stop: str | None, last_id: int) -> str | int | None:
-    """Return vLLM's `stop_reason`: the stop string or the id of the stop token that ended a response, or None.
+    """Return vLLM's `stop_reason`: the stop string or stop token id that ended a response, or None.
 
     Args:
         stop: the stop string, or None if a token ended the response.
@@ -112,8 +112,7 @@ def usage(
 
     Args:
         num_reasoning: the number of reasoning tokens, or None if reasoning is not separated from the text.
-        num_cached_tokens: the number of prompt tokens in the engine's cache, or 0 if the engine does not report this
-            number.
+        num_cached_tokens: the number of prompt tokens in the engine's cache, or 0 if the engine does not report it.
     """
     counts: TokenUsage = {
         "prompt_tokens": num_prompt_tokens,
@@ -133,8 +132,8 @@ _COUNTS: TokenUsage = {"prompt_tokens": NUMBER, "completion_tokens": NUMBER, "to
 class Choice:
     """The state of one choice in a stream.
 
-    `text_event` is the template of chunks in which only the text changes, or of the choice's part of such a chunk if
-    chunks have token counts. It is None before the first chunk, and if other fields change too.
+    `text_event` is the template of chunks in which only the text changes. If chunks have token counts, it is the
+    template of the choice's part of a chunk. It is None before the first chunk, and if other fields also change.
     """
 
     def __init__(self, index: int) -> None:
@@ -213,7 +212,7 @@ class Stream(TokenStream, Generic[C]):
         raise NotImplementedError
 
     def _text_part(self, choice: C, text: str) -> Mapping[str, Any]:
-        """Return a choice's part of a chunk that has only text."""
+        """Return the choice's part of a chunk that contains only text."""
         raise NotImplementedError
 
     def _part(self, choice: C, token: Token, finish: Finish | None) -> Mapping[str, Any] | None:
@@ -244,7 +243,7 @@ class Stream(TokenStream, Generic[C]):
 
 
 class WholeAnswer(WholeReply):
-    """A non-streaming response as one object, which subclasses render.
+    """A non-streaming response as a single object, which subclasses render.
 
     Args:
         num_sequences: the number of sequences of each request.
@@ -277,7 +276,7 @@ def top_logprobs(value: Any, context: ServerContext) -> int:
 
 @accepts(type="object", required=["type"], properties={"type": {"type": "string"}})
 def _format(value: Any) -> StructuredOutput | None:
-    """Read `response_format` in OpenAI's format, or in TGI's with `value`, which huggingface_hub's client sends."""
+    """Read `response_format` in OpenAI's format, or in TGI's format with `value`, which huggingface_hub sends."""
     return tgi_grammar(value) if isinstance(value, dict) and "value" in value else response_format(value)
 
 
@@ -415,11 +414,11 @@ HARMLESS = frozenset(
         "routed_experts_prompt_start",
     }
 )  # fmt: skip
-"""Fields without effect that clients of OpenAI, vLLM or TGI send. They are reported as ignored, but not refused."""
+"""Fields of OpenAI, vLLM or TGI clients that have no effect. They are reported as ignored, but not refused."""
 
 _UNNAMED = ("tgi", "dummy")  # names of models that TGI's clients send by default
 _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
-"""Matches a server's address, which @huggingface/inference sends as the model if its caller sets no model."""
+"""Matches a server address, which @huggingface/inference sends as the model if its caller sets no model."""
 
 
 MODEL: Mapping[str, Shape] = {
@@ -434,15 +433,15 @@ MODEL: Mapping[str, Shape] = {
 def read_model(
     body: Mapping[str, Any], context: ServerContext, own: str = "", adapter: Adapter | None = None
 ) -> tuple[str, Adapter | None]:
-    """Read `model`. Return the model's name for the response, and the adapter that the request names, if any.
+    """Read `model`. Return the model name for the response, and the adapter that the request names, if any.
 
     Args:
-        own: the model's name in responses if the body has no `model`, or "" for `context.own_name`.
-        adapter: the adapter that another field names, or None for the adapter that a header names.
+        own: the model name in responses if the body has no `model`, or "" for `context.own_name`.
+        adapter: the adapter named in another field, or None for the adapter named in a header.
 
     Raises:
         ModelNotFound: neither the model nor an adapter has this name.
-        InvalidPayload: `model` names a different adapter than another field or a header does.
+        InvalidPayload: `model` names a different adapter than another field or a header.
     """
     own = own or context.own_name
     names = (own, *context.model_names)
@@ -480,7 +479,7 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 
 def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
-    """Return the client's names for fields, which later checks use in their errors."""
+    """Return the client's names for fields, for use in the errors of later checks."""
     ruled = parameters.sampling.structured_output is not None  # if no field requests it, the tools do
     structured_output = parameters.names.get("structured_output", "tools" if ruled else "response_format")
     if structured_output == "tool_choice":
@@ -496,7 +495,7 @@ def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
 
 
 def read_stream(body: Mapping[str, Any], context: ServerContext) -> tuple[bool, Usage]:
-    """Read `stream` and `stream_options`. Return whether to stream, and when to report token counts."""
+    """Read `stream` and `stream_options`. Return whether to stream, and the settings for token counts."""
     stream, options = bool(NamedValue("stream", body.get("stream")).optional(boolean)), body.get("stream_options")
     force = context.config.enable_force_include_usage
     if options is None:
@@ -545,15 +544,15 @@ def streaming(
 
 
 class OpenAiDialect(Dialect):
-    """Base class of dialects with OpenAI's conventions. All fields are at the top level, and types are converted as in
-    vLLM.
+    """Base class of dialects that follow OpenAI's conventions. All fields are at the top level, and types are converted
+    as in vLLM.
 
     Attributes:
         table: the fields that set parameters.
         fields: the other fields that are read, with their schemas.
         needed: a description of a valid body for error messages.
         harmless: the fields that are reported as ignored; by default, the unread fields of `HARMLESS`.
-        accepted: further fields that are neither refused nor reported as ignored.
+        accepted: other fields that are neither refused nor reported as ignored.
     """
 
     errors: ErrorFormat = ERRORS
@@ -573,21 +572,21 @@ class OpenAiDialect(Dialect):
         """Parse a body whose numbers and flags have been converted to their types."""
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        """Return the model's name for the response, and the LoRA adapter if the request names one."""
+        """Return the model name for the response, and the LoRA adapter that the request names, if any."""
         return read_model(body, context)
 
     def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:
-        """List the fields that have no effect: the body's unknown and harmless fields, and the names in `unknown`."""
+        """List the fields that have no effect: unknown and harmless fields of the body, and the names in `unknown`."""
         return [*self.unknown(body, context, *unknown), *self.no_effect(body)]
 
     def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:
-        """List the body's unknown fields, followed by `others`. Fields that are null count as absent."""
+        """List the unknown fields of the body, followed by `others`. Null fields count as absent."""
         known, harmless = self._known(), self._harmless()
         names = [key for key, value in body.items() if value is not None and key not in known and key not in harmless]
         return report_unknown([*names, *others], body, context)
 
     def no_effect(self, body: Mapping[str, Any]) -> list[str]:
-        """List the body's harmless fields. Fields that are null count as absent."""
+        """List the harmless fields of the body. Null fields count as absent."""
         harmless = self._harmless()
         return [name for name, value in body.items() if value is not None and name in harmless]
 

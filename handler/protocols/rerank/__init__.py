@@ -1,1 +1,1 @@
-"""The dialect of Cohere's rerank API, which vLLM and Jina AI imitate."""
+"""The dialect of Cohere's rerank API, which vLLM and Jina AI also implement."""

@@ -36,7 +36,7 @@ from handler.protocols.openai.request import MODEL
 
 
 class RankedDocument(TypedDict):
-    """A ranked document. The results are in the order of relevance, the best document first.
+    """A ranked document. The results are sorted by relevance, with the best document first.
 
     `document` contains `text`, and all other fields if the client sent the document as an object.
     """
@@ -123,7 +123,7 @@ class Rerank(PooledDialect):
     """The dialect that ranks documents by relevance to a query. An embedding model ranks by cosine similarity.
 
     Args:
-        title: the dialect's title in the OpenAPI document.
+        title: the title of the dialect in the OpenAPI document.
         return_documents: the default of the field `return_documents`: true in vLLM and Jina AI, false in Cohere's
             version 2.
         truncation: how to truncate pairs that are too long, or None to refuse them. Cohere's version 2 truncates them.
@@ -177,7 +177,7 @@ class Rerank(PooledDialect):
 
 
 def _read_documents(value: Any) -> list[dict[str, Any]]:
-    """Read the documents, and return each as an object with `text`."""
+    """Return the documents, each as an object with `text`."""
     expected = "must be a list of strings, or of objects with 'text'"
     items = read_list([value] if isinstance(value, str) else value, "documents", expected, noun="documents")
     documents = [item if isinstance(item, dict) else {"text": item} for item in items]

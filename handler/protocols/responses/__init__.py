@@ -1,1 +1,1 @@
-"""OpenAI's Responses API, built on the readers of OpenAI's chats."""
+"""OpenAI's Responses API, built on the readers of OpenAI chat requests."""

@@ -1,4 +1,4 @@
-"""The types of OpenAI's responses, and the query parameters of the routes of stored responses.
+"""The types of OpenAI's Responses API, and the query parameters of the routes for stored responses.
 
 The types declare every field on the wire, for mypy and the OpenAPI document.
 """
@@ -243,7 +243,7 @@ OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | Delta | Done
 
 
 class ResponseTokens(TypedDict):
-    """The number of tokens in a request's prompt."""
+    """The number of tokens in the prompt of a request."""
 
     object: Literal["response.input_tokens"]
     input_tokens: Count
@@ -256,7 +256,7 @@ class DeletedResponse(TypedDict):
 
 
 class ResponseItems(Listing):
-    """A page of a response's input items."""
+    """A page of the input items of a response."""
 
     data: list[dict[str, Any]]
 
@@ -273,7 +273,7 @@ def check_retrieval(query: Mapping[str, str]) -> None:
     """Check the query of a GET request for a stored response.
 
     Raises:
-        InvalidParameter: the query asks for a stream.
+        InvalidParameter: the query requests a stream.
     """
     if query.get("stream", "false").lower() not in ("false", "0", ""):
         raise NamedValue("stream", query["stream"]).refused("a stored response cannot be streamed; omit stream")

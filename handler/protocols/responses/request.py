@@ -1,8 +1,8 @@
-"""OpenAI's responses at /v1/responses, and the count of their tokens at /v1/responses/input_tokens.
+"""Requests to OpenAI's endpoints /v1/responses and /v1/responses/input_tokens.
 
-Items, tools and parameters are translated to those of an OpenAI chat, and `OpenAiChat.build` makes the request.
+Items, tools and parameters are translated to those of an OpenAI chat, and `OpenAiChat.build` builds the request.
 A response is stored if option.responses_store is set and the body does not have `store=false`.
-Sources: OpenAI's API reference, "Responses", and the types of its Python package.
+Sources: "Responses" in OpenAI's API reference, and the types in its Python package.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ NO_EFFECT = frozenset(
         "stream_options", "user",
     }
 )  # fmt: skip
-"""Fields that clients send and that have no effect here. They are reported as ignored, but not refused."""
+"""Fields that clients send but that have no effect here. They are reported as ignored, but not refused."""
 
 
 # -- `instructions` and `input`, translated to messages of a chat ------------------------------------------------------
@@ -173,13 +173,13 @@ _ITEMS = {
     "custom_tool_call_output": {"type", "id", "call_id", "output", "status", "name", "namespace", "caller"},
     "reasoning": {"type", "id", "summary", "content", "status", "encrypted_content"},
 }
-"""Maps an item's type to its known fields, some of which never affect a response."""
+"""Maps each item type to its known fields, some of which never affect the response."""
 
 _PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco", "reasoning": "rs",
 }  # fmt: skip
-"""Maps an item's type to the prefix of its id."""
+"""Maps an item type to the prefix of item ids."""
 
 INPUT: Mapping[str, Shape] = {
     "input": {
@@ -194,12 +194,12 @@ INPUT: Mapping[str, Shape] = {
 
 
 def full_name(namespace: Any, name: str) -> str:
-    """Return a tool's name in the prompt, which includes the namespace if there is one."""
+    """Return the name of a tool in the prompt, which includes its namespace, if any."""
     return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
 
 
 class InputReader(TurnsReader):
-    """Reads the input of one request, and translates it to messages of a chat.
+    """Reads the input of one request, and translates it to chat messages.
 
     Attributes:
         items: the items of `input`, with references replaced by the stored items.
@@ -215,7 +215,7 @@ class InputReader(TurnsReader):
         """Read `instructions`, the items of previous responses, and `input`.
 
         Raises:
-            InvalidPayload: an item is invalid. The error names it and what is allowed, but quotes none of its text.
+            InvalidPayload: an item is invalid. The error states its path and a valid form, but quotes no text.
             NotKept: an item that `input` refers to is not stored.
         """
         instructions, input = body.get("instructions"), body.get("input")
@@ -303,7 +303,7 @@ class InputReader(TurnsReader):
         self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
 
     def _text(self, content: Any, at: str) -> str:
-        """Read a string or a list of text parts. Return their text, joined with newlines."""
+        """Read a string or a list of text parts. Return the text, with parts joined by newlines."""
         return "\n".join([part for part in self._parts.read(content, at, media=False) if isinstance(part, str)])
 
     def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
@@ -326,7 +326,7 @@ def referenced(item: Any) -> str | None:
 
 
 def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return items in the form in which they are stored: with ids, and with the text of messages as parts."""
+    """Return items in the form in which they are stored, with ids and with the text of messages as parts."""
     return [_with_id(item) for item in items]
 
 
@@ -341,7 +341,7 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _implied_type(item: Mapping[str, Any]) -> str:
-    """Return the type of an item without `type`. An item with only an id is a reference, any other item a message."""
+    """Return the type of an item without `type`. Items that have only an id are references, and others are messages."""
     return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
 
 
@@ -349,7 +349,7 @@ def _implied_type(item: Mapping[str, Any]) -> str:
 
 
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search")
-"""The prefixes of the types of tools that run on OpenAI's servers."""
+"""Prefixes of the `type` of tools that run on OpenAI's servers."""
 
 _TOOL_FIELDS: Mapping[str, Shape] = {
     "type": {"enum": ["function", "namespace", CUSTOM, *SKIPPED]},
@@ -367,15 +367,15 @@ TOOLS: Mapping[str, Shape] = {
 
 
 class ToolsReader:
-    """Reads the tools of one request, and translates them to tools of a chat.
+    """Reads the tools of one request, and translates them to chat tools.
 
     Attributes:
-        tools: the tools in a chat's format, or the unchanged field if it is not a list. The chat's reader checks names
-            and schemas.
+        tools: the tools in the format of a chat request, or the unchanged field if it is not a list. The chat reader
+            checks names and schemas.
         origins: maps a tool's name in the prompt to its declaration, for custom tools and tools of a namespace.
         ignored: the reasons for omitting tools, as fields for `x-lmi-ignored-parameters`.
         left_out: maps the names of omitted custom tools to these reasons.
-        formats: the names of custom tools whose text has to match a regular expression.
+        formats: the names of custom tools whose text must match a regular expression.
     """
 
     def __init__(self) -> None:
@@ -386,7 +386,7 @@ class ToolsReader:
         self.formats: list[str] = []
 
     def read(self, value: Any) -> None:
-        """Read the tools. Names of tools in a namespace get the namespace as a prefix.
+        """Read the tools. The names of tools in a namespace are prefixed with the namespace.
 
         Raises:
             InvalidParameter: a tool is neither a function nor a custom tool, or is malformed.
@@ -430,12 +430,12 @@ class ToolsReader:
         self.tools.append({"type": "function", "function": {**others, **function}})
 
     def named(self, request: Request, choice: Any) -> Request:
-        """Return the request with the field to name in the error if the engine refuses its structured output.
+        """Return the request with the field that the error names if the engine refuses its structured output.
 
         The error names the formats of custom tools if no schema of another tool can be the reason.
 
         Args:
-            choice: `tool_choice` in a chat's format.
+            choice: `tool_choice` in the format of a chat request.
         """
         rule, field = request.sampling.structured_output, request.names.structured_output
         with_text = field == "text" and rule is not None and rule.kind == "structural_tag"
@@ -468,7 +468,7 @@ class ToolsReader:
 
 
 def _of_custom(format: Any, at: str) -> dict[str, Any]:
-    """Return the parameters of the function that replaces a custom tool. Its only parameter `input` is the tool's text.
+    """Return the parameters of the function that replaces a custom tool. Its only parameter, `input`, is the text.
 
     Raises:
         InvalidParameter: the format is neither text nor a regular expression.
@@ -488,7 +488,7 @@ def _of_custom(format: Any, at: str) -> dict[str, Any]:
 
 
 def read_choice(value: Any, reader: ToolsReader) -> Any:
-    """Return `tool_choice` in a chat's format.
+    """Return `tool_choice` in the format of a chat request.
 
     Raises:
         InvalidParameter: the value is malformed, or names an unknown or omitted tool.
@@ -510,7 +510,7 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
 
 
 def _allowed(value: Mapping[str, Any], known: Sequence[str]) -> Any:
-    """Return the allowed tools in a chat's format, without omitted tools. The chat's reader checks them."""
+    """Return the allowed tools in the format of a chat, without omitted tools. The chat reader checks them."""
     tools = value.get("tools")
     if isinstance(tools, list):
         kept = [tool for tool in without_skipped(tools) if not _is_custom(tool) or _name(tool) in known]
@@ -542,7 +542,7 @@ MAX_REFERENCES = 1000
 
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
-    """Return which stored responses and items a body refers to. `parse` reports other errors in the body.
+    """Return the stored responses and items that a body refers to. `parse` reports other errors in the body.
 
     Args:
         keeps: whether the server stores the response unless the body has `store=false`.
@@ -562,7 +562,7 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
 
 
 def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
-    """Read `store` and `previous_response_id`. Return whether the response is to be stored.
+    """Read `store` and `previous_response_id`. Return whether the response should be stored.
 
     Raises:
         InvalidParameter, NotKept: a field is invalid, or the stored responses are missing, unusable or too large.
@@ -601,7 +601,7 @@ def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Ke
 
 
 _OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
-"""Maps a chat's field names to the names in the Responses API, where they differ."""
+"""Maps the field names of a chat to those of the Responses API, where they differ."""
 
 _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream", "parallel_tool_calls")}
 _SAME = (TABLE.parameters.keys() - _OWN.keys()) | _OF_CHAT.keys()
@@ -617,7 +617,7 @@ FIELDS: Mapping[str, Shape] = {
     "reasoning": nullable(record({}, _REASONING, additionalProperties=False)),
 }
 _UNHEEDED = "tools[].function.strict"
-"""The field that the chat's reader reports as ignored if nothing enforces the tools' schemas."""
+"""The field that the chat reader reports as ignored if nothing enforces the schemas of tools."""
 
 _WITHOUT_STORE = request_shape(FIELDS, TABLE, "input")
 
@@ -633,9 +633,9 @@ def _body(context: ServerContext) -> Shape:
 
 
 class OpenAiResponses(OpenAiDialect):
-    """The dialect of OpenAI's responses. Requests sample unless `temperature` is 0.
+    """The dialect of OpenAI's Responses API. Tokens are sampled unless `temperature` is 0.
 
-    Without `max_output_tokens`, the model's default limit or its context limits the length of a response.
+    Without `max_output_tokens`, the length of a response is limited by the model's default limit or its context.
     """
 
     name = "openai_responses"
@@ -715,7 +715,7 @@ class OpenAiResponses(OpenAiDialect):
 
 
 class ResponsesCount(OpenAiResponses):
-    """The dialect of OpenAI's token count. Fields that affect only a response are checked, but have no effect."""
+    """The dialect of OpenAI's token counts. Fields that affect only a response are checked, but have no effect."""
 
     name = "openai_responses_count"
     computes = False
@@ -737,7 +737,7 @@ class ResponsesCount(OpenAiResponses):
 
 
 class _Chat(OpenAiChat):
-    """The chat dialect whose table has the parameters of responses."""
+    """The chat dialect with the parameters of the Responses API."""
 
     table = Table(
         {name: parameter for name, parameter in TABLE.parameters.items() if name not in _OWN}
@@ -763,7 +763,7 @@ def _effort(body: Mapping[str, Any]) -> Any:
 
 
 def _in_own_words(text: str) -> str:
-    """Return an error message or a field name with this API's names in place of the names of a chat's fields."""
+    """Return an error message or a field name in which the names of this API replace the names of chat fields."""
     for name, own in _WORDS.items():
         text = text.replace(name, own)
     return text

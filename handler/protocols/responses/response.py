@@ -1,4 +1,4 @@
-"""Rendering of tokens as OpenAI's responses: documents, or streams of numbered events."""
+"""Renders tokens in the format of OpenAI's Responses API: documents, or streams of numbered events."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ class Origin(NamedTuple):
 class Items:
     """The output items of one response, which are built from parsed events in order.
 
-    Text that is only whitespace becomes a message only if there are no other items.
+    Text that is only whitespace is emitted as a message only if there are no other items.
 
     Args:
         origins: maps a tool's name in the prompt to its declaration. Tools with other names are functions.
         most_calls: the maximum number of tool calls, after which calls are dropped, or None for no maximum.
-        secret: whether ids of items must not be guessable, because the items are stored.
+        secret: whether item ids must be impossible to guess, because the items are stored.
 
     Attributes:
         number: a function that returns the sequence number of the next event.
         output: the items so far. The last item may be open.
         open: the last item while it is open, or None.
-        parts: the pieces of the open item's text so far.
+        parts: the pieces of text of the open item so far.
         broken: whether a tool call is incomplete.
     """
 
@@ -126,7 +126,7 @@ class Items:
         return events
 
     def delta(self, text: str, number: int) -> Delta:
-        """Return an event with the next part of the open item's text."""
+        """Return an event with the next piece of text of the open item."""
         return cast(Delta, {**self._delta, "sequence_number": number, "delta": text})
 
     def _empty_delta(self, item: ResponseItem) -> Delta:
@@ -240,7 +240,7 @@ class Items:
 
 
 def _custom_input(arguments: str) -> str:
-    """Return the text in a custom tool's arguments, or the unchanged arguments if their format is unexpected."""
+    """Return the text in the arguments of a custom tool, or the unchanged arguments if their format is unexpected."""
     try:
         value = loads(arguments)
     except ValueError:
@@ -266,7 +266,7 @@ class ResponseSettings(NamedTuple):
 
     Attributes:
         head: the fields of the response that do not change.
-        form: how the model's response is parsed.
+        form: the settings for parsing the model's response.
         origins: maps a tool's name in the prompt to its declaration.
         keeping: the object that stores the response, or None if it is not stored.
     """
@@ -293,7 +293,7 @@ class ResponseSettings(NamedTuple):
 
         Args:
             finish: the reason why the response ended, or None if the response is in progress.
-            broken: whether a tool call is incomplete. The response is then incomplete, too.
+            broken: whether a tool call is incomplete, which makes the response incomplete.
         """
         ended: Status = "incomplete" if broken else "completed"
         others: Mapping[Finish | None, Status] = {
@@ -313,7 +313,7 @@ class ResponseSettings(NamedTuple):
         }
 
     def kept(self, response: OpenAiResponse) -> OpenAiResponse:
-        """Store an ended response if requested. Return the response, with `store` false if it could not be stored."""
+        """Store a finished response if requested. Return the response, with `store` false if it could not be stored."""
         if self.keeping is None:
             return response
         head = {name: value for name, value in response.items() if name != "output"}
@@ -336,7 +336,7 @@ def usage(num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_r
 
 
 class ResponseStream(BlockStream):
-    """A response as a stream: `response.created`, `response.in_progress`, the items' events, and the last state."""
+    """A response as a stream: `response.created`, `response.in_progress`, the item events, and the last state."""
 
     def __init__(self, settings: ResponseSettings) -> None:
         super().__init__(ERRORS, settings.form)
@@ -357,7 +357,7 @@ class ResponseStream(BlockStream):
         return rest + self._encode([self._told(response)])
 
     def _told(self, response: OpenAiResponse, kind: ResponseState | None = None) -> ResponseEvent:
-        """Return an event with the response object. By default, the response's status determines the event's type."""
+        """Return an event with the response object. By default, the response status determines the event type."""
         return {
             "type": kind or cast(ResponseState, f"response.{response['status']}"),
             "sequence_number": self._items.number(),
@@ -374,7 +374,7 @@ class ResponseStream(BlockStream):
         return self._encode(self._items.feed([token.text] if self._reader is None else self._reader.feed(token)))
 
     def _text_token(self, token: Token) -> bytes:
-        """Encode a token of a message in a response that is only text."""
+        """Encode a message token in a response that consists only of text."""
         self._num_tokens += token.id >= 0
         self._items.parts.append(token.text)
         return self._text(token.text, self._items.number())
@@ -432,7 +432,7 @@ CUSTOM = "custom"
 SKIPPED = (
     "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11",
 )  # fmt: skip
-"""Types of tools that are omitted from the prompt and from the response. Codex sends them with its functions."""
+"""Types of tools that are omitted from the prompt and the response. Codex sends these tools with its functions."""
 
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
@@ -441,7 +441,7 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
     """Return the fields of the request that its response repeats.
 
     Args:
-        generation: the model's default parameters.
+        generation: the default parameters of the model.
         store: whether the response is stored.
     """
     reasoning = body.get("reasoning") or {}
@@ -478,7 +478,7 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
 
 
 def encode_head(head: ResponseHead) -> ResponseHead:
-    """Encode the repeated fields once for all events of a stream. Numbers and null stay unchanged.
+    """Encode the repeated fields once for all events of a stream. Numbers and null are left unchanged.
 
     Raises:
         InvalidPayload: a field cannot be encoded.
@@ -500,12 +500,12 @@ def without_strict(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_skipped(tools: list[Any]) -> list[Any]:
-    """Return the tools that are not omitted. The response repeats them, and a choice may name them."""
+    """Return the tools that are not omitted. The response repeats these tools, and a choice may name them."""
     return [tool for tool in tools if not isinstance(tool, dict) or not skipped(tool)]
 
 
 def skipped(tool: Mapping[str, Any]) -> str:
-    """Return why a tool is omitted, as a field for `x-lmi-ignored-parameters`, or "" if the tool is kept."""
+    """Return the reason for omitting a tool, as a field for `x-lmi-ignored-parameters`, or "" if it is not omitted."""
     kind, format = tool.get("type"), tool.get("format")
     if kind == CUSTOM and isinstance(format, dict) and format.get("syntax") == "lark":
         return "tools[].format.syntax=lark"  # no engine supports it

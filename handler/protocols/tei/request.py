@@ -41,7 +41,7 @@ TeiVectors = list[list[float]]
 
 
 class TeiRank(TypedDict):
-    """A ranked text. The results are in the order of relevance, the best text first."""
+    """A ranked text. The results are sorted by relevance, with the best text first."""
 
     index: Count
     text: NotRequired[str]
@@ -49,7 +49,7 @@ class TeiRank(TypedDict):
 
 
 class TeiPrediction(TypedDict):
-    """A label of a text with its score. The results begin with the label that has the highest score."""
+    """A label of a text, with its score. The results are sorted with the highest score first."""
 
     score: float | None
     label: str
@@ -169,7 +169,7 @@ class Tei(Dialect):
     def parameters(
         self, params: Mapping[str, Any], context: ServerContext
     ) -> tuple[Mapping[str, Any], Truncation | None]:
-        """Return the values of the table's parameters, and how to truncate texts."""
+        """Return the values of the parameters in the table, and the truncation for texts."""
         others = read_all(params, context, defaults={}, table=self.table).others
         return others, Truncation(side=others.get("side", "right")) if others.get("truncate") else None
 
@@ -223,7 +223,7 @@ def unknown_parameters(params: Mapping[str, Any], table: Table) -> list[str]:
 
 
 def _prompted(texts: Sequence[Text], others: Mapping[str, Any], context: ServerContext) -> Sequence[Text]:
-    """Prepend the model's prompt with the name `prompt_name` to each text. Token ids stay unchanged.
+    """Prepend the model prompt that `prompt_name` selects to each text. Token ids are left unchanged.
 
     Source: sentence-transformers' `prompts` in config_sentence_transformers.json.
 
@@ -246,7 +246,7 @@ _SIMILARITY = TeiSimilarity()
 class TeiEmbed(Tei):
     """The dialect of /embed, which returns embeddings.
 
-    If `inputs` is an object, it responds as /similarity does, like TEI's `/` with TASK=sentence-similarity.
+    If `inputs` is an object, the response is that of /similarity, as for TEI's `/` with TASK=sentence-similarity.
     """
 
     name = "tei_embed"
@@ -270,7 +270,7 @@ class TeiEmbed(Tei):
         return self.parsed(self.requests(body.get("inputs"), body, context), lambda vectors, _: vectors, json_of)
 
     def requests(self, inputs: Any, params: Mapping[str, Any], context: ServerContext) -> list[Request]:
-        """Return one request per text of `inputs`, with the parameters `params`."""
+        """Return one request for each text in `inputs`, with the parameters in `params`."""
         others, truncation = self.parameters(params, context)
         texts = _prompted(read_texts(inputs, "inputs"), others, context)
         pooling = Pooling("embed", others.get("dimensions"), others.get("normalize", context.config.normalize))
@@ -303,7 +303,7 @@ class TeiRerank(Tei):
 
 
 def _ranks(texts: Sequence[str], vectors: Vectors, num_tokens: int) -> list[TeiRank]:
-    """Render the scores with the best first.
+    """Render the scores, with the best first.
 
     Args:
         texts: the texts to show, or an empty sequence to show none.
@@ -315,7 +315,7 @@ def _ranks(texts: Sequence[str], vectors: Vectors, num_tokens: int) -> list[TeiR
 
 
 class TeiPredict(Tei):
-    """The dialect of /predict, which returns the labels of texts with probabilities, or on request with raw scores."""
+    """The dialect of /predict, which returns the labels of texts with probabilities, or with raw scores on request."""
 
     name = "tei_predict"
     table = PREDICT
@@ -361,7 +361,7 @@ def _predictions(scores: Sequence[float], labels: Sequence[str]) -> list[TeiPred
 
 
 def _headers(requests: Sequence[Request], timing: Timing | None) -> Headers:
-    """Return TEI's headers. Times are whole milliseconds."""
+    """Return TEI's headers. Times are in whole milliseconds."""
     characters = sum(len(request.prompt) + len(request.pair or "") for request in requests)
     known = [("x-compute-characters", str(characters))]
     if timing is None:

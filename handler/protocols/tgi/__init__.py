@@ -1,1 +1,1 @@
-"""TGI's and MindIE's dialects."""
+"""The dialects of TGI and MindIE."""

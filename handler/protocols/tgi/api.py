@@ -101,7 +101,7 @@ TgiList = Annotated[list[TgiAnswer], ("minItems", 1), ("maxItems", 1)]
 
 
 class TgiBeside(TypedDict, total=False):
-    """Further fields of an event, on request."""
+    """Additional fields of an event, on request."""
 
     top_tokens: list[TgiToken]
     outputs: TensorValues
@@ -136,7 +136,7 @@ class TgiInfo(TypedDict):
 
 
 class TgiPiece(TypedDict):
-    """A token with its range in the prompt: from `start` up to `stop`, in bytes."""
+    """A token with its byte range in the prompt: from `start` up to but excluding `stop`."""
 
     id: Count
     text: str
@@ -180,7 +180,7 @@ class MindieEvent(TypedDict):
 
 
 class TgiError(TypedDict):
-    """The body of an error, with `code` only in TGI_COMPAT."""
+    """The body of an error. `code` is present only with TGI_COMPAT."""
 
     error: str
     error_type: str
@@ -196,7 +196,7 @@ SLICE = 1024
 
 
 class WrongType(InvalidPayload):
-    """A field has a wrong JSON type or is missing. For a wrong type, the message begins with the field's path."""
+    """A field has the wrong JSON type or is missing. For a wrong type, the message begins with the field path."""
 
     @property
     def public(self) -> str:
@@ -205,7 +205,7 @@ class WrongType(InvalidPayload):
 
 
 class OutOfRange(InvalidParameter):
-    """A value is out of range or not supported. For values out of range, the message is TGI's or MindIE's."""
+    """A value is out of range or not supported. If it is out of range, the message is the same as in TGI or MindIE."""
 
     @property
     def public(self) -> str:
@@ -221,7 +221,7 @@ class Failure(NamedTuple):
 
     Attributes:
         in_stream: whether a request for a stream gets the error as an event with status 200. It is False if TGI detects
-            the error before it reads whether the client asks for a stream.
+            the error before it reads whether the client requests a stream.
     """
 
     status: int
@@ -236,7 +236,7 @@ class TgiErrors(ErrorFormat):
     Args:
         streams: whether the request is for a stream.
         request: the parsed request, or None if it is not parsed yet.
-        has_begun: returns whether a non-streaming response already has tokens.
+        has_begun: returns whether a non-streaming response already contains tokens.
     """
 
     statuses = MappingProxyType(
@@ -304,7 +304,7 @@ class MindieErrors(TgiErrors):
 def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> str:
     """Return TGI's message for a prompt or a response that is too long.
 
-    TGI first checks the sum of prompt and new tokens. Without a limit on new tokens, TGI checks only the prompt.
+    TGI first checks the sum of prompt tokens and new tokens. Without a limit on new tokens, it checks only the prompt.
     """
     most = error.most
     if isinstance(error, PromptTooLong):

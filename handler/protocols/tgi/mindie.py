@@ -38,7 +38,7 @@ from handler.protocols.tgi.response import finish_shown
 MAX_CHARACTERS = 512 << 10
 
 _LACKING = ("best_of", "frequency_penalty", "top_n_tokens", "grammar")
-"""The parameters of TGI that MindIE does not have."""
+"""The TGI parameters that MindIE does not have."""
 
 _NOT_LIMITED: Mapping[str, Mapping[str, Any]] = {
     "typical_p": {"type": "number"},
@@ -59,7 +59,7 @@ MINDIE_TOP_LEVEL: Mapping[str, SerdeType] = {
 TABLE = table_of("mindie")
 
 _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
-"""Parameters that MindIE accepts without effect, and their defaults. Other values are reported as ignored."""
+"""Parameters that MindIE accepts but that have no effect, with their defaults. Other values are reported as ignored."""
 
 
 class Mindie(Dialect):
@@ -145,7 +145,7 @@ def _tokens(tokens: Sequence[Token]) -> list[MindieToken]:
 
 
 def _check_limits(read: Body, context: ServerContext) -> None:
-    """Check the ranges of the body's fields, as MindIE does."""
+    """Check the ranges of the body fields, as MindIE does."""
     params = read.parameters
     no_prefill = not (read.stream and params.get("decoder_input_details"))
     require(no_prefill, "`decoder_input_details` == true is not supported when streaming tokens")

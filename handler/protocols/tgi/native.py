@@ -52,12 +52,12 @@ class SerdeType(NamedTuple):
     """The JSON type of a field.
 
     Attributes:
-        name: serde's name for the type.
+        name: the name of the type in serde.
         fits: returns whether a value has the type.
-        schema: the field's JSON schema, with its range.
+        schema: the JSON schema of the field, including its range.
         null: whether null counts as absent.
-        integral: whether an integer outside the type's range is reported as a wrong value, not as a wrong type.
-        items: the type of a list's items.
+        integral: whether an integer outside the range of the type is reported as a wrong value, not as a wrong type.
+        items: the type of list items.
     """
 
     name: str
@@ -68,7 +68,7 @@ class SerdeType(NamedTuple):
     items: SerdeType | None = None
 
     def within(self, **range: Any) -> SerdeType:
-        """Return a copy of the type whose schema has the range of a parameter."""
+        """Return a copy of the type with a schema that includes the range of a parameter."""
         return self._replace(schema={**self.schema, **range})
 
 
@@ -118,7 +118,7 @@ TOP_LEVEL: Mapping[str, SerdeType] = {"inputs": _STRING._replace(null=False), "p
 
 
 class Body(NamedTuple):
-    """A body whose types have been checked, without nulls.
+    """A body whose types have been checked and whose null fields have been removed.
 
     Attributes:
         has_parameters: whether the body has `parameters`. Without `parameters`, TGI samples by default.
@@ -133,7 +133,7 @@ class Body(NamedTuple):
 def read_body(
     body: Any, top_level: Mapping[str, SerdeType] = TOP_LEVEL, parameters: Mapping[str, SerdeType] = PARAMETERS
 ) -> Body:
-    """Check the types of the body's fields and return the body.
+    """Check the types of the body fields and return the body.
 
     Raises:
         WrongType: a field has a wrong type, or `inputs` is missing. The message names the first such field.
@@ -185,7 +185,7 @@ def _describe(value: Any, kind: SerdeType) -> str:
 
 
 def unknown(body: Mapping[str, Any], context: ServerContext, kinds: Mapping[str, SerdeType] = PARAMETERS) -> list[str]:
-    """List the body's unknown fields."""
+    """List the unknown fields of the body."""
     names = [name for name in body if name not in TOP_LEVEL]
     names += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in kinds]
     return report_unknown(names, body, context)
@@ -200,10 +200,10 @@ def require(right: bool, otherwise: str) -> None:
 
 
 def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
-    """Check the ranges of the body's fields in TGI's order.
+    """Check the ranges of the body fields in the same order as TGI.
 
     Raises:
-        OutOfRange: a value is out of range. The message is TGI's.
+        OutOfRange: a value is out of range. The message is the same as in TGI.
     """
     params = body.parameters
     best_of, do_sample = params.get("best_of", 1), params.get("do_sample", not body.has_parameters)
@@ -231,7 +231,7 @@ def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
 
 
 def check_sampling(params: Mapping[str, Any]) -> None:
-    """Check the ranges that TGI and MindIE share, in TGI's order."""
+    """Check the ranges that TGI and MindIE have in common, in the same order as TGI."""
     for name in ("temperature", "repetition_penalty", "frequency_penalty", "top_p", "typical_p", "top_k"):
         match PARAMETERS[name].schema:
             case {"exclusiveMinimum": least, "exclusiveMaximum": most}:
@@ -251,7 +251,7 @@ def check_truncate(params: Mapping[str, Any], context: ServerContext) -> None:
 
 
 def table_of(dialect: str) -> Table:
-    """Return the parameters of TGI or MindIE, which are read after TGI's own checks of types and ranges."""
+    """Return the parameters of TGI or MindIE, which are read after the type and range checks that TGI performs."""
     max_new_tokens = Parameter("max_new_tokens", integer(1, (1 << 32) - 1))
     return Table({**dialect_parameters(dialect), "max_new_tokens": max_new_tokens}, "parameters.")
 
@@ -318,7 +318,7 @@ class Tgi(TgiFormat, Dialect):
 
     Args:
         array: whether a non-streaming response is wrapped in an array.
-        streams: whether the route streams. If it is None, the body's `stream` decides.
+        streams: whether the route streams. If it is None, `stream` in the body decides.
         full_text: whether the text begins with the prompt by default.
     """
 
@@ -409,7 +409,7 @@ def parsed_request(
     """Return a parsed request with its reply and its error format.
 
     Args:
-        errors: makes the error format from the arguments `request` and `has_begun` of `TgiErrors`.
+        errors: creates the error format from the arguments `request` and `has_begun` of `TgiErrors`.
     """
     if streams:
         framed = errors(request=request)
@@ -419,7 +419,7 @@ def parsed_request(
 
 
 def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, Any], list[str]]:
-    """Set `do_sample` as TGI's shards do: each parameter that shapes the probability distribution turns sampling on.
+    """Set `do_sample` as TGI's shards do: any parameter that shapes the probability distribution enables sampling.
 
     This applies even if `do_sample` is false, because LangChain sends false together with `typical_p`. If the client
     does not explicitly request sampling, shaping parameters that the engine does not support are removed.
@@ -438,7 +438,7 @@ def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, An
 
 
 def headers(request: Request, context: ServerContext) -> Callable[[Timing | None], Headers]:
-    """Return a function that makes TGI's headers. Times are whole milliseconds, but `x-compute-time` is in seconds."""
+    """Return a function that builds TGI's headers. Times are in whole milliseconds, but `x-compute-time` in seconds."""
     start = [("x-compute-type", context.engine), ("x-compute-characters", str(len(request.prompt)))]
 
     def of(timing: Timing | None) -> Headers:

@@ -1,4 +1,4 @@
-"""TGI's response format. Required keys are never missing, because the client text_generation 0.7 is strict."""
+"""TGI's response format. Required keys are never missing, because the text_generation 0.7 client is strict."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TgiFormat:
         raise NotImplementedError
 
     def _stream_details(self, end: StreamEnd) -> TgiStreamDetails:
-        """Render details without the prompt, because aiohttp's clients read lines of at most 128 KiB."""
+        """Render details without the prompt, because aiohttp clients read lines of at most 128 KiB."""
         details: TgiStreamDetails = {
             "finish_reason": self._finish(end.request, end.finish, end.num_tokens),
             "generated_tokens": end.num_tokens,
@@ -113,12 +113,12 @@ class TgiFormat:
 
 
 def seed_of(request: Request, index: int = 0) -> int | None:
-    """Return the seed that reproduces the sequence with this index, or None if it is not sampled."""
+    """Return the seed that reproduces the sequence at this index, or None if the sequence is not sampled."""
     return request.sampling.seed_of(index) if request.sampling.do_sample else None
 
 
 def finish_shown(request: Request, finish: Finish, num_tokens: int) -> Finish:
-    """Return TGI's finish reason, which is `length` for every response that has the maximum number of tokens."""
+    """Return TGI's finish reason, which is `length` for every response that reaches the maximum number of tokens."""
     return Finish.LENGTH if not request.fill_context and num_tokens >= request.sampling.max_new_tokens else finish
 
 
@@ -127,7 +127,7 @@ def finish_shown(request: Request, finish: Finish, num_tokens: int) -> Finish:
 
 class TgiCompatErrors(LmiErrors):
     def framed(self, framing: Framing) -> TgiCompatErrors:
-        """Return the same format, because TGI's clients expect errors as JSON objects even if they ask for a stream."""
+        """Return the same format, because TGI clients expect errors as JSON objects even if they request a stream."""
         return self
 
     def body(self, error: ServingError) -> Any:

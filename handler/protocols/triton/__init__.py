@@ -1,1 +1,1 @@
-"""The dialects of Triton's generate extension and of its inference with tensors."""
+"""The dialects of Triton's generate extension and of its tensor inference."""

@@ -24,7 +24,7 @@ VERSION = "1"
 """The version of the served model."""
 
 Numbers = float | list[float | None]
-"""A tensor with one element is written as a number, other tensors as flat lists."""
+"""A tensor with one element is written as a number. Other tensors are written as flat lists."""
 
 Texts = str | None | list[str | None]
 Counts = Count | list[Count]
@@ -48,7 +48,7 @@ class TritonTensors(TypedDict, total=False):
 
 
 class TritonExtras(TypedDict, total=False):
-    """Further fields of TensorRT-LLM, on request."""
+    """Additional fields from TensorRT-LLM, on request."""
 
     finish_reason: Texts
     cumulative_logprob: Numbers
@@ -150,8 +150,8 @@ def statistics(name: str, durations: dict[str, dict[str, int]], last: int) -> Tr
     """Build the statistics of the model.
 
     Args:
-        durations: for each outcome and phase, the number of requests and their total duration in nanoseconds.
-        last: when the last request ended, in milliseconds since 1970.
+        durations: the number of requests and their total duration in nanoseconds, for each outcome and phase.
+        last: the time when the last request ended, in milliseconds since 1970.
     """
     count = durations["success"]["count"]
     model: TritonModelStatistics = {
@@ -194,7 +194,7 @@ class TritonErrors(ErrorFormat):
     """Triton's errors. Errors without their own status get 400, as documented, although Triton itself may send 500.
 
     Args:
-        events: whether to send a failure of the model as an event.
+        events: whether to send model failures as events.
     """
 
     statuses = MappingProxyType({ServingError: 400, UnsupportedMedia: 400, TooLarge: 400})

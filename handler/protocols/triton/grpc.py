@@ -1,7 +1,7 @@
-"""Triton's gRPC messages: requests as bodies of `infer`, and responses as messages in the framing of gRPC.
+"""Triton's gRPC messages: requests as bodies of `infer`, and responses as messages in gRPC framing.
 
-A response of this dialect is a sequence of ModelStreamInferResponse messages. Each has gRPC's prefix of five bytes: a
-zero, and the length (grpc/grpc, doc/PROTOCOL-HTTP2.md). A non-streaming response is a single message.
+A response of this dialect is a sequence of ModelStreamInferResponse messages. Each has the five-byte prefix of gRPC:
+a zero and the length (grpc/grpc, doc/PROTOCOL-HTTP2.md). A non-streaming response is a single message.
 Sources: triton-inference-server/common, protobuf/grpc_service.proto; server, docs/protocol/extension_*.md.
 """
 
@@ -44,7 +44,7 @@ _CONTENTS = {
 _MAX_TYPED = 1 << 20  # bytes of a message besides raw contents
 _MAX_FIELDS = 1 << 12  # fields of a message, inputs, outputs or parameters
 _FIELD = re.compile(rb"([\x0a\x12\x1a\x22\x2a\x32\x3a])([\x80-\xff]{0,4}[\x00-\x7f])")
-"""Matches the start of a field of a ModelInferRequest: a byte with the field's number and type, and its length."""
+"""Matches the start of a field of a ModelInferRequest: a byte with the field number and type, and the length."""
 
 _RAW = b"\x3a"  # raw_input_contents
 
@@ -69,7 +69,7 @@ def check_fields(message: bytes) -> None:
 
 
 def _raw_lengths(message: bytes) -> Iterator[int]:
-    """Yield the length of the raw contents in each field, 0 for other fields. Stop at an unknown field."""
+    """Yield the length of the raw contents in each field, or 0 for other fields. Stop at an unknown field."""
     position = 0
     while found := _FIELD.match(message, position):
         length = sum((byte & 127) << 7 * index for index, byte in enumerate(found[2]))
@@ -80,7 +80,7 @@ def _raw_lengths(message: bytes) -> Iterator[int]:
 def body_of(request: Any) -> tuple[bytes, int]:
     """Return the body of `infer` that is equivalent to a ModelInferRequest, and the length of its JSON document.
 
-    All tensors become binary data.
+    All tensors are converted to binary data.
 
     Raises:
         InvalidPayload: the contents or a parameter are invalid.
@@ -147,12 +147,12 @@ def _parameter(name: str, value: Any) -> Any:
 
 
 def framed(message: bytes) -> bytes:
-    """Return a message with gRPC's prefix."""
+    """Return a message with the gRPC prefix."""
     return PREFIX.pack(0, len(message)) + message
 
 
 def messages(frames: bytes) -> Iterator[bytes]:
-    """Yield the messages of complete frames."""
+    """Yield the messages in complete frames."""
     start = 0
     while start < len(frames):
         _, length = PREFIX.unpack_from(frames, start)
@@ -167,7 +167,7 @@ def failure(id: str, message: str) -> bytes:
 
 
 def _streamed(response: Any, error: str = "") -> bytes:
-    """Return a ModelStreamInferResponse with a ModelInferResponse."""
+    """Return a ModelStreamInferResponse that contains a ModelInferResponse."""
     message = service_pb2.ModelStreamInferResponse(error_message=error, infer_response=response)
     data: bytes = message.SerializeToString()
     return data
@@ -184,13 +184,13 @@ def _response(options: ResponseOptions, tensors: Sequence[OutputTensor] = (), *,
 
 
 def _frames(options: ResponseOptions, tensors: Iterable[OutputTensor], *, final: bool, ends_apart: bool) -> bytes:
-    """Return the message with these tensors, and after the last one an empty final message if it `ends_apart`."""
+    """Return a message with these tensors. If `final` and `ends_apart` are set, append an empty final message."""
     end = framed(_streamed(_response(options, final=True))) if final and ends_apart else b""
     return framed(_streamed(_response(options, [*tensors], final=final and not ends_apart))) + end
 
 
 class WholeMessage(InferDocument):
-    """The output tensors as one message, and possibly an empty final message."""
+    """The output tensors as one message, possibly followed by an empty final message."""
 
     ends_apart = False
 
@@ -201,7 +201,7 @@ class WholeMessage(InferDocument):
 
 
 class TokenMessages(TritonStream):
-    """One message for each token, and possibly an empty final message."""
+    """One message for each token, possibly followed by an empty final message."""
 
     ends_apart = False
 
@@ -224,9 +224,9 @@ class TokenMessages(TritonStream):
 
     @functools.cached_property
     def _encode_token(self) -> TokenEncoder:
-        """An encoder that only appends a token's text to bytes that are the same for each token.
+        """An encoder that only appends the text of a token to bytes that are the same for every token.
 
-        A parser merges the two occurrences of `infer_response` (protobuf's guide "Encoding").
+        Parsers merge the two occurrences of `infer_response` (protobuf's "Encoding" guide).
         """
         tensors = [*self._selection.tensors({"text_output": [""]})]
         response = _response(self._options, tensors, final=False)
@@ -259,7 +259,7 @@ class InferMessages(Infer):
         self.name, self.may_stream = "triton_grpc", may_stream
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        """Read a request. On a stream, the text models of TensorRT-LLM send an empty final message if it asks for one.
+        """Read a request. On a stream, the text models of TensorRT-LLM send an empty final message on request.
 
         With TensorRT-LLM's model `tensorrt_llm` and vLLM's backend, the last message with content is final.
         """

@@ -36,7 +36,7 @@ from handler.protocols.triton.response import ResponseOptions, TritonDocument, s
 
 HEADER = "inference-header-content-length"
 SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json"
-"""The content type on SageMaker, which does not pass `HEADER` on. `json-header-size` is the size of the JSON."""
+"""The content type on SageMaker, which does not forward `HEADER`. `json-header-size` is the size of the JSON."""
 _OCTETS = "application/octet-stream"
 _MAX_DIGITS = 18  # of a length; no real body is longer
 _MAX_SIZE = 1 << 60  # of a dimension; Python counts no more
@@ -62,7 +62,7 @@ _KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "UINT": ((int,), "unsigned-integer"),
     "FP": ((int, float), "number"),
 }
-"""Maps a datatype without its size to the types of its values in JSON, and to Triton's word for them."""
+"""Maps a datatype without its size to the JSON types of its values, and to Triton's word for them."""
 
 # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -71,8 +71,8 @@ class _Reader:
     """Reads the input tensors of a request.
 
     Args:
-        id: the request's id in messages.
-        name: the model's name in messages.
+        id: the request id in messages.
+        name: the model name in messages.
         model: the model that the request is for.
         tail: the binary data after the JSON document.
     """
@@ -114,7 +114,7 @@ class _Reader:
         return InvalidPayload(f"[request id: {self._id}] {message}")
 
     def _sizes(self, name: str, dims: Sequence[int], shape: Sequence[Any]) -> list[int]:
-        """Return the sizes of a shape after the batch dimension, which is 1 or missing."""
+        """Return the sizes of a shape after the batch dimension, which must be 1 or missing."""
         if not all(type(size) is int and size >= 0 for size in shape):
             raise wrong_type("shape", "unsigned-integer")
         has_batch = len(shape) > len(dims)
@@ -201,7 +201,7 @@ def _member(tensor: Any, key: str, kind: type) -> Any:
     """Return a member of a tensor.
 
     Raises:
-        InvalidPayload: the member is missing, or has another type.
+        InvalidPayload: the member is missing or has a different type.
     """
     if not isinstance(tensor, dict) or key not in tensor:
         raise InvalidPayload(f"Unable to parse '{key}': attempt to access non-existing object member '{key}'")
@@ -211,7 +211,7 @@ def _member(tensor: Any, key: str, kind: type) -> Any:
 
 
 def _flat(datatype: str, number: int, data: Any) -> list[Any]:
-    """Return the elements of `data`. As in Triton, only their number must be right, not their nesting."""
+    """Return the elements of `data`. As in Triton, only their number must be correct, not their nesting."""
     if not isinstance(data, list):
         raise wrong_type("data", "array")
     items = list(itertools.islice(_elements(data), number + 1))
@@ -246,7 +246,7 @@ OutputTensor = tuple[str, str, Sequence[int], Sequence[Any]]
 
 
 _WITH_BATCH = TENSOR_OUTPUTS.keys() - {"output_ids", "sequence_length"}
-"""Outputs whose values have the batch dimension."""
+"""Outputs whose values include the batch dimension."""
 
 
 class Selection(NamedTuple):
@@ -254,7 +254,7 @@ class Selection(NamedTuple):
 
     Attributes:
         model: the model that the request is for.
-        names: maps each tensor that the request names to whether it is binary. If it is empty, all tensors are sent.
+        names: maps each tensor that the request names to whether it is binary. If this is empty, all tensors are sent.
         is_binary: whether tensors are binary if the request names no tensor.
         has_batch: whether shapes begin with the batch dimension, except those of `UNBATCHED`.
         sagemaker: whether binary data has SageMaker's content type.
@@ -333,7 +333,7 @@ def _request_shape(context: ServerContext) -> Shape:
 
 
 class InferErrors(TritonErrors):
-    """Triton's errors. Unlike for `generate`, the status of a failed model is 500."""
+    """Triton's errors. Unlike with `generate`, a model failure has status 500."""
 
     statuses = MappingProxyType({**TritonErrors.statuses, GenerationFailed: 500, InternalError: 500})
 
@@ -418,7 +418,7 @@ class Infer(Dialect):
         return self._respond(options._replace(request=own), selection, ignored, streams=streams)
 
     def _empty(self, id: str, name: str) -> PreparedDocument:
-        """Return a reply without outputs."""
+        """Return a reply that has no outputs."""
         return PreparedDocument(JSON.encode({"id": id, "model_name": name, "model_version": VERSION, "outputs": []}))
 
     def _respond(
@@ -429,7 +429,7 @@ class Infer(Dialect):
 
 
 def announces_tensors(headers: Mapping[str, str]) -> bool:
-    """Return whether the headers are those of a body with binary data."""
+    """Return whether the headers announce a body with binary data."""
     return HEADER in headers or headers.get("content-type", "").lower().startswith(SAGEMAKER_TYPE)
 
 
@@ -440,7 +440,7 @@ def has_tensors(body: Any) -> bool:
 
 
 def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
-    """Return whether outputs are binary by default, and the names of parameters without effect.
+    """Return whether outputs are binary by default, and the names of parameters that have no effect.
 
     Raises:
         InvalidPayload: a parameter has a type that Triton does not accept, or is reserved.

@@ -13,7 +13,7 @@ from handler.protocols.triton.request import IDS, INPUTS, OF_OTHER_MODELS, PROMP
 
 
 class TensorType(NamedTuple):
-    """The datatype of a tensor, and its dimensions after the batch dimension. -1 stands for any size."""
+    """The datatype of a tensor, and its dimensions after the batch dimension. -1 means any size."""
 
     datatype: str
     dims: tuple[int, ...] = (1,)
@@ -23,10 +23,10 @@ class TensorModel(NamedTuple):
     """The tensors of a model.
 
     Attributes:
-        prompt: the name of the required input, which shows for which model a request is.
+        prompt: the name of the required input, which identifies the model that a request is for.
         inputs: the types of all inputs, by name.
         outputs: the types of all outputs, by name.
-        text: the name of the output with the text, or "" if there is none.
+        text: the name of the output that contains the text, or "" if there is none.
     """
 
     prompt: str
@@ -39,13 +39,13 @@ INDICES = ("batch_index", "sequence_index")
 """Outputs of the backend that are always 0, as a response contains all sequences."""
 
 UNBATCHED = ("text_output", "OUTPUT_0", "finish_reason", "cumulative_logprob")
-"""Outputs whose shape is the number of texts, whatever the model's configuration says.
+"""Outputs whose shape is the number of texts, regardless of the model configuration.
 
 TensorRT-LLM's models send this shape, and its clients read `as_numpy("text_output")[0]` as bytes.
 """
 
 FREE = ("finish_reason", "num_input_tokens", "num_output_tokens")
-"""Outputs that a request only needs to name. Other outputs need a flag too, because perf_analyzer names all outputs."""
+"""Outputs that a request only needs to name. Others also need a flag, because perf_analyzer names all outputs."""
 
 _NUMBERS = {
     "cum_log_probs": TensorType("FP32", (-1,)),
@@ -91,7 +91,7 @@ _ENSEMBLE_2023 = TensorModel(
     {"OUTPUT_0": TensorType("BYTES", (-1,))},
     "OUTPUT_0",
 )
-"""The tensors of the `ensemble` of 2023, before its inputs had names of their own."""
+"""The tensors of the `ensemble` of 2023, before its inputs had descriptive names."""
 
 _BY_PROMPT = {model.prompt: model for model in (TOKENS, _ENSEMBLE_2023)}
 
@@ -103,5 +103,5 @@ def model_of(tensors: Sequence[Any]) -> TensorModel:
 
 
 def model_named(name: str) -> TensorModel:
-    """Return the input and output tensors that the served model has under this name."""
+    """Return the tensors of the served model under this name."""
     return TOKENS if name == "tensorrt_llm" else TEXT

@@ -58,7 +58,7 @@ from handler.protocols.triton.response import ResponseOptions, TritonDocument, T
 
 
 class InputTensor(NamedTuple):
-    """An input of the model, with Triton's datatype and the dimensions after the batch dimension."""
+    """An input of the model, with its Triton datatype and the dimensions after the batch dimension."""
 
     datatype: str
     parameter: Parameter
@@ -77,7 +77,7 @@ def _words(value: Any) -> tuple[str, ...]:
 
 @accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
 def _stop(value: Any) -> tuple[str, ...] | None:
-    """Read vLLM's stop strings. Refuse TensorRT-LLM's flag `stop`, which cancels an earlier request."""
+    """Read vLLM's stop strings. Refuse TensorRT-LLM's `stop` flag, which cancels an earlier request."""
     if isinstance(value, bool):
         if value:
             raise ValueError("is not supported; to cancel a request, close its connection")
@@ -97,7 +97,7 @@ def _adapter_name(value: Any, context: ServerContext) -> Adapter | None:
 
 @accepts(type=["string", "object"])
 def _structured_outputs(value: Any) -> StructuredOutput | None:
-    """Read vLLM's `structured_outputs`, which vLLM's Triton backend accepts as JSON text."""
+    """Read vLLM's `structured_outputs`, which vLLM's Triton backend accepts as a JSON string."""
     try:
         value = loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -124,7 +124,7 @@ _GUIDE_READERS: Mapping[str, Callable[[Any], StructuredOutput]] = {
 
 @accepts(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
 def _guide(value: Mapping[str, Any]) -> StructuredOutput:
-    """Read `{type: guide}`, which `join_guide` makes from the two inputs."""
+    """Read `{type: guide}`, which `join_guide` builds from the two inputs."""
     ((kind, content),) = value.items()
     return _GUIDE_READERS[kind](content)
 
@@ -148,12 +148,12 @@ _METRICS = "the engines do not report these metrics per request; see /metrics"
 
 PROMPT = "text_input"
 IDS = "input_ids"
-"""The name of the prompt's input in the model `tensorrt_llm`."""
+"""The name of the prompt input in the model `tensorrt_llm`."""
 PROMPT_2023 = "INPUT_0"
-"""The name of the prompt's input in the model `ensemble` of 2023."""
+"""The name of the prompt input in the `ensemble` model of 2023."""
 
 EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
-"""Outputs that are neither text nor GptManager's. The input `return_NAME` requests the output NAME."""
+"""Outputs that are neither text nor outputs of GptManager. The input `return_NAME` requests the output NAME."""
 
 _ROWS: Mapping[str, InputTensor] = {
     "max_tokens": _same("INT32", "max_new_tokens"),
@@ -229,10 +229,10 @@ _ALIASES = {
     **{f"sampling_param_{name}": name for name in ("max_tokens", "temperature", "top_k", "top_p", "best_of")},
     **{f"sampling_param_{name}": name for name in ("presence_penalty", "frequency_penalty", "return_perf_metrics")},
 }
-"""Maps other names of inputs to the names of `_ROWS`."""
+"""Maps alternative input names to the names in `_ROWS`."""
 
 INPUTS: Mapping[str, InputTensor] = {**_ROWS, **{alias: _ROWS[name] for alias, name in _ALIASES.items()}}
-"""All inputs except the prompt. Parameters that are not fields of Sampling go to `ParsedParameters.others`."""
+"""All inputs except the prompt. Parameters that are not fields of Sampling are stored in `ParsedParameters.others`."""
 
 OF_OTHER_MODELS: Mapping[str, InputTensor] = {
     # tensorrt_llm, whose further inputs are also inputs of `generate`
@@ -256,7 +256,7 @@ OF_OTHER_MODELS: Mapping[str, InputTensor] = {
 TABLE = Table({name: input.parameter for name, input in (*INPUTS.items(), *OF_OTHER_MODELS.items())})
 
 LLMAPI = ("sampling_param_", "streaming")
-"""The prefixes of the names of the llmapi model's inputs. By default, its responses omit the prompt."""
+"""Prefixes of the input names of the llmapi model. By default, its responses omit the prompt."""
 
 
 # -- texts -------------------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ TEXTS: Mapping[str, Callable[[str], Any]] = {"INT32": int, "UINT64": int, "FP32"
 
 
 def from_text(name: str, value: Any) -> Any:
-    """Convert an input's string to its number or flag, as vLLM's backend does. Return other values unchanged."""
+    """Convert the string of an input to a number or flag, as vLLM's backend does. Return other values unchanged."""
     read = TEXTS.get(INPUTS[name].datatype) if isinstance(value, str) and name in INPUTS else None
     try:
         return value if read is None else read(value)
@@ -374,7 +374,7 @@ def _unpack(value: Any) -> Any:
 
 
 class Route(Enum):
-    """The kind of route. SHAPE is a path that dialects share, where the body's `stream` decides whether to stream."""
+    """The kind of route. SHAPE is a path that dialects share, where `stream` in the body decides whether to stream."""
 
     GENERATE = "generate"
     STREAM = "generate_stream"
@@ -492,7 +492,7 @@ def wrong_type(name: str, kind: str) -> InvalidPayload:
 
 
 def read_id(body: Mapping[str, Any]) -> str:
-    """Return the request's id, or "" if there is none.
+    """Return the request id, or "" if there is none.
 
     Raises:
         InvalidPayload: the id is not a string, or is too long.
@@ -511,7 +511,7 @@ def read_id(body: Mapping[str, Any]) -> str:
 def _read_names(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the inputs, from the top level or from `parameters`, and the names of unknown fields.
 
-    Unknown fields must have a type that Triton allows for the parameters of a request.
+    Unknown fields must have a type that Triton allows for request parameters.
     """
     parameters = body.get("parameters", {})
     if not isinstance(parameters, dict):
@@ -588,7 +588,7 @@ def _request(prompt: str, parameters: ParsedParameters, context: ServerContext, 
 
 
 def _read_ids(parameters: ParsedParameters) -> tuple[int, ...] | None:
-    """Return the token ids of the prompt without padding, or None if the prompt is a text.
+    """Return the token ids of the prompt without padding, or None if the prompt is text.
 
     Raises:
         InvalidParameter: input_lengths is below 1, or exceeds the number of ids.

@@ -1,4 +1,4 @@
-"""Rendering of tokens as responses of Triton's generate extension: one object, or a stream of an object per token."""
+"""Renders tokens as responses of Triton's generate extension: one object, or a stream with one object per token."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
 
 
 class ResponseOptions(NamedTuple):
-    """The options of a request's responses.
+    """The options of the responses to a request.
 
     Attributes:
-        fixed: the fields that are the same in every response: the model and the request's id.
-        tensors: the output tensors other than the text, or None if the request asks for none.
-        extras: the names of the extra fields that the request asks for, such as finish_reason.
+        fixed: the fields that are the same in every response: the model and the request id.
+        tensors: the output tensors other than the text, or None if none are requested.
+        extras: the names of the requested extra fields, such as finish_reason.
         before: the prompt if the text begins with it, or else "".
-        ids_before: the prompt's token ids if `output_ids` begin with them, or empty.
+        ids_before: the token ids of the prompt if `output_ids` begins with them, or empty.
     """
 
     request: Request
@@ -36,7 +36,7 @@ class ResponseOptions(NamedTuple):
     ids_before: tuple[int, ...] = ()
 
     def values(self, texts: str | list[str], tensors: TensorValues | None, extras: TritonExtras) -> Mapping[str, Any]:
-        """Return the contents of the output tensors that the request asks for, by name, in the order of the model."""
+        """Return the contents of the requested output tensors by name, in the order of the model."""
         shown = {name: item for name, item in extras.items() if name in self.extras}
         if tensors and self.ids_before:
             tensors["output_ids"] = [[*self.ids_before, *ids] for ids in tensors["output_ids"]]
@@ -49,8 +49,8 @@ class ResponseOptions(NamedTuple):
         """Build a response whose fields are in alphabetical order.
 
         Args:
-            text: one text, or a list of texts. Like a tensor, a list with one element becomes this element.
-            values: the output tensors. A tensor with one element becomes a number, other tensors become flat lists.
+            text: one text, or a list of texts. Like a tensor, a list with one element is written as that element.
+            values: the output tensors. A tensor with one element is written as a number, and others as flat lists.
             extras: the extra fields. Only requested fields are included.
         """
         contents = self.values(text, values, extras or {})
@@ -102,7 +102,7 @@ class TritonDocument(WholeReply):
         return texts, self._tensors(options.tensors, sequences), extras
 
     def _rank(self) -> list[SequenceOutput]:
-        """Return the sequences to show: the best first for `best_of` and beams, or else in the order of seeds."""
+        """Return the sequences to show, in the order of their rank for `best_of` and beams, or else of their seeds."""
         sampling = self._options.request.sampling
         if sampling.num_beams == 1 and sampling.best_of <= sampling.n:
             return self._sequences

@@ -1,1 +1,1 @@
-"""The routes that vLLM's server adds to OpenAI's: tokenization, pooling, scores, the version and LoRA adapters."""
+"""The routes that vLLM adds to those of OpenAI: tokenization, pooling, scores, the version and LoRA adapters."""

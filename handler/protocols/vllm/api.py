@@ -17,7 +17,7 @@ from handler.protocols.openai.api import field_of
 
 
 class VllmTokens(TypedDict):
-    """The tokens of a prompt. `token_strs` has their texts if the request asks for them."""
+    """The tokens of a prompt. `token_strs` contains their texts if requested."""
 
     count: Count
     max_model_len: Count | None
@@ -67,7 +67,7 @@ class VllmScores(VllmHead):
 
 
 class VllmLabel(TypedDict):
-    """A text's most likely label, and the probabilities of all labels."""
+    """The most likely label of a text, and the probabilities of all labels."""
 
     index: Count
     label: str | None
@@ -81,7 +81,7 @@ class VllmLabels(VllmHead):
 
 
 class VllmPooledText(TypedDict):
-    """The result for one text. `data` is an embedding or the labels' probabilities, as a list or as base64."""
+    """The result for one text. `data` is an embedding or the label probabilities, as a list or as base64."""
 
     index: Count
     object: Literal["pooling"]

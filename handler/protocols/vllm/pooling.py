@@ -59,7 +59,7 @@ _OF_TOKENS = ("token_embed", "token_classify")
 
 
 class VllmClassify(InputDialect):
-    """The dialect of /classify, which returns each text's most likely label, and the probabilities of all labels."""
+    """The dialect of /classify, which returns the most likely label of each text, and all label probabilities."""
 
     name = "vllm_classify"
     errors = ERRORS
@@ -95,7 +95,7 @@ class VllmClassify(InputDialect):
 
 
 class VllmPoolingDialect(InputDialect):
-    """The dialect of /pooling, which returns the output of the pooler: embeddings or the labels' probabilities."""
+    """The dialect of /pooling, which returns the output of the pooler: embeddings or label probabilities."""
 
     name = "vllm_pooling"
     errors = ERRORS
@@ -165,7 +165,7 @@ _TEXTS: Shape = {"anyOf": [NON_EMPTY, text_list(NON_EMPTY)]}
 
 
 Pairs = tuple[Sequence[tuple[str, str]], str]
-"""Pairs of texts, and the name of the field with the second texts."""
+"""Pairs of texts, and the name of the field that contains the second texts."""
 
 
 class VllmScoring(PooledDialect):
@@ -209,7 +209,7 @@ def _scores(
     """Render the scores of pairs.
 
     Args:
-        indices: maps each text to the index of its embedding. If it is empty, `vectors` has a score for each pair.
+        indices: maps each text to the index of its embedding. If it is empty, `vectors` contains a score for each pair.
     """
     scores = [float(item[0]) for item in vectors]
     if indices:

@@ -34,7 +34,7 @@ _relax = relaxed_by(PYDANTIC, {_SPECIAL: FLAG, _STRINGS: FLAG, "tokens": listing
 
 
 def _unknown(body: Mapping[str, Any], read: Collection[str]) -> list[str]:
-    """List the body's unknown fields. Fields that are null count as absent."""
+    """List the unknown fields of the body. Null fields count as absent."""
     return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]
 
 

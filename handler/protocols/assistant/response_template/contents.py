@@ -1,4 +1,4 @@
-"""The content parsers and transforms of a response template, which convert a region's text to values and tool calls."""
+"""The content parsers and transforms of a response template, which convert text to values and tool calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ContentParser:
 
 
 class Tags(ContentParser):
-    """Reads the tags in a text into an object. The tags are parsed as the text arrives, not only at the text's end.
+    """Reads the tags in a text into an object. The tags are parsed as the text arrives, rather than at its end.
 
     Args:
         parse: parses the value of one tag.
@@ -131,7 +131,7 @@ MakeContent = Callable[[], ContentParser]
 
 
 def content_parser(name: Any, arguments: Any, depth: int = 0) -> MakeContent:
-    """Return a function that creates the parser of one region's text.
+    """Return a function that creates a parser for the text of one region.
 
     Raises:
         ValueError: the name or an argument is invalid.
@@ -190,7 +190,7 @@ _QUOTED = r'"(?:[^"\\]|\\.)*"?'
 def _strings(text: str, delimiters: list[tuple[str, str]]) -> Iterator[tuple[str, bool]]:
     """Yield the parts of a text, each with a flag that is true for a string between delimiters.
 
-    The delimiters are dropped. A string in JSON's quotes is a separate part, so that it is not searched for keys.
+    The delimiters are dropped. A string in JSON quotes is a separate part, so that it is not searched for keys.
     """
     closes, at, start = dict(delimiters), 0, 0
     opens = re.compile("|".join([*map(re.escape, closes), _QUOTED]), re.DOTALL)
@@ -292,7 +292,7 @@ _PARSERS: Mapping[str, tuple[_Checks, Callable[[Arguments, int], MakeContent]]] 
 
 
 def literals(arguments: Arguments) -> Iterator[str]:
-    """Yield the literal texts that a content parser with these arguments looks for."""
+    """Yield the literal strings that a content parser with these arguments looks for."""
     for pair in arguments.get("string_delims", []):
         yield from pair
     yield from (arguments[key] for key in ("line_sep", "kv_sep") if key in arguments)
@@ -322,10 +322,10 @@ class Placeholder(NamedTuple):
 
 
 def read_transform(value: Any, depth: int = 0) -> Any:
-    """Return a transform in which each placeholder is replaced by a `Placeholder`.
+    """Return a transform with each placeholder parsed into a `Placeholder`.
 
     Raises:
-        ValueError: a placeholder has text next to it, or the transform is nested too deeply.
+        ValueError: a placeholder is not the whole string, or the transform is nested too deeply.
     """
     if depth > _DEEPEST:
         raise ValueError("transform: is nested too deeply")
@@ -341,7 +341,7 @@ def read_transform(value: Any, depth: int = 0) -> Any:
 
 
 def roots(transform: Any) -> Iterator[str]:
-    """Yield the names to which the placeholders of a transform refer."""
+    """Yield the names that the placeholders of a transform refer to."""
     if isinstance(transform, Placeholder):
         yield transform.path[0]
     elif isinstance(transform, (dict, list)):
@@ -350,7 +350,7 @@ def roots(transform: Any) -> Iterator[str]:
 
 
 def apply(transform: Any, scope: Mapping[str, Any]) -> Any:
-    """Return a transform in which the placeholders are replaced by values.
+    """Return a transform with its placeholders replaced by values.
 
     Args:
         scope: the values by name.

@@ -40,8 +40,9 @@ from handler.protocols.assistant.tools.parsing import HF, NAME, SPACES, Template
 class ResponseParser(ReasoningParser):
     """Divides a response into regions between the markers of fields, as transformers' ResponseParser does.
 
-    Text that may be the start of a marker is held back until this is decided. The work on text that turns out not to be
-    a marker is limited in proportion to the response's length. Beyond that limit, patterns are no longer tried.
+    Text that may be the start of a marker is held back until it is clear whether it is. The work on text that turns out
+    not to be a marker is limited in proportion to the length of the response. Beyond that limit, patterns are no longer
+    tried.
 
     Args:
         begun: the part of the response that is already in the prompt.
@@ -218,7 +219,7 @@ class _MarkSearch:
         self._num_seen = 0
 
     def is_decided(self, *, final: bool) -> bool:
-        """Let the candidates read the held text, and return whether more text cannot change their matches."""
+        """Feed the held text to the candidates, and return whether their matches are final."""
         candidates = [candidate for _, candidate in self.candidates or ()]
         for candidate in candidates:
             if candidate.is_open:
@@ -248,7 +249,7 @@ class _MarkSearch:
 
 
 class _Text:
-    """The text of a field's regions, without the whitespace around it if the field strips it."""
+    """The text in the regions of a field, stripped of surrounding whitespace if the field requires it."""
 
     def __init__(self, field: Field | None) -> None:
         self._strips = field is None or field.strips
@@ -258,7 +259,7 @@ class _Text:
         self._between = ""
 
     def feed(self, text: str) -> list[str]:
-        """Return the pieces of text that can be shown."""
+        """Add text, and return the pieces that can be shown."""
         shown = self._ends.trim(text) if self._strips else text
         if not shown:
             return []
@@ -291,7 +292,7 @@ class _Calls:
         return CallStart(self.count - 1, name)
 
     def typed(self, name: str, arguments: Any) -> Any:
-        """Convert arguments that are strings to the types in the tool's schema."""
+        """Convert string arguments to the types in the schema of the tool."""
         if not isinstance(arguments, dict) or name not in self._tools:
             return arguments
         schema = self._schemas.setdefault(name, ToolSchema(self._tools[name]))
@@ -381,7 +382,7 @@ class _Region:
 
 
 def family(template: ResponseTemplate) -> Family:
-    """Return a family whose markers are the template's literal markers of reasoning, which prompts may contain."""
+    """Return a family with the literal reasoning markers of the template, which prompts may contain."""
     field = template.reasoning
     return Family(HF.name, _texts(field and field.open), _texts(field and field.close), thinks=False)
 
@@ -391,7 +392,7 @@ def _texts(marks: Marks | None) -> tuple[str, ...]:
 
 
 class TemplateReasoning(ReasoningForm):
-    """The reasoning of one request whose model has a response template.
+    """The reasoning settings of one request to a model that has a response template.
 
     Args:
         shows: whether reasoning is shown separately from the text.

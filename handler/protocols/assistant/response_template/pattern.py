@@ -21,10 +21,10 @@ _FREE = 16_384  # alternatives that may be followed without a match, whatever th
 
 
 def may_try(in_vain: int, size: int) -> bool:
-    """Return whether a pattern may be tried again. The work on failed attempts is limited by the text's length.
+    """Return whether a pattern may be tried again. The work on failed attempts is limited by the length of the text.
 
     Args:
-        in_vain: how many alternatives were followed without a match.
+        in_vain: the number of alternatives that were followed without a match.
         size: the number of characters read so far.
     """
     return in_vain <= _FREE + 2 * size
@@ -77,7 +77,7 @@ _Path = tuple[int, tuple[int, ...]]
 
 
 class _Move(NamedTuple):
-    """The transition from one state to another by a character.
+    """The transition from one state to another on a character.
 
     Attributes:
         state: the new state.
@@ -103,7 +103,7 @@ class Pattern:
         at_start: whether the empty string matches at the start of a response.
         at_end: whether the empty string matches at the end of a response.
         literals: the sequences of literal characters in the pattern.
-        move: returns the transition by a character from a state without assertions. Results are cached.
+        move: returns the transition on a character from a state without assertions. Results are cached.
 
     Raises:
         ValueError: the text is not a pattern, is too long or too complex, cannot be matched in one pass, or can match
@@ -129,7 +129,7 @@ class Pattern:
             raise ValueError("can match the empty string anywhere")
 
     def _find_move(self, state: _State, character: str) -> _Move:
-        """Compute the transition by a character from a state without assertions."""
+        """Compute the transition on a character from a state without assertions."""
         paths: list[tuple[int, _Path]] = []
         seen = set[int]()
         for index, at in enumerate(state):
@@ -154,7 +154,7 @@ class Pattern:
         return _Move(state, sources, match, same)
 
     def follow(self, at: int, seen: set[int], holds: Callable[[str], bool | None] = lambda sign: None) -> list[_Path]:
-        """Return the paths that can be reached from a step without passing a step in `seen`.
+        """Return the paths that can be reached from a step without passing through a step in `seen`.
 
         Args:
             at: the index of the step.
@@ -185,7 +185,7 @@ class Pattern:
         return self._asserts and any(self.steps[at].kind == _ASSERT for at in state)
 
     def _first(self) -> tuple[list[str], set[str]]:
-        """Return the classes that can match the first character, and the assertions under which "" matches.
+        """Return the classes that can match the first character, and the assertions under which "" is a match.
 
         The assertion "" means that the empty string matches anywhere.
         """

@@ -1,4 +1,4 @@
-"""A model's response template, and the reader that checks the template."""
+"""A model's response template, and the functions that read and check it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MOST_SOUGHT = 1 << 17  # alternatives of a pattern that are followed in this se
 _MOST_PLACES = 64  # placeholders in a transform, each of which may become a copy of the whole region
 
 LONGEST = 1024
-"""Maximum number of characters of a marker that a pattern describes. A longer match is not a marker."""
+"""Maximum length, in characters, of a marker that matches a pattern. A longer match is not a marker."""
 
 
 class Marks:
-    """The markers that begin or end a region: a list of texts, or a pattern.
+    """The markers that begin or end a region: a list of strings, or a pattern.
 
     Attributes:
-        texts: the texts with the longest first, or an empty tuple for a pattern.
+        texts: the strings, longest first, or an empty tuple for a pattern.
     """
 
     def __init__(self, texts: Sequence[str] = (), pattern: Pattern | None = None) -> None:
@@ -82,7 +82,7 @@ class Marks:
 
 
 class Texts:
-    """An attempt to match one of several texts at a position of a response, with the interface of `Attempt`."""
+    """An attempt to match one of several strings at a position of a response, with the interface of `Attempt`."""
 
     work = 0
 
@@ -107,21 +107,21 @@ class Texts:
 
 
 class Field(NamedTuple):
-    """A field of the template, to which regions of a response belong.
+    """A field of the template. Each region of a response belongs to a field.
 
     Attributes:
-        open: the markers before a region, or None if everything outside of other fields' regions belongs to the field.
+        open: the markers before a region, or None if everything outside the regions of other fields belongs to it.
         close: the markers after a region, or None if it ends with the response.
         make: creates the parser of one region's text.
         strips: whether the whitespace around a region's text is dropped.
         join: the separator between the texts of several regions, or None if they form one text.
-        transform: the transform that makes a call from the parsed value, or None if the value already is a call.
-        each: whether the transform applies to each item of a list instead of to the whole value.
+        transform: the transform that converts the parsed value to a call, or None if the value already is a call.
+        each: whether the transform applies to each item of a list instead of the whole value.
         name_group: the group of `open` that contains a tool call's name, or "" if the region's text is more than the
             arguments.
         is_json: whether the text is JSON, so that the parser can tell whether it is complete.
         is_plain: whether the text is standard JSON, in whose strings markers are ignored.
-        inner: the literal texts that the parser looks for.
+        inner: the literal strings that the parser looks for.
     """
 
     name: str
@@ -142,7 +142,7 @@ class Field(NamedTuple):
         return self.name in REASONING
 
     def calls(self, value: Any, groups: Mapping[str, str]) -> list[tuple[str, Any]]:
-        """Return the names and arguments of a region's tool calls.
+        """Return the names and arguments of the tool calls in a region.
 
         Args:
             value: the parsed value of the region's text.
@@ -202,7 +202,7 @@ class ResponseTemplate:
 
     Attributes:
         fields: the fields by name.
-        implicit: the field to which everything outside of other regions belongs, or None if text outside of regions is
+        implicit: the field that everything outside of other regions belongs to, or None if text outside of regions is
             dropped.
         outside: the markers that the parser looks for outside of regions.
 
@@ -223,7 +223,7 @@ class ResponseTemplate:
 
     @functools.cached_property
     def reasoning(self) -> Field | None:
-        """The field with the reasoning, or None if the template has none."""
+        """The field that contains the reasoning, or None if the template has none."""
         return next((field for field in self.fields.values() if field.is_reasoning), None)
 
     @property
@@ -241,14 +241,14 @@ class ResponseTemplate:
 
     @functools.cached_property
     def literals(self) -> frozenset[str]:
-        """The literal texts of all markers and content parsers."""
+        """The literal strings of all markers and content parsers."""
         fields = self.fields.values()
         marks = [mark for field in fields for mark in (field.open, field.close) if mark is not None]
         inner = [literal for field in fields for literal in field.inner]
         return frozenset([*inner, *(literal for mark in marks for literal in mark.literals)])
 
     def special(self, tokens: frozenset[str]) -> frozenset[str]:
-        """Return the special tokens that the template's literal texts contain.
+        """Return the special tokens that the literals of the template contain.
 
         Args:
             tokens: all special tokens of the vocabulary.
@@ -263,7 +263,7 @@ def read_response_template(value: Any) -> ResponseTemplate:
     """Read `response_template` of tokenizer_config.json.
 
     Raises:
-        ValueError: the template is invalid or not supported. The message begins with the path of the wrong value.
+        ValueError: the template is invalid or not supported. The message begins with the path of the invalid value.
     """
     template = _object(
         value, "response_template", ("version", "defaults", "fields", "start_anchor", "start_anchor_pattern")
@@ -360,7 +360,7 @@ def _object(value: Any, at: str, known: Sequence[str] = ()) -> Arguments:
 
 
 def _marks(options: Arguments, key: str, at: str) -> Marks | None:
-    """Read markers, which are a text, a list of texts or a pattern, or return None if there are none."""
+    """Return the markers under a key (a string, a list of strings, or a pattern), or None if there are none."""
     text, pattern = options.get(key), options.get(f"{key}_pattern")
     if text is not None and pattern is not None:
         raise ValueError(f"{at}{key}: cannot be combined with {key}_pattern")

@@ -1,4 +1,4 @@
-"""Notations of tool calls, to write calls into prompts and to enforce calls by xgrammar's structural tags."""
+"""Notations of tool calls, used to write calls into prompts and to enforce calls with xgrammar's structural tags."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class Notation(NamedTuple):
-    """The text around tool calls, as the models' chat templates write it.
+    """The text around tool calls, as chat templates write it.
 
     Attributes:
-        call: the text before a call's arguments and the text after them. NAME is replaced by the tool's name, NUMBER by
+        call: the text before and after the arguments of a call. NAME is replaced by the name of the tool, and NUMBER by
             the index of the call.
         block: the text before the first call and the text after the last call.
         between: the text between two calls.
-        mark: the text with which calls begin, if it occurs nowhere else in responses, or else "".
+        mark: the text at the start of calls if it occurs nowhere else in responses, or else "".
         style: xgrammar's name for the notation of arguments, or "" if xgrammar does not support it.
         several: whether a response may have several calls.
         arguments: writes the arguments of a call.
@@ -40,16 +40,16 @@ class Notation(NamedTuple):
 
     @property
     def begin(self) -> str:
-        """The text with which a response that consists of tool calls always begins."""
+        """The text at the start of every response that consists of tool calls."""
         return self.block[0] or self.call[0].partition(_NAME)[0].partition(_NUMBER)[0]
 
 
 def pairs(begin: str, middle: str, end: str) -> Callable[[Mapping[str, Any]], str]:
-    """Return a function that writes each argument as its name and its value. Strings are written as plain text.
+    """Return a function that writes the name and value of each argument. Strings are written as plain text.
 
     Args:
         begin: the text before the name.
-        middle: the text between name and value. STRING in it is replaced by true for a string, and by false otherwise.
+        middle: the text between name and value. STRING is replaced by true if the value is a string, or else by false.
         end: the text after the value.
     """
 
@@ -79,7 +79,7 @@ def write_calls(notation: Notation, calls: Iterable[tuple[str, Mapping[str, Any]
 
 
 def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: bool) -> Tag:
-    """Return the structural tag for a response of at least one tool call, with arguments that fit the schemas.
+    """Return the structural tag for a response of at least one tool call, with arguments that match the schemas.
 
     Args:
         tools: the tools in OpenAI's format.
@@ -120,7 +120,7 @@ def _answer(rule: StructuredOutput) -> Tag:
 def calls_in_text(
     notation: Notation, tools: Iterable[Mapping[str, Any]], strict: Collection[str], *, single: bool
 ) -> Tag:
-    """Return the structural tag for a response of text that may contain tool calls.
+    """Return the structural tag for text that may contain tool calls.
 
     Args:
         tools: the tools in OpenAI's format.
@@ -170,7 +170,7 @@ def _tag(notation: Notation, name: str, schema: Mapping[str, Any]) -> Tag:
 
 
 ANY = frozenset({"any"})
-"""The types of a value that may have any type: JSON stays JSON, and other text becomes a string."""
+"""The types of a value that may have any type: JSON is left unchanged, and other text is converted to a string."""
 
 _MEMBERS = 4096  # schemas that are read to find the types of one tool's parameters in one response
 _CHAIN = 16  # references that are followed one after another
@@ -183,19 +183,19 @@ _ALIASES = {
     **dict.fromkeys(("dict",), "object"),
     **dict.fromkeys(("arr", "list", "sequence", "tuple"), "array"),
 }
-"""Other names that clients use for the types of JSON Schema."""
+"""Other names that clients use for JSON Schema types."""
 
 _TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 
 
 class ToolSchema:
-    """The schema of a tool's arguments, in which references (`$ref`) are resolved.
+    """The schema of a tool's arguments, which resolves references (`$ref`).
 
     A client's schema may be cyclic, and a few lines can refer to exponentially many schemas. Therefore the types of
     each schema are determined only once, and at most 4,096 schemas are read. Further schemas allow any type.
 
     Args:
-        root: the schema of the arguments, to which references refer.
+        root: the schema of the arguments, against which references are resolved.
     """
 
     def __init__(self, root: Any) -> None:
@@ -207,16 +207,16 @@ class ToolSchema:
         self._targets: dict[str, Any] = {}
 
     def property(self, schema: Any, name: str) -> Any:
-        """Return the schema of an object's property, or None if there is none."""
+        """Return the schema of an object property, or None if there is none."""
         properties = self._get(schema, "properties")
         return properties.get(name) if isinstance(properties, Mapping) else None
 
     def items(self, schema: Any) -> Any:
-        """Return the schema of a list's items, or None if there is none."""
+        """Return the schema of list items, or None if there is none."""
         return self._get(schema, "items")
 
     def types(self, schema: Any) -> frozenset[str]:
-        """Return the types that a schema within the root allows, or an empty set if it names no type."""
+        """Return the types that a schema within the root allows, or an empty set if it specifies no type."""
         if not isinstance(schema, Mapping):
             return frozenset()
         if id(schema) not in self._types:
@@ -224,7 +224,7 @@ class ToolSchema:
         return self._types[id(schema)]
 
     def _find(self, schema: Mapping[str, Any]) -> frozenset[str]:
-        """Return the types of a schema and of all schemas to which it refers by $ref, anyOf, oneOf and allOf."""
+        """Return the types of a schema and of all schemas that it refers to by $ref, anyOf, oneOf and allOf."""
         kinds: set[str] = set()
         visited: set[int] = set()
         waiting: list[Any] = [schema]
@@ -245,7 +245,7 @@ class ToolSchema:
         return frozenset(kinds)
 
     def _named(self, schema: Mapping[str, Any]) -> frozenset[str]:
-        """Return the types that a schema states directly, without its references."""
+        """Return the types that a schema states directly, without following references."""
         if id(schema) not in self._own:
             kinds, values = schema.get("type"), schema.get("enum")
             kinds = kinds if isinstance(kinds, list) else [kinds]
@@ -258,7 +258,7 @@ class ToolSchema:
         return self._own[id(schema)]
 
     def _get(self, schema: Any, key: str) -> Any:
-        """Return a schema's value for a key. If the schema lacks the key, search the schema to which it refers."""
+        """Return the value of a key in a schema. If the key is missing, search the schema that the schema refers to."""
         for _ in range(_CHAIN):
             if not isinstance(schema, Mapping):
                 return None
@@ -268,7 +268,7 @@ class ToolSchema:
         return None
 
     def _target(self, schema: Mapping[str, Any]) -> Any:
-        """Return the schema to which a schema refers, or None if it has no reference."""
+        """Return the schema that a schema refers to, or None if it contains no reference."""
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return None

@@ -1,4 +1,4 @@
-"""Find the end of the JSON text of a tool call's arguments, and convert a parameter's plain text to JSON."""
+"""Finds the end of the JSON arguments of a tool call, and converts the plain text of parameters to JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class JsonEnd:
 
     Args:
         depth: the number of objects and lists that are already open.
-        stop: a character that JSON allows only in strings. Outside of strings it ends the JSON, which is then invalid.
+        stop: a character that JSON allows only in strings. Outside of strings, it ends the JSON, which is then invalid.
 
     Attributes:
         quoted: whether the text so far ends within a string.
@@ -94,7 +94,7 @@ def dumps(value: Any) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Return whether a text is a JSON object that every client can read, and that may be sent back in a request.
+    """Return whether text is a JSON object that every client can read and that may be sent back in a request.
 
     Many clients refuse numbers that overflow a float, and lone surrogates. The nesting in requests is limited.
     """
@@ -106,7 +106,7 @@ def is_object(text: str) -> bool:
 
 
 PYTHON_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
-"""Maps the character after a backslash to the character that Python's escape means."""
+"""Maps the character after a backslash to the character that the escape stands for in Python."""
 
 STRING = frozenset({"string"})
 _STRING_OR_NULL = frozenset({"string", "null"})
@@ -115,10 +115,10 @@ _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Convert a parameter's plain text to JSON of one of the types in its schema.
+    """Convert the plain text of a parameter to JSON of a type that its schema allows.
 
-    A text that fits none of the types stays unchanged if it is JSON, and becomes a string otherwise. Objects, lists and
-    null may be in Python's notation, which the chat templates of several models use.
+    Text that fits none of the types is returned unchanged if it is JSON, and as a string otherwise. Objects, lists and
+    null may be in Python notation, which the chat templates of several models use.
     """
     plain = text.strip()
     if "null" in types and (plain.lower() == "null" or plain == "None"):
@@ -160,7 +160,7 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 def _json(text: str) -> str | None:
-    """Return a text as JSON with control characters escaped, or None if it is not JSON."""
+    """Return JSON text with control characters escaped, or None if the text is not JSON."""
     text = ControlEscapes().feed(text)
     return text if is_json(text) else None
 
@@ -168,11 +168,11 @@ def _json(text: str) -> str | None:
 class ParameterValue:
     """Converts the plain text of a parameter, which arrives in pieces, to JSON.
 
-    A string is written as it arrives. A value that may have another type is written at its end.
+    A string is written as it arrives. A value that may have another type is written once it is complete.
 
     Args:
-        types: the types in the parameter's schema. If there are none, the value is a string.
-        write: the function to which JSON text is passed.
+        types: the types in the schema of the parameter. If there are none, the value is a string.
+        write: the function that receives the JSON text.
         trim: whether to drop a newline before the text and a newline after it.
     """
 
@@ -201,7 +201,7 @@ class ParameterValue:
         self._write(_escape(text) + '"' if self._streams else as_json(text, self._types))
 
     def _is_string(self, text: str) -> bool:
-        """Return whether the value is a string, after `text` has arrived."""
+        """Return whether the value is a string, based on the text that has arrived so far."""
         if self._types != _STRING_OR_NULL:
             return self._types == STRING
         start = (self._start + text).lstrip()

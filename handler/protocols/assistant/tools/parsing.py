@@ -25,14 +25,14 @@ from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd,
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""A generator that is a part of a parser. It yields when it needs more text, and returns its result."""
+"""A generator that is part of a parser. It yields when it needs more text, and returns its result."""
 
 Tool = Mapping[str, Any]
 """A tool in OpenAI's format."""
 
 SPACES = " \t\r\n"
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-"""The pattern of a tool's name."""
+"""The pattern of tool names."""
 
 
 _OWN_ENDING = re.compile(r":[^\s:>]+(?=>\Z)")
@@ -42,10 +42,10 @@ class Format(NamedTuple):
     """A format in which models write tool calls.
 
     Attributes:
-        make: creates the parser of one response from the request's tools, whose schemas define the types of arguments.
-        marks: texts that may be special tokens, which a tokenizer omits from the text by default.
+        make: creates the parser of one response from the tools of the request, whose schemas define argument types.
+        marks: strings that may be special tokens, which a tokenizer omits from the text by default.
         template: a regular expression that recognizes the format in a chat template, or "" if there is none.
-        notations: maps a text in chat templates to the notation of calls. The first notation whose text is in the
+        notations: maps a string in chat templates to the notation of calls. The first notation whose string is in the
             model's template is used.
     """
 
@@ -56,7 +56,7 @@ class Format(NamedTuple):
     notations: Mapping[str, Notation] = {}
 
     def notation(self, template: str) -> Notation | None:
-        """Return the notation in which a model with a chat template writes tool calls, or None if it is unknown."""
+        """Return the notation in which a model with this chat template writes tool calls, or None if it is unknown."""
         return next((notation for text, notation in self.notations.items() if text in template), None)
 
     def special(self, vocabulary: Vocabulary) -> frozenset[str]:
@@ -70,7 +70,7 @@ def _special(special: frozenset[str], marks: tuple[str, ...]) -> frozenset[str]:
 
 
 class NamedCall:
-    """Parses a response that consists of one tool call's arguments, as structured output enforces."""
+    """Parses a response that structured output constrains to the arguments of a single tool call."""
 
     def __init__(self, name: str) -> None:
         self._begun: list[Event] = [CallStart(0, name)]
@@ -84,11 +84,11 @@ class NamedCall:
 
 
 class CallsOrText:
-    """Parses a response that consists either of tool calls or of text without calls, as structured output enforces.
+    """Parses a response that structured output constrains to either tool calls or text without calls.
 
     Args:
-        begin: the text with which a response of calls begins.
-        calls: the parser of a response of calls.
+        begin: the text at the start of a response that consists of calls.
+        calls: the parser of a response that consists of calls.
     """
 
     def __init__(self, begin: str, calls: AnswerParser) -> None:
@@ -119,7 +119,7 @@ class CallsOrText:
 
 
 class BrokenCall(Exception):
-    """Raised by the steps of a parser if the text is not, or no longer, a tool call."""
+    """Raised by the steps of a parser if the text is not a tool call, or stops being a valid call."""
 
 
 class CallOutput:
@@ -145,7 +145,7 @@ class CallOutput:
         self._space, self.after_call, self._in_call = [], True, True
 
     def write(self, text: str) -> None:
-        """Append text to the JSON of the tool call's arguments."""
+        """Append text to the JSON of the arguments."""
         if text:
             self._written.append(text)
 
@@ -192,7 +192,7 @@ class CallParser(CallOutput):
     characters are held, and longer texts are collected in lists.
 
     Attributes:
-        begins: the markers before calls. A marker comes before any marker that is its prefix.
+        begins: the markers before calls. Each marker precedes any other marker that is a prefix of it.
         at_start: whether a response may begin with calls without a marker.
     """
 
@@ -275,7 +275,7 @@ class CallParser(CallOutput):
         return text
 
     def skip(self, signs: str = SPACES) -> Steps[str]:
-        """Consume all of these characters, and return the first other character without consuming it."""
+        """Consume these characters, and return the first other character without consuming it."""
         while True:
             rest = self.held.lstrip(signs)
             self.advance(len(self.held) - len(rest))
@@ -287,7 +287,7 @@ class CallParser(CallOutput):
         """Consume and return the marker that follows, or return "" if none of these markers follows.
 
         Args:
-            marks: the markers. A marker comes before any marker that is its prefix.
+            marks: the markers. Each marker precedes any other marker that is a prefix of it.
         """
         while True:
             for mark in marks:
@@ -357,7 +357,7 @@ class CallParser(CallOutput):
         return (yield from self.stream_until(lambda text: None, *ends))
 
     def json(self) -> Steps[None]:
-        """Emit the JSON object or list that follows, as it arrives, as the arguments of the tool call."""
+        """Emit the JSON object or list that follows as the arguments of the tool call, as it arrives."""
         end = JsonEnd(stop="<")
         while True:
             size = end.feed(self.held)
@@ -379,7 +379,7 @@ class CallParser(CallOutput):
         self.end_call()
 
     def _open(self) -> Steps[None]:
-        """Wait for more text of a value. If the response ends here, closing brackets can complete the arguments."""
+        """Wait for more of a value. If the response ends here, closing brackets can complete the arguments."""
         self._closable = True
         yield
         self._closable = False
@@ -434,7 +434,7 @@ class CallParser(CallOutput):
             self.show("".join([*self._taken, rest]))
 
     def _begins_call(self, text: str) -> bool:
-        """Return whether the text at the end of a response is the beginning of a marker of another tool call."""
+        """Return whether a response ends with the start of a marker for another tool call."""
         start = text.strip()
         return len(start) > 1 and any(mark.startswith(start) for mark in self.begins)
 
@@ -453,11 +453,11 @@ _BESIDE_CALLS = (str, Reasoning)
 _BRACKETS = re.compile(r'"|\\.|[{}\[\]]', re.DOTALL)
 _ENDS = {"{": "}", "[": "]"}
 _NUMBER = re.compile(r"[0-9]\Z")
-"""Matches a digit at the end of a text, where a number may continue."""
+"""Matches a digit at the end of text, where a number may continue."""
 
 
 class ArgumentsText:
-    """The JSON text of one tool call's arguments."""
+    """The JSON arguments of one tool call."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -469,7 +469,7 @@ class ArgumentsText:
         return self._parts[-1]
 
     def closing(self) -> str | None:
-        """Return the text that closes open strings, lists and objects, or None if other text may be missing too."""
+        """Return the text that closes open strings, lists and objects, or None if other text may also be missing."""
         text = self._join()
         if not self._controls.quoted and _NUMBER.search(text):
             return None
@@ -495,7 +495,7 @@ class ArgumentsText:
 
 
 class _Call:
-    """A tool call that has started. The client gets its start together with the first character of its arguments."""
+    """A tool call that has started. The client receives its start with the first character of its arguments."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -506,12 +506,12 @@ class _Call:
 class CheckedCalls:
     """Checks the tool calls among the events of one response.
 
-    A call that is cut off before its arguments is replaced by its name as text, because clients would read missing
+    A call that is truncated before its arguments is replaced by its name as text, because clients would read missing
     arguments as `{}`.
 
     Args:
         allowed: the names of the tools that may be called, or None for any name. A call to any other tool is
-            replaced by a line of text with its name and its arguments.
+            replaced by a line of text that contains its name and arguments.
     """
 
     def __init__(self, allowed: Collection[str] | None = None) -> None:
@@ -534,11 +534,11 @@ class CheckedCalls:
         return checked
 
     def end(self, events: Iterable[Event], finish: Finish) -> list[Event]:
-        """Return the response's last events, including the ends of all tool calls.
+        """Return the last events of the response, including the ends of all tool calls.
 
         Args:
-            finish: the reason why the response ended. If the model itself ended it, open brackets are closed where this
-                is unambiguous.
+            finish: the reason why the response ended. If the model ended it, open brackets are closed where this is
+                unambiguous.
         """
         checked = [item for event in events for item in self._check(event, closes=finish is Finish.EOS)]
         left: list[Event] = [CallEnd(number, Ending.BROKEN) for number in self._open]
@@ -588,7 +588,7 @@ class CheckedCalls:
 
 
 class TemplateCalls(PlainText):
-    """A placeholder for the parser of tool calls in response_template/. By itself it leaves calls in the text."""
+    """A placeholder for the tool call parser in response_template/. On its own, it leaves calls in the text."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools = tools

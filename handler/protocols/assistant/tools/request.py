@@ -30,19 +30,19 @@ _OUR_OWN = SMOLLM2.notations[""]
 _TOOLS = re.compile(r"\btools\b")
 
 _SHORT_ID = re.compile(r"id\|length != 9")
-"""Mistral's templates require the id of a tool call to have nine characters."""
+"""Matches Mistral's templates, which require tool call ids of nine characters."""
 
 _INDEXED_ID = re.compile(r"<\|tool_calls_section_begin\|>")
-"""Kimi K2's templates write a tool call's id, which has the tool's name, before the arguments and before the result."""
+"""Kimi K2's templates write the call id, which contains the tool name, before the arguments and before the result."""
 
 _FIRST_CALL = re.compile(r"\A(?s:(?!.* in (?:message|m)(?:\.|\[['\"])tool_calls).*)tool_calls\[0\]")
-"""The templates of GigaChat 3, gpt-oss and Llama 3 write only the first of several tool calls, or refuse them."""
+"""The templates of GigaChat 3, gpt-oss and Llama 3 write only the first tool call, or refuse several tool calls."""
 
 _ONE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise_exception")
-"""gpt-oss's template refuses a message with tool calls, reasoning and text, as it writes the last two as analysis."""
+"""gpt-oss's template refuses messages with tool calls, reasoning and text, as it writes the latter two as analysis."""
 
 _CALLS = re.compile(r"\btool_calls\b")
-"""The templates of LFM2 and Granite 3.3 do not mention tool calls, and write only a message's role and text."""
+"""The templates of LFM2 and Granite 3.3 do not mention tool calls, and write only the role and text of a message."""
 
 _DESCRIPTION = re.compile(r"[+~]\s*(?:(?:\w+\.)+description|\(\w+\.description \| tojson)")
 """The templates of gpt-oss and Muse Glimmer, and some others, fail for a tool without a description."""
@@ -54,7 +54,7 @@ def lay_out(
     """Arrange messages and tools as the model's chat template expects them.
 
     Args:
-        format: the format for reading calls in responses and for writing calls as text, or None for the format that the
+        format: the format in which calls are read from responses and written as text, or None for the format that the
             template shows.
     """
     messages = _results_in_order(messages)
@@ -135,7 +135,7 @@ def _with_one_text(message: Message) -> Message:
 
 
 def _with_written_calls(message: Message, notation: Notation, between: str = "") -> Message:
-    """Append a message's tool calls to its text, for a template that does not write calls."""
+    """Append the tool calls of a message to its text, for templates that do not write calls."""
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     if not calls:
         return message
@@ -159,7 +159,7 @@ def _shows(part: re.Pattern[str], template: str) -> bool:
 
 
 def _notation(template: str, *formats: Format | None) -> Notation | None:
-    """Return the first notation that one of the formats has for this template, or None."""
+    """Return the first notation that any of the formats has for this template, or None."""
     notations = (format.notation(template) for format in formats if format is not None)
     return next((notation for notation in notations if notation is not None), None)
 
@@ -167,7 +167,7 @@ def _notation(template: str, *formats: Format | None) -> Notation | None:
 def _plain_messages(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], notation: Notation
 ) -> list[Message]:
-    """Convert tools, tool calls and results to text, for a template that does not show tools."""
+    """Convert tools, tool calls and results to text, for templates that do not show tools."""
     plain = [_plain(message, notation) for message in messages]
     if tools:
         instructions = _instructions(tools, notation)
@@ -195,9 +195,9 @@ def _instructions(tools: Sequence[Mapping[str, Any]], notation: Notation) -> str
 
 
 def _results_in_order(messages: Sequence[Message]) -> list[Message]:
-    """Sort the results of a message's tool calls in the order of the calls.
+    """Sort tool results in the order of the calls in the message that they belong to.
 
-    Agents send results as tools finish, and most templates write no ids with which a model could match them.
+    Agents send results as tools finish, and most templates write no ids by which a model could match results to calls.
     """
     ordered: list[Message] = []
     for are_results, run in itertools.groupby(messages, lambda message: message["role"] == "tool"):
@@ -220,7 +220,7 @@ _CHOICES = (
 )
 _ALLOWED = "must be an object with a 'mode' of auto or required, and with 'tools' that name tools of the request"
 _REFERENCE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)([^"]{0,64})')
-"""Matches a reference in a schema's JSON that would not resolve to the same schema inside another schema."""
+"""Matches a reference in the JSON of a schema that would resolve differently once it is nested in another schema."""
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
@@ -252,16 +252,16 @@ class Tools(NamedTuple):
     Attributes:
         shown: the tools in the prompt, in OpenAI's format.
         choice: auto, required, named, or "" if no tool may be called.
-        name: the name of the tool that must be called, or "".
+        name: the name of the tool that must be called, or "" if no particular tool is required.
         single: whether at most one call is allowed.
         allowed: the names of the tools that may be called, or None if the request does not restrict them.
         format: the format in which the model writes calls, or None if structured output enforces JSON instead.
-        notation: the notation of the format's calls in structured output, or None if the format or the engine does not
-            support structured output.
+        notation: the notation of calls in structured output, or None if the format or the engine does not support
+            structured output.
         structured_output: the structured output that enforces calls. With the choice auto, it applies only within
             calls, unless `with_answer` has set it.
-        unknown: the paths of unknown names.
-        unheeded: the paths of known names that have no effect.
+        unknown: the paths of unknown fields.
+        unheeded: the paths of known fields that have no effect.
     """
 
     shown: Sequence[Mapping[str, Any]] = ()
@@ -312,7 +312,7 @@ class Tools(NamedTuple):
 
 
 def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
-    """Read `tools`, `tool_choice` and `parallel_tool_calls` of a body.
+    """Read the `tools`, `tool_choice` and `parallel_tool_calls` of a body.
 
     Raises:
         InvalidParameter: a field is invalid. The message names it.
@@ -356,7 +356,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
 def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
     """Return tools with structured output for the tool calls of strict tools.
 
-    If structured output cannot enforce the schemas, `strict` is reported as a name without effect.
+    If structured output cannot enforce the schemas, `strict` is reported as having no effect.
 
     Args:
         strict: the names of the strict tools.
@@ -373,8 +373,8 @@ def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
 def choose_format(context: ServerContext) -> Format | None:
     """Return the format of tool calls in responses.
 
-    A plugin takes precedence over `option.tool_call_parser`, and the option over the model's templates. The result is
-    None if the templates show no known format, or if the option keeps calls in the text.
+    A plugin takes precedence over `option.tool_call_parser`, which takes precedence over the templates of the model.
+    The result is None if the templates show no known format, or if the option leaves calls in the text.
     """
     plugin: Format | None = context.tool_format
     if plugin is not None:
@@ -394,9 +394,9 @@ def _allowed(
 ) -> tuple[NamedValue, list[Mapping[str, Any]], frozenset[str] | None]:
     """Return the choice, the tools, and the names of the tools that may be called.
 
-    If the choice is an object of OpenAI's type `allowed_tools`, the result has its mode and only its tools. Otherwise
-    choice and tools are returned unchanged, and the names are None. The names are needed because the model may know
-    further tools from the messages, or invent them.
+    If the choice is an object of OpenAI's type `allowed_tools`, its mode and only its tools are returned. Otherwise the
+    choice and the tools are returned unchanged, and the names are None. The names are needed because the model may know
+    other tools from the messages, or may invent tools.
     """
     if not isinstance(choice.value, dict) or choice.value.get("type") != "allowed_tools":
         return choice, tools, None
@@ -411,14 +411,14 @@ def _allowed(
 
 
 def _function_name(value: Any) -> str | None:
-    """Return the name of the function that an object in OpenAI's format names, or None if it names none."""
+    """Return the function name in an object in OpenAI's format, or None if there is none."""
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
 
 
 def _choice(choice: NamedValue, names: Sequence[str]) -> tuple[str, str]:
-    """Return the kind of a choice, and the name of its tool, or "" if it names none."""
+    """Return the kind of a choice and the name of its tool. The name is "" if the choice has none."""
     value = choice.value
     if value is None:
         return "", ""
@@ -466,7 +466,7 @@ def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], choice: NamedValue, *, single: bool) -> dict[str, Any]:
-    """Return the schema of a list of tool calls. Definitions are moved to its root, where references look them up."""
+    """Return the schema of a list of tool calls. Definitions are moved to its root, where references are resolved."""
     definitions: dict[str, dict[str, Any]] = {}
     items = []
     for tool in tools:

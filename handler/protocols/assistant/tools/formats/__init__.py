@@ -102,7 +102,8 @@ FORMATS = {
 }
 """All formats by name.
 
-`auto` takes the first format that the chat template shows, so more specific formats with hermes's marker come first.
+`auto` selects the first format that the chat template shows, so more specific formats that share the marker of hermes
+come first.
 """
 
 ALIASES = {

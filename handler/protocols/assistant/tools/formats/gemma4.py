@@ -20,8 +20,8 @@ class Gemma4(CallParser):
     """Parses Gemma 4's tool calls.
 
     Strings are enclosed in quote tokens and have no escapes. All values are converted to the types in their schemas,
-    also if they are quoted, because vLLM's chat template for FunctionGemma quotes all values. Without a schema, an
-    unquoted value is parsed as JSON if possible, and otherwise is a string.
+    even quoted values, because vLLM's chat template for FunctionGemma quotes all values. Without a schema, an unquoted
+    value is parsed as JSON if possible, and is treated as a string otherwise.
 
     Attributes:
         call_end: the token after a call.

@@ -1,4 +1,4 @@
-"""Tool calls of GLM 4.5 to 4.7, Hunyuan 3 and 4, and K2 Horizon, with tags for a parameter's name and its value."""
+"""Tool calls of GLM 4.5 to 4.7, Hunyuan 3 and 4, and K2 Horizon, with tags for parameter names and values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from handler.protocols.assistant.tools.parsing import NAME, Format, Steps
 
 
 class PairedCalls(SectionedCalls):
-    """Base class of parsers for tool calls with tags for a parameter's name and its value.
+    """Base class of parsers for tool calls with tags for parameter names and values.
 
     Attributes:
         call, call_end: the markers around a call.
         key, key_end: the markers around a parameter's name.
         value, value_end: the markers around a parameter's value.
-        separator: a marker that may follow the call's name, or "".
+        separator: a marker that may follow the name of the call, or "" if there is none.
     """
 
     call, call_end = "<tool_call>", "</tool_call>"
@@ -56,7 +56,7 @@ class PairedCalls(SectionedCalls):
 
 
 class Glm(PairedCalls):
-    """Parses GLM's tool calls. GLM 4.5 writes each tag on a line of its own, but GLM 4.7 writes no newlines."""
+    """Parses GLM's tool calls. GLM 4.5 writes each tag on its own line, but GLM 4.7 writes no newlines."""
 
     begins = (PairedCalls.call,)
 

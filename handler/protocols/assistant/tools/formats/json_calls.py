@@ -23,14 +23,14 @@ _OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
 """Matches the start of a tool call up to an incomplete name."""
 
 _LONGEST_HEAD = 512
-"""Maximum number of characters before a tool call's arguments. A name has at most 64 characters, perhaps escaped."""
+"""Maximum number of characters before the arguments of a tool call. A name has up to 64 characters, perhaps escaped."""
 
 
 class JsonCalls(CallParser):
     """Base class of parsers for tool calls that are JSON objects.
 
-    Arguments that follow the name of a call are emitted as they arrive, and arguments before it at the call's end. In a
-    list, an object that is not a call becomes text, and the other objects remain calls.
+    Arguments after the name of a call are emitted as they arrive. Arguments before the name are emitted once the
+    call is complete. In a list, an object that is not a call is emitted as text, and the other objects remain calls.
 
     Attributes:
         end: the marker after the calls, or "" if they end with the list or the last object.
@@ -81,7 +81,7 @@ class JsonCalls(CallParser):
         self._others.clear()
 
     def _object(self, *, listed: bool) -> Steps[None]:
-        """Read an object. In a list, an object that is not a tool call is kept as text."""
+        """Read an object. In a list, an object that is not a tool call is emitted as text."""
         head = yield from self._head()
         if head:
             yield from self._streamed(head)
@@ -135,7 +135,7 @@ class JsonCalls(CallParser):
 
 
 class List(JsonCalls):
-    """Parses a response that is a list of tool calls, as structured output enforces."""
+    """Parses a response that structured output constrains to a list of tool calls."""
 
     at_start = True
 
@@ -185,7 +185,7 @@ class InternLm(JsonCalls):
 
 
 class Apertus(JsonCalls):
-    """Parses Apertus's tool calls, which are objects with the call's name as their only key."""
+    """Parses Apertus's tool calls, which are objects whose only key is the name of the tool."""
 
     begins = ("<|tools_prefix|>",)
     end = "<|tools_suffix|>"
@@ -197,7 +197,7 @@ class Apertus(JsonCalls):
 
 
 class Cohere(JsonCalls):
-    """Parses Cohere's tool calls, which have the keys `tool_name` and `parameters`, possibly after the call's id."""
+    """Parses Cohere's tool calls, which have the keys `tool_name` and `parameters`, possibly after an id."""
 
     begins = ("<|START_ACTION|>",)
     end = "<|END_ACTION|>"
@@ -290,7 +290,7 @@ def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | No
 
     Args:
         alone: whether an object without arguments is a call.
-        name: the key of the call's name.
+        name: the key that contains the name of the call.
     """
     try:
         value = json.loads(ControlEscapes().feed(text), parse_constant=refuse_constant)
@@ -319,7 +319,7 @@ def _list_between(parser: type[JsonCalls], call: tuple[str, str] = _OBJECT) -> d
 
 
 HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), _TEMPLATE, {"": _ONE_A_MARK})
-"""Each tool call is an object between markers of its own (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
+"""Each tool call is an object between its own markers (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
 
 SMOLLM2 = Format("smollm2", Hermes, HERMES.marks, notations=_list_between(Hermes))
 """A list of objects between the markers (source: SmolLM2's documentation)."""
@@ -368,7 +368,7 @@ GRANITE_20B_FC = Format(
     "<function_call>",
     {"": Notation((f"<function_call> {_OBJECT[0]}", "}"), between="\n", mark="<function_call>")},
 )
-"""Each tool call is an object after a marker of its own (source: vLLM 0.33)."""
+"""Each tool call is an object after its own marker (source: vLLM 0.33)."""
 
 GIGACHAT3 = Format(
     "gigachat3",
@@ -478,8 +478,8 @@ _CALLS, _CALL_ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 class Mistral(JsonCalls):
     """Parses Mistral's tool calls.
 
-    With tokenizers up to version 10, they are a list or an object. With later tokenizers, a call is a name, possibly
-    the call's id, and the arguments.
+    With tokenizers up to version 10, they are a list or an object. With later tokenizers, a call consists of a name,
+    possibly an id, and the arguments.
     """
 
     begins = (_CALLS,)

@@ -21,8 +21,9 @@ _DEPTH = 32  # nested elements
 class MinimaxM3(SectionedCalls):
     """Parses MiniMax M3's tool calls.
 
-    A nested element has the type in its schema. Without a schema it is a list if its first child is an `item`. An
-    element without an end tag ends with an enclosing element. Elements with the same name in an object form a list.
+    A nested element has the type in its schema. Without a schema, it is a list if its first child is an `item`. An
+    element without an end tag ends where an enclosing element ends. Elements of an object that have the same name form
+    a list.
     """
 
     section_end, call = _CALLS_END, _CALL
@@ -60,7 +61,7 @@ class MinimaxM3(SectionedCalls):
         self.end_call()
 
     def _members(self, name: str, schemas: ToolSchema, schema: Any, *, listed: bool, depth: int) -> Steps[None]:
-        """Write the children of an element as a list or an object, up to the element's end.
+        """Write the children of an element, up to its end tag, as a list or an object.
 
         Args:
             name: the name of the enclosing element.
@@ -88,7 +89,7 @@ class MinimaxM3(SectionedCalls):
         self.write("]" if listed else "}")
 
     def _child(self, name: str) -> Steps[str | None]:
-        """Return the name of the next child of an element, or None at the element's end."""
+        """Return the name of the next child of an element, or None at the end of the element."""
         while True:
             yield from self.skip_until(_MARK)
             if (yield from self.expect("</", "<")) == "<":
@@ -146,7 +147,7 @@ class MinimaxM3(SectionedCalls):
         yield from self.take(f"{_MARK}</{name}>")
 
     def _next_tag(self) -> Steps[str]:
-        """Return `<` or `</` if the text begins with it, or else ""."""
+        """Return `<` or `</` if the text begins with it, or else the empty string."""
         while len(self.held) < 2 and "<".startswith(self.held):
             yield
         return next((sign for sign in ("</", "<") if self.held.startswith(sign)), "")

@@ -1,4 +1,4 @@
-"""Tool calls in Python's syntax, such as `[f(a=1), g()]` (source: documentation of Llama 3.2 and 4, LFM2, OLMo 3)."""
+"""Tool calls in Python syntax, such as `[f(a=1), g()]` (source: documentation of Llama 3.2 and 4, LFM2, OLMo 3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _START, _END = "<|python_start|>", "<|python_end|>"
 
 
 class PythonicCalls(CallParser):
-    """Base class of parsers for tool calls in Python's syntax, with literals as arguments."""
+    """Base class of parsers for tool calls in Python syntax, with literals as arguments."""
 
     def call(self) -> Steps[None]:
         """Read one tool call.
@@ -41,7 +41,7 @@ class PythonicCalls(CallParser):
         """Raise BrokenCall if no tool with this name may be called. By default, any name is allowed."""
 
     def list(self) -> Steps[None]:
-        """Read the tool calls of a list, whose opening bracket has been consumed, up to its end."""
+        """Read the tool calls in a list, up to its end. The opening bracket has already been consumed."""
         while True:
             yield from self.skip()
             yield from self.call()

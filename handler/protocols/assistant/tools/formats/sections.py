@@ -1,4 +1,4 @@
-"""Tool calls in a section between two markers, where each call follows a marker of its own."""
+"""Tool calls in a section between two markers, in which each call follows its own marker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SectionedCalls(CallParser):
             mark = yield from self.expect(self.call, self.section_end)
 
     def head(self) -> Steps[str]:
-        """Consume the text before a tool call's arguments, and return the call's name.
+        """Consume the text before the arguments of a tool call, and return the name of the tool.
 
         Raises:
             BrokenCall: the text is not a call.

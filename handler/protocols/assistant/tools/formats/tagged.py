@@ -1,4 +1,4 @@
-"""Tool calls with parameters between tags, which are converted to JSON with the tool's schema.
+"""Tool calls with parameters between tags, which are converted to JSON according to the schema of the tool.
 
 Source: the models' chat templates, unless a format names another source.
 """
@@ -22,11 +22,11 @@ _KEY = re.compile(r"[^>\"'\n]{1,256}")
 class TaggedCalls(CallParser):
     """Base class of parsers for tool calls that consist of a tag with a name, tags for the parameters, and an end tag.
 
-    A parameter also ends where the next parameter begins, or where its call or all calls end. The markers around a call
-    may be missing.
+    A parameter without an end tag ends where the next parameter begins, or where its call or all calls end. The markers
+    around a call may be missing.
 
     Attributes:
-        block, block_end: the markers around all calls. `begins` may have other spellings of `block`.
+        block, block_end: the markers around all calls. `begins` may contain other spellings of `block`.
         between: markers that may precede or follow a call.
         call, call_end: the tags around a call. `call` ends before the name.
         parameter, parameter_end: the tags around a parameter. `parameter` ends before the name.
@@ -183,7 +183,7 @@ class DeepSeekV32(TaggedCalls):
 
 
 def _unwrap(text: str, schema: ToolSchema, wrapper: str) -> str:
-    """Return the JSON of the arguments that a parameter wraps, or the text itself if they are not the tool's arguments.
+    """Return the JSON of the arguments wrapped in a parameter, or the text itself if the tool has no such arguments.
 
     Args:
         text: the JSON of all arguments.
@@ -216,7 +216,7 @@ class DeepSeekV41(DeepSeekV32):
 
 
 class Step3(TaggedCalls):
-    """Parses Step 3's tool calls. Each call is enclosed in further markers, and its type precedes the tags."""
+    """Parses Step 3's tool calls. Each call is enclosed in additional markers, and its type precedes the tags."""
 
     block, block_end = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
     call, call_end = "<steptml:invoke name=", "</steptml:invoke>"
@@ -288,7 +288,7 @@ def invocations(parser: type[TaggedCalls], style: str = "", attribute: str = "")
 
     Args:
         style: xgrammar's name for the notation of arguments, or "" if xgrammar does not support it.
-        attribute: a further attribute of a parameter's tag.
+        attribute: an additional attribute of the parameter tag.
     """
     call, block = (f'{parser.call}"NAME">\n', f"{parser.call_end}\n"), (f"{parser.block}\n", parser.block_end)
     arguments = pairs(f'{parser.parameter}"', f'"{attribute}>', f"{parser.parameter_end}\n")
@@ -364,7 +364,7 @@ _MUSE_NO_TOOLS = ("self", "user")
 class MuseGlimmer(TaggedCalls):
     """Parses Muse Glimmer's tool calls.
 
-    A message has a header, possibly with a recipient, followed by its text. Only messages to a tool may contain tags.
+    A message is a header, possibly with a recipient, followed by text. Only messages to a tool may contain tags.
     The response begins within a header, whose start is in the prompt. Calls without a header are also read.
     """
 
@@ -394,7 +394,7 @@ class MuseGlimmer(TaggedCalls):
             yield from self._call_message()
 
     def tool(self, name: str) -> str:
-        """Return the tool's name. The chat template shows a tool `f` as a namespace, so the model may write `f.f`."""
+        """Return the tool name. The chat template shows a tool `f` as a namespace, so the model may write `f.f`."""
         first, _, last = name.partition(".")
         return first if first == last and name not in self.tools and first in self.tools else name
 
