@@ -72,10 +72,10 @@ class Wishes:
     Attributes:
         name: name of the deployment, or None to use the endpoint name.
         region: region of the deployment, or None for the source's region.
-        role: ARN of the execution role, or None to use the endpoint's role.
+        role: the ARN of the execution role, or None to use the endpoint's role.
         image: image to deploy, as `{"uri": ...}` or `{"repository": ...}`.
         model: model ID on the hub or S3 prefix, or None for the container's model.
-        token_secret: ARN of the secret that contains the hub token, or None.
+        token_secret: the ARN of the secret that contains the hub token, or None.
         container: kind of the serving container, or None to derive it from its image.
         variant: name of the production variant to adopt, which is needed only if there are several.
     """

@@ -203,7 +203,7 @@ def checks(aws: Aws, spec: Spec, decision: Decision) -> list[Check]:
     """Check a job's input, output and quota. A missing read permission results only in a warning.
 
     Raises:
-        BotoCoreError: AWS is unreachable.
+        BotoCoreError: there is no connection to AWS.
     """
     usage = f"{decision.instance_type} for transform job usage"
     count = spec.instance.count

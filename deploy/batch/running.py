@@ -32,7 +32,7 @@ def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
     """Refuse a job if another running job of the deployment writes to the same output.
 
     Raises:
-        Refused: another job writes to the same output. The message names it.
+        Refused: another running job writes to the same output. The message names it.
     """
     output = job.request["TransformOutput"]["S3OutputPath"].rstrip("/")
     for status in _RUNNING:

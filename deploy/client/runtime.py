@@ -217,7 +217,7 @@ class Connection(TypedDict, total=False):
     """Settings for the connection to an endpoint.
 
     Attributes:
-        endpoint_url: URL to use instead of AWS, such as the URL that `lmi deploy local` prints.
+        endpoint_url: the URL to use instead of AWS's, such as the URL that `lmi deploy local` prints.
         session: boto3 session with credentials of another profile or role, or None for a new session.
         patience: time limits for retrying requests that have not started.
         timeouts: timeouts of a single attempt.

@@ -23,7 +23,7 @@ class Deserializer(Protocol):
 
 
 class JSONSerializer:
-    """A serializer that converts values to JSON, and does not change bytes and strings."""
+    """A serializer that converts values to JSON, and does not change bytes or strings."""
 
     CONTENT_TYPE = "application/json"
 

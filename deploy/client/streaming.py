@@ -148,7 +148,7 @@ def _choice(choice: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[Eve
 
 
 def _logprob(logprobs: Any) -> float | None:
-    """Return the log-probability of a piece that consists of a single token, or None for any other piece."""
+    """Return the log-probability of a piece that consists of a single token, or None."""
     match logprobs:
         case {"content": [{"logprob": float(value_)}]} | {"token_logprobs": [float(value_)]}:
             return value_

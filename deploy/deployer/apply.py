@@ -304,7 +304,7 @@ def _models(component: Json) -> set[Any]:
 def _roll_back(
     aws: Aws, error: DeployError, plan: Plan, desired: Sequence[Resource], options: ApplyOptions, run: Run
 ) -> DeployError:
-    """Delete the resources that are unused after the failed run, and return the error with advice on what remains."""
+    """Delete unused resources that the failed run created, and return the error with advice on what remains."""
     failed = run.current.key if run.current is not None else ""
     coming = {action.key for action in plan.actions if action.verb in _MAKES and action.kind is Kind.ENDPOINT}
     removable = leftovers(desired, run.created, run.serving, failed, serves=coming <= run.serving)

@@ -388,7 +388,7 @@ def _refuse_empty(desired: Sequence[Resource], live: Live) -> None:
 
 
 def _failed(live: Live) -> list[LiveResource]:
-    """Return the failed resources and all resources that run on them, which must be deleted first."""
+    """Return the failed resources and all resources that depend on them, which must be deleted first."""
     failed = {item.name for item in live.owned if item.failed and item.kind is Kind.COMPONENT}
     endpoint = live.endpoint
     everything = endpoint is not None and endpoint.failed and endpoint.is_of(live.deployment)

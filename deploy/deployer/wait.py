@@ -164,7 +164,7 @@ def polls(
 
     Args:
         key: key of the resource for reports.
-        limit: seconds after which a failed poll raises an error, or 0 for no limit.
+        limit: seconds after which a poll that cannot reach AWS raises an error, or 0 for no limit.
 
     Raises:
         ClientError, BotoCoreError: the error is not temporary, or AWS still cannot be reached after `limit`.

@@ -113,7 +113,7 @@ class Cloud:
         self._running.close()
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
-        """Return a cached boto3 client with all permissions, as creating a client takes longer than a call."""
+        """Return a boto3 client with all permissions, cached because creating a client takes longer than a call."""
         if (service, region) not in self._clients:
             session = boto3.session.Session(OWN, OWN, region_name=region)
             self._clients[service, region] = session.client(service, endpoint_url=self.url)

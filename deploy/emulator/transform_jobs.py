@@ -111,7 +111,8 @@ class Operations:
 
     def _transform(self, request: dict[str, Any], role: str, region: str) -> str:
         """Transform the job's objects. Return the reason for the last failure, or "" if all objects succeeded.
-        An object that fails gets no output and does not stop the other objects. An empty input is also a failure.
+        An object that fails gets no output and does not stop the other objects. An input without objects is also a
+        failure.
         """
         source, output = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"], request["TransformOutput"]
         store = RoleStore(self._cloud, role, Where(region, ACCOUNT), output.get("KmsKeyId"))

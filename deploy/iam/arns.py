@@ -33,7 +33,7 @@ class Arns:
         written, read: further S3 URIs that SageMaker writes and reads.
         requests, responses: the S3 URIs for the requests and responses of asynchronous inference.
         batch_input, batch_output: the S3 URIs for the input and output of batch transform.
-        checked: the S3 URIs of the buckets whose encryption is checked.
+        checked: the S3 URIs in buckets whose encryption is checked.
     """
 
     def __init__(self, spec: Spec, decision: Decision) -> None:

@@ -101,7 +101,7 @@ def preflight(
         without: names of checks to skip.
 
     Raises:
-        BotoCoreError: AWS is unreachable.
+        BotoCoreError: there is no connection to AWS.
     """
     context = Context(aws, spec, decision, fetch)
     of_servers = [Context(aws, server, decision.of(server), fetch) for server in servers(spec)]
@@ -156,7 +156,7 @@ def run(name: str, check: Callable[[], Check | Iterable[Check] | None]) -> list[
     """Run one check, and return its results. An error from AWS, such as a denied call, is reported as a warning.
 
     Raises:
-        BotoCoreError: AWS is unreachable.
+        BotoCoreError: there is no connection to AWS.
     """
     checks: list[Check] = []
     try:

@@ -263,7 +263,7 @@ def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
 
 
 def _left_over(sums: Sums) -> str:
-    """Return a component whose copies do not fit on any instance if larger copies are placed first, or an empty string.
+    """Return a component with a copy that fits on no instance if larger copies are placed first, or an empty string.
 
     The amount of work is bounded, because there are at most a thousand copies and instances, and identical copies are
     placed together.

@@ -15,7 +15,7 @@ class Pool:
     """An instance pool, one of several instance types that an endpoint may use.
 
     Attributes:
-        priority: position in the order in which SageMaker tries the pools, starting at 1.
+        priority: number from 1 to 5. SageMaker tries the pools in ascending order.
         instance_type: name of the instance type.
         gpus: number of GPUs, as in `Decision`.
         tensor_parallel: tensor parallel degree, as in `Decision`.

@@ -224,7 +224,8 @@ def component_request(
 ) -> Mapping[str, Any]:
     """Return a component's request merged with the user's fields.
 
-    The result contains Specification or, if the user's fields contain Specifications, one for each instance type.
+    The result contains Specification or, if the user's fields contain Specifications, a list Specifications with one
+    item for each instance type.
 
     Args:
         request: request with the field Specification.

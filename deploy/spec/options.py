@@ -136,7 +136,7 @@ class Written(NamedTuple):
 
     Attributes:
         field: name of the field that contains the URI.
-        sid: ID of the policy statement that allows writing to the location.
+        sid: the ID of the policy statement that allows writing to the location.
         uri: the S3 URI.
         key: the KMS key that encrypts the objects, or None for the bucket default.
     """
