@@ -29,13 +29,15 @@ RUN apt-get update \
 # ---- the wheel: pure Python, the same for every image; and its files, for the GPU images' Python of any version --------
 FROM tools AS wheel
 ARG SOURCE_DATE_EPOCH
+COPY docker/constraints-wheel.txt /src/
+RUN python3 -m venv /build \
+    && /build/bin/pip install --no-cache-dir --only-binary :all: --require-hashes --requirement /src/constraints-wheel.txt
 WORKDIR /src
 COPY LICENSE pyproject.toml README.md lmi_handler.py ./
 COPY handler handler
 COPY deploy deploy
 COPY proof proof
-RUN python3 -m venv /build \
-    && /build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
+RUN /build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /build/bin/pip install --no-cache-dir --no-deps --no-compile --target /opt/lmi-handler/app /wheels/lmi_handler-*.whl \
     && rm -r /opt/lmi-handler/app/bin
 
@@ -76,8 +78,9 @@ RUN mkdir /opt/lmi-handler/models \
 
 # The software bill of materials, beside the image: `--target cpu-sbom --output type=local,dest=.`
 FROM cpu-app AS cpu-bill
+COPY docker/constraints-bill.txt /bill/
 RUN python3 -m venv /bill \
-    && /bill/bin/pip install --no-cache-dir cyclonedx-bom==7.5.0 \
+    && /bill/bin/pip install --no-cache-dir --only-binary :all: --require-hashes --requirement /bill/constraints-bill.txt \
     && /bill/bin/cyclonedx-py environment --output-reproducible --output-format JSON \
         --output-file /lmi-handler-cpu.cdx.json /opt/lmi-handler/venv
 FROM scratch AS cpu-sbom

@@ -24,7 +24,7 @@ serve: install ## the demo model, or MODEL=... PORT=... OPTIONS='-o ...'
 djl: $(VENV)/.djl ## the same under DJL Serving (DJL_SERVING_HOME, else djl-serving on PATH), else its engine from Maven
 	exec $(BIN)/python -m tests.djl "$(or $(MODEL),demo)" --port $(PORT) $(OPTIONS)
 $(BIN)/uv:
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 10) <= v < (3, 15) and "lmi-handler needs Python 3.10 to 3.14, this is %d.%d (orjson and openvino-genai have no packages for 3.15 yet): make PYTHON=python3.12 ..." % v[:2])'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(not (3, 10) <= v < (3, 15) and "lmi-handler needs Python 3.10 to 3.14, this is %d.%d (openvino-genai has no packages for 3.15 yet): make PYTHON=python3.12 ..." % v[:2])'
 	$(PYTHON) -m venv $(VENV)
 	if [ -z "$(PINS)" ]; then echo 'uv<1'; else sed -n '/^uv==/,/[^\\]$$/p' $(PINS); fi > $(VENV)/uv.txt
 	$(BIN)/python -m tests.install $(BIN)/pip install --disable-pip-version-check --quiet --requirement $(VENV)/uv.txt
@@ -96,13 +96,15 @@ lint: dev ## 1 min: format, rules, types, spelling, the Dockerfile
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url --no-annotate \
 	--custom-compile-command 'make constraints'
 # The GPU images' bases have numpy and transformers, which their engines need.
-constraints: $(BIN)/uv ## 1 min: renew .ci/constraints.txt, the images' that are part of it, and vLLM's for accept-vllm
+constraints: $(BIN)/uv ## 1 min: renew .ci/constraints.txt, the images' by it, and vLLM's for accept-vllm
 	echo 'setuptools>=77' | $(COMPILE) --upgrade --output-file .ci/constraints.txt pyproject.toml - \
 		$(addprefix --extra ,cpu deploy dev browser docs)
 	$(COMPILE) --constraint .ci/constraints.txt --output-file docker/constraints-cpu.txt pyproject.toml \
 		$(addprefix --extra ,cpu images audio container openai)
 	printf '%s\n' numpy transformers | $(COMPILE) --constraint .ci/constraints.txt --excludes /dev/stdin \
 		--output-file docker/constraints-gpu.txt pyproject.toml $(addprefix --extra ,images audio container djl openai)
+	echo 'setuptools>=77' | $(COMPILE) --constraint .ci/constraints.txt --output-file docker/constraints-wheel.txt -
+	echo 'cyclonedx-bom>=7.5,<8' | $(COMPILE) --upgrade --constraint .ci/constraints.txt --output-file docker/constraints-bill.txt -
 	$(BIN)/python -m tests.accept.vllm_environment --renew
 format: dev ## what lint would have
 	$(BIN)/ruff format .
@@ -111,7 +113,7 @@ docs: $(BIN)/uv ## 10 s: the documents as a site with search, in build/site: ope
 	$(BIN)/python -m tests.install $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(VENV)-docs $(PINNED) --requirements pyproject.toml --extra docs
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(VENV)-docs $(BIN)/python -m mkdocs build --strict --clean
 dist: $(BIN)/uv ## 5 s: the source distribution and the wheel of it, in dist/
-	$(BIN)/uv build --quiet --clear --out-dir dist
+	$(BIN)/uv build --quiet --clear $(addprefix --build-constraint ,$(PINS)) --out-dir dist
 bench: dev ## 5 min: the load generator on the demo model, served and its engine alone
 	$(BIN)/lmi bench --engine --model "$(or $(MODEL),demo)" --plot build/bench.png
 clean:

@@ -299,6 +299,7 @@ def _find(url: str, key: str, name: str | None) -> Served:
         contexts = {str(model["id"]): model.get("max_model_len") for model in models}
         model = name or next(iter(contexts))
     except urllib.error.HTTPError as error:
+        error.close()
         hint = "; set LMI_API_KEY to the server's key" if error.code in (401, 403) else ""
         if 300 <= error.code < 400:  # the key is for this server only
             hint = f", a redirect to {log_words(error.headers.get('Location') or 'nowhere')}; set --url to that server"

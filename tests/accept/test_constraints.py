@@ -27,7 +27,8 @@ if sys.version_info >= (3, 11):
 else:
     tomllib = pytest.importorskip("tomli")
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MACHINES = ("x86_64", "aarch64")
 
@@ -70,6 +71,8 @@ GPU = Pins(
     ("images", "audio", "container", "djl", "openai"),
     not_ours=("numpy", "transformers"),
 )
+WHEEL = Pins("docker/constraints-wheel.txt", ())
+BILL = Pins("docker/constraints-bill.txt", ())
 FILES = pytest.mark.parametrize("file", [ALL, CPU, GPU], ids=lambda file: Path(file.path).stem)
 
 
@@ -100,10 +103,14 @@ def test_a_pin_is_in_the_range_of_each_requirement(file: Pins, python: str, mach
             assert requirement.specifier.contains(versions[canonicalize_name(requirement.name)]), requirement
 
 
-@FILES
-def test_each_pin_has_hashes_and_no_index_is_named(file: Pins) -> None:
+@pytest.mark.parametrize(
+    ("file", "least"),
+    [(ALL, 200), (CPU, 60), (GPU, 40), (WHEEL, 1), (BILL, 30)],
+    ids=["all", "cpu", "gpu", "wheel", "bill"],
+)
+def test_each_pin_has_hashes_and_no_index_is_named(file: Pins, least: int) -> None:
     blocks = re.split(r"\n(?=[a-z])", file.text.partition("constraints\n")[2].strip())
-    assert len(blocks) > 40
+    assert len(blocks) >= least
     for block in blocks:
         assert re.fullmatch(r"\S+==[^\n]+ \\\n( +--hash=sha256:[0-9a-f]{64}( \\)?\n?)+", block), block.splitlines()[0]
 
@@ -117,7 +124,11 @@ def test_an_image_has_the_versions_that_the_tests_run_on(image: Pins, python: st
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(("image", "python"), [(CPU, "3.11"), (GPU, "3.12")], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    ("image", "python"),
+    [(CPU, "3.11"), (GPU, "3.12"), (WHEEL, "3.11"), (BILL, "3.11")],
+    ids=["cpu", "gpu", "wheel", "bill"],
+)
 def test_the_index_has_all_that_an_image_needs(image: Pins, python: str, machine: str, tmp_path: Path) -> None:
     """On the Python of its base: a wheel for each pin, and no dependency without a pin."""
     (tmp_path / "not-ours.txt").write_text("\n".join(image.not_ours))
@@ -130,11 +141,34 @@ def test_the_index_has_all_that_an_image_needs(image: Pins, python: str, machine
     assert would == {name: str(version) for name, version in image.versions(environment(python, machine)).items()}
 
 
-@pytest.mark.parametrize(("stage", "image"), [("cpu-packages", CPU), ("trtllm", GPU), ("lmi", GPU)])
+@pytest.mark.parametrize(
+    ("stage", "image"), [("cpu-packages", CPU), ("trtllm", GPU), ("lmi", GPU), ("wheel", WHEEL), ("cpu-bill", BILL)]
+)
 def test_an_image_installs_its_pins_by_their_hashes(stage: str, image: Pins) -> None:
-    [run] = [value for value in read()[1][stage].values("RUN") if "pip install" in value]
-    assert "--require-hashes" in run
-    assert f"/opt/lmi-handler/{Path(image.path).name}" in run
+    [run] = [value for value in read()[1][stage].values("RUN") if "--require-hashes" in value]
+    assert f"/{Path(image.path).name}" in run
+
+
+def test_no_step_of_an_image_installs_what_is_not_pinned() -> None:
+    """Nor does pip fetch what builds the wheel, into an environment of its own."""
+    steps = [step for stage in read()[1].values() for run in stage.values("RUN") for step in run.split("&&")]
+    installs = [step for step in steps if re.search(r"\bpip3? (install|download|wheel)\b", step)]
+    assert len(installs) == 8
+    for step in installs:
+        ours = "--no-deps" in step and re.search(r" (\.|/wheels/lmi_handler-\S+) *$", step)
+        assert "--require-hashes" in step or ours, step
+        assert "pip wheel" not in step or "--no-build-isolation" in step, step
+
+
+def test_what_builds_the_wheel_is_what_the_tests_build_it_with() -> None:
+    assert WHEEL.hashes().items() <= ALL.hashes().items()
+    required = [Requirement(line) for line in PYPROJECT["build-system"]["requires"]]
+    for python in PYTHONS:
+        versions = WHEEL.versions(environment(python, "x86_64"))
+        assert [versions.pop(requirement.name) in requirement.specifier for requirement in required] == [True]
+        assert versions == {}
+    dist = subprocess.run(["make", "-n", "dist"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"--build-constraint {ALL.path}" in dist
 
 
 def test_vllm_s_needs_are_pinned_without_an_index() -> None:

@@ -288,7 +288,7 @@ def test_a_template_of_an_option_gets_what_the_request_says_in_tokenizer(
         ("{{ messages[0].content.__class__.mro() }}", "is unsafe|not callable|no attribute"),
         ("{{ 1 // 0 }}", "by zero"),
         ("{{ 'x' + 1 }}", "concatenate"),
-        ("{{ '%d' | format('x') }}", "is required"),
+        ("{{ '%d' | format('x') }}", "is required|requires a real number"),
         ("a\n{{ raise_exception('no') }}", r"no \(line 2 of the template\)"),
     ],
 )
