@@ -132,6 +132,37 @@ def test_what_cannot_be_followed_is_named_as_the_client_has_it(dialect: str, bod
         assert json.loads(call.errors.whole(caught.value).body)["error"]["param"] == wanted
 
 
+_CALLED = {
+    "openai_chat": {**_CHAT, "tools": [_TOOL], "tool_choice": "required"},
+    "lmi": {**_CHAT, "tools": [_TOOL], "tool_choice": "required"},
+    "openai_responses": {
+        "input": "a",
+        "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}],
+        "tool_choice": "required",
+    },
+    "anthropic_messages": {
+        **_CHAT,
+        "max_tokens": 5,
+        "tools": [{"name": "f", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "any"},
+    },
+}
+"""Bodies by dialect that force a call. No tool is strict."""
+
+
+@pytest.mark.parametrize("dialect", _CALLED)
+def test_a_forced_call_is_refused_by_the_field_that_forces_it(dialect: str) -> None:
+    unable = replace(CAPABLE, unsupported={"structured_output": "no"})
+    with pytest.raises(InvalidParameter, match=r"^tool_choice="):
+        DIALECTS[dialect].parse(_CALLED[dialect], unable)
+
+
+@pytest.mark.parametrize("dialect", ["openai_chat", "lmi", "openai_responses"])  # Anthropic's has no `ignore_eos`
+def test_what_contradicts_a_forced_call_names_the_field_that_forces_it(dialect: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"omit tool_choice$"):
+        DIALECTS[dialect].parse({**_CALLED[dialect], "ignore_eos": True}, CAPABLE)
+
+
 @pytest.mark.parametrize("text", ["(", "(" * 16_000, "(?i)" + "[a-\U0010ffff]" * 800])
 def test_a_clients_expression_is_not_compiled_where_all_clients_wait(
     monkeypatch: pytest.MonkeyPatch, text: str
