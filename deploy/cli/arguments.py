@@ -14,6 +14,7 @@ from deploy.client import NotStarted, Patience, Predictor
 from deploy.client.runtime import boto_session
 from deploy.deployer.shadow import Share
 from deploy.errors import DeployError, SpecError
+from deploy.spec.components import is_guest, name_and_endpoint
 from deploy.spec.reading import read_spec
 from handler.core.command_line import add_repeatable
 from handler.core.numbers import decimal, is_digits
@@ -101,6 +102,12 @@ def number(maximum: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def down_command(deployment: str, region: str) -> str:
+    """Return the `down` command that deletes a deployment without its file."""
+    name, endpoint = name_and_endpoint(deployment)
+    return f"down --name {name}{f' --endpoint {endpoint}' if is_guest(deployment) else ''} --region {region}"
 
 
 def add_endpoint(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from deploy.aws import Aws
+from deploy.cli.arguments import down_command
 from deploy.cli.views import confirm, live_progress, out, print_plan, say
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle, to_the_end
 from deploy.deployer.live import Live
@@ -53,12 +54,12 @@ def _run(arguments: argparse.Namespace) -> int:
     own = arguments.endpoint if arguments.endpoint != arguments.name else None
     name = spec.deployment if spec is not None else deployment_of(arguments.name, own)
     only = " --shadow" if arguments.shadow else ""
-    work = partial(_remove, name, spec, out(), arguments)
-    return to_the_end(work, again=f"down{only}", name=f"{name}{only}")
-
-
-def _remove(name: str, spec: Spec | None, console: Console, arguments: argparse.Namespace, run: Run) -> int:
     aws = Aws(arguments.region or (spec.region if spec is not None else None))
+    work = partial(_remove, aws, name, spec, out(), arguments)
+    return to_the_end(work, again=f"down{only}", remove=f"{down_command(name, aws.region)}{only}")
+
+
+def _remove(aws: Aws, name: str, spec: Spec | None, console: Console, arguments: argparse.Namespace, run: Run) -> int:
     with live_progress(console) as report:
         options = ApplyOptions(say=lambda line: say(console, line), report=report)
         live = look_when_idle(aws, name, (), options)

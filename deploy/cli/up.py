@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from deploy.aws import Aws
-from deploy.cli.arguments import add_shadow, add_spec, share_of, spec_of
+from deploy.cli.arguments import add_shadow, add_spec, down_command, share_of, spec_of
 from deploy.cli.views import (
     confirm,
     live_progress,
@@ -65,14 +65,14 @@ def deploy(arguments: argparse.Namespace, command: str) -> int:
     if share is not None or command == "promote":
         refuse_specification(spec)
     only = "" if share is None else " --shadow"
-    work = partial(_deploy, spec, out(), arguments, command, share)
-    return to_the_end(work, again=f"{command}{only}", name=f"{spec.name}{only}")
+    aws = Aws(spec.region)
+    work = partial(_deploy, aws, spec, out(), arguments, command, share)
+    return to_the_end(work, again=f"{command}{only}", remove=f"{down_command(spec.deployment, aws.region)}{only}")
 
 
 def _deploy(
-    spec: Spec, console: Console, arguments: argparse.Namespace, command: str, share: Share | None, run: Run
+    aws: Aws, spec: Spec, console: Console, arguments: argparse.Namespace, command: str, share: Share | None, run: Run
 ) -> int:
-    aws = Aws(spec.region)
     preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
     print_warnings(console, preparation.warnings)
     with live_progress(console) as report:

@@ -363,23 +363,28 @@ def status_of(interrupt: KeyboardInterrupt) -> int:
     return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
-def to_the_end(work: Callable[[Run], int], again: str, name: str) -> int:
-    """Run `work`, and return its exit status. If it is interrupted, print how far it got."""
+def to_the_end(work: Callable[[Run], int], again: str, remove: str) -> int:
+    """Run `work`, and return its exit status. If it is interrupted, print how far it got.
+
+    Args:
+        again: command that continues.
+        remove: command that deletes everything, with all of its arguments.
+    """
     run = Run()
     try:
         with interruptible():
             return work(run)
     except KeyboardInterrupt as interrupt:
-        print(_interruption(run, again, name), file=sys.stderr)
+        print(_interruption(run, again, remove), file=sys.stderr)
         return status_of(interrupt)
 
 
-def _interruption(run: Run, again: str, name: str) -> str:
+def _interruption(run: Run, again: str, remove: str) -> str:
     """Return a report with the current step, the created resources, and the commands to continue or to clean up."""
     lines = ["Interrupted."]
     if run.current is not None:
         lines.append(f"Current step: {run.current.key}. AWS finishes changes that it has started.")
     if run.created:
         lines.append(f"Created in this run: {', '.join(run.created)}.")
-    lines.append(f"To continue, run `lmi deploy {again}` again; to delete everything, `lmi deploy down --name {name}`.")
+    lines.append(f"To continue, run `lmi deploy {again}` again; to delete everything, `lmi deploy {remove}`.")
     return "\n".join(lines)

@@ -52,10 +52,9 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
         Refused: the endpoint has several components, but `component` is None.
     """
     endpoint_description = endpoint_of(aws, endpoint)
-    sagemaker = aws.client("sagemaker")
     components = {}
     for name in components_of(aws, endpoint):
-        item = sagemaker.describe_inference_component(InferenceComponentName=name)
+        item = aws.client("sagemaker").describe_inference_component(InferenceComponentName=name)
         if "BaseInferenceComponentName" not in item.get("Specification", {}):  # an adapter has no copies of its own
             components[name] = int(item.get("RuntimeConfig", {}).get("DesiredCopyCount", 0))
     if component is None and len(components) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -173,13 +174,10 @@ def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
     Args:
         targets: the ResourceIds of the targets. A target without automatic scaling is skipped.
     """
-    scaling = aws.client("application-autoscaling")
-    if not targets:
-        return
-    result = scaling.describe_scalable_targets(ServiceNamespace="sagemaker", ResourceIds=targets)
-    for target in result["ScalableTargets"]:
+    find = partial(pages, aws, "application-autoscaling", ServiceNamespace="sagemaker")
+    for target in find("describe_scalable_targets", "ScalableTargets", ResourceIds=targets) if targets else ():
         key = target["ResourceId"]
-        policies = scaling.describe_scaling_policies(ServiceNamespace="sagemaker", ResourceId=key)["ScalingPolicies"]
+        policies = list(find("describe_scaling_policies", "ScalingPolicies", ResourceId=key))
         names = tuple(policy["PolicyName"] for policy in policies)
         yield Scaling(key, target["MinCapacity"], target["MaxCapacity"], names)
 
@@ -197,11 +195,10 @@ def _with_activities(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
 
 
 def _variants(aws: Aws, endpoint: Mapping[str, Any]) -> Iterator[Variant]:
-    config = endpoint.get("EndpointConfigName")
     types: dict[str, str | None] = {}
-    if config:
-        description = aws.client("sagemaker").describe_endpoint_config(EndpointConfigName=config)
-        types = {item["VariantName"]: _types(item) for item in _with_shadows(description)}
+    if config := endpoint.get("EndpointConfigName"):
+        read = partial(aws.client("sagemaker").describe_endpoint_config, EndpointConfigName=config)
+        types = {item["VariantName"]: _types(item) for item in _with_shadows(unless_missing(read) or {})}
     for item in _with_shadows(endpoint):
         images = [
             image.get("ResolvedImage") or image.get("SpecifiedImage", "") for image in item.get("DeployedImages", [])
@@ -232,7 +229,9 @@ def _in_pools(variant: Mapping[str, Any]) -> str:
 
 def _components(aws: Aws, name: str) -> Iterator[Component]:
     for component in components_of(aws, name):
-        description = aws.client("sagemaker").describe_inference_component(InferenceComponentName=component)
+        read = partial(aws.client("sagemaker").describe_inference_component, InferenceComponentName=component)
+        if (description := unless_missing(read)) is None:  # deleted since it was listed
+            continue
         runtime, specification = description.get("RuntimeConfig", {}), description.get("Specification", {})
         image = specification.get("Container", {}).get("DeployedImage", {}).get("SpecifiedImage", "")
         yield Component(

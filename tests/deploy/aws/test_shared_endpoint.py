@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import yaml
 
 from deploy.cli.main import main as run
 from tests.deploy.aws.test_permissions import prepared
-from tests.deploy.doubles.aws import Cloud
+from tests.deploy.doubles.aws import Call, Cloud
 from tests.deploy.doubles.deployments import PLAIN, Deployer
 
 pytestmark = pytest.mark.usefixtures("only_aws")
@@ -137,6 +138,25 @@ def test_down_by_name_needs_the_endpoint_too(two: Two) -> None:
     assert two("up", two.guest) == 0
     assert run(["down", "--name", "team-b", "--endpoint", "shared", "--region", "us-east-1", "--yes"]) == 0
     assert two.names("inference-component") == ["chat"]
+
+
+@pytest.mark.parametrize("command", ["up", "update", "down"])
+def test_an_interrupted_guest_is_told_how_it_is_deleted(
+    two: Two, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Also from a terminal of another region: the printed command names what `down` needs without the file."""
+    assert two("up", two.owner) == two("up", two.guest) == 0
+
+    def interrupted(call: Call) -> None:
+        two.cloud.before = None
+        raise KeyboardInterrupt
+
+    two.cloud.before = interrupted
+    assert two(command, two.guest) == 130
+    (printed,) = re.findall("`lmi deploy (down --[^`]*)`", said(capsys))
+    assert printed == "down --name team-b --endpoint shared --region us-east-1"
+    assert run([*printed.split(), "--yes"]) == 0
+    assert two.of("team-b@shared") == {}
 
 
 def test_a_deployment_with_the_guests_name_is_another(two: Two) -> None:

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from botocore.client import BaseClient
 from moto.cloudwatch.models import CloudWatchBackend
 from rich.console import Console
 
@@ -18,7 +19,7 @@ from deploy.cli.views import coloured, view
 from deploy.client.runtime import boto_session
 from deploy.errors import NotThere
 from deploy.operations.status import Alarm, Component, Scaling, Variant, look
-from tests.deploy.doubles.aws import Cloud
+from tests.deploy.doubles.aws import Call, Cloud
 from tests.deploy.doubles.endpoints import aws, make_component, make_endpoint, settle
 
 
@@ -97,6 +98,58 @@ def test_all_that_there_is(cloud: Cloud) -> None:
     text = shown(status)
     for said in ("adapter of chat-a", "1 to 4", "chat-concurrency", "6 errors", "invocations"):
         assert said in text
+
+
+def test_scaling_is_read_to_the_last_page(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS answers at most 50 targets and 10 policies at a time."""
+    lists = {"DescribeScalableTargets": "ScalableTargets", "DescribeScalingPolicies": "ScalingPolicies"}
+    whole = BaseClient._make_api_call
+
+    def paged(client: Any, operation: str, arguments: Any) -> Any:
+        start = int(arguments.pop("NextToken", 0)) if operation in lists else 0
+        answer = whole(client, operation, arguments)
+        if (field := lists.get(operation)) is not None:
+            every = answer[field]
+            answer[field] = every[start : start + 1]
+            answer |= {"NextToken": str(start + 1)} if start + 1 < len(every) else {}
+        return answer
+
+    make_endpoint(cloud, components=("chat-a", "chat-b"))
+    scaling = cloud.client("application-autoscaling")
+    for name in ("chat-a", "chat-b"):
+        target = {"ServiceNamespace": "sagemaker", "ResourceId": f"inference-component/{name}",
+                  "ScalableDimension": "sagemaker:inference-component:DesiredCopyCount"}  # fmt: skip
+        scaling.register_scalable_target(**target, MinCapacity=1, MaxCapacity=4)
+        for policy in ("days", "nights"):
+            scaling.put_scaling_policy(**target, PolicyName=policy, PolicyType="StepScaling")
+    monkeypatch.setattr(BaseClient, "_make_api_call", paged)
+    read = {item.target: item.policies for item in look(aws(), "chat").scaling}
+    assert read == {f"inference-component/chat-{name}": ("days", "nights") for name in ("a", "b")}
+
+
+def test_a_configuration_that_was_deleted_hides_only_the_type(cloud: Cloud) -> None:
+    """AWS lets a configuration that serves be deleted, and the endpoint goes on."""
+    settle(make_endpoint(cloud, instances=2))
+
+    def deleted(call: Call) -> None:
+        if call.operation == "DescribeEndpoint":
+            cloud.sagemaker.things.pop(("endpoint-config", "chat-1"))
+
+    cloud.after = deleted
+    status = look(aws(), "chat")
+    assert status.serving
+    assert status.variants == (Variant("main", 2, 2),)
+
+
+def test_a_component_that_is_deleted_meanwhile_is_left_out(cloud: Cloud) -> None:
+    make_endpoint(cloud, components=("chat-a", "chat-b"))
+
+    def gone(call: Call) -> None:
+        if call.operation == "ListInferenceComponents":
+            cloud.sagemaker.things.pop(("inference-component", "chat-a"))
+
+    cloud.after = gone
+    assert [item.name for item in look(aws(), "chat").components] == ["chat-b"]
 
 
 def test_a_failed_one_gives_advice(cloud: Cloud) -> None:
