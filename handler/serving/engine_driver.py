@@ -71,7 +71,7 @@ class EngineDriver:
         self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
 
     def watch(self, fd: int | None) -> None:
-        """Watch a file descriptor, and wake up when it is readable. The engine passes None before it closes the file."""
+        """Watch a file descriptor, and wake up when it is readable. The engine passes None before closing the file."""
         if self.fd is not None:
             self.loop.remove_reader(self.fd)
         if self._rest is not None:

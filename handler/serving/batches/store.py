@@ -163,8 +163,7 @@ class BatchStore:
         return file
 
     def open(self, owner: str, id: str) -> tuple[OpenAiFile, BinaryIO]:
-        """Return the description of a file, and its contents opened for reading. A deleted file uses space until
-        closed.
+        """Return the description of a file, and its open contents, which use space until closed even if deleted.
 
         Raises:
             NotFound: the owner has no file with this id.
