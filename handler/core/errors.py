@@ -201,8 +201,8 @@ class RefusedByEngine(InvalidParameter):
 class TooLong(_OfTheClient):
     """The request needs more tokens than the model accepts.
 
-    The messages contain the wording of both OpenAI and vLLM for this error, or also that of TGI if the fields are those
-    of TGI. Clients that recognize the wording shorten the conversation or use another model
+    The messages contain the wording of both OpenAI and vLLM for this error, and also that of TGI if the fields are
+    those of TGI. Clients that recognize the wording shorten the conversation or use another model
     (tests/joints/test_error_words.py).
     """
 

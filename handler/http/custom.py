@@ -102,7 +102,7 @@ class HandleRoutes:
                 close_parts(result)
 
     def _is_called(self, scope: Scope) -> bool:
-        """Return whether the function serves this path, the path has the right model name, and the model is ready."""
+        """Return whether the function serves this path, the path has the right model, and the model is in service."""
         match = self._paths.fullmatch(scope["path"]) if scope["method"] == "POST" else None
         if match is None or self._model.availability.state in ("loading", "stopping"):
             return False

@@ -34,8 +34,7 @@ Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SHARED = "shared_headers"
-"""Scope key for headers to add to every response to the request. This is cheaper than a wrapper around `send`.
-"""
+"""Scope key for headers to add to every response to the request. This is cheaper than a wrapper around `send`."""
 AS_IT_COMES = (b"x-accel-buffering", b"no")
 """Header that makes nginx forward each chunk of a stream immediately. nginx does not forward the header itself."""
 KEEP_ALIVE = 15.0  # seconds of silence after which a stream sends a keep-alive, if its dialect has one

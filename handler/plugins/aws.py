@@ -145,8 +145,7 @@ STANDARDS = StandIn(
     },
     first=True,
 )
-"""Stand-in for AWS's package. It also replaces an installed package, whose registry this server does not read.
-"""
+"""Stand-in for AWS's package. It also replaces an installed package, whose registry this server does not read."""
 
 
 # -- finding the files and functions -----------------------------------------------------------------------------------

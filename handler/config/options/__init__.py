@@ -109,8 +109,7 @@ ENVIRONMENT = {name: line.own("") for name, line in VARIABLES_OF.pop("lmi").item
 """Maps variables of LMI and AWS images that do not begin with OPTION_ or SERVING_ to options."""
 
 SERVER_ENVIRONMENT = frozenset(_DATA["server_environment"])
-"""SERVING_* variables that only the Java side of DJL Serving reads. They are ignored, because images may set them.
-"""
+"""SERVING_* variables that only the Java side of DJL Serving reads. They are ignored, as images may set them."""
 
 NO_ARGUMENTS = ("allowed_media_domains", "allowed_local_media_path")
 """Arguments of vLLM that option.engine_args must not contain, because this server fetches media itself."""

@@ -28,8 +28,7 @@ _NOT_PUBLIC = tuple(
         "224.0.0.0/4", "240.0.0.0/4",
     )
 )  # fmt: skip
-"""Special-purpose IPv4 addresses from the IANA registry, and multicast addresses. Python's own list varies by version.
-"""
+"""Special-purpose IPv4 addresses (IANA registry) and multicast addresses. Python's own list varies by version."""
 
 _UNICAST = ipaddress.IPv6Network("2000::/3")
 """Global unicast IPv6 addresses that IANA assigns. Loopback, private, link-local and multicast addresses are outside of

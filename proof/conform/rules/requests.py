@@ -338,7 +338,7 @@ async def _steady(server: Server) -> float:
 
 
 async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> None:
-    """Check twice that concurrent requests slow the server down only until their clients disconnect."""
+    """Check, with two trials, that concurrent requests slow the server down only until their clients disconnect."""
     found = [await _slow_after_a_crowd(server, path, body, seconds) for _ in range(2)]
     if all(found):
         raise Failed(
