@@ -88,7 +88,7 @@ class ResponseDatabase:
     block, and may raise sqlite3.Error.
 
     If an owner has too many responses, its least recently used responses are deleted. Responses of other owners are
-    never deleted to make room. A request that continues a response uses this response and all earlier responses in the
+    never deleted to make room. Continuing a response counts as a use of it and of all earlier responses in the
     conversation.
 
     Args:

@@ -187,7 +187,7 @@ def _walk(value: Any, path: str, scalars: dict[str, list[Any]], by_index: bool) 
 
 
 def _alternatives_of(name: str, value: Any) -> Any:
-    """Convert `top_logprobs` of a completion, where tokens are names, to the chat form. Return other values unchanged."""
+    """Convert `top_logprobs` of a completion, where tokens are names, to the chat form. Pass other values through."""
     if name != "top_logprobs" or not isinstance(value, list):
         return value
     return [
