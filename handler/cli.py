@@ -1,4 +1,4 @@
-"""The command `lmi`: its overview, and the subcommands serve, options and completion."""
+"""The command `lmi`, with its overview and the subcommands serve, options and completion."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def run(words: str) -> None:
 
 
 def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
-    """Make the parser of all commands.
+    """Create the parser for all commands.
 
     Args:
         flags: whether to add a flag for each option. The table of options is slow to import.
@@ -269,7 +269,7 @@ def _flags_of_serve() -> dict[str, str]:
 
 
 def _completion(shell: str, parser: argparse.ArgumentParser, deploy: argparse.ArgumentParser) -> int:
-    """Print a shell's completion script. It includes the commands of `lmi deploy` if their extra is installed."""
+    """Print the completion script for a shell. It includes the commands of `lmi deploy` if their extra is installed."""
     try:
         import shtab
     except ModuleNotFoundError:
@@ -289,7 +289,7 @@ def _completion(shell: str, parser: argparse.ArgumentParser, deploy: argparse.Ar
 
 
 def _complete_files(parser: argparse.ArgumentParser, files: dict[str, str]) -> None:
-    """Set the attribute `complete` of every argument that is a path, so that shtab completes file names for it."""
+    """Set the attribute `complete` of every path argument, so that shtab completes file names."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             action.help = None  # shtab omits an action with SUPPRESS, as the help does

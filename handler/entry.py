@@ -4,10 +4,10 @@
 
 
 def handle(inputs):  # type: ignore[no-untyped-def]
-    """Load the model on the first call, and answer a request on each later call.
+    """Load the model on the first call, and process a request on each later call.
 
     Returns:
-        An Output. In async mode, an awaitable of an Output or of an asynchronous iterator of Outputs.
+        An Output. In async mode, this is an awaitable of an Output or of an asynchronous iterator of Outputs.
     """
     try:
         from handler.djl import worker

@@ -1,4 +1,4 @@
-"""The command `lmi launch`, which runs a coding agent that uses a running server, or a server that it starts."""
+"""The command `lmi launch`, which runs a coding agent with a running server or with a new server."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Served(NamedTuple):
     """The model that an agent uses.
 
     Attributes:
-        url: the server's URL, without a trailing slash.
-        key: the server's API key, or "none" if no key is set, because agents require a key.
-        model: the model's name on the server.
+        url: the URL of the server, without a trailing slash.
+        key: the API key of the server, or "none" if no key is set, because agents require a key.
+        model: the name of the model on the server.
         context: the context length in tokens, or None if the server does not report it.
     """
 
@@ -60,14 +60,14 @@ class Served(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Environment variables and arguments of an agent.
+    """Environment variables and arguments for an agent.
 
     Attributes:
-        variables: environment variables to set. A variable whose value is None is not set.
-        arguments: arguments to put before the user's own.
+        variables: environment variables to set. A variable with the value None is not set.
+        arguments: arguments to insert before those of the user.
         command: default arguments, used if the user passes no arguments.
-        files: maps each option that names a file to the file's content. Only the user can read these files. Secrets
-            are in files or variables, because other users can read arguments.
+        files: maps each option that takes a file to the contents of the file. Only the user can read these files.
+            Secrets are passed in files or variables, because other users can read arguments.
     """
 
     variables: Mapping[str, str | int | None]
@@ -77,7 +77,7 @@ class Settings(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """A coding agent: its title, the command that installs it, and the function that makes its settings."""
+    """A coding agent: its title, the command that installs it, and the function that creates its settings."""
 
     title: str
     install: str
@@ -201,7 +201,7 @@ AGENTS = {
     "goose": Agent("goose", "brew install block-goose-cli", _goose),
     "aider": Agent("aider", "uv tool install --python 3.12 aider-chat", _aider),
 }
-"""Maps the name of each agent's program to the agent."""
+"""Maps the program name of each agent to the agent."""
 
 
 def add_parser(commands: Any) -> None:
@@ -234,7 +234,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-    """Replace this process with the agent, so that the agent gets the signals and sets the exit status."""
+    """Replace this process with the agent, so that the agent receives signals and sets the exit status."""
     url, key = _server(arguments)
     served = _find(url, key, arguments.name)
     settings = AGENTS[arguments.agent].settings(served)
@@ -254,7 +254,7 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 
 def _server(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Return the URL and the API key of the agent's server. Start the server if an argument describes it.
+    """Return the URL and the API key of the server for the agent. Start the server if an argument describes one.
 
     Raises:
         ConfigError: if the agent is not installed, or if the server cannot be started.
@@ -279,7 +279,7 @@ def _server(arguments: argparse.Namespace) -> tuple[str, str]:
 
 
 def _direct(url: str) -> dict[str, str]:
-    """Return environment variables that make requests to a URL on this machine bypass proxies."""
+    """Return environment variables so that requests to a URL on this machine bypass proxies."""
     host = urlsplit(url).hostname or ""
     if host not in ("127.0.0.1", "localhost", "::1"):
         return {}
@@ -289,7 +289,7 @@ def _direct(url: str) -> dict[str, str]:
 
 
 def _find(url: str, key: str, name: str | None) -> Served:
-    """Find a server's model by its name, or the server's first model if `name` is None.
+    """Find a model on a server by its name, or the first model if `name` is None.
 
     Raises:
         ConfigError: if the server does not return a list of models, or if it has no model with this name.
@@ -342,10 +342,10 @@ def _get(url: str, key: str) -> bytes:
 
 
 def _private_file(text: str) -> str:
-    """Write the text to a file that only the user can read, and return the file's path.
+    """Write the text to a file that only the user can read, and return the path of the file.
 
-    The agent may read the file as long as it runs, so only a much later launch deletes it. The file's name is a hash of
-    the text, so a launch with other settings writes another file.
+    The agent may read the file as long as it runs, so the file is deleted only by a much later launch. The file name is
+    a hash of the text, so a launch with other settings writes another file.
     """
     folder = cache_directory() / "launch"
     try:
@@ -398,7 +398,7 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
 
 
 def _serve_words(arguments: argparse.Namespace) -> list[str]:
-    """Return the words of the command `lmi serve`, after the program's name."""
+    """Return the words of the command `lmi serve` that follow the program name."""
     words = ["serve", "--port", "0", *filter(None, [arguments.model])]
     words += ["--engine", arguments.engine] if arguments.engine else []
     words += ["--properties", str(arguments.properties)] if arguments.properties else []
@@ -409,7 +409,8 @@ def _wait(server: subprocess.Popen[bytes], log: int, key: str) -> str:
     """Wait until a server is ready, and return the URL that its log contains.
 
     Args:
-        log: the log's file descriptor, not its path, because another launch may have replaced the file.
+        log: the file descriptor of the log. It is used instead of the path, because another launch may have replaced
+            the file.
     """
     while server.poll() is None:
         response = re.search(r"^listening on (https?://[^\s;]+);", _read(log), re.MULTILINE)

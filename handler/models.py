@@ -1,4 +1,4 @@
-"""The command `lmi models`, which lists, fetches, converts and removes the models in this machine's caches."""
+"""The command `lmi models`, which lists, fetches, converts and removes models in the caches of this machine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class CachedModel(NamedTuple):
     """A cached model.
 
     Attributes:
-        name: the name by which `lmi serve` finds the model. A conversion has the name of its source.
+        name: the name of the model for `lmi serve`. A conversion has the name of its source.
         format: the format of the weights, for display.
         size: the size in bytes.
-        used_at: when one of its files was last read, in seconds since the epoch.
+        used_at: last time at which one of its files was read, in seconds since the epoch.
     """
 
     name: str
@@ -106,7 +106,7 @@ def _converted() -> Iterator[CachedModel]:
 
 
 def _name_of(source: Path) -> str:
-    """Return the name of a conversion's source: its name on the hub, "demo", or its path."""
+    """Return the name of the source of a conversion: its name on the hub, "demo", or its path."""
     if source.name == Path(model_files.DEMO_MEMBER).name:
         return model_files.DEMO
     hub = re.search(r"/models--(.+?)/snapshots/", f"{source}/")
@@ -191,9 +191,9 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
-    """Find a process that has opened or mapped one of the paths or a file below it.
+    """Find a process that has opened or mapped one of the paths, or a file in one of them.
 
-    Only processes that this user may inspect are considered.
+    Only processes that the current user may inspect are considered.
 
     Returns:
         The process ID and the path, or None if there is no such process.

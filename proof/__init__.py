@@ -1,1 +1,1 @@
-"""Tools that test a server through its APIs: replays of recorded requests, conformance tests, and load tests."""
+"""Tools to test a server through its APIs: replays of recorded requests, conformance tests, and load tests."""

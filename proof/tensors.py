@@ -1,4 +1,4 @@
-"""Tensors of Triton's inference protocol, as JSON or binary data."""
+"""Tensors in Triton's inference protocol, as JSON or binary data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 
 HEADER = "inference-header-content-length"
-"""The header with the size of the JSON document that precedes binary data."""
+"""The header with the size of the JSON document that precedes the binary data."""
 
 _NAMES = "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BF16"
 _FORMATS = dict(zip(_NAMES.split(), "?BHIQbhiqefdH", strict=True))
-"""Maps a datatype of fixed size to its code in `struct`."""
+"""Maps a fixed-size datatype to its code in `struct`."""
 
 DATATYPES = {"BYTES", *_FORMATS}
 
@@ -25,9 +25,9 @@ def binary(text: str) -> bytes:
 
 
 def read(body: bytes) -> tuple[Any, bytes]:
-    """Return a body's JSON document, and the bytes after its tensors.
+    """Return the JSON document of a body, and the bytes after its tensors.
 
-    A tensor that was sent as binary data gets its elements as the field `data`.
+    For a tensor that was sent as binary data, the elements are added as the field `data`.
 
     Raises:
         ValueError: the body is not JSON, or a tensor is invalid.
@@ -67,9 +67,9 @@ def inputs(document: Any) -> dict[str, Any]:
 
 
 def by_name(body: bytes) -> bytes:
-    """Return a response of tensors as JSON in which each tensor's name replaces its key `data`.
+    """Return a response with tensors as JSON in which the name of each tensor replaces its key `data`.
 
-    Other bodies stay unchanged.
+    Other bodies are returned unchanged.
     """
     try:
         document, rest = read(body)

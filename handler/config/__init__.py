@@ -1,1 +1,1 @@
-"""The configuration: tables of options, readers of their sources, and the model's and user's files."""
+"""The configuration: option tables, readers for the sources of options, and the files of models and users."""

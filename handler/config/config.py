@@ -1,4 +1,4 @@
-"""The configuration: every option's value, typed and checked."""
+"""The configuration: the typed and checked values of all options."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Config(Options):
     """The typed and checked values of all options, which docs/options.md describes.
 
     Attributes:
-        engine_options: the values of the engine's own options, by name. Options without a value are omitted.
+        engine_options: values of the engine-specific options, by name. Options without a value are omitted.
         warnings: warnings about the options, for the log.
         directory: the directory of serving.properties, or None if there is no such file.
-        origins: the origin of each option's value, by the option's key.
-        settings: the values of all sources as written, by key. They are passed to a user's function `handle`.
+        origins: the origin of each option value, by option key.
+        settings: the values from all sources as written, by key. They are passed to a user-defined `handle` function.
         handle_role: how an embedded server uses the function `handle` of model.py.
     """
 
@@ -40,21 +40,21 @@ class Config(Options):
 
     @property
     def name(self) -> str:
-        """The model's own name: the first name in option.model_name."""
+        """The primary name of the model: the first name in option.model_name."""
         return self.model_name[0]
 
     @property
     def label(self) -> str:
-        """The model's name in metrics and traces: the first in option.served_model_name except `*`, or else `name`."""
+        """The model name in metrics and traces: the first in option.served_model_name except `*`, or else `name`."""
         return next((name for name in self.served_model_name or () if name != "*"), self.name)
 
     @property
     def async_schema(self) -> bool:
         """Return whether /invocations uses the schema of LMI's async mode.
 
-        LMI has had async mode since 0.33, and has used it by default since 0.35. It is not the default if other options
-        select rolling or dynamic batching, TGI's schema, or `openai_compat`, which the variables of AWS's vLLM image
-        set.
+        LMI has supported async mode since 0.33, and has used it by default since 0.35. It is not the default if other
+        options select rolling or dynamic batching, TGI's schema, or `openai_compat`, which is set by the variables of
+        AWS's vLLM image.
         """
         if self.async_mode is not None:
             return self.async_mode and self.lmi_version >= ASYNC_SINCE
@@ -79,5 +79,5 @@ class Config(Options):
         return self.origins.get(key, "default")
 
     def problem(self, key: str, value: object, why: str) -> Problem:
-        """Return a problem with an option's value. `why` says what is wrong with the value."""
+        """Return a problem with the value of an option. `why` explains what is wrong with the value."""
         return Problem(self.where(key), key, f"{key}={value}: {why}")

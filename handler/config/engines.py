@@ -1,4 +1,4 @@
-"""The registry of engines, with the facts that are needed before an engine is loaded."""
+"""The registry of engines, with the information that is needed before an engine is loaded."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from typing import NamedTuple
 
 
 class EngineEntry(NamedTuple):
-    """An engine's entry in the registry.
+    """The registry entry of an engine.
 
     Attributes:
-        needs: the module that can be imported if the engine is installed, or None if nothing needs to be installed.
+        needs: module that can be imported if the engine is installed, or None if no installation is needed.
         package: the pip package that installs the engine.
-        isolated: whether the engine runs in a separate process. An engine whose steps take no time runs in a thread.
+        isolated: whether the engine runs in a separate process. An engine whose steps take almost no time runs on a
+            thread.
         pools: whether the engine also computes embeddings, scores and classifications.
         transcribes: whether the engine transcribes audio.
-        remote: whether the models run on the servers of option.base_url.
-        spreads: whether the engine can spread a model over several devices. GPU engines can, and CPU engines cannot.
+        remote: whether the models run on the servers at option.base_url.
+        spreads: whether the engine can distribute a model over several devices, as GPU engines can.
         caches_prefixes: whether the engine reuses the KV cache of common prompt prefixes by default.
     """
 
@@ -37,7 +38,7 @@ ENGINES = {
     "grpc": EngineEntry("smg_grpc_proto", "lmi-handler[grpc]", pools=True, remote=True),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }
-"""Maps each engine's name to its entry. A folder in `engines/` has the same name."""
+"""Maps the name of each engine, which is also its folder in `engines/`, to its registry entry."""
 
 LLM_ENGINES = ("auto", *ENGINES)
 """The values of option.llm_engine."""

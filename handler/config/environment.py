@@ -1,4 +1,4 @@
-"""Environment variables of SageMaker, DJL Serving and other software, and the number of GPUs that an engine uses."""
+"""Reads environment variables of SageMaker, DJL Serving and other software, and the number of GPUs for an engine."""
 
 from __future__ import annotations
 
@@ -43,58 +43,58 @@ def max_adapters() -> int | None:
 
 
 def name_hub_token() -> None:
-    """Set HF_TOKEN, which huggingface_hub reads, from a variable that it does not read, such as TGI's HF_API_TOKEN."""
+    """Set HF_TOKEN for huggingface_hub from a variable that it does not read, such as TGI's HF_API_TOKEN."""
     if token := hub_token(os.environ):
         os.environ["HF_TOKEN"] = token
 
 
 def mpi_world() -> tuple[str, str]:
-    """Return the size of Open MPI's world and the rank of this process in it. Both are "" outside of MPI."""
+    """Return the Open MPI world size and the rank of this process. Both are "" outside of MPI."""
     return os.environ.get("OMPI_COMM_WORLD_SIZE", ""), os.environ.get("OMPI_COMM_WORLD_RANK", "")
 
 
 def download_directory() -> Path | None:
-    """Return the directory for models downloaded from S3, or None if DJL Serving's variable for it is not set."""
+    """Return the directory for models downloaded from S3, or None if the DJL Serving variable for it is not set."""
     directory = os.environ.get("SERVING_DOWNLOAD_DIR")
     return Path(directory) if directory else None
 
 
 def runtime_lora_updating() -> bool:
-    """Return whether vLLM's environment variable enables its routes for loading and unloading LoRA adapters."""
+    """Return whether vLLM's environment variable enables the routes to load and unload LoRA adapters."""
     return os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").strip().lower() in ("1", "true")
 
 
 def aws_region() -> str | None:
-    """Return the region from SageMaker's variable, which boto3 does not read, or None to let boto3 choose."""
+    """Return the region from the SageMaker variable, which boto3 does not read, or None to let boto3 choose."""
     return os.environ.get("AWS_REGION") or None
 
 
 def custom_code() -> dict[str, str]:
-    """Return the non-empty variables that select a user's handlers and middleware, as in AWS's vLLM image."""
+    """Return the non-empty variables that select user-defined handlers and middleware, as in AWS's vLLM image."""
     return {name: value for name in INSTEAD if (value := os.environ.get(name))}
 
 
 def model_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory of SageMaker's model data."""
+    """Return the directory of the SageMaker model data."""
     return Path(environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model")
 
 
 def netty_buffer_bytes() -> int:
-    """Return the maximum number of bytes in a worker's message to DJL Serving's Java side."""
+    """Return the maximum size of a message from a worker to the Java side of DJL Serving, in bytes."""
     return int(os.environ.get("MAX_NETTY_BUFFER_SIZE", 20 << 20))
 
 
 def of_worker() -> dict[str, str]:
-    """Return the environment of a DJL worker without the variables of the Java side, which serves several models."""
+    """Return the environment of a DJL worker without the variables for the Java side, which serves several models."""
     own = ("SERVING_", "SAGEMAKER_MULTI_MODEL")
     return {name: value for name, value in os.environ.items() if not name.startswith(own)}
 
 
 def restore_text() -> None:
-    """Restore variables in which Java has replaced each byte outside ASCII with a question mark.
+    """Restore variables in which Java has replaced each non-ASCII byte with a question mark.
 
-    Without a UTF-8 locale, Runtime.exec of the JDK cannot encode such variables. The environments of this process's
-    ancestors still contain the original values (proc(5)).
+    Without a UTF-8 locale, Runtime.exec of the JDK cannot encode these variables. The environments of the parent
+    processes still contain the original values (proc(5)).
     """
     pid = os.getppid()
     with contextlib.suppress(OSError):  # the process belongs to another user, or has ended
@@ -107,14 +107,14 @@ def restore_text() -> None:
 
 
 def exports_traces() -> bool:
-    """Return whether OpenTelemetry's variables name an endpoint for traces and do not disable tracing."""
+    """Return whether the OpenTelemetry variables set an endpoint for traces and do not disable tracing."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     return any(os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") for name in ("TRACES_ENDPOINT", "ENDPOINT"))
 
 
 def otlp_protocol() -> str:
-    """Return the protocol for exporting traces, from OpenTelemetry's variables."""
+    """Return the trace export protocol from the OpenTelemetry variables."""
     names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     return next((value for name in names if (value := os.environ.get(name))), "http/protobuf")
 
@@ -130,7 +130,7 @@ def server_key() -> str:
 
 
 def secrets() -> tuple[str, ...]:
-    """Return the keys and tokens in this process's environment, which must not appear in any message."""
+    """Return the keys and tokens in the process environment, which must not appear in any message."""
     return tuple(key for name in _SECRETS for key in re.split(r"[,\s]+", os.environ.get(name, "")) if key)
 
 
@@ -139,10 +139,10 @@ def secrets() -> tuple[str, ...]:
 
 STAGES = ("pipeline_parallel_size", "trtllm_pipeline_parallel_size", "pipeline_parallel_degree")
 CONTEXTS = ("context_parallel_size", "prefill_context_parallel_size")
-"""Names of options, in engines and deployments, for the number of pipeline stages and for the number of context parts.
+"""Names of the options, in engines and deployments, that set the numbers of pipeline stages and context parts.
 
-Other kinds of parallelism need no additional GPUs: vLLM's decode context parallel size and the sizes of expert
-parallelism divide the tensor parallel degree.
+Other kinds of parallelism need no additional GPUs. The decode context parallel size and the expert parallel sizes of
+vLLM divide the tensor parallel degree.
 """
 
 
@@ -152,7 +152,7 @@ class Spread(NamedTuple):
     Attributes:
         tensor: the number of GPUs per pipeline stage and context part, or None for all available GPUs.
         stages: the number of pipeline stages.
-        contexts: the number of parts into which a prompt's context is split.
+        contexts: the number of parts into which the context of a prompt is split.
     """
 
     tensor: int | None
@@ -172,11 +172,11 @@ class Spread(NamedTuple):
 
 
 def spread(degree: str, options: Mapping[str, Any]) -> Spread:
-    """Return how the options distribute a model over GPUs.
+    """Return the distribution of a model over GPUs that the options set.
 
     Args:
         degree: the tensor parallel degree, or "max".
-        options: the options of the engine. Arguments in vLLM's `engine_args` override them.
+        options: the options of the engine. For vLLM, arguments in `engine_args` override them.
     """
     own = options.get("engine_args")
     values = {**options, **own} if isinstance(own, Mapping) else options

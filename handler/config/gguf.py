@@ -1,7 +1,7 @@
-"""Reader of parts of a GGUF file's header.
+"""Reads parts of the header of a GGUF file.
 
-The `gguf` package parses the whole header, with 50,000 tokens and their merges, which takes 1.8 s of a 3 s start.
-The format is described in github.com/ggml-org/ggml, docs/gguf.md. Versions 2 and 3, little-endian, are supported.
+The `gguf` package parses the whole header with 50,000 tokens and their merges, which takes 1.8 s of a 3 s startup. The
+format is described in github.com/ggml-org/ggml, docs/gguf.md. Versions 2 and 3, little-endian, are supported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BESIDE: Mapping[object, str] = {kind.encode(): kind for kind in ("mmproj", "ada
 _TOKENS = b"tokenizer.ggml.tokens"
 _NEEDED = {_ARCHITECTURE: "model", _TOKENS: "tokenizer"}
 _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad", "seperator": "sep", "mask": "mask"}
-"""Maps a token's name in `tokenizer.ggml.NAME_token_id` to its name in tokenizer_config.json."""
+"""Maps the name of a token in `tokenizer.ggml.NAME_token_id` to its name in tokenizer_config.json."""
 _MAX_DIMENSIONS = 4  # ggml's own limit
 _PARTS, _ALIGNMENT = b"split.count", b"general.alignment"
 _END_KEYS = {f"tokenizer.ggml.{name}_token_id".encode() for name in ("eos", "eot", "eom")}
@@ -37,7 +37,7 @@ _END_MARKS = {
     *(b"<|end_of_text|>", b"<end_of_utterance>", b"<eos>", b"<turn|>", b"<|tool_response>"),
     "<｜end▁of▁sentence｜>".encode(),
 }
-"""The texts of tokens that end a response even if the header does not declare them as end tokens."""
+"""Texts of tokens that end a response even if the header does not declare them as end tokens."""
 _USED = (_ARCHITECTURE, _TYPE, _PARTS, _ALIGNMENT)  # keys whose values are needed
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84)}
 _BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
@@ -47,7 +47,7 @@ types.
 
 
 def context_length(path: Path) -> int | None:
-    """Return the model's context length in tokens, or None if the file does not contain it.
+    """Return the context length of the model in tokens, or None if the file does not contain it.
 
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
@@ -62,8 +62,8 @@ def context_length(path: Path) -> int | None:
 def end_ids(path: Path) -> frozenset[int]:
     """Return the IDs of the tokens that end a response, as llama.cpp does (src/llama-vocab.cpp, `special_eog_ids`).
 
-    These are the header's tokens for the end of the text, turn and message, and all tokens with a text in `_END_MARKS`.
-    The end of the text alone is not enough, because a chat template often ends a turn with another token.
+    These are the end-of-text, end-of-turn and end-of-message tokens in the header, and all tokens with a text in
+    `_END_MARKS`. The end-of-text token alone is not enough, because chat templates often end a turn with another token.
 
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
@@ -80,9 +80,9 @@ def end_ids(path: Path) -> frozenset[int]:
 
 
 def contents(path: Path) -> tuple[str, int]:
-    """Return a file's kind, and the number of files into which the model is split, according to the header.
+    """Return the kind of a file, and the number of files into which the model is split, according to the header.
 
-    The kind is "model", or llama.cpp's name for a file that accompanies a model: "mmproj", "adapter" or "imatrix".
+    The kind is "model", or the llama.cpp name for a file that accompanies a model: "mmproj", "adapter" or "imatrix".
 
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
@@ -91,7 +91,7 @@ def contents(path: Path) -> tuple[str, int]:
 
 
 def _values(path: Path, keys: Collection[bytes], tokens: list[bytes] | None = None) -> dict[bytes, object]:
-    """Return the values of the keys that the header contains. Add the texts of all tokens to `tokens`."""
+    """Return the values of those keys that the header contains. Append the texts of all tokens to `tokens`."""
     with path.open("rb") as file:
         return {key: value for key, value in _pairs(file, _begin(file)[1], tokens) if key in keys}
 
@@ -111,7 +111,7 @@ def in_parts(parts: int, first: str) -> str:
 def check_complete(path: Path) -> None:
     """Check that a file contains a complete model.
 
-    OpenVINO itself would read past the end of a truncated file, and crash or use zeros as weights.
+    OpenVINO would read past the end of a truncated file, and either crash or use zeros as weights.
 
     Raises:
         ValueError: if the file is not a GGUF file, is not a model, is one of several parts, or is truncated or broken.
@@ -147,7 +147,7 @@ def _size(shape: Sequence[int], type: int) -> int:
 
 
 def matrix_types(path: Path) -> set[int]:
-    """Return the types of all matrices in the file, as ggml's type numbers.
+    """Return the types of all matrices in the file, as ggml type numbers.
 
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
@@ -157,7 +157,7 @@ def matrix_types(path: Path) -> set[int]:
 
 
 def tokenizer_config(path: Path) -> dict[str, object]:
-    """Return the values that tokenizer_config.json would have for a model: the texts of special tokens, and flags.
+    """Return the values that a tokenizer_config.json of the model would contain: texts of special tokens, and flags.
 
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
@@ -178,7 +178,7 @@ class Header(NamedTuple):
     Attributes:
         values: the key-value pairs. The value is None for a list of strings, and for a list of numbers with more items
             than any model has layers.
-        tensors: the shape of each tensor, and ggml's number of the tensor's type.
+        tensors: the shape and the ggml type number of each tensor.
     """
 
     values: Mapping[bytes, object]
@@ -200,7 +200,7 @@ def read_header(file: BinaryIO) -> Header:
 
 
 def first_values(file: BinaryIO) -> Iterator[tuple[bytes, object]]:
-    """Yield the complete key-value pairs in the beginning of a file.
+    """Yield the complete key-value pairs at the beginning of a file.
 
     Raises:
         ValueError: if the data is not the beginning of a GGUF file of a supported version.
@@ -211,7 +211,7 @@ def first_values(file: BinaryIO) -> Iterator[tuple[bytes, object]]:
 
 
 def _pairs(file: BinaryIO, count: int, tokens: list[bytes] | None = None) -> Iterator[tuple[bytes, object]]:
-    """Yield the key-value pairs, with values as in `Header`. Add the texts of all tokens to `tokens`."""
+    """Yield the key-value pairs, with values as in `Header`. Append the texts of all tokens to `tokens`."""
     for _ in range(count):
         key = _string(file)
         yield key, _value(file, _read(file, "I"), tokens if key == _TOKENS else None)
@@ -273,7 +273,7 @@ def _numbers(file: BinaryIO, code: str, count: int) -> list[object] | None:
 
 
 def _value(file: BinaryIO, kind: int, strings: list[bytes] | None = None) -> object:
-    """Read a value. Add the strings of a list to `strings`."""
+    """Read a value. Append the strings of a list to `strings`."""
     if kind == _STRING:
         return _string(file)
     if kind == _ARRAY:

@@ -1,4 +1,4 @@
-"""LMI's release (`option.lmi_version`), which determines all behavior that differs between releases."""
+"""The LMI release (`option.lmi_version`), which determines all behavior that differs between releases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KEY = "option.lmi_version"
 
 
 class LmiVersion(NamedTuple):
-    """A release of LMI, with the version of its DJL Serving. It can be compared with a tuple such as `(0, 32)`."""
+    """A release of LMI, as a version of DJL Serving. It can be compared with a tuple such as `(0, 32)`."""
 
     major: int
     minor: int
@@ -23,10 +23,10 @@ OLDEST, NEWEST = LmiVersion(0, 28), LmiVersion(0, 38)
 VERSIONS = tuple(LmiVersion(0, minor) for minor in range(OLDEST.minor, NEWEST.minor + 1))
 
 ASYNC_SINCE, ASYNC_BY_DEFAULT_SINCE = LmiVersion(0, 33), LmiVersion(0, 35)
-"""The first release with async mode, and the first release in which async mode is a text model's default."""
+"""The first release with async mode, and the first release that uses async mode by default for text models."""
 
 ASYNC = LmiVersion(0, 36)
-"""The release to assume if the configuration chooses async mode but no release."""
+"""The release to assume if the configuration selects async mode but no release."""
 
 _RELEASE = re.compile(r"v?([0-9]+)\.([0-9]+)(?:\.[0-9]+)?(?:-lmi([0-9]+))?")  # 0.36, v0.36.0, 0.36.0-lmi27.0.0-cu130
 _NEW_STREAMS = 26  # LMI v26 and v27 have DJL Serving 0.36, but the rolling batch of later releases

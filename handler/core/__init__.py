@@ -1,1 +1,1 @@
-"""Values that all packages share, and basic modules such as errors, logging, framing and child processes."""
+"""Shared values, and basic modules such as errors, logging, framing and child processes."""

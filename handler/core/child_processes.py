@@ -1,4 +1,4 @@
-"""Child processes: programs such as pip, and Python processes that import from the same paths as this process."""
+"""Child processes: programs such as pip, and Python processes with the same import paths as this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 10.0
-"""Seconds between two progress lines if standard error is not a terminal."""
+"""Number of seconds between progress lines if standard error is not a terminal."""
 
 _DONE = re.compile(rb"([0-9]{1,3}) % done\n")
 
@@ -38,8 +38,8 @@ def run(
     """Run a program until it ends, without standard input.
 
     Args:
-        doing: text to show together with the percentage that the program reports with `tell`, or None to show nothing.
-            With a text, the program's standard output is discarded and its standard error is captured.
+        doing: text to show with the percentage that the program reports with `tell`, or None to show nothing. If it is
+            set, the standard output of the program is discarded and its standard error is captured.
         stop: signal that ends the program early.
         options: arguments of `subprocess.Popen`.
 
@@ -81,7 +81,7 @@ def _follow(child: subprocess.Popen[bytes], doing: str) -> bytes:
 
 
 def tell(done: float) -> None:
-    """Report which fraction of the work is done, from 0 to 1, to the process that started this process with `run`."""
+    """Report the completed fraction of the work, from 0 to 1, to the process that started this process with `run`."""
     print(f"{done * 100:.0f} % done", file=sys.stderr, flush=True)
 
 
@@ -119,13 +119,13 @@ def _printer(doing: str) -> Callable[[int], None]:
 
 
 def python(function: str, argument: str) -> list[str]:
-    """Return the command of a Python process that calls a function and imports from the same paths as this process.
+    """Return the command for a Python process that calls a function and has the same import paths as this process.
 
     `python -m` is not used because it would put the working directory first.
 
     Args:
         function: the function as `MODULE:FUNCTION`.
-        argument: the function's only argument.
+        argument: the only argument of the function.
     """
     module, _, name = function.partition(":")
     boot = f"import sys; sys.path[:] = sys.argv[2:]; from {module} import {name}; {name}(sys.argv[1])"
@@ -133,12 +133,12 @@ def python(function: str, argument: str) -> list[str]:
 
 
 def start(function: str, channel: socket.socket, environ: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """Start a Python process in a new session, so that signals to the terminal's process group do not reach it.
+    """Start a Python process in a new session, so that signals to the process group of the terminal do not reach it.
 
     Args:
         function: the function as `MODULE:FUNCTION`. It calls `serving_host` with its only argument.
-        channel: the new process's end of a channel to this process.
-        environ: the environment of the new process, by default a copy of this process's environment.
+        channel: the end of a channel that the new process uses to communicate with this process.
+        environ: the environment of the new process. The default is a copy of the current environment.
     """
     fd = channel.fileno()
     return subprocess.Popen(
@@ -148,7 +148,7 @@ def start(function: str, channel: socket.socket, environ: Mapping[str, str] | No
 
 @contextlib.contextmanager
 def serving_host(fd: str) -> Iterator[socket.socket]:
-    """Open the channel of a process that `start` has started, and end this process after the `with` block.
+    """Open the channel in a process that `start` has started, and end this process after the `with` block.
 
     The process also ends when its host ends. It ignores SIGINT and SIGTERM, because only the host handles them.
     """
@@ -163,7 +163,7 @@ def serving_host(fd: str) -> Iterator[socket.socket]:
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Have Linux send this process a signal when its parent ends. This works even if this process hangs."""
+    """Let Linux send a signal to this process when its parent ends. This works even if this process hangs."""
     if sys.platform == "linux":
         import ctypes
 
@@ -172,7 +172,7 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def stop_all() -> None:
-    """Stop the programs that `run` has started, and start no more, because this process will end. Thread-safe."""
+    """Stop all programs started by `run`, and start no more, because this process is about to end. Thread-safe."""
     global _stopped
     with _lock:
         _stopped = True
@@ -181,7 +181,7 @@ def stop_all() -> None:
 
 
 def disk_is_full(directory: Path) -> bool:
-    """Return whether writing 1 MiB to this directory fails for lack of space, or for a limit on space.
+    """Return whether writing 1 MiB to this directory fails because of a lack of space or a limit on space.
 
     Call this after a program has failed, because not every program reports why a write failed.
     """

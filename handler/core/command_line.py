@@ -1,4 +1,4 @@
-"""Command-line parsing, with errors that suggest the most similar known word and show the command's usage."""
+"""Command-line parsing, with errors that suggest the most similar known word and show the usage of the command."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PLAIN = {
     r"expected one argument": "needs a value",
     r"expected at least one argument": "needs at least one value",
 }
-"""Maps regular expressions for argparse's messages to plainer texts."""
+"""Maps regular expressions that match argparse messages to plainer messages."""
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose flags cannot be abbreviated, so that a new flag cannot change the meaning of a command line.
 
     Attributes:
-        hint: text appended to the error about an unknown flag; `{word}` is the flag's name without dashes.
+        hint: text that is appended to the error about an unknown flag. `{word}` is the name of the flag without dashes.
         meant: maps choices of other programs to the equivalent choices of this program.
         rewrite: function that converts the words of a command line before argparse parses them.
     """
@@ -46,7 +46,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self.rewrite(words), namespace)
 
     def parse_all(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse a command line. If a word is unknown, show the command's usage and exit with status 2."""
+        """Parse a command line. If a word is unknown, show the usage of the command and exit with status 2."""
         arguments: argparse.Namespace
         arguments, unknown = self.parse_known_args(words)
         if unknown:
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class KeptLines(argparse.HelpFormatter):
-    """Help formatter that keeps a description's line breaks.
+    """Help formatter that preserves the line breaks of a description.
 
     If a line has two columns, its continuation lines are indented to the second column.
     """
@@ -85,7 +85,7 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def wrap(text: str, width: int, first: str = "", rest: str = "") -> str:
-    """Wrap text between words, with `first` before its first line and `rest` before the others."""
+    """Wrap text between words, with `first` before the first line and `rest` before all other lines."""
     return textwrap.fill(
         text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
     )
@@ -101,7 +101,7 @@ def add_installed(commands: Any, group: str) -> None:
 
 
 def add_repeatable(parser: Any, flag: str, dest: str, metavar: str, help: str) -> None:
-    """Add a flag that may be repeated. Its values form a list."""
+    """Add a flag that may be repeated. Its values are collected in a list."""
     parser.add_argument(flag, dest=dest, action="append", default=[], metavar=metavar, help=f"{help}; repeatable")
 
 
@@ -121,7 +121,7 @@ def port(text: str) -> int:
 
 
 def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """Return the error message for unknown words. It suggests the flag that is most like the first unknown flag."""
+    """Return the error message for unknown words. It suggests the flag most similar to the first unknown flag."""
     flags = [word for word in words if word.startswith("-")]
     if not flags:
         return f"unexpected arguments: {' '.join(words)}"
@@ -133,7 +133,7 @@ def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
 def hint_of(word: str, known: Iterable[str]) -> str:
     """Return text such as `; did you mean NAME?`, or "" if no known word is similar.
 
-    The text suggests the shortest known word that begins with `word`, or else the most similar known word.
+    The suggestion is the shortest known word that begins with `word`, or else the most similar known word.
     """
     known = [*known]
     begun = sorted((name for name in known if len(word.strip("-")) > 1 and name.startswith(word)), key=len)

@@ -27,7 +27,7 @@ class Driver(NamedTuple):
 
 
 def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
-    """Read the driver's version from NVML, which the container runtime mounts. Return None if there is no driver."""
+    """Read the driver version from NVML, which the container runtime mounts. Return None if there is no driver."""
     try:
         nvml = load("libnvidia-ml.so.1")
     except OSError:
@@ -50,7 +50,7 @@ def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
 
 
 def visible_gpus(driver: Driver | None, environ: Mapping[str, str]) -> list[str]:
-    """Return the GPUs that an engine can use, each by its index or UUID as in CUDA_VISIBLE_DEVICES.
+    """Return the GPUs that an engine can use, by index or UUID as in CUDA_VISIBLE_DEVICES.
 
     As in CUDA, the first empty or negative entry of that variable ends the list.
 
@@ -76,15 +76,17 @@ _AMI = {
     13: "al2023-ami-sagemaker-inference-gpu-4-1 (driver 580, CUDA 13.0)",
     12: "al2-ami-sagemaker-inference-gpu-3-1 (driver 550, CUDA 12.4)",
 }
-"""Maps an image's major CUDA version to a suitable InferenceAmiVersion (SageMaker API reference, ProductionVariant)."""
+"""Maps the major CUDA version of an image to a suitable InferenceAmiVersion (SageMaker API reference,
+ProductionVariant).
+"""
 
 
 class DriverCheck(NamedTuple):
     """Result of `check_driver`.
 
     Attributes:
-        line: text for the log; "" to log nothing.
-        library_path: directory to prepend to LD_LIBRARY_PATH; "" if none is needed.
+        line: log message, or "" to log nothing.
+        library_path: directory to prepend to LD_LIBRARY_PATH, or "" if none is needed.
     """
 
     line: str
@@ -92,10 +94,10 @@ class DriverCheck(NamedTuple):
 
 
 def check_driver(driver: Driver | None, environ: Mapping[str, str], compat: Path = _COMPAT) -> DriverCheck:
-    """Compare the driver with the image's CUDA version, which NVIDIA's base images set as CUDA_VERSION.
+    """Compare the driver with the CUDA version of the image, which NVIDIA's base images set as CUDA_VERSION.
 
-    A newer minor version of CUDA runs on any driver of the same major version. A newer major version needs the image's
-    compatibility library. If the image has that library, it is used with every older driver.
+    A newer minor version of CUDA runs on any driver of the same major version. A newer major version requires the
+    compatibility library in the image. If the image contains this library, it is used with every older driver.
 
     Raises:
         ConfigError: the image needs a newer driver.

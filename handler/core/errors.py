@@ -54,9 +54,10 @@ class Problem(NamedTuple):
     """A reason why the server cannot start.
 
     Attributes:
-        where: file and line, variable or argument, such as `serving.properties, line 3`; "" if the message names it.
-        name: name of the option; "" if the problem does not concern an option.
-        message: what is wrong, and what to change.
+        where: file and line, variable or argument, such as `serving.properties, line 3`, or "" if the message contains
+            it.
+        name: name of the option, or "" if the problem does not concern an option.
+        message: description of the problem, and what to change.
     """
 
     where: str
@@ -64,13 +65,13 @@ class Problem(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        """Return the location and the message. A location that the message repeats at its start appears only once."""
+        """Return the location and the message. If the message begins with the location, it is not repeated."""
         message = self.message.removeprefix(f"{self.where.removeprefix('-o ')}: ")
         return f"{self.where}: {message}" if self.where else message
 
 
 class ConfigError(Exception):
-    """Raised if the server cannot start. The message says what to change; several problems form a numbered list."""
+    """Raised if the server cannot start. The message explains what to change. Several problems form a numbered list."""
 
     def __init__(self, *problems: Problem | str) -> None:
         super().__init__(*problems)
@@ -96,7 +97,7 @@ def refuse(problems: Iterable[Problem | str]) -> None:
 class Problems(list[Problem]):
     """Problems from several steps. `with problems:` collects the problems of a ConfigError and suppresses the error.
 
-    A problem is omitted if its message names an option that already has a problem, because the option is then the
+    A problem is omitted if its message contains an option that already has a problem, because that option is then the
     cause.
     """
 
@@ -123,7 +124,7 @@ class ServingError(Exception):
     the subclass.
 
     Args:
-        detail: text for the log only, such as another program's message.
+        detail: text only for the log, such as the message of another program.
 
     Attributes:
         status: the HTTP status.
@@ -145,7 +146,7 @@ class ServingError(Exception):
 
     @property
     def public(self) -> str:
-        """The message for the log, with the detail and without the client's own text."""
+        """The message for the log, with the detail and without text from the client."""
         return f"{self.message} ({self.detail})" if self.detail else self.message
 
 
@@ -158,11 +159,11 @@ class _OfTheClient(ServingError):
 
 
 class InvalidPayload(_OfTheClient):
-    """The body cannot be read as a request."""
+    """The body is not a valid request."""
 
 
 class InvalidParameter(_OfTheClient):
-    """A parameter is refused. The message begins with `NAME=VALUE`, such as `parameters.top_p=2: …`, or with NAME."""
+    """A parameter is refused. The message begins with `NAME=VALUE`, such as `parameters.top_p=2: …`, or NAME."""
 
     @property
     def public(self) -> str:
@@ -177,7 +178,7 @@ class RefusedByEngine(InvalidParameter):
     """The server that is used as the engine rejects the request.
 
     Args:
-        words: the server's message, which may quote the client's text.
+        words: the message of the server, which may quote text from the client.
         detail: text for the log only.
     """
 
@@ -189,7 +190,7 @@ class RefusedByEngine(InvalidParameter):
 
     @property
     def tells_overflow(self) -> bool:
-        """Whether the message is the error of vLLM, SGLang or TensorRT-LLM for a prompt that is too long."""
+        """Whether the message is the vLLM, SGLang or TensorRT-LLM error for a prompt that is too long."""
         return bool(self._OVERFLOW.search(self.message))
 
     @property
@@ -200,8 +201,9 @@ class RefusedByEngine(InvalidParameter):
 class TooLong(_OfTheClient):
     """The request needs more tokens than the model accepts.
 
-    The messages contain the words of OpenAI and vLLM for this error, and TGI's words if the fields are TGI's. Clients
-    that find these words shorten the conversation or use another model (tests/joints/test_error_words.py).
+    The messages contain the wording of both OpenAI and vLLM for this error, and also that of TGI if the fields are
+    those of TGI. Clients that recognize the wording shorten the conversation or use another model
+    (tests/joints/test_error_words.py).
     """
 
     @staticmethod
@@ -214,10 +216,11 @@ class PromptTooLong(TooLong):
     """The prompt is too long.
 
     Args:
-        limit: maximum number of tokens in prompt and response together, or None for a request without generated text.
+        limit: maximum number of tokens in the prompt and response together, or None for a request without generated
+            text.
 
     Attributes:
-        name: name of the prompt in the client's dialect.
+        name: name of the prompt in the dialect of the client.
         num_prompt: number of tokens in the prompt, or a lower bound.
         given: `num_prompt` as text, such as "at least 100".
         most: maximum number of tokens in the prompt.
@@ -233,7 +236,7 @@ class PromptTooLong(TooLong):
         self.name, self.num_prompt, self.given, self.most, self._exact = name, num_prompt, given, most, exact
 
     def named(self, name: str, limit: int | None = None) -> PromptTooLong:
-        """Return the same error with the prompt's name in another dialect, and with `limit`."""
+        """Return the same error with the name of the prompt in another dialect, and with `limit`."""
         most = min(self.most, limit - 1) if limit else self.most
         return PromptTooLong(name, self.num_prompt, most, limit=limit, exact=self._exact)
 
@@ -270,7 +273,7 @@ class GenerationFailed(ServingError):
 
 
 class FormatterFailed(ServingError):
-    """A function of the user's model.py failed. `detail` is its exception, which may contain the client's text."""
+    """A function of the user's model.py failed. `detail` is its exception, which may contain text from the client."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(f"{message}: {detail}" if detail else message)
@@ -291,7 +294,7 @@ class Overloaded(Unavailable):
     """The server is overloaded, and the client may retry soon.
 
     Args:
-        retry_after: seconds until the client may retry; 0 if unknown.
+        retry_after: number of seconds until the client may retry, or 0 if unknown.
     """
 
     def __init__(self, message: str, *, retry_after: float = 0.0, detail: str = "") -> None:
@@ -300,11 +303,11 @@ class Overloaded(Unavailable):
 
 
 class BadRequest(_OfTheClient):
-    """The request is refused before its body is read, or for a reason outside its body."""
+    """The request is refused before its body is read, or for a reason that is not in its body."""
 
 
 class InvalidSession(BadRequest):
-    """A session does not exist, or a call that opens or closes it is invalid. The status is that of AWS's handlers."""
+    """A session does not exist, or a call to open or close it is invalid. AWS's handlers use the same status."""
 
 
 class Unauthorized(BadRequest):
@@ -321,13 +324,13 @@ class ModelNotFound(NotFound):
     """The request names a model that is not served here.
 
     Args:
-        name: the model's name in the request; a long name is shortened.
-        version: the model's version in the request.
+        name: the model name in the request. A long name is shortened.
+        version: the model version in the request.
         served: names of the models that are served. The message lists the first 16 of them, without paths on this
             machine.
 
     Attributes:
-        served: end of the message, which lists these names; "" if there are none.
+        served: end of the message with the list of these names, or "" if there are none.
     """
 
     type = "ModelNotFoundException"
@@ -354,7 +357,7 @@ class NotKept(NotFound):
     """A stored response, or an item of a stored response, does not exist here or has expired.
 
     Args:
-        param: request field that names the response or item; "" if the path names it.
+        param: request field with the id of the response or item, or "" if the id is in the path.
     """
 
     def __init__(self, message: str, param: str = "") -> None:
@@ -390,7 +393,7 @@ class InternalError(ServingError):
 
     @classmethod
     def of(cls, bug: BaseException) -> InternalError:
-        """Return the error that a client gets for a bug. It names only the exception's class; the log has the rest."""
+        """Return the error that a client gets for a bug. It contains only the exception class, and the log the rest."""
         return cls(f"internal error: {type(bug).__name__}")
 
 
@@ -450,7 +453,7 @@ _MASKS = (
 
 
 def client_words(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the part of another program's message that a client may see, or "" if nothing is left.
+    """Return the part of a message from another program that a client may see, or "" if nothing is left.
 
     The result is one line of limited length without keys, addresses, paths, HTML and names of Python objects.
 
@@ -470,7 +473,7 @@ def client_words(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def log_words(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return another program's message for the log, as one line of at most 1,000 characters with masked keys."""
+    """Return a message from another program for the log, as one line of at most 1,000 characters with masked keys."""
     return _cut(mask_keys(text, secrets)[:_MOST_READ], _MOST_FOR_LOG)
 
 
@@ -484,7 +487,7 @@ def mask_keys(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the first 500 characters of an exception from a user's code. Its `__str__` may raise an exception."""
+    """Return the first 500 characters of an exception from user code. Its `__str__` method may itself raise."""
     return str(traceback.TracebackException(type(error), error, None))[:500].encode(errors="replace").decode()
 
 

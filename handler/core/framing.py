@@ -1,4 +1,4 @@
-"""Framings of values (JSON, JSON lines, server-sent events), and templates of encoded events with placeholders."""
+"""Framings for values (JSON, JSON lines, server-sent events), and templates for encoded events with placeholders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 from handler.core.values import Token
 
 dumps = orjson.dumps
-"""Encode a value as compact UTF-8 JSON. NaN and infinities become null, so the result is always valid JSON."""
+"""Encode a value as compact UTF-8 JSON. NaN and infinities are encoded as null, so the result is always valid JSON."""
 loads = orjson.loads
 """Decode JSON that `dumps` has written."""
 
@@ -34,7 +34,7 @@ def encoded(value: Any, depth: int = 0) -> Any:
     """Encode a value for embedding in another value that is encoded later.
 
     Args:
-        depth: how many levels deep the value is nested in the other value.
+        depth: nesting depth of the value in the other value.
 
     Raises:
         TypeError: the value cannot be encoded, or is nested too deeply.
@@ -46,12 +46,12 @@ def encoded(value: Any, depth: int = 0) -> Any:
 
 
 def rewritten(text: str) -> Any:
-    """Return a compact copy of a JSON text to embed in another value. Integers keep all their digits."""
+    """Return a compact copy of a JSON document to embed in another value. Integers retain all their digits."""
     return orjson.Fragment(dumps_decoded(json.loads(text)))
 
 
 def dumps_decoded(value: Any) -> bytes:
-    """Encode a value that was decoded from JSON. Integers of any size keep all their digits."""
+    """Encode a value that was decoded from JSON. Integers of any size retain all their digits."""
     try:
         return dumps(value)
     except TypeError:  # an integer of more than 64 bits
@@ -59,12 +59,12 @@ def dumps_decoded(value: Any) -> bytes:
 
 
 def refuse_constant(name: str) -> None:
-    """Raise ValueError for NaN or an infinity. This is the argument `parse_constant` of `json.loads`."""
+    """Raise ValueError for NaN or an infinity. Pass this function to `json.loads` as `parse_constant`."""
     raise ValueError(f"{name} is not a JSON number")
 
 
 def is_json(text: str) -> bool:
-    """Return whether a text is one JSON value, in which no number is NaN or infinite."""
+    """Return whether text is a single JSON value in which no number is NaN or infinite."""
     try:
         json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
@@ -82,14 +82,14 @@ def _one_line(data: bytes) -> bytes:
 JSON = Framing("json", "application/json", b"", b"")
 JSONLINES = Framing("jsonlines", "application/jsonlines", b"", b"\n")
 JSON_LINE = JSON._replace(after=b"\n")
-"""Framing of LMI's async mode, in which every response body ends with a newline."""
+"""Framing for LMI's async mode, in which every response body ends with a newline."""
 SSE = Framing("sse", "text/event-stream", b"data: ", b"\n\n")
 SSE_DONE = SSE._replace(end=b"data: [DONE]\n\n")
-"""Framing of OpenAI's streams, which end with a `[DONE]` event."""
+"""Framing for OpenAI streams, which end with a `[DONE]` event."""
 
 
 def named_event(value: Mapping[str, Any]) -> bytes:
-    """Encode a server-sent event named after the value's `type`, as in Anthropic's API and OpenAI's Responses API."""
+    """Encode a server-sent event that is named after the `type` of its value, as in Anthropic's and OpenAI's APIs."""
     return b"event: %b\n" % value["type"].encode() + SSE.encode(value)
 
 
@@ -105,15 +105,15 @@ TOKEN_SLOTS = Token(NUMBER, SLOT, SLOT, False)
 
 
 def template(data: bytes) -> bytes:
-    """Convert an encoded event to a %-format. The event's placeholders become `%d` and `%b`.
+    """Convert an encoded event to a %-format string. Its placeholders are replaced by `%d` and `%b`.
 
-    JSON contains no zero byte, so a client's text cannot be mistaken for a placeholder.
+    JSON contains no zero bytes, so text from a client cannot be mistaken for a placeholder.
     """
     return data.replace(b"%", b"%%").replace(b"\0", b"%")
 
 
 class _JsonTexts(dict[str, bytes]):
-    """Cache of the JSON of short texts. Tokens repeat, so most texts are encoded only once."""
+    """Cache for the JSON encoding of short strings. Tokens repeat, so most strings are encoded only once."""
 
     _MOST_TEXTS = 16384
     _MOST_CHARACTERS = 64
@@ -131,7 +131,7 @@ JSON_TEXTS = _JsonTexts()
 
 
 def fill(event: bytes, tokens: Sequence[Token]) -> bytes:
-    """Return one event for each token. The only `%b` in `event` is replaced by the token's text as JSON."""
+    """Return one event for each token. The only `%b` in `event` is replaced by the JSON-encoded text of the token."""
     if len(tokens) == 1:
         return event % JSON_TEXTS[tokens[0].text]
     return b"".join([event % JSON_TEXTS[token.text] for token in tokens])
@@ -148,11 +148,11 @@ FRAMINGS = {framing.name: framing for framing in (JSON, JSONLINES, SSE)}
 
 
 MAX_DEPTH = 200
-"""Maximum nesting of lists and objects. Recursive code, such as chat templates, can still process values this deep."""
+"""Maximum nesting depth of lists and objects. Recursive code, such as chat templates, can still process such values."""
 
 
 def is_too_deep(value: Any, text: str | bytes) -> bool:
-    """Return whether a JSON value has more than MAX_DEPTH levels. The result does not depend on the version of Python.
+    """Return whether a JSON value has more than MAX_DEPTH levels. The result does not depend on the Python version.
 
     Args:
         text: the JSON from which the value was decoded.

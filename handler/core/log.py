@@ -1,4 +1,4 @@
-"""Logging as lines of text, or as one JSON object per line (`LMI_LOG_FORMAT=json`, or TGI's `JSON_OUTPUT=true`)."""
+"""Logging as plain text, or as one JSON object per line (`LMI_LOG_FORMAT=json`, or TGI's `JSON_OUTPUT=true`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("handler")
 
 
 def wants_json(environ: Mapping[str, str]) -> bool:
-    """Return whether the environment asks for JSON logs.
+    """Return whether the environment enables JSON logs.
 
     Raises:
         ConfigError: LMI_LOG_FORMAT is neither json nor text.
@@ -58,7 +58,7 @@ def set_up(environ: Mapping[str, str]) -> bool:
 
 
 def set_up_child() -> None:
-    """Log a child process's warnings as JSON if the log of its parent is JSON."""
+    """Log the warnings of this child process as JSON if the log of its parent is JSON."""
     if wants_json(os.environ):
         _configure("WARNING", as_json=True)
 
@@ -120,22 +120,22 @@ _MOST = 1 << 16  # bytes of a line; longer lines are split
 _BREAK = re.compile(rb"[\r\n]+")  # progress bars use carriage returns
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LEVEL = re.compile(r"(?:\([^)]*\) )?\W{0,2}(DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b")
-"""Matches the level in a log line of DJL Serving or vLLM. vLLM may write its process's name before the level."""
+"""Matches the level in a log line of DJL Serving or vLLM. vLLM may write the process name before the level."""
 _STANDARD = {"WARN": "WARNING", "FATAL": "CRITICAL"}
 _OF_WORKER = re.compile(r".{0,200}?\bW-\S{0,200}-std(?:out|err): (?={)")
-"""Matches the text that DJL Serving puts before a worker's line of JSON."""
+"""Matches the prefix that DJL Serving adds to a JSON line from a worker."""
 
 
 @contextlib.contextmanager
 def captured(as_json: bool = True) -> Iterator[None]:
-    """Write every line on stdout and stderr of this process and its children as JSON. Lines that are JSON stay
+    """Write every line on stdout and stderr of this process and its children as JSON. Lines that are already JSON stay
     unchanged.
 
-    Log records go directly to stderr. An uncaught exception is logged; after a ConfigError in the block, the process
+    Log records go directly to stderr. An uncaught exception is logged. After a ConfigError in the block, the process
     exits with status 2.
 
     Args:
-        as_json: whether to capture output; the result of `set_up`.
+        as_json: whether to capture output, as returned by `set_up`.
     """
     if not as_json:
         yield
@@ -167,7 +167,7 @@ def _log_uncaught_in_thread(failure: threading.ExceptHookArgs) -> None:
 
 
 class _Relay:
-    """Reads the lines written to a file descriptor. A handler writes them to the descriptor's original destination."""
+    """Reads lines written to a file descriptor. A handler writes them to the original destination."""
 
     def __init__(self, descriptor: int, handler: _Handler) -> None:
         self._descriptor, self._handler = descriptor, handler
@@ -180,7 +180,7 @@ class _Relay:
         self._thread.start()
 
     def close(self) -> None:
-        """Write all lines that have arrived, and restore the descriptor. The pipe stays open for surviving children."""
+        """Write all received lines, and restore the descriptor. The pipe remains open for surviving child processes."""
         (sys.stdout if self._descriptor == 1 else sys.stderr).flush()
         os.dup2(self._before, self._descriptor)
         os.write(self._entry, self._end)

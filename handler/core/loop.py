@@ -1,5 +1,5 @@
-"""The event loop of a process: running it, stopping it on signals, ending the process if the loop is blocked, and
-scheduling garbage collection.
+"""Runs the event loop of a process, stops it on signals, ends the process if the loop is blocked, and schedules garbage
+collection.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ P = ParamSpec("P")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, on uvloop."""
+    """Run a coroutine to completion on uvloop."""
     import uvloop
 
     return uvloop.run(coroutine)
 
 
 def start_now(coroutine: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
-    """Run a coroutine up to its first wait, then continue it as a task.
+    """Run a coroutine until it first waits, then continue it as a task.
 
-    A coroutine that does not wait needs no iteration of the event loop. An exception before the first wait is raised
-    by this function.
+    A coroutine that never waits needs no iteration of the event loop. This function raises any exception that occurs
+    before the first wait.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -80,7 +80,7 @@ class Begun(Coroutine[Any, Any, T]):
 
 
 def settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
-    """Set a future to the call's result or exception."""
+    """Set a future to the result or exception of a call."""
     try:
         result = call()
     except BaseException as error:  # as ThreadPoolExecutor does
@@ -111,10 +111,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopSignals:
     """Receives the signals that stop a server. All methods must be called on the main thread.
 
-    Before `listen` the first signal raises SystemExit(0) for SIGTERM or KeyboardInterrupt for SIGINT. After `listen` no
-    signal raises an exception. After `leave` the first signal is ignored. While there is no listener, a second signal
-    ends the process at once. Before `listen`, a signal during an import also ends the process at once, because an
-    exception would crash orjson and become an ImportError in numpy.
+    Before `listen`, the first signal raises SystemExit(0) for SIGTERM or KeyboardInterrupt for SIGINT. After `listen`,
+    no signal raises an exception. After `leave`, the first signal is ignored. While there is no listener, a second
+    signal ends the process immediately. Before `listen`, a signal during an import also ends the process immediately,
+    because an exception would crash orjson and be turned into an ImportError by numpy.
     """
 
     def __init__(self) -> None:
@@ -125,14 +125,14 @@ class StopSignals:
         self._leaving = False
 
     def install(self) -> None:
-        """Install the signal handlers, and unblock the signals. Signals that were blocked are delivered then."""
+        """Install the signal handlers, and unblock the signals. Pending signals are then delivered."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
         atexit.register(_ignore)  # Python restores the default handlers before it ends, and SIGTERM would kill it
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def listen(self, listener: Callable[[signal.Signals], object]) -> None:
-        """Have the running event loop call `listener` once for each signal, including signals that arrived before."""
+        """Let the running event loop call `listener` for each signal, including signals that have already arrived."""
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._tell()
@@ -183,12 +183,12 @@ _OPTION = "option.event_loop_timeout"
 class LoopWatch:
     """Ends the process if its event loop is blocked between `start` and `stop`. Linux only.
 
-    Time does not count while the process is stopped or under a debugger, or while the whole machine is paused.
+    Time during which the process is stopped or under a debugger, or the whole machine is paused, does not count.
 
     Args:
         seconds: how long the loop may be blocked; 0 disables the watch.
-        signals: whether the loop handles SIGTERM and SIGINT. If so, a signal that is not handled for 8 s also ends the
-            process.
+        signals: whether the loop handles SIGTERM and SIGINT. If so, the process also ends when a signal is not handled
+            within 8 s.
     """
 
     def __init__(self, seconds: float, *, signals: bool) -> None:
@@ -198,7 +198,7 @@ class LoopWatch:
         self._opened = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Start to watch the running loop. Do nothing outside the main thread: the process may belong to a host."""
+        """Start watching the running loop. Outside of the main thread, do nothing: the process may belong to a host."""
         if not self._seconds or sys.platform != "linux" or self._watcher is not None:
             return
         if threading.current_thread() is not threading.main_thread():
@@ -244,16 +244,16 @@ def _read(receiving: socket.socket) -> None:
 # requests, not the hundreds of thousands of objects of modules, the vocabulary and libraries.
 
 YOUNG_SECONDS = 2.0
-"""Seconds between collections of the young generations."""
+"""Number of seconds between collections of the young generations."""
 
 FULL_SECONDS = 20.0
-"""Seconds between collections of all generations."""
+"""Number of seconds between collections of all generations."""
 
 CROWD = 80_000
 """Number of live objects (about 570 streams) above which a full collection takes too long and is postponed."""
 
 CROWD_SECONDS = 600.0
-"""Maximum seconds between two full collections, however many objects are live."""
+"""Maximum number of seconds between two full collections, regardless of the number of live objects."""
 
 _YOUNG = 50_000  # number of new objects, as about 300 new streams create, that starts a young collection at once
 _MIDDLE = 1  # every third young collection includes the middle generation
@@ -275,7 +275,7 @@ def importing() -> Iterator[None]:
 
 
 def keep_collecting() -> None:
-    """Freeze all objects. Then collect garbage periodically on a thread, and at once if many objects are created."""
+    """Freeze all objects. Then collect garbage on a thread, periodically and whenever many objects are created."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
@@ -284,9 +284,9 @@ def keep_collecting() -> None:
 
 
 def return_large_blocks() -> None:
-    """Make the C library return a large block of memory to the system when it is freed.
+    """Make the C library return large blocks of memory to the system when they are freed.
 
-    By default, once such a block has been freed, each thread keeps blocks of up to 32 MiB (mallopt(3)).
+    By default, after the first free of a large block, each thread retains blocks of up to 32 MiB (mallopt(3)).
     """
     with contextlib.suppress(AttributeError):  # not the GNU C library
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
@@ -309,6 +309,6 @@ def _collect() -> None:
 
 
 def _trim() -> None:
-    """Release the memory that the C library keeps after `free`, which may be a lot after a large request."""
+    """Release the memory that the C library retains after `free`. This may be a lot after a large request."""
     with contextlib.suppress(AttributeError):  # not the GNU C library
         ctypes.CDLL(None).malloc_trim(0)  # without the GIL

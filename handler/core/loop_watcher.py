@@ -1,4 +1,4 @@
-"""Program that watches a server's event loop from a small separate process, which `loop.py` starts."""
+"""Program that watches the event loop of a server from a small separate process, which `loop.py` starts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _DEBUGGERS = ("/pdb.py", "/bdb.py", "/pydevd", "/debugpy/")
 
 
 def watch(pid: int, sending: socket.socket, receiving: socket.socket, stacks: int, dump: int, seconds: float) -> None:
-    """Watch the event loop of this process's parent until the parent ends.
+    """Watch the event loop of the parent process until the parent ends.
 
     Args:
         pid: process id of the parent.
-        sending: socket that sends bytes to the parent's event loop.
-        receiving: the event loop's end of that socket. This process peeks there at the bytes that the loop has not
-            read.
+        sending: socket that sends bytes to the event loop of the parent.
+        receiving: the other end of that socket, which the event loop reads. This process peeks at the bytes that the
+            loop has not read yet.
         stacks: descriptor of the file to which the parent writes its stacks.
-        dump: signal on which the parent writes its stacks.
+        dump: signal that makes the parent write its stacks.
         seconds: how long the event loop may be blocked. Time in which it waits for a CPU does not count.
     """
     silent = unheard = 0.0
@@ -77,7 +77,7 @@ def _waiting(receiving: socket.socket) -> bytes:
 
 
 def _state(pid: int) -> str:
-    """Return the letter of the main thread's state, such as R (running or waiting for a CPU), or t under a debugger."""
+    """Return the state letter of the main thread, such as R (running or waiting for a CPU), or t under a debugger."""
     try:
         with open(f"/proc/{pid}/status") as file:
             fields = dict(line.split(":", 1) for line in file if ":" in line)
@@ -87,10 +87,10 @@ def _state(pid: int) -> str:
 
 
 def _turns(pid: int) -> tuple[float, float] | None:
-    """Return how many seconds the main thread has run on a CPU and has waited for a CPU, or None if unknown.
+    """Return the seconds that the main thread has run on a CPU and has waited for a CPU, or None if unknown.
 
     Source: docs.kernel.org, "Scheduler Statistics": the first two numbers of /proc/PID/schedstat are nanoseconds. All
-    numbers are 0 in a kernel without CONFIG_SCHEDSTATS.
+    numbers are 0 if the kernel was built without CONFIG_SCHEDSTATS.
     """
     try:
         with open(f"/proc/{pid}/schedstat") as file:
@@ -109,7 +109,7 @@ def _stacks(pid: int, stacks: int, dump: int) -> str:
 
 
 def _end(pid: int) -> None:
-    """Abort a process without a core dump, which would contain the engine's memory. Kill it if it does not end."""
+    """Abort a process without a core dump, which would contain the engine memory. Kill it if it does not end."""
     with contextlib.suppress(OSError):
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGABRT, signal.SIGKILL):

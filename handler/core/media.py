@@ -1,4 +1,4 @@
-"""Media in prompts: values, token counts, and shared memory from which the engine reads the data."""
+"""Media in prompts: value types, token counts, and shared memory from which the engine reads the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 
 def new_uuid() -> str:
-    """Return a random UUID (version 4) without a system call, which would release the GIL and wait for it again."""
+    """Return a random UUID (version 4) without a system call, which would release and reacquire the GIL."""
     digits = new_digits()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
@@ -27,22 +27,22 @@ def new_secret() -> str:
 
 
 MEDIA = {"image": "images", "audio": "audio clips"}
-"""Kinds of media with their plurals. The kinds are named as in chat templates and `limit_mm_per_prompt`."""
+"""Kinds of media with their plurals. The names are the same as in chat templates and `limit_mm_per_prompt`."""
 
 
 def several(kinds: Iterable[str]) -> str:
-    """Return the plurals of these kinds of media, joined with "and"."""
+    """Return the plurals of some kinds of media, joined with "and"."""
     return " and ".join([MEDIA[kind] for kind in dict.fromkeys(kinds)])
 
 
 ALL_MEDIA = several(MEDIA)
 
 SAMPLE_RATE = 16_000
-"""Sample rate of decoded audio in Hz, which audio models expect."""
+"""Sample rate of decoded audio in Hz, as expected by audio models."""
 
 
 class Upload(NamedTuple):
-    """A file of a form. `data` is empty if the file was written to disk while it arrived."""
+    """A file in a form. `data` is empty if the file was written to disk as it arrived."""
 
     data: bytes
     name: str = ""
@@ -53,9 +53,9 @@ class MediaSource(NamedTuple):
 
     Attributes:
         kind: a key of `MEDIA`.
-        data: content of the file, or None if only `url` is known.
+        data: contents of the file, or None if only `url` is known.
         url: address of the file, or "" if the client sent `data`.
-        name: path of the field in the request's body, for error messages.
+        name: path of the field in the request body, for error messages.
     """
 
     kind: str
@@ -82,10 +82,10 @@ class Medium(NamedTuple):
 
 
 class MediaPrompt(NamedTuple):
-    """The text and media of a prompt, which an engine gets besides the prompt's token ids.
+    """The text and media of a prompt, which an engine receives in addition to the token ids.
 
     Attributes:
-        text: the rendered chat, including special tokens, from which the prompt's token ids were encoded.
+        text: the rendered chat, including special tokens, from which the token ids of the prompt were encoded.
         media: images and audio in the order of their placeholders in the text.
     """
 
@@ -94,7 +94,7 @@ class MediaPrompt(NamedTuple):
 
 
 class MediaTokens(Protocol):
-    """Counts the tokens that media of one kind take in a model's prompt.
+    """Counts the tokens that media of one kind take up in a prompt for the model.
 
     Attributes:
         placeholder: token id that the chat template writes once for each image or audio.
@@ -119,7 +119,7 @@ class MediaTokens(Protocol):
 
 
 class FixedTokens(NamedTuple):
-    """Counts the same number of tokens for every image or audio. See `MediaTokens`."""
+    """Counts a fixed number of tokens for every image or audio. See `MediaTokens`."""
 
     placeholder: int
     text: str
@@ -139,10 +139,10 @@ class Stored(NamedTuple):
 
 
 class MediaFile(NamedTuple):
-    """A file from which another process of the same user reads a prompt's media.
+    """A file from which another process of the same user reads the media of a prompt.
 
     Attributes:
-        path: path of the file, which contains the data of all media one after another; "" if there are no media.
+        path: path of the file, which contains the data of all media one after another, or "" if there are no media.
         target: target of the link `path` as long as the file exists.
         text: text of the prompt.
         media: descriptions of the media, in the order of their data.
@@ -175,7 +175,7 @@ class SharedMedia:
     """Shared memory with the media of a prompt, freed together with this object. Linux only (memfd_create).
 
     Attributes:
-        file: description of the memory for the engine's process.
+        file: description of the memory for the engine process.
     """
 
     def __init__(self, text: str, media: Sequence[Medium]) -> None:

@@ -1,15 +1,15 @@
-"""Parsing of ASCII numbers. `int`, `float`, `str.isdecimal` and `\\d` also accept the digits of other scripts."""
+"""Parses ASCII numbers. `int`, `float`, `str.isdecimal` and `\\d` also accept the digits of other scripts."""
 
 from __future__ import annotations
 
 
 def is_digits(text: str | bytes) -> bool:
-    """Return whether a text consists of the digits 0 to 9, and has at least one."""
+    """Return whether text consists only of the digits 0 to 9 and is not empty."""
     return text.isascii() and text.isdigit()
 
 
 def whole(text: str) -> int:
-    """Return the whole number that an ASCII text contains.
+    """Parse ASCII text as a whole number.
 
     Raises:
         ValueError: the text is not a whole number, or is not ASCII.
@@ -18,7 +18,7 @@ def whole(text: str) -> int:
 
 
 def decimal(text: str) -> float:
-    """Return the number that an ASCII text contains, which may be infinite or NaN.
+    """Parse ASCII text as a number, which may be infinite or NaN.
 
     Raises:
         ValueError: the text is not a number, or is not ASCII.

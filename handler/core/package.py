@@ -15,8 +15,8 @@ NAME = "lmi-handler"
 def install(requirement: str) -> str:
     """Return the command that installs a requirement.
 
-    No registry has this package, so its extras are installed from its clone or wheel. If that source is unknown, the
-    command contains only the requirement, and pip finds that the package is installed.
+    This package is not in any registry, so its extras are installed from its clone or wheel. If that source is unknown,
+    the command contains only the requirement, and pip detects that the package is installed.
 
     Args:
         requirement: `lmi-handler[EXTRA]`, or another package.

@@ -1,4 +1,4 @@
-"""Detection of the end of the reasoning at the beginning of a response."""
+"""Detects the end of the reasoning at the beginning of a response."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from handler.core.values import Thoughts
 
 
 class AnswerStart:
-    """Finds the end of the reasoning at the beginning of a response. Nothing else is parsed in the reasoning.
+    """Finds the end of the reasoning at the beginning of a response. The reasoning itself is not parsed.
 
     Attributes:
         is_open: whether the reasoning has begun.

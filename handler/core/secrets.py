@@ -1,4 +1,4 @@
-"""Secrets: patterns of tokens to mask, and removal of credentials from headers and queries."""
+"""Patterns for tokens to mask, and functions that remove credentials from headers and query strings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOKENS = (
     r"|sagemaker-api-key-[A-Za-z0-9+/=_-]{20,}|glpat-[A-Za-z0-9_-]{20,}|AIza[A-Za-z0-9_-]{35}"
     r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)"
 )
-"""Regular expression, without capturing groups, for keys of services that provide models or run them."""
+"""Regular expression, without capturing groups, for the keys of services that provide or run models."""
 
 # -- credentials of requests, which are never recorded -----------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that a server may record.
 
     Args:
-        headers: maps each header's name, in lower case, to its value.
+        headers: headers by name in lower case.
     """
     return {
         name: value for name, value in headers.items() if _KNOWN.fullmatch(name) is not None and not is_credential(name)

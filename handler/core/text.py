@@ -1,7 +1,7 @@
 """Conversion between token ids and text: vocabulary, prompts, detokenizer and stop strings.
 
-`Detokenizer` and `StopMatcher` have a method `feed` that returns text only when it is safe to show, without incomplete
-characters or parts of stop strings. At the end, `StopMatcher.flush` returns the text that was held back.
+`Detokenizer` and `StopMatcher` have a method `feed` that returns text only once it is safe to show, without incomplete
+characters or partial stop strings. At the end, `StopMatcher.flush` returns the text that was held back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from handler.core.reasoning import AnswerStart
 from handler.core.values import Finish, Request, Sampling, Thoughts, Token, new_token
 
 _SPACES = b" \t\n\r\v\f"
-"""Characters that a tokenizer may omit between words; str.strip() would also remove control characters."""
+"""Characters that a tokenizer may omit between words. str.strip() would also remove control characters."""
 
 _SLACK = 16  # maximum number of tokens that cutting a text adds
 
@@ -28,7 +28,7 @@ class Vocabulary:
     Args:
         pieces: raw bytes of each token, indexed by id. A token may be a part of a UTF-8 character.
         special: ids of control tokens, such as `<|im_end|>`.
-        texts: text of each token, if known; by default the pieces are decoded.
+        texts: text of each token, if known. By default, the pieces are decoded.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Vocabulary:
         return self._shown[marks]
 
     def text(self, id: int) -> str:
-        """Return the text of a token by itself, as in prompt details. An incomplete character becomes U+FFFD."""
+        """Return the text of a single token, as in prompt details. An incomplete character is replaced with U+FFFD."""
         text = self.texts[id]
         return self.decode([id]) if text is None else text
 
     def ids(self, mark: bytes) -> tuple[int, ...]:
-        """Tokenize a marker by the longest match at each position. Return no ids if no token matches at a position."""
+        """Tokenize a marker with the longest match at each position. Return no ids if a position has no match."""
         if mark not in self._ids:
             ids = {piece: id for id, piece in enumerate(self.pieces) if piece and piece in mark}
             result, start = list[int](), 0
@@ -83,7 +83,7 @@ class Vocabulary:
         return self._ids[mark]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of several tokens, including special tokens. An incomplete character becomes U+FFFD."""
+        """Return the text of several tokens, including special tokens. U+FFFD replaces incomplete characters."""
         return b"".join([self.pieces[id] for id in ids]).decode("utf-8", "replace")
 
 
@@ -98,8 +98,8 @@ def _decode(piece: bytes) -> str | None:
 class Prompt(NamedTuple):
     """A prompt as text and token ids, with the vocabulary of the response.
 
-    In the text, an image's placeholder occurs once. In the ids, it is repeated for each token that the engine computes
-    for the image.
+    In the text, the placeholder of an image occurs once. In the ids, it is repeated for each token that the engine
+    computes for the image.
     """
 
     text: str
@@ -112,7 +112,7 @@ def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | 
     """Return the prompt for token ids that a client sent.
 
     Args:
-        vocabulary: the model's vocabulary, or None if each prompt has its own vocabulary.
+        vocabulary: the vocabulary of the model, or None if each prompt has its own vocabulary.
 
     Raises:
         InvalidPayload: there is no common vocabulary, so the ids have no meaning.
@@ -125,7 +125,7 @@ def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | 
 
 
 def check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
-    """Raise InvalidParameter if one of the client's ids is not in the vocabulary."""
+    """Raise InvalidParameter if an id from the client is not in the vocabulary."""
     for id in ids:
         if not 0 <= id < len(vocabulary):
             raise InvalidParameter(f"{name}: {id} is not in the vocabulary of {len(vocabulary)} tokens")
@@ -139,7 +139,7 @@ def cut_after(text: str, part: str) -> str:
         part: text of the last message.
 
     Raises:
-        InvalidPayload: the chat does not contain the message's text.
+        InvalidPayload: the chat does not contain the text of the message.
     """
     stripped = part.strip()
     start = text.rfind(stripped)
@@ -151,7 +151,7 @@ def cut_after(text: str, part: str) -> str:
 
 
 def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
-    """Return the start and end of each token in the prompt's text, in bytes and extended to whole characters.
+    """Return the start and end of each token in the prompt text, in bytes and extended to whole characters.
 
     Returns:
         A pair for each token, (0, 0) for a token that the tokenizer added. None if the tokens are not pieces of the
@@ -190,8 +190,8 @@ def _continues(byte: int) -> bool:
 class Detokenizer:
     """Converts the ids of one sequence to text.
 
-    A character that is split into several tokens is returned with the last of them. If it stays incomplete, it is never
-    returned.
+    A character that is split into several tokens is returned with the last of these tokens. If it remains incomplete,
+    it is never returned.
 
     Attributes:
         texts: what `feed` returns for each id while `pending` is false; None if `feed` must be called for the id.
@@ -220,7 +220,7 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Finds the first stop string in a text that arrives in pieces.
+    """Finds the first stop string in text that arrives in chunks.
 
     The stop string that ends first wins. If several end at the same position, the longest wins.
 
@@ -241,7 +241,7 @@ class StopMatcher:
         self.matched = ""
 
     def feed(self, text: str) -> str:
-        """Add a piece of the text, and return the text that can be shown now."""
+        """Add a chunk of text, and return the text that can be shown now."""
         if self._start is not None:
             thought, answer = self._start.feed(text)
             if answer is None:
@@ -267,7 +267,7 @@ class StopMatcher:
         return "" if self._include else held
 
     def _find(self, text: str) -> tuple[int, int]:
-        """Return the end and the start of the stop string that wins, or (0, 0) if none occurs."""
+        """Return the end and the start of the winning stop string, or (0, 0) if no stop string occurs."""
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         return min(matches, default=(0, 0))
 
@@ -283,10 +283,10 @@ def partial_mark(text: str, marks: Sequence[str]) -> int:
 
 
 def check_tokens(text: str, name: str, limit: int, size: int, count: Callable[[str], int]) -> None:
-    """Refuse a long text if it has too many tokens. The tokens are counted part by part.
+    """Refuse a long text if it has too many tokens. The text is tokenized part by part.
 
     Args:
-        name: name of the text in the client's request.
+        name: name of the text in the client request.
         limit: maximum number of tokens.
         size: number of characters in a part. Shorter texts are not checked.
         count: returns the number of tokens of a part.
@@ -322,8 +322,8 @@ _NO_TEXTS = _NoTexts()
 class SequenceState:
     """Converts the ids of one sequence to tokens with text, and finds the end of the sequence.
 
-    Stop strings are detected here, so that they work the same with all engines. When a stop string ends the sequence,
-    the caller cancels it in the engine. The texts of all tokens add up to the response.
+    Stop strings are detected here, so that they work in the same way with all engines. When a stop string ends the
+    sequence, the caller cancels it in the engine. The response is the concatenated text of all tokens.
 
     Attributes:
         texts: the text of each id, or None if `push` must be called. It is None for all ids if the request has
@@ -383,7 +383,7 @@ class SequenceState:
         Args:
             ids: new token ids; may be empty if `finish` is not None.
             logprobs: log-probability of each id.
-            finish: reason why the engine ended the sequence after these ids, or None.
+            finish: reason for which the engine ended the sequence after these ids, or None.
             tops: most likely alternatives to each id.
         """
         tokens: list[Token] = []
@@ -409,7 +409,7 @@ class SequenceState:
 
 
 def alternatives(vocabulary: Vocabulary, top: Sequence[tuple[int, float]]) -> tuple[Token, ...]:
-    """Convert the ids and log-probabilities of a token's alternatives to tokens."""
+    """Convert the ids and log-probabilities of the alternatives to a token into tokens."""
     return tuple(Token(id, vocabulary.text(id), logprob, id in vocabulary.special) for id, logprob in top)
 
 

@@ -1,4 +1,4 @@
-"""Readers of users' text files, which the editors and shells of any operating system may have written."""
+"""Reads text files of users, which may come from editors and shells on any operating system."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def decode(data: bytes, *, mark: bool = True, otherwise: str = "") -> str:
     """Return UTF-8 data as text. A byte order mark is removed, and each line ends with a line feed.
 
     Args:
-        mark: whether a byte order mark is allowed; some programs cannot read a file with a byte order mark.
-        otherwise: encoding to use if the data is not UTF-8; "" for an error.
+        mark: whether a byte order mark is allowed. Some programs cannot read files with a byte order mark.
+        otherwise: encoding to use if the data is not UTF-8, or "" to raise an error.
 
     Raises:
-        ValueError: the data has another encoding. The message names the encoding or the position of the error, but not
-            the file.
+        ValueError: the data has another encoding. The message contains the encoding or the position of the error, but
+            not the file name.
     """
     if is_utf_16(data):
         raise ValueError(UTF_16)
@@ -51,7 +51,7 @@ def is_utf_16(data: bytes) -> bool:
 
 
 def placeholder(head: bytes) -> str:
-    """Return an error message if a file's first 64 bytes are those of a Git LFS pointer, or if it is empty; else ""."""
+    """Return an error message if the first 64 bytes of a file show that it is empty or a Git LFS pointer, else ""."""
     if head.startswith(_LFS_POINTER):  # a clone without Git LFS
         return "is a Git LFS pointer, not the file: fetch it with `git lfs pull`"
     return "" if head else "is an empty file"

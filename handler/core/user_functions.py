@@ -1,6 +1,6 @@
-"""The functions of a user's code that serve requests: AWS's variables for their names, and `handle` of model.py.
+"""Functions in user code that process requests: AWS's variables for their names, and `handle` in model.py.
 
-`imports` lists what such code imports, without running it.
+`imports` lists the imports of this code without running it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VARIABLES = {
     "pre": "CUSTOM_PRE_PROCESS",
     "post": "CUSTOM_POST_PROCESS",
 }
-"""Maps the purpose of a user's function to the environment variable that names the function."""
+"""Maps the purpose of a user function to the environment variable that contains the name of the function."""
 
 INSTEAD = {
     SCRIPT: "name the file model.py",
@@ -32,11 +32,11 @@ INSTEAD = {
     VARIABLES["throttle"]: THROTTLE,
     **dict.fromkeys((VARIABLES["pre_post_process"], VARIABLES["pre"], VARIABLES["post"]), MIDDLEWARE),
 }
-"""What a user should do instead of setting each of these variables."""
+"""Maps each of these variables to what the user should do instead."""
 
 
 class Role(Enum):
-    """Role of the function `handle` of a model.py in an embedded server."""
+    """Role of the function `handle` in a model.py for an embedded server."""
 
     NONE = "not called"
     ALONE = "answers the requests on its routes; no engine is loaded"

@@ -1,4 +1,4 @@
-"""Immutable values that every layer uses: requests, sampling parameters, tokens and deltas."""
+"""Immutable values for all layers: requests, sampling parameters, tokens and deltas."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from handler.core.media import MediaSource
 
 
 class Thoughts(NamedTuple):
-    """The markers of the reasoning at the beginning of a response, and whether the prompt already begins the reasoning.
+    """The markers of the reasoning at the beginning of a response, and whether the prompt already opens the reasoning.
 
     Attributes:
         begin: the markers that begin reasoning.
         end: the markers that end reasoning.
         is_open: whether the response begins inside the reasoning.
         calls: the markers in `end` that begin a tool call.
-        closing: the ids of the marker that the handler writes to end reasoning early, or empty if it never does.
+        closing: the ids of the marker that the handler inserts to end reasoning early, or empty if it never does this.
     """
 
     begin: tuple[str, ...]
@@ -56,7 +56,7 @@ class StructuredOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Adapter:
-    """A LoRA adapter. Its `id`, at least 1, is never reused for another path or other weights.
+    """A LoRA adapter. Its `id` is at least 1, and is never reused for another path or other weights.
 
     Requests refer to the registered object itself, so a weak reference shows whether any request still uses it.
     """
@@ -76,7 +76,7 @@ class Nature(Flag):
 
 
 class Sampling(NamedTuple):
-    """Generation parameters. Dialects map their own names and neutral values to these fields and their neutral values.
+    """Generation parameters. Dialects map their names and neutral values to these fields and their neutral values.
 
     The default of a field is its neutral value. Without `do_sample` decoding is greedy, and fields with
     `Nature.SAMPLED` have no effect.
@@ -126,12 +126,12 @@ class Sampling(NamedTuple):
     cache_salt: Annotated[str, Nature.WITH_BEAMS] = ""  # only requests with the same salt share the prefix cache
 
     def seed_of(self, sequence: int) -> int | None:
-        """Return the seed with which one of several sequences can be reproduced by itself."""
+        """Return the seed that reproduces one of several sequences on its own."""
         return None if self.seed is None else (self.seed + sequence) % (1 << 64)
 
     @property
     def signed_seed(self) -> int | None:
-        """The seed as a signed 64-bit integer, as vLLM's generators expect it."""
+        """The seed as a signed 64-bit integer, as expected by the random generators of vLLM."""
         return None if self.seed is None else self.seed - (1 << 64 if self.seed >> 63 else 0)
 
     @property
@@ -170,12 +170,13 @@ class Pooling(NamedTuple):
     Attributes:
         kind: embed (an embedding of the text), score (one number for a text or a pair) or classify (a number for each
             label).
-        dimensions: number of leading components of an embedding to return, for Matryoshka models (arXiv 2205.13147);
-            None returns all of them.
-        normalize: whether an embedding is scaled to length 1; None follows the model's own modules. For score and
-            classify, whether logits become numbers between 0 and 1 (sigmoid, or softmax if exactly one label applies).
-        second: index of the first token of a pair's second text; set when the texts are tokenized.
-        cache_salt: as in Sampling; set when the request goes to the engine.
+        dimensions: number of leading components of an embedding to return, for Matryoshka models (arXiv 2205.13147), or
+            None to return all components.
+        normalize: whether an embedding is scaled to length 1. None follows the modules of the model. For score and
+            classify, whether logits are converted to numbers between 0 and 1 (sigmoid, or softmax if exactly one label
+            applies).
+        second: index of the first token of the second text in a pair. It is set when the texts are tokenized.
+        cache_salt: as in Sampling. It is set when the request is sent to the engine.
     """
 
     kind: str
@@ -189,7 +190,7 @@ class Truncation(NamedTuple):
     """Truncation of a prompt that has too many tokens.
 
     Attributes:
-        most: maximum number of tokens to keep; None keeps as many as fit together with the response.
+        most: maximum number of tokens to retain, or None to retain as many as fit together with the response.
         side: side where tokens are cut off, left or right. Only requests with Pooling support right.
     """
 
@@ -198,12 +199,12 @@ class Truncation(NamedTuple):
 
 
 def keep_last(most: int | None) -> Truncation | None:
-    """Return the truncation of a prompt to its last `most` tokens. -1 means the model's limit, None no truncation."""
+    """Return the truncation of a prompt to its last `most` tokens. -1 is the limit of the model, None disables it."""
     return None if most is None else Truncation(None if most == -1 else most)
 
 
 class FieldNames(NamedTuple):
-    """Names of fields in the client's dialect, for error messages."""
+    """Names of fields in the dialect of the client, for error messages."""
 
     prompt: str = "inputs"
     max_new_tokens: str = "parameters.max_new_tokens"
@@ -224,10 +225,10 @@ Objects = Sequence[Mapping[str, Any]]
 
 
 class TemplateOptions(NamedTuple):
-    """Values that a chat template gets in addition to messages and tools.
+    """Values that a chat template receives in addition to messages and tools.
 
     Attributes:
-        arguments: names and values of further template variables, such as `documents`.
+        arguments: values of further template variables by name, such as `documents`.
         add_generation_prompt: whether the prompt ends with the beginning of the assistant's response.
         continue_final_message: whether the prompt ends within the last message, which the response continues.
     """
@@ -241,11 +242,11 @@ PLAIN_TEMPLATE = TemplateOptions()
 
 
 class Request(NamedTuple):
-    """One request: a prompt, the parameters of its processing, and what the response must contain.
+    """One request: a prompt, its parameters, and the required contents of the response.
 
     The prompt is text, messages or token ids. With messages, `prompt` is empty. With token ids, `prompt` is their text,
-    which the response may repeat. The `content` of a message with media is a list of parts. Each of them is a part such
-    as `{"type": "image"}`, and `media` has its source, in the same order.
+    which the response may repeat. The `content` of a message with media is a list of parts. Each image or audio is a
+    part such as `{"type": "image"}`, and `media` contains the sources in the same order.
     """
 
     prompt: str
@@ -284,7 +285,7 @@ class Token(NamedTuple):
 
     Attributes:
         text: text that can be shown when this token has arrived; may be empty.
-        top: the most likely alternatives, best first, if requested. Each has its own text.
+        top: the most likely alternatives, best first, if requested. Each alternative has its own text.
     """
 
     id: int
@@ -295,7 +296,7 @@ class Token(NamedTuple):
 
 
 new_token: Callable[[tuple[int, str, float | None, bool, Sequence[Token]]], Token] = partial(tuple.__new__, Token)
-"""Create a token from a tuple of all its fields, for the hot path: this takes half the time of `Token(...)`."""
+"""Create a token from a tuple of all its fields. For the hot path, since this takes half the time of `Token(...)`."""
 
 NO_TOKEN = Token(-1, "", None, True)
 """Placeholder for the last token if an engine ends a sequence without a token."""
@@ -310,16 +311,16 @@ class Heard(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """Values of a sequence other than its tokens. They pass unchanged from the engine to the code that writes the
+    """Values of a sequence other than its tokens. The engine passes them unchanged to the code that writes the
     response.
 
     Attributes:
-        context_logits: logits of the prompt, [tokens, vocabulary]; reported once, if requested.
-        generation_logits: logits of this step's tokens, [tokens, vocabulary]; if requested.
-        vector: result of a request with Pooling, in the request's only delta: an embedding, one score, or a number for
-            each label.
-        num_cached_tokens: number of the prompt's tokens that were in the engine's cache; reported once.
-        heard: segment of the audio that begins with these tokens; only in a transcription.
+        context_logits: logits of the prompt, of shape [tokens, vocabulary]. Reported once, if requested.
+        generation_logits: logits of the tokens in this step, of shape [tokens, vocabulary], if requested.
+        vector: result of a request with Pooling, in its only delta: an embedding, one score, or a number for each
+            label.
+        num_cached_tokens: number of prompt tokens that were in the engine cache. Reported once.
+        heard: segment of the audio that begins with these tokens. Only in transcriptions.
         stop: the stop string that ended the sequence. The batcher sets it.
     """
 
@@ -331,7 +332,7 @@ class Extras(NamedTuple):
     stop: str | None = None
 
     def with_defaults(self, earlier: Extras) -> Extras:
-        """Return these values, with missing values taken from an earlier step."""
+        """Return these values, with missing values filled in from an earlier step."""
         return earlier._replace(**{name: value for name, value in self._asdict().items() if value is not None})
 
 
@@ -352,4 +353,4 @@ class Delta(NamedTuple):
 
 _PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None]
 new_delta: Callable[[_PlainDelta], Delta] = partial(tuple.__new__, Delta)
-"""Create a delta that has only tokens, for the hot path: this takes half the time of `Delta(...)`."""
+"""Create a delta that has only tokens. For the hot path, since this takes half the time of `Delta(...)`."""

@@ -58,15 +58,15 @@ from handler.serving.user_code import model_formatters
 log = logging.getLogger("handler.server")
 
 _TRANSFORM = 100
-"""Maximum total size, in megabytes, of the payloads that SageMaker's batch transform sends concurrently."""
+"""Maximum total size of the payloads that SageMaker batch transform sends concurrently, in megabytes."""
 
 
 class App:
     """The ASGI application of a served model. It requires the ASGI extension that `http/protocol.py` defines.
 
     Args:
-        access: the API keys and origins that may use the application.
-        hosts: allowed values of the Host header; by default all.
+        access: API keys and origins that are allowed to use the application.
+        hosts: allowed values of the Host header. By default, all values are allowed.
         handlers: the user's handlers and middleware, which replace routes and run around them.
     """
 
@@ -202,8 +202,8 @@ class App:
         return [{"id": id, "startTime": started, "status": status} for id, status in enumerate(states, 1)]
 
     def _execution_parameters(self, scope: Scope) -> ExecutionParameters:
-        """Tell batch transform how to send a job's records: each in its own request, and as many requests concurrently
-        as the engine runs sequences, up to `_TRANSFORM`.
+        """Return the settings with which batch transform sends the records of a job. Each record is a separate request,
+        and the number of concurrent requests is the number of sequences that the engine runs, up to `_TRANSFORM`.
         """
         concurrent = min(self._model.max_sequences, _TRANSFORM)
         return {
@@ -229,7 +229,7 @@ class App:
 
 
 def grpc_routes(model: ServedModel) -> list[Route]:
-    """Return the routes of Triton's gRPC calls for inference."""
+    """Return the routes for Triton's gRPC inference calls."""
     from handler.http.grpc import INFER, STREAM  # imports grpcio
     from handler.protocols.triton.grpc import InferMessages
 
@@ -258,7 +258,8 @@ def create_app(
         hosts: allowed hosts, as for `--allow-host`.
 
     Raises:
-        ConfigError: the configuration is wrong. The error lists all problems that are found before the model is loaded.
+        ConfigError: the configuration is invalid. The error lists all problems that can be detected before the model is
+            loaded.
     """
     reading = read_sources(model, overrides=options)
     problems, access = check(reading, handlers=True), OPEN
@@ -269,10 +270,10 @@ def create_app(
 
 
 def users_functions(config: Config) -> Formatters:
-    """Import the user's code, which runs it, and return its formatters and handlers.
+    """Import and thus run the user code, and return its formatters and handlers.
 
     Raises:
-        ConfigError: the user's code cannot be used.
+        ConfigError: the user code cannot be used.
     """
     FASTAPI.install()
     titles = model_formatters(config, handlers=True)  # this also installs requirements.txt

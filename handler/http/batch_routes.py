@@ -1,4 +1,4 @@
-"""OpenAI's routes for files and batches (`option.batches_store`). Files are received and sent in parts."""
+"""OpenAI's routes for files and batches (`option.batches_store`). Files are received and sent in chunks."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BatchRoutes:
         return json_handler(self._model, checked, ERRORS)
 
     def _one(self, method: Callable[[BatchStore, str, str], Any]) -> Handle:
-        """Return a handler that calls a method of the store with the request's owner and the ID in the path."""
+        """Return a handler that calls a method of the store with the owner of the request and the ID in the path."""
 
         async def answer(scope: Scope, receive: Receive) -> Answered:
             (id,) = scope["path_params"].values()
@@ -83,7 +83,7 @@ class BatchRoutes:
         return self._json(answer)
 
     def _many(self, method: Callable[[BatchStore, str, Page], tuple[list[Any], bool]], *limits: int) -> Handle:
-        """Return a handler that calls a method of the store with the request's owner and the requested page of a list.
+        """Return a handler that calls a method of the store with the owner of the request and the requested page.
 
         Args:
             limits: maximum and default number of items on a page, as for `read_page`.
@@ -152,7 +152,7 @@ class BatchRoutes:
                 await store.call(store.drop, id)
 
     async def _receive(self, scope: Scope, receive: Receive, path: Path, most: int) -> dict[str, Any]:
-        """Write the form's file to `path`, and return the form."""
+        """Write the file in a form to `path`, and return the form."""
         with open(path, "xb", opener=functools.partial(os.open, mode=0o600)) as file:
             form = FormReader(scope["headers_by_name"]["content-type"], _bounded(file, most))
             size, more = 0, True

@@ -1,4 +1,4 @@
-"""Handlers and middleware from the user's code, which replace or wrap the server's, as in AWS's vLLM image and LMI."""
+"""User-defined handlers and middleware, which replace or wrap those of the server, as in AWS's vLLM image and LMI."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 class HandleRoutes:
     """An ASGI application that calls `handle` of model.py on its routes.
 
-    Requests for other routes, and requests that the function passes on, go to the server's own application.
+    Requests for other routes, and requests that the function passes on, are handled by the server itself.
     """
 
     def __init__(self, handle: CustomHandle, model: ServedModel, app: ASGIApp) -> None:
@@ -102,7 +102,7 @@ class HandleRoutes:
                 close_parts(result)
 
     def _is_called(self, scope: Scope) -> bool:
-        """Return whether the function serves this path, the path names this model, and the model is in service."""
+        """Return whether the function serves this path, the path has the right model, and the model is in service."""
         match = self._paths.fullmatch(scope["path"]) if scope["method"] == "POST" else None
         if match is None or self._model.availability.state in ("loading", "stopping"):
             return False
@@ -110,7 +110,7 @@ class HandleRoutes:
         return name in self._model.config.model_name and version in ([], ["1"])
 
     def _call(self, scope: Scope, body: bytes) -> Call:
-        """Create the function's input. Headers become properties; the body, the form and the query become contents.
+        """Create the input of the function. Headers are passed as properties, and the body, form and query as contents.
 
         Raises:
             ServingError: DJL Serving would reject the request, or its format is not supported.
@@ -151,7 +151,7 @@ async def _unless_gone(
     """Return the result of the work. If the client disconnects first, cancel the work and return None.
 
     Args:
-        close: called with the result if it is not returned, because it arrived at the same moment.
+        close: called with a result that is not returned, because the client disconnected at the same moment.
     """
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda _: exchange.wake())
@@ -184,7 +184,7 @@ async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange)
 
 
 def _with_own(scope: Scope, headers: Headers, *, is_sized: bool) -> Headers:
-    """Return the headers of a user's function, and the server's headers that the function has not set.
+    """Return the headers from a user function, and those server headers that the function has not set.
 
     Args:
         is_sized: whether the length of the body is known before it is sent.
@@ -210,16 +210,16 @@ FASTAPI = StandIn(
         "fastapi.concurrency": {"run_in_threadpool": concurrency.run_in_threadpool},
     }
 )  # fmt: skip
-"""A stand-in for the parts of FastAPI that handlers import, most of which are re-exports of Starlette."""
+"""A stand-in for the parts of FastAPI that handlers import. Most of them are re-exported from Starlette."""
 
 
 def missing_of(config: Config) -> list[str]:
-    """Return warnings about imports in the user's files that are not available in this server."""
+    """Return warnings about imports in user files that are not available in this server."""
     return [message for path in users_files(config) for message in missing(path, (FASTAPI, STANDARDS, DJL_PYTHON))]
 
 
 class _State(datastructures.State):
-    """The value of `request.app.state`. It has the attributes that the user's code sets, but none of vLLM's own."""
+    """The value of `request.app.state`. It has the attributes that user code sets, but none of those that vLLM sets."""
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -229,9 +229,9 @@ class _State(datastructures.State):
 
 
 class CustomCode:
-    """An ASGI application with the user's handlers in front of the server's own, and the user's middleware around both.
+    """An ASGI application with user-defined handlers in front of the server routes, and middleware around both.
 
-    An exception in the user's code ends only its own request.
+    An exception in user code ends only the request in which it was raised.
 
     Args:
         app: application of the server's routes.
@@ -281,7 +281,7 @@ class CustomCode:
 
 
 class _Framed:
-    """A sender of a custom response, which corrects the Content-Length that the user's code has set.
+    """Sends a custom response, and corrects the Content-Length that the user code has set.
 
     A response with a Content-Length is buffered until its end, or until its first `_MOST_HELD` bytes. Other responses
     are sent immediately.
@@ -336,12 +336,12 @@ class _Framed:
             self._scope["extensions"][EXCHANGE].send_head()  # as Starlette does: the first part may be late
 
     def _declared(self) -> int | None:
-        """Return the Content-Length that the user's code has set, or None if it is missing or not valid."""
+        """Return the Content-Length that the user code has set, or None if it is missing or invalid."""
         (value, *others) = self._lengths or (b"",)
         return int(value) if is_digits(value) and len(value) < 19 and not others else None
 
     def _length(self, size: int, *, ends: bool) -> int | None:
-        """Return the Content-Length to send when `size` bytes are buffered, or None if it is not known.
+        """Return the Content-Length to send when `size` bytes are buffered, or None if it is unknown.
 
         Args:
             ends: whether the buffered bytes are the whole body.
@@ -369,12 +369,12 @@ def _check_start(start: Message) -> None:
 
 
 class _Ended(Exception):
-    """The user's code raised an exception that would end the server's event loop."""
+    """Raised in place of an exception in user code that would end the event loop of the server."""
 
 
 @contextlib.contextmanager
 def _alive() -> Iterator[None]:
-    """Convert the exceptions of `sys.exit()` and Ctrl-C in the user's code, which would end the whole event loop."""
+    """Convert SystemExit and KeyboardInterrupt from user code, which would otherwise end the event loop."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as error:
@@ -382,7 +382,7 @@ def _alive() -> Iterator[None]:
 
 
 def _contained(app: ASGIApp) -> ASGIApp:
-    """Return the application guarded by `_alive`, because middleware runs it in a separate task."""
+    """Wrap an application with `_alive`, because middleware runs it in a separate task."""
 
     async def contained(scope: Scope, receive: Receive, send: Send) -> None:
         with _alive():
@@ -392,7 +392,7 @@ def _contained(app: ASGIApp) -> ASGIApp:
 
 
 def _contain_parts(response: Response) -> Response:
-    """Guard the iterator of a streaming response with `_alive`, because Starlette runs it in a separate task."""
+    """Wrap the iterator of a streaming response with `_alive`, because Starlette runs it in a separate task."""
     if isinstance(response, StreamingResponse):
         response.body_iterator = _each(response.body_iterator)
     return response
@@ -405,8 +405,8 @@ async def _each(parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
 
 
 class _Plain:
-    """The server's routes as a plain ASGI application without the `Exchange` extension, so that middleware sees all
-    parts of a response.
+    """The server routes as a plain ASGI application without the `Exchange` extension, so that middleware sees every
+    part of a response.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -444,9 +444,9 @@ async def _answer_nobody(send: Send) -> None:
 
 
 class _Overrides:
-    """An ASGI application with the user's handlers for /invocations and /ping.
+    """An ASGI application with user-defined handlers for /invocations and /ping.
 
-    While the model is loading or stopping, the server's own application serves both routes.
+    While the model is loading or stopping, the server itself handles both routes.
     """
 
     def __init__(self, handlers: Handlers, model: ServedModel, app: ASGIApp) -> None:
@@ -490,7 +490,7 @@ async def _answer(handler: Callable[..., Any], request: Request) -> Response:
 
 
 class _Json(JSONResponse):
-    """A JSON response, encoded as FastAPI encodes it."""
+    """A JSON response that is encoded as in FastAPI."""
 
     def render(self, content: Any) -> bytes:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
@@ -498,7 +498,7 @@ class _Json(JSONResponse):
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value that is not JSON as FastAPI's `jsonable_encoder` does.
+    """Convert a value that is not serializable to JSON, like FastAPI's `jsonable_encoder`.
 
     Raises:
         TypeError: the value cannot be converted.
@@ -526,13 +526,13 @@ def _plain(value: Any) -> Any:
 
 
 def _refused(error: exceptions.HTTPException) -> Response:
-    """Return the response for an HTTPException that the user's code has raised."""
+    """Return the response for an HTTPException that user code has raised."""
     phrase = http.client.responses.get(error.status_code, "")
     return _failed(error.detail, phrase, error.status_code, error.headers)
 
 
 def _failed(message: Any, kind: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error response in vLLM's format, which AWS's image also uses for errors of handlers."""
+    """Return an error response in vLLM's format, which AWS's image also uses for errors in handlers."""
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status, headers)
 
 
@@ -546,7 +546,7 @@ async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _around(pre: Callable[..., Any] | None, post: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return middleware that calls `pre` on the request and `post` on the response. If one of them returns None, its
+    """Return middleware that calls `pre` on the request and `post` on the response. If a function returns None, its
     argument is used unchanged.
     """
 

@@ -1,4 +1,4 @@
-"""Routes of the vLLM, TGI and Triton servers other than inference."""
+"""Routes of the vLLM, TGI and Triton servers that are not for inference."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class VllmRoutes:
         return handle
 
     async def _read(self, scope: Scope, receive: Receive) -> Mapping[str, Any]:
-        """Return the parameters in the body."""
+        """Return the parameters from the body."""
         if not self._may_update:
             raise NotFound(
                 f"{scope['path']} is available only with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true in the environment; "
@@ -276,7 +276,7 @@ class TritonRoutes:
         }
 
     def _of_model(self, handle: Handle) -> Handle:
-        """Wrap a handler so that it refuses a path with another model's name, or with another version."""
+        """Wrap a handler so that it refuses paths with another model name or version."""
 
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
             name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)
@@ -298,7 +298,7 @@ async def _send_state(scope: Scope, send: Send, *, fine: bool) -> None:
 
 
 def _described(tensors: Mapping[str, TensorType]) -> list[TritonTensor]:
-    """Describe tensors as in Triton's metadata, whose shapes begin with the batch dimension."""
+    """Describe tensors as in Triton's metadata, where shapes begin with the batch dimension."""
     return [{"name": name, "datatype": datatype, "shape": [-1, *dims]} for name, (datatype, dims) in tensors.items()]
 
 

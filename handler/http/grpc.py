@@ -1,4 +1,4 @@
-"""Triton's gRPC service: each call is a request to the ASGI application, which checks keys, logs and responds.
+"""Triton's gRPC service. Calls are passed as requests to the ASGI application, which checks keys, logs and responds.
 
 Source: triton-inference-server/common, protobuf/grpc_service.proto.
 """
@@ -32,7 +32,7 @@ log = logging.getLogger("handler.server")
 
 SERVICE = "inference.GRPCInferenceService"
 INFER, STREAM = f"/{SERVICE}/ModelInfer", f"/{SERVICE}/ModelStreamInfer"
-"""Paths of the calls for inference. The application receives them with the model's name and version appended."""
+"""Paths of the inference calls. The application receives them with the model name and version appended."""
 _HEALTH = "/grpc.health.v1.Health/Check"  # the only call that needs no key; its message is not read
 _MAX_REQUESTS = 128  # maximum number of running requests of a stream; more are read only as these end
 _MAX_UNSENT = 1 << 16  # bytes of a stream that may wait to be sent
@@ -45,7 +45,7 @@ _SHARED_MEMORY = {
     for kind in ("System", "Cuda")
     for call, path in {"Status": "status", "Register": "region/-/register", "Unregister": "unregister"}.items()
 }
-"""Maps calls about shared memory to their routes."""
+"""Maps shared-memory calls to their routes."""
 
 _INDEX = "/v2/repository/index"
 _POSTS = {_INDEX, *(path for path in _SHARED_MEMORY.values() if path.endswith("register"))}
@@ -90,7 +90,7 @@ class _Outbox:
         self._messages.put_nowait(None)
 
     async def room(self) -> None:
-        """Wait until at most `_MAX_UNSENT` bytes are left to send."""
+        """Wait until at most `_MAX_UNSENT` bytes are unsent."""
         while self.size > _MAX_UNSENT:
             self._room.clear()
             await self._room.wait()
@@ -105,11 +105,11 @@ class _Outbox:
 
 
 class _Exchange(AsgiExchange):
-    """The exchange of one request in a stream. It puts the messages of the response into the outbox.
+    """The exchange for one request in a stream. It puts the messages of the response into the outbox.
 
     Args:
         id: the id of the request.
-        drop: function that ends the stream's call.
+        drop: function that ends the streaming call.
         patience: maximum time that the outbox may stay full, in seconds.
     """
 
@@ -137,7 +137,7 @@ class _Exchange(AsgiExchange):
         return True
 
     async def send(self, message: Message) -> None:
-        """Send a message of the response without a task, unless the outbox is full."""
+        """Send a message of the response. This needs no task unless the outbox is full."""
         if self.is_over:
             return
         if message["type"] == "http.response.start":
@@ -174,7 +174,7 @@ class _KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses calls without a valid key before their messages are read, because messages take memory.
 
     Args:
-        refuse: a function that responds to a call without a valid key; its first argument is the call's path.
+        refuse: function that responds to a call without a valid key. Its first argument is the path of the call.
     """
 
     def __init__(self, keys: Iterable[str], refuse: Callable[[str, Any, Any], AsyncIterator[bytes]]) -> None:
@@ -194,9 +194,10 @@ class GrpcServer:
     Args:
         app: the application that responds.
         access: the clients that may use the server.
-        patience: maximum time that a client may leave its stream unread, in seconds.
-        max_bytes: maximum size of a request's body.
-        max_calls: maximum number of concurrent calls per connection. The queue limits the requests of all connections.
+        patience: maximum time that a client may go without reading its stream, in seconds.
+        max_bytes: maximum size of a request body, in bytes.
+        max_calls: maximum number of concurrent calls per connection. The queue limits the requests over all
+            connections.
     """
 
     def __init__(self, app: ASGIApp, access: Access, *, patience: float, max_bytes: int, max_calls: int) -> None:
@@ -270,7 +271,7 @@ class GrpcServer:
         return grpc.unary_unary_rpc_method_handler(handle, None, response.SerializeToString)
 
     def _reader(self, path: str | Callable[[Any], str], field: str | None = None) -> Callable[[Any, Any], Any]:
-        """Return a method that responds as a route does. For the fields `live` and `ready`, only the status counts."""
+        """Return a gRPC method that responds like a route. The fields `live` and `ready` depend only on the status."""
 
         async def read(request: Any, context: Any) -> Mapping[str, Any]:
             route = path if isinstance(path, str) else path(request)
@@ -285,9 +286,9 @@ class GrpcServer:
         return read
 
     async def _refuse(self, path: str, _: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        """End a call without a valid key, with the error that an HTTP request gets.
+        """End a call without a valid key, with the same error as for an HTTP request.
 
-        The call is logged. It counts as a refused request only if it asks for inference.
+        The call is logged. It counts as a refused request only if it is an inference call.
         """
         route = ("POST", f"{path}/-") if path in (INFER, STREAM) else ("GET", "/v2")
         status, body = await self._call(context, *route)
@@ -351,7 +352,7 @@ class GrpcServer:
                 task.cancel()
 
     async def _request(self, path: str, request: Any, context: Any, outbox: _Outbox, drop: Callable[[], object]) -> int:
-        """Put the messages of a request's response into the outbox, and return the response's status."""
+        """Put the messages of the response into the outbox, and return the status of the response."""
         id, name, version = request.id, request.model_name, request.model_version
         try:
             body, length = body_of(request)
@@ -375,7 +376,7 @@ class GrpcServer:
         return exchange.status
 
     async def _call(self, context: Any, method: str, path: str) -> tuple[int, bytes]:
-        """Respond to a request that reads the server's or the model's state. Return the status and the body."""
+        """Process a request for the state of the server or the model, and return the status and the body."""
         status, parts = 0, list[bytes]()
 
         async def send(message: Message) -> None:
@@ -392,10 +393,10 @@ class GrpcServer:
 
 
 async def _parsed(kind: Any, data: bytes, context: Any) -> Any:
-    """Parse the bytes of a call's message. If they are not valid, end the call with the status that Triton uses.
+    """Parse the message of a call. If it is invalid, end the call with the status that Triton uses.
 
     Raises:
-        InvalidPayload: the message may need much more memory than its bytes.
+        InvalidPayload: the message may need much more memory than its size.
     """
     if kind is service_pb2.ModelInferRequest:
         check_fields(data)
@@ -406,7 +407,7 @@ async def _parsed(kind: Any, data: bytes, context: Any) -> Any:
 
 
 def _path(request: Any) -> str:
-    """Return the path of a model. The version distinguishes it from routes such as /v2/models/stats."""
+    """Return the path of a model. The version distinguishes the path from routes such as /v2/models/stats."""
     return f"/v2/models/{_escaped(request.name)}/versions/{_escaped(request.version or VERSION)}"
 
 
@@ -418,7 +419,7 @@ def _escaped(name: str) -> str:
 def _scope(
     context: Any, exchange: AsgiExchange, method: str, path: str, headers: Iterable[tuple[str, str]] = ()
 ) -> Scope:
-    """Return the ASGI scope of a call. The call's metadata become the request's headers."""
+    """Return the ASGI scope of a call. The metadata of the call is passed as request headers."""
     metadata = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
     passed = [pair for pair in metadata if pair[0] not in _OWN_HEADERS and not pair[0].startswith("grpc-")]
     pairs = [("host", "localhost"), *headers, *passed]

@@ -1,4 +1,4 @@
-"""The routes for inference. They read a request, and send its response until it ends or the client disconnects."""
+"""The inference routes. They read a request, and send its response until it ends or the client disconnects."""
 
 from __future__ import annotations
 
@@ -34,30 +34,29 @@ Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SHARED = "shared_headers"
-"""Key in the scope for headers that every response to the request gets. This is cheaper than a wrapper around `send`.
-"""
+"""Scope key for headers to add to every response to the request. This is cheaper than a wrapper around `send`."""
 AS_IT_COMES = (b"x-accel-buffering", b"no")
-"""Header that makes nginx forward each part of a stream immediately. nginx does not forward the header itself."""
+"""Header that makes nginx forward each chunk of a stream immediately. nginx does not forward the header itself."""
 KEEP_ALIVE = 15.0  # seconds of silence after which a stream sends a keep-alive, if its dialect has one
 _MOST_OF_PATH = 200  # maximum characters of a path in the log
 _MOST_DIGITS = 18  # digits of a Content-Length that are read; no real body is longer
 GIVEN_UP = "body_given_up"
-"""Key in the scope of a request whose remaining body is not read. The connection is closed after the response."""
+"""Scope key of a request whose remaining body is not read. The connection is closed after the response."""
 
 
 def headers_by_name(scope: Scope) -> dict[str, str]:
-    """Return the request's headers by name. If a name is repeated, its first value counts."""
+    """Return the request headers by name. If a header is repeated, its first value is used."""
     return {key.decode("latin-1"): value.decode("latin-1") for key, value in reversed(scope["headers"])}
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An ASGI application that calls the route's handler for the request's method.
+    """An ASGI application that calls the handler of the route for the request method.
 
     Attributes:
         handlers: handlers by method.
-        errors: format of the errors for other methods and for requests without an API key. None stands for the server's
-            own format.
+        errors: format of the errors for other methods and for requests without an API key. None selects the format of
+            the server itself.
     """
 
     handlers: Mapping[str, Handle]
@@ -80,13 +79,13 @@ class Endpoint:
 async def read_body(
     scope: Scope, receive: Receive, limit: int, model: ServedModel, memory: Share | None = None
 ) -> bytes:
-    """Return the request's body.
+    """Return the request body.
 
     Args:
         limit: maximum size of the body, in bytes.
-        model: model that the request is for. Stopping it does not wait for the body.
-        memory: share of the memory quota that grows as the body is received. If it is None, the memory is released
-            when this call returns, because the caller needs the body only for a short time.
+        model: model to which the request is sent. A graceful stop of the model does not wait for the body.
+        memory: share of the memory quota that grows as the body is received. If it is None, the memory is released when
+            this call returns, because the caller needs the body only briefly.
 
     Raises:
         TooLarge: the body is larger than `limit`.
@@ -186,12 +185,12 @@ def shows(value_of: Callable[[Scope], Any]) -> Handle:
 
 
 async def send_error(scope: Scope, send: Send, error: ServingError) -> None:
-    """Send an error in the server's own format, for requests that belong to no dialect."""
+    """Send an error in the format of the server itself, for requests that belong to no dialect."""
     await send_refusal(scope, send, SERVER.whole(error))
 
 
 async def send_refusal(scope: Scope, send: Send, answer: HttpResponse, extra: Headers | None = None) -> None:
-    """Send an error response and log it. Requests for inference have their own log lines and do not need this."""
+    """Send an error response and log it. Inference requests have log lines of their own and do not need this."""
     fields = {
         "request_id": scope["request_id"],
         "status": answer.status,
@@ -208,7 +207,7 @@ def encoded(headers: Iterable[tuple[str, str]]) -> Headers:
 
 
 _MAX_BACKLOG = 16 << 20
-"""Maximum bytes that are buffered for a client that reads too slowly. A client that needs more is disconnected."""
+"""Maximum number of bytes to buffer for a client that reads too slowly. A client that exceeds it is disconnected."""
 
 
 class Writing(IntEnum):
@@ -217,7 +216,7 @@ class Writing(IntEnum):
     Attributes:
         OPEN: more chunks may follow.
         ENDED: the last chunk has been written.
-        BROKEN: the connection cannot be written to any more.
+        BROKEN: the connection is no longer writable.
         OVERFLOWED: the client was disconnected, because it read too slowly.
     """
 
@@ -231,7 +230,7 @@ class BodyWriter:
     """A writer that sends chunks in order: immediately, or from a task while the client reads too slowly.
 
     ASGI's `send` is a coroutine, but it waits only when the socket is full. The writer therefore steps the coroutine by
-    hand, which costs a fraction of waking a task. When the coroutine waits, a task finishes it, and then sends the
+    hand, which costs a fraction of waking a task. If the coroutine waits, a task completes it, and then sends the
     chunks that have been written in the meantime. If a client stops reading, the kernel closes the connection
     (`http/server.py`).
 
@@ -330,7 +329,7 @@ class BodyWriter:
 
 @types.coroutine
 def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any, Any, None]:
-    """Await the rest of a coroutine that was already stepped to its first wait.
+    """Await the rest of a coroutine that has already been stepped to its first wait.
 
     Args:
         waiting: value that the coroutine has yielded at this wait.
@@ -372,7 +371,7 @@ class Inference:
                 await send_answer(scope, send, task.take_whole())
 
     def refused(self, error: ServingError, request_id: str) -> HttpResponse:
-        """Return the dialect's error response to a request that is refused before it is read, and count the request."""
+        """Return the error response of the dialect for a request that is refused before it is read, and count it."""
         with self._model.refused(error, self._dialect, id=request_id) as task:
             return task.take_whole()
 
@@ -397,7 +396,7 @@ class Inference:
         return self._model.open(headers, self._dialect, path=path_of(scope), id=id, on_bytes=on_bytes)
 
     async def _parse(self, scope: Scope, receive: Receive, task: RequestTask) -> None:
-        """Read and parse the body. It is not kept in memory while the response is sent."""
+        """Read and parse the body. The body is not retained while the response is sent."""
         if task.finished:
             return
         try:
@@ -411,13 +410,13 @@ class Inference:
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path and query of a request."""
+    """Return the path of a request with its query string."""
     query = scope["query_string"]
     return f"{scope['path']}?{query.decode('latin-1')}" if query else str(scope["path"])
 
 
 class _ResponseSender:
-    """Sends a response while it is generated, until it is complete or the client has disconnected."""
+    """Sends a response as it is generated, until it is complete or the client has disconnected."""
 
     def __init__(self, scope: Scope, send: Send, task: RequestTask, exchange: AnyExchange) -> None:
         self._scope, self._send, self._task, self._exchange = scope, send, task, exchange

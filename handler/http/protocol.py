@@ -1,4 +1,4 @@
-"""The HTTP protocol of uvicorn with limits against hostile clients, orderly closing, and an ASGI extension."""
+"""The HTTP protocol of uvicorn, with limits against hostile clients, a graceful close, and an ASGI extension."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ EXCHANGE = "lmi.http.exchange"
 
 
 class Exchange:
-    """A request and its response, with operations that ASGI does not offer, or offers only at the cost of a task.
+    """A request and its response, with operations that ASGI either lacks or offers only at the cost of a task.
 
     Attributes:
         wake: function that ends the current or the next `wait`.
         send_head: function that writes the head of a response that has started. By default it is written with the first
             bytes of the body.
         send_whole: function that announces that the response will be sent only when it is complete. A client that
-            closes its side of the connection then counts as disconnected: it may have half-closed the connection only,
-            but no write would show that. Without this call, the response is sent until a write fails.
+            closes its side of the connection is then treated as disconnected. It may only have half-closed the
+            connection, but there is no write that would show this. Without this call, the response is sent until a
+            write fails.
         is_paused: whether `write_chunk` refuses chunks until the next `resume`: the response has not started, the
             socket is full, the client has disconnected, or earlier bytes have not been sent yet.
         written_at: time of the last chunk, as returned by time.monotonic().
@@ -75,7 +76,7 @@ class Exchange:
         self._transport.abort()
 
     def resume(self) -> None:
-        """Allow `write_chunk` again, if the response has started, is not complete, and the socket accepts more."""
+        """Allow `write_chunk` again if the response has started, is not complete, and the socket accepts more data."""
         cycle = self._cycle
         self.send_head()
         self.is_paused = self.is_over or cycle.flow.write_paused or not cycle.chunked_encoding
@@ -88,7 +89,7 @@ class Exchange:
         await _wait(self._cycle.message_event, seconds)
 
     async def read(self) -> None:
-        """Wait until the client has disconnected, or has read the response except for what fits into buffers."""
+        """Wait until the client has disconnected, or until the unread rest of the response fits into buffers."""
         if self._cycle.flow.write_paused:
             await self._cycle.flow.drain()
 
@@ -109,8 +110,8 @@ class Exchange:
 class AsgiExchange:
     """An exchange for other ASGI servers, which uses only `receive` and `send`.
 
-    One task waits for the client's disconnect, and another task sends the chunks. The application must call the `send`
-    of the exchange instead of the server's. The class has the attributes of `Exchange`.
+    One task waits until the client disconnects, and another task sends the chunks. The application must call the `send`
+    method of the exchange instead of that of the server. The class has the attributes of `Exchange`.
     """
 
     is_paused = True  # everything is written with `send`
@@ -137,7 +138,7 @@ class AsgiExchange:
         """Do nothing, because everything is written with `send`."""
 
     async def read(self) -> None:
-        """Do nothing, because the server's `send` has waited for the client."""
+        """Do nothing, because the `send` method of the server has already waited for the client."""
 
     def send_head(self) -> None:
         """Do nothing, because the server decides when it writes the head."""
@@ -203,8 +204,8 @@ async def _wait(event: asyncio.Event, seconds: float | None) -> None:
 
 HEAD_SECONDS = 60.0  # maximum seconds for the request line and headers, from their first byte or the connection's start
 LINGER_SECONDS = 2.0
-"""Seconds for which unwanted bytes are read and discarded: the rest of a refused body, and bytes after the last
-response. An immediate close would reset the connection, and the client might lose a response that it has not read yet.
+"""Number of seconds to read and discard unwanted bytes: the rest of a refused body, and bytes after the last response.
+An immediate close would reset the connection, and the client might lose a response that it has not read yet.
 """
 _MAX_HEAD = 1 << 16  # maximum size of request line, headers and trailers, in bytes; SageMaker sends a few hundred
 MAX_FIELDS = 128  # maximum number of headers and trailers; Apache and gunicorn allow 100
@@ -223,9 +224,9 @@ _PROBES = ("/ping", "/health")  # these begin at once
 class LoopTurns:
     """Divides each iteration of the event loop fairly among the connections.
 
-    In each iteration the loop reads all connections with new bytes, so everything that a connection starts delays the
-    others. Heads are parsed first; while clients connect, only heads of GET and HEAD requests are parsed. Then requests
-    begin in turns, a few in each iteration, and fewer while many clients connect. Requests without a body begin before
+    In each iteration, the loop reads all connections with new bytes, so the work that one connection starts delays the
+    others. Heads are parsed first. While clients connect, only heads of GET and HEAD requests are parsed. Then requests
+    begin in turns, a few per iteration, and fewer while many clients connect. Requests without a body begin before
     other requests.
 
     Attributes:
@@ -239,7 +240,7 @@ class LoopTurns:
         self._is_due = False
 
     def note_connection(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Count a new connection of this iteration."""
+        """Count a new connection in this iteration."""
         self.num_new += 1
         self._expect(loop)
 
@@ -254,7 +255,7 @@ class LoopTurns:
         """Make a call now or in one of the next iterations.
 
         Args:
-            call: function that returns False if it had nothing to do; such a call takes no turn.
+            call: function that returns False if it had nothing to do. In that case, the call does not use a turn.
             quick: whether the call goes before calls that are not quick.
             later: whether the call must not be made now.
         """
@@ -347,13 +348,13 @@ class Protocol(HttpToolsProtocol):
 
     * The request line, headers and trailers are limited in size and number. Trailers are discarded, and never count as
       headers.
-    * Heads and chunks are parsed in pieces, and requests begin in turns (`LoopTurns`).
+    * Heads and chunks are parsed incrementally, and requests begin in turns (`LoopTurns`).
     * Offers to upgrade the protocol are ignored. Java's HttpClient and `curl --http2` offer HTTP/2 in every request.
-    * HTTP/1.0 clients can read streams too. They get no chunked encoding; the end of the connection ends the stream.
+    * HTTP/1.0 clients can read streams too, without chunked encoding. Closing the connection ends the stream.
     * Only one pipelined request waits behind the current request. The bytes after it are not parsed. Up to 64 KiB of
-      them are read, so that the client's disconnect is noticed. uvicorn parses all bytes that it receives.
+      them are read, so that a disconnect of the client is noticed. uvicorn parses all bytes that it receives.
     * If a connection must be closed early, earlier requests still get their complete responses, in order.
-    * `timeout_keep_alive_task` is the connection's only timer. It limits heads, idle time and the final close.
+    * `timeout_keep_alive_task` is the only timer of the connection. It limits heads, idle time and the final close.
     """
 
     _in_head = False
@@ -390,7 +391,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether to keep the connection open for a response. TLS closes both directions together."""
+        """Return whether to keep the connection open for a response. TLS always closes both directions."""
         self._eof = True
         if self._is_whole or self.scheme == "https":
             return False
@@ -401,7 +402,7 @@ class Protocol(HttpToolsProtocol):
         return self._current is not None
 
     def shutdown(self) -> None:
-        """Close the connection after the pending responses. A body that is still being received is not awaited."""
+        """Close the connection after the pending responses, without waiting for a body that is still being received."""
         if self._held and self._current is None:  # these bytes wait for a turn
             self._advance()
         if self._in_body and self._last_words is None:
@@ -409,7 +410,7 @@ class Protocol(HttpToolsProtocol):
         super().shutdown()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close the connection, unless a request has arrived in time and only waits for its turn."""
+        """Close the connection, unless a request has arrived in time and is only waiting for its turn."""
         timer = self.timeout_keep_alive_task
         if self._held:
             self._advance()  # this stops or replaces the timer when it parses a request
@@ -471,12 +472,12 @@ class Protocol(HttpToolsProtocol):
             self._advance()
 
     def _limit_reading(self) -> None:
-        """Stop or resume reading. The client's disconnect is noticed only while the connection is read."""
+        """Stop or resume reading. A disconnect of the client is noticed only while the connection is read."""
         if not self._eof:
             self.flow.set_held(len(self._held) > (_MAX_AHEAD if self.pipeline else 0))
 
     def _advance(self) -> bool:
-        """Parse received bytes until a request waits behind the current request, or until this turn ends.
+        """Parse received bytes until a request is waiting behind the current request, or until this turn ends.
 
         Returns:
             Whether there was something to parse.
@@ -628,7 +629,7 @@ class Protocol(HttpToolsProtocol):
             self._turns.soon(self.loop, self._advance)
 
     def close_after_answer(self) -> None:
-        """Close the connection after a response with `connection: close`. Bytes of the body may still arrive."""
+        """Close the connection after a response with `connection: close`. More bytes of the body may still arrive."""
         if self._in_body and not self.pipeline:
             self._stop()
         else:
@@ -685,11 +686,11 @@ class _CycleTransport:
 def _without_chunks(
     cycle: RequestResponseCycle, connection: socket.socket
 ) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    """Return the cycle's `send` for a client without support for chunked encoding.
+    """Return the `send` function of the cycle for a client without support for chunked encoding.
 
-    uvicorn would use chunked encoding for a response without Content-Length. Without chunks, it compares the body's
-    size with the Content-Length; the returned function therefore adjusts the expected length with each part. The end of
-    the connection then marks the end of the response, so a connection that is closed earlier must be reset.
+    uvicorn would use chunked encoding for a response without Content-Length. Without chunks, it compares the size of
+    the body with the Content-Length. The returned function therefore adjusts the expected length with each part.
+    Closing the connection then ends the response, so a connection that ends early must be reset.
     """
     send = cycle.send
     has_length = True

@@ -1,4 +1,4 @@
-"""The routes for models, adapters, stored responses, batch transform and pages."""
+"""Routes for models, adapters, stored responses, batch transform and pages."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def json_handler(
 class ModelRoutes:
     """Routes that describe models. Model IDs may contain slashes.
 
-    Clients that send Anthropic's version header get responses in Anthropic's format, all others in OpenAI's.
+    Clients that send Anthropic's version header get responses in Anthropic's format. All other clients get OpenAI's
+    format.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -117,7 +118,7 @@ class ModelRoutes:
         return await send_json(scope, send, 200, self._describe(id, ids[id]))
 
     def _ids(self) -> dict[str, str | None]:
-        """Map each name of the model to None, and each adapter's name to the name of its base model."""
+        """Map each name of the model to None, and the name of each adapter to the name of its base model."""
         config = self._model.config
         own = [*(name for name in config.served_model_name or () if name != "*"), config.name]
         if config.async_schema:
@@ -126,7 +127,7 @@ class ModelRoutes:
         return {**dict.fromkeys(own), **dict.fromkeys(adapters, config.name)}
 
     def _describe(self, id: str, parent: str | None) -> OpenAiModel:
-        """Return OpenAI's description of a model. TGI and vLLM also choose `owned_by` freely."""
+        """Return OpenAI's description of a model. The value of `owned_by` is arbitrary, as in TGI and vLLM."""
         model = self._model
         return {
             "id": id,
@@ -141,7 +142,7 @@ class ModelRoutes:
 
 
 def _modalities(context: ServerContext) -> list[str]:
-    """Return the kinds of input that the model takes. Only models that generate text take media besides text."""
+    """Return the kinds of input that the model accepts. Only models that generate text accept media besides text."""
     if context.task is Task.TRANSCRIPTION:
         return ["audio"]
     return ["text", *(taken_media(context) if context.task is Task.GENERATION else ())]
@@ -156,7 +157,7 @@ def _is_anthropic(scope: Scope) -> bool:
 # the same.
 
 _ALIAS = "x-amzn-sagemaker-adapter-alias"
-"""SageMaker's header with the adapter name that the user has chosen."""
+"""SageMaker header with the adapter name that the user has chosen."""
 
 _PAGE = 100  # maximum and default number of adapters in a list
 _BODY = 1 << 20  # bytes
@@ -221,7 +222,7 @@ class AdapterRoutes:
         return _status(scope, name, "unregistered"), tuple(_query(scope))
 
     async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall:
-        """Read the parameters of a call from both query and body."""
+        """Read the parameters of a call from both the query string and the body."""
         values: dict[str, Any] = dict(_query(scope))
         body = await read_body(scope, receive, _BODY, self._model)
         if body.strip():
@@ -305,7 +306,7 @@ class Records(Inference):
 
 
 StoredAnswer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
-"""Function that takes the store, the owner, the response's ID and the query, and returns the JSON value to send."""
+"""Function that takes the store, the owner, the response ID and the query, and returns the JSON value to send."""
 
 
 class ResponseRoutes:
@@ -385,7 +386,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types dompurify"
 )
-"""Content Security Policy: pages load only this server's files, and create elements from text only with DOMPurify."""
+"""Content Security Policy: pages load files only from this server, and create elements from text with DOMPurify."""
 
 _GUARDS: Headers = [
     (b"content-security-policy", _POLICY.encode()),
@@ -405,11 +406,11 @@ OPEN_PATHS = frozenset(("GET", path) for path in ("/", "/docs", *ASSETS))
 
 
 class PageRoutes:
-    """Routes of the chat page and of the OpenAPI document.
+    """Routes for the chat page and the OpenAPI document.
 
     Args:
-        routes: function that returns all routes of the server, which the document describes.
-        locked: whether the server requires an API key, which the document then mentions.
+        routes: function that returns all routes of the server for the document.
+        locked: whether the server requires an API key. The document then mentions it.
     """
 
     def __init__(self, model: ServedModel, routes: Callable[[], Sequence[Route]], *, locked: bool) -> None:
@@ -428,7 +429,7 @@ class PageRoutes:
         return [Route(path, Endpoint({"GET": handler})) for path, handler in handlers.items()]
 
     def beside(self, path: str) -> dict[str, Handle]:
-        """Return the chat page's handlers, by HTTP method, for a path on which a dialect also has a route."""
+        """Return the handlers of the chat page, by HTTP method, for a path that is also a route of a dialect."""
         return {"GET": self._root} if path == "/" else {}
 
     async def _root(self, scope: Scope, receive: Receive, send: Send) -> None:

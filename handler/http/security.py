@@ -1,4 +1,4 @@
-"""Access control of the server: API keys, allowed hosts, and web pages of other origins."""
+"""Access control for the server: API keys, allowed hosts, and web pages from other origins."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Access:
     """Settings that determine which clients may use the server, and its TLS certificate.
 
     Attributes:
-        keys: API keys, each of which gives access. If empty, no key is needed. The repr does not show them.
+        keys: API keys, each of which grants access. If empty, no key is needed. They are omitted from the repr.
         origins: origins of web pages that may call the server from a browser; `*` allows all.
-        hosts: allowed values of the Host header in addition to this machine's own names; `*` allows all.
+        hosts: allowed values of the Host header in addition to the names of this machine; `*` allows all.
         certfile: PEM file with the certificate for HTTPS, or None for HTTP.
         keyfile: PEM file with the private key, or None if `certfile` contains it.
     """
@@ -64,7 +64,7 @@ def read_access(
     The variable is removed from `environ`, because later child processes and model.py do not need the keys.
 
     Raises:
-        ConfigError: an option or a file is wrong. The message names it, but never contains a key.
+        ConfigError: an option or a file is invalid. The message contains its name, but never a key.
     """
     all_keys = [*keys]
     if any(not _KEY.fullmatch(key) for key in all_keys):
@@ -107,13 +107,13 @@ def _host(text: str) -> str:
 
 
 def check_certificate(certfile: Path, keyfile: Path | None) -> None:
-    """Check the certificate and the private key early; uvicorn reads them only after the model's files are prepared.
+    """Check the certificate and the private key early. uvicorn reads them only after the model files are prepared.
 
     Args:
         keyfile: file with the private key, or None if `certfile` contains it.
 
     Raises:
-        ConfigError: one of the files is wrong; the message names it.
+        ConfigError: one of the files is invalid. The message contains its name.
     """
     option, key = ("--ssl-certfile", certfile) if keyfile is None else ("--ssl-keyfile", keyfile)
     for name, path in (("--ssl-certfile", certfile), (option, key)):
@@ -141,7 +141,7 @@ class _Encrypted(Exception):
 
 
 def _no_password() -> str:
-    """Raise an error for an encrypted key, instead of OpenSSL's password prompt on the terminal."""
+    """Raise an error for an encrypted key, so that OpenSSL does not prompt for a password on the terminal."""
     raise _Encrypted
 
 
@@ -160,7 +160,7 @@ class Keys:
         self._digests = [digest_of(key) for key in keys]  # digests, because compare_digest reveals lengths
 
     def owner(self, authorization: str, api_key: str = "") -> str:
-        """Return the owner of a valid key in the values of the two headers, or "" if neither contains a valid key."""
+        """Return the owner of the valid key in one of the two headers, or "" if neither contains a valid key."""
         sent_keys = (api_key.strip(), bearer_token(authorization))
         return next((owner_by_key(key) for key in sent_keys if key and self._has(key)), "")
 
@@ -170,10 +170,10 @@ class Keys:
 
 
 class ApiKeys:
-    """A check for API keys, which refuses requests without a valid key in the error format of the route's dialect.
+    """Checks API keys. Requests without a valid key are refused in the error format of the dialect of the route.
 
     Args:
-        keys: valid keys; if empty, all requests are admitted.
+        keys: valid keys. If there are none, all requests are admitted.
         open_paths: methods and paths that need no key.
     """
 
@@ -182,8 +182,8 @@ class ApiKeys:
         self._open = frozenset(open_paths)
 
     def admits(self, scope: Scope) -> bool:
-        """Return whether the request is admitted. Remove the headers that may contain its key, so that neither a log
-        nor the user's code gets it.
+        """Return whether the request is admitted. Remove the headers that may contain its key, so that it reaches
+        neither logs nor user code.
         """
         if self._keys is None:
             return True
@@ -209,8 +209,9 @@ class ApiKeys:
 
 
 def _error_format(route: Route, routes: Sequence[Route]) -> ErrorFormat:
-    """Return the error format of a route, or else the first format of the routes with the same first path segment, or
-    else the server's. So GET /v1/models is refused in the same format as POST /v1/chat/completions.
+    """Return the error format of a route. If it has none, use the first format of the routes with the same first path
+    segment, or else the format of the server. GET /v1/models is thus refused in the same format as POST
+    /v1/chat/completions.
     """
     family = f"/{route.path.split('/')[1]}/"
     relatives = [candidate for candidate in routes if candidate.path.startswith(family)]
@@ -228,7 +229,7 @@ _HOST_HEADER = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
 
 
 class AllowedHosts:
-    """A check of the Host header.
+    """Checks the Host header.
 
     Args:
         names: allowed host names in lower case, or None to allow all.
@@ -251,7 +252,7 @@ class AllowedHosts:
         return cls([*_LOCAL, host.lower(), *access.hosts])
 
     def admits(self, header: str) -> bool:
-        """Return whether the Host header is allowed. A request without it is allowed: browsers always send it."""
+        """Return whether the Host header is allowed. A missing header is allowed, because browsers always send it."""
         if self._names is None or not header:
             return True
         name = _name(header)
@@ -268,8 +269,8 @@ class AllowedHosts:
 
 @functools.lru_cache(16)  # clients repeat their header
 def _name(header: str) -> str:
-    """Return the host in a Host header without port, brackets and final dot (`localhost.` is fully qualified). A
-    malformed header is returned unchanged.
+    """Return the host from a Host header, without the port, brackets and final dot (as in the fully qualified
+    `localhost.`). A malformed header is returned unchanged.
     """
     match = _HOST_HEADER.fullmatch(header)
     return (match[1] or match[2] or "").lower().removesuffix(".") if match else header
@@ -291,7 +292,7 @@ EXPOSED = tuple(dict.fromkeys((
     "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-session-id", "x-amzn-sagemaker-closed-session-id",
     *(name for dialect in dialects().values() for name in dialect.response_headers),
 )))  # fmt: skip
-"""Response headers that a web page may read: the server's own headers, and headers of sessions and of dialects."""
+"""Response headers that a web page may read: those of the server, of sessions and of the dialects."""
 
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{0,4096}")
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -299,10 +300,10 @@ _MAX_AGE = b"600"  # seconds for which a browser may cache the response to a pre
 
 
 class Cors:
-    """The CORS headers for web pages of other origins, and the responses to preflight requests.
+    """Adds CORS headers for web pages from other origins, and responds to preflight requests.
 
     Args:
-        origins: allowed origins; if empty, CORS is off, and no response has CORS headers.
+        origins: allowed origins. If there are none, CORS is off and no response has CORS headers.
     """
 
     def __init__(self, origins: Set[str]) -> None:
@@ -328,10 +329,10 @@ class Cors:
         return self._any or origin.lower() in self._origins
 
     def is_forgery(self, scope: Scope) -> bool:
-        """Return whether a web page of another origin sent a form or an empty body, for which browsers need no
-        preflight.
+        """Return whether a web page from another origin has sent a form or an empty body. Browsers send these without a
+        preflight request.
 
-        Requests with a JSON content type need a preflight, which the server refuses.
+        Requests with a JSON content type require a preflight request, which the server refuses.
         """
         headers = scope["headers_by_name"]
         origin = headers.get("origin", "")

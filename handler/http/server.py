@@ -1,4 +1,4 @@
-"""The server. It answers with status 503 while the model loads, serves until a signal arrives, and then drains."""
+"""The server. It responds with status 503 while the model loads, serves until a signal arrives, and then drains."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _DESCRIPTORS = 1 << 16  # number of open files and connections to allow, if the 
 
 
 def allow_connections() -> None:
-    """Raise the soft limit of open files, which is often 1,024 in a shell. Each connection counts as an open file."""
+    """Raise the soft limit on open files, which is often 1,024 in a shell. Each connection counts as an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -83,12 +83,12 @@ def bind(host: str, port: int, client_timeout: float) -> socket.socket:
 
 
 class HttpServer(uvicorn.Server):
-    """The uvicorn server, except that running requests may finish after SIGTERM while new requests get status 503.
+    """A uvicorn server that lets running requests finish after SIGTERM, while new requests get status 503.
 
     Args:
         app: application, which refuses new requests as soon as the server is stopping.
         access: access settings, whose certificate determines whether the server uses HTTPS.
-        keep_alive_timeout: maximum seconds that a connection may be idle between two requests.
+        keep_alive_timeout: maximum time that a connection may be idle between two requests, in seconds.
     """
 
     def __init__(self, app: StartingApp, access: Access, *, keep_alive_timeout: float) -> None:
@@ -131,8 +131,8 @@ class HttpServer(uvicorn.Server):
             timer.cancel()
 
     def signalled(self, number: signal.Signals) -> None:
-        """Start to drain on the first signal, and end running requests on the second signal. The event loop calls this
-        method, not a signal handler.
+        """Start to drain on the first signal, and end running requests on the second signal. This is called by the
+        event loop, not from a signal handler.
         """
         if self._deadline is not None:
             self._deadline = time.monotonic()
@@ -189,10 +189,10 @@ def serve(
 
     Args:
         signals: installed signal handlers.
-        problems: problems of the configuration that are already known. The server does not start if there are any.
+        problems: configuration problems that are already known. The server does not start if there are any.
 
     Raises:
-        ConfigError: the configuration is wrong, the server cannot listen on the address, the user's code cannot be
+        ConfigError: the configuration is invalid, the server cannot listen on the address, the user code cannot be
             used, or the model or the engine is not available. The error lists all problems.
     """
     for warning in config.warnings:
@@ -286,7 +286,7 @@ async def _host(
     make: Callable[[ServedModel], App],
     serving: asyncio.Future[None],
 ) -> None:
-    """Run the model until the server ends, and pass all requests to the model's application.
+    """Run the model until the server ends, and pass all requests to the application of the model.
 
     Raises:
         ConfigError: the model or the engine is not available.
@@ -318,7 +318,7 @@ _EXAMPLES = {
         "/v1/rerank": '{"query":"pets","documents":["A cat","A car"]}',
     },
 }
-"""For each task, maps one route of each API to an example body, or to curl's option for a form."""
+"""For each task, maps one route of each API to an example body, or to a curl option for a form."""
 
 
 def _greeting(listener: socket.socket, access: Access, model: ServedModel, users: Formatters) -> str:
@@ -337,13 +337,13 @@ def _greeting(listener: socket.socket, access: Access, model: ServedModel, users
 
 
 def _key_header(access: Access) -> str:
-    """Return curl's argument for the API key, or "" if no key is needed. The key itself must never be printed."""
+    """Return the curl argument for the API key, or "" if no key is needed. The key itself must never be printed."""
     key = "${LMI_API_KEY%%,*}" if os.environ.get("LMI_API_KEY") else "KEY"
     return f' -H "Authorization: Bearer {key}"' if access.keys else ""
 
 
 def _reader(users: Formatters) -> str:
-    """Return the name of the user's function that reads bodies of /invocations, or "" if there is none."""
+    """Return the name of the user function that reads /invocations bodies, or "" if there is none."""
     if users.input is not None:
         return f"the {users.input.title}"
     if users.handle is not None:
@@ -354,7 +354,7 @@ def _reader(users: Formatters) -> str:
 
 
 class StartingApp:
-    """The ASGI application that answers all requests with 503 until `open` sets the real application."""
+    """An ASGI application that responds to all requests with 503 until `open` sets the real application."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
@@ -378,7 +378,7 @@ class StartingApp:
 
     @property
     def num_requests(self) -> int:
-        """Return the number of running requests. Requests that are answered with 503 do not count."""
+        """Return the number of running requests, not counting those that get status 503."""
         return self._model.num_requests if self._model is not None else 0
 
     def drain(self) -> None:
@@ -406,7 +406,7 @@ CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
 
 
 class Progress:
-    """A progress line of the server's startup. A terminal shows the elapsed seconds; a log gets a line every 10 s."""
+    """A progress line during startup. A terminal shows the elapsed seconds, and a log gets a line every 10 s."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None

@@ -1,4 +1,4 @@
-"""The attributes of uvicorn's classes that `http/protocol.py` uses beyond uvicorn's documented API."""
+"""The attributes of uvicorn classes that `http/protocol.py` uses beyond the documented API of uvicorn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 VERSIONS = "0.45 to 0.54"
-"""The versions of uvicorn that are known to have all attributes. Before 0.45, requests could not begin in turns."""
+"""Versions of uvicorn that are known to have all attributes. Before 0.45, requests could not begin in turns."""
 
 ATTRIBUTES: tuple[tuple[type, str], ...] = (
     (HttpToolsProtocol, "loop logger transport scheme"),  # of the connection

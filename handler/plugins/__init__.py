@@ -1,1 +1,1 @@
-"""A user's model.py and other Python files: their decorators, and how they are loaded and run."""
+"""User-defined Python files such as model.py: their decorators, and how they are loaded and run."""

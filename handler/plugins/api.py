@@ -16,11 +16,11 @@ from handler.plugins.stand_ins.nd_list import from_nd_list
 
 
 class Session(NamedTuple):
-    """A client's stateful session (docs/sessions.md).
+    """A stateful session of a client (docs/sessions.md).
 
     Attributes:
-        directory: a directory for the user's own files. It is removed when the session is closed or expires.
-        expires: when the session expires, in UTC.
+        directory: a directory for files of the user. It is removed when the session is closed or expires.
+        expires: the time at which the session expires, in UTC.
     """
 
     id: str
@@ -43,21 +43,21 @@ class Token:
         return f"Token({self.id}, {self.text!r}, {self.log_prob})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the token as it appears in LMI's responses."""
+        """Return the token as it appears in LMI responses."""
         value: dict[str, Any] = {"id": self.id, "text": self.text, "log_prob": self.log_prob}
         return {**value, "special_token": True} if self.special_token else value
 
     def as_tgi_dict(self) -> dict[str, Any]:
-        """Return the token as it appears in TGI's responses."""
+        """Return the token as it appears in TGI responses."""
         value: dict[str, Any] = {"id": self.id, "text": self.text, "logprob": self.log_prob}
         return {**value, "special": True} if self.special_token else value
 
 
 class Sequence:
-    """The tokens of a sequence so far. `get_next_token` returns each token once.
+    """The tokens that a sequence has so far. `get_next_token` returns each token once.
 
     Args:
-        with_index: whether `get_next_token` also returns the token's index, as it has done since LMI 0.32.
+        with_index: whether `get_next_token` also returns the index of the token, as it does since LMI 0.32.
     """
 
     def __init__(self, *, with_index: bool = True) -> None:
@@ -71,7 +71,7 @@ class Sequence:
         self._top_taken = 0
 
     def append(self, token: Token, finish_reason: str | None = None) -> None:
-        """Append a token. The last token comes with a `finish_reason`."""
+        """Append a token. The last token has a `finish_reason`."""
         self.tokens.append(token)
         self.cumulative_log_prob += token.log_prob or 0.0
         self.finish_reason = finish_reason
@@ -85,7 +85,7 @@ class Sequence:
         return self._taken < len(self.tokens)
 
     def get_next_token(self) -> tuple[Any, ...]:
-        """Return the next token, its index, whether it is the first token, and whether it is the last.
+        """Return the next token, its index, whether it is the first token, and whether it is the last token.
 
         If there is no next token, the result is (None, 0, False, False). Without `with_index`, the index is omitted.
         """
@@ -117,13 +117,13 @@ class Sequence:
 
 @dataclass
 class RequestInput:
-    """A client's request. Subclasses may add fields for the output formatter to read.
+    """A client request. Subclasses may add fields for the output formatter.
 
     Attributes:
         request_id: a number that is unique in the process. The handler sets it.
         parameters: the `parameters` of the body, which may include `stream`.
         tgi_compat: whether `option.tgi_compat` is set. The handler sets it.
-        session: the client's session, or None if it has none. The handler sets it.
+        session: the session of the client, or None if there is none. The handler sets it.
     """
 
     request_id: int | None = None
@@ -158,14 +158,15 @@ class RequestOutput:
 
 @dataclass
 class TextGenerationOutput(RequestOutput):
-    """The output of a request so far.
+    """The output that a request has produced so far.
 
     Attributes:
-        sequences: the sequences by index. There are several if the request sets `n`, `best_of` or `num_beams`.
+        sequences: the sequences by index. There are several sequences if the request sets `n`, `best_of` or
+            `num_beams`.
         best_sequence_index: the index of the best sequence, which may change until `finished` is true.
         prompt_tokens_details: the tokens of the prompt, if the request sets `decoder_input_details`.
-        other_sequences_indices: the indices of the other sequences to return, the most probable first. They are set
-            when `finished` is true.
+        other_sequences_indices: the indices of the other sequences to return, in order of decreasing probability. They
+            are set when `finished` is true.
     """
 
     sequences: dict[int, Sequence] = field(default_factory=dict)
@@ -191,7 +192,7 @@ class TextGenerationOutput(RequestOutput):
 class Response(dict[str, Any]):
     """A complete response in OpenAI's format. It is a dict whose fields, at every level, are also attributes.
 
-    It replaces vLLM's response objects, and also has their methods `model_dump` and `model_dump_json`.
+    It replaces vLLM's response objects, and provides their methods `model_dump` and `model_dump_json`.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -211,7 +212,7 @@ class Response(dict[str, Any]):
         del self[name]
 
     def model_dump(self, *, exclude_none: bool = False, **others: Any) -> dict[str, Any]:
-        """Return the response as plain dicts and lists. The other arguments of pydantic's method are ignored."""
+        """Return the response as plain dicts and lists. Other arguments of the pydantic method are ignored."""
         dumped: dict[str, Any] = _dumped(self, exclude_none)
         return dumped
 
@@ -292,7 +293,7 @@ class Input:
         return self.properties
 
     def get_property(self, key: str) -> Any:
-        """Return the value of a header, or None if it is absent. The case of the name does not matter."""
+        """Return the value of a header, or None if it is missing. The name is case-insensitive."""
         lower = key.lower()
         return next((value for name, value in self.properties.items() if name.lower() == lower), None)
 
@@ -303,7 +304,7 @@ class Input:
         return key in self.content
 
     def get_as_bytes(self, key: str | None = None) -> Any:
-        """Return a part of the body: by default `data` or else the first part. Return None if the body has no parts."""
+        """Return a part of the body, by default `data` or else the first part. Return None if the body has no parts."""
         if self.content.is_empty():
             return None
         if key and key not in self.content:
@@ -331,7 +332,7 @@ class Input:
         return importlib.import_module("PIL.Image").open(io.BytesIO(self.get_as_bytes(key)))
 
     def get_data(self, key: str | None = None) -> Any:
-        """Return the body, decoded by its content type into JSON, an image, NumPy arrays, text or bytes."""
+        """Return the body as JSON, an image, NumPy arrays, text or bytes, depending on its content type."""
         media = self.get_property("content-type") or ""
         if media.startswith("application/json"):
             return self.get_as_json(key)

@@ -1,7 +1,7 @@
-"""Custom handlers and middleware in a user's script, in the form of AWS's vLLM image.
+"""Custom handlers and middleware in a user's script, as in AWS's vLLM image.
 
-The names are the same as in the package model-hosting-container-standards, 0.1.16 and 0.1.17. A function that a
-variable names overrides a decorated function, and a decorated function overrides a function with a known name.
+The names are the same as in the package model-hosting-container-standards, 0.1.16 and 0.1.17. A function that is set in
+a variable overrides a decorated function, and a decorated function overrides a function with a known name.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _SPEC = re.compile(r"([^\s:]+):([^\s:]+)")
 
 
 class Handlers(NamedTuple):
-    """A user's functions that replace the server's own handlers or wrap the server. Each is None if it is not defined.
+    """User functions that replace the server handlers or wrap the server. Each is None if it is not defined.
 
     Attributes:
         invoke: the handler of POST /invocations, which takes the request or no argument.
         ping: the handler of GET /ping, which takes the request or no argument.
         pre: a function to call with each request before the server handles it.
-        post: a function to call with each response of the server.
-        pre_post_process: the inner middleware: a function of the request and `call_next`, or an ASGI class.
+        post: a function to call with each response from the server.
+        pre_post_process: the inner middleware: a function that takes the request and `call_next`, or an ASGI class.
         throttle: the outer middleware, in the same form.
     """
 
@@ -52,12 +52,12 @@ class Handlers(NamedTuple):
 # -- decorators --------------------------------------------------------------------------------------------------
 
 _decorated: dict[str, Callable[..., Any]] = {}
-"""The functions that decorators have marked since `collecting` last started."""
+"""The functions that have been decorated since `collecting` last started."""
 
 
 @contextlib.contextmanager
 def collecting() -> Iterator[Mapping[str, Callable[..., Any]]]:
-    """Collect the functions that decorators mark while a `with` block imports a user's files."""
+    """Collect the functions that are decorated while a `with` block imports user files."""
     STANDARDS.install()
     _decorated.clear()
     decorated: dict[str, Callable[..., Any]] = {}
@@ -95,7 +95,7 @@ def _custom_middleware(name: str) -> Callable[[Callable[..., Any]], Callable[...
 def _inject_adapter_id(
     adapter_path: str, append: bool = False, separator: str | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a decorator that copies the adapter name from SageMaker's header into the body, at a dotted path."""
+    """Return a decorator that copies the adapter name from SageMaker's header to a dotted path in the body."""
     if append and separator is None:
         raise ValueError("inject_adapter_id: append needs a separator")
 
@@ -145,7 +145,7 @@ STANDARDS = StandIn(
     },
     first=True,
 )
-"""Stand-in for AWS's package. It also replaces the installed package, whose registry this server does not read."""
+"""Stand-in for AWS's package. It also replaces an installed package, whose registry this server does not read."""
 
 
 # -- finding the files and functions -----------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def script_of(home: Path, variables: Mapping[str, str]) -> Path:
 
 
 def files_of(home: Path, variables: Mapping[str, str]) -> list[Path]:
-    """Return the existing files that may contain handlers: the script, and the files that variables name."""
+    """Return the existing files that may contain handlers: the script, and the files in the variables."""
     script = script_of(home, variables)
     sources = [match[1] for name in VARIABLES.values() if (match := _SPEC.fullmatch(variables.get(name, "").strip()))]
     paths = dict.fromkeys((script, *(path for source in sources if (path := _file(source, home, script)) is not None)))
@@ -189,16 +189,16 @@ def check_handlers(home: Path, variables: Mapping[str, str]) -> None:
 def find_handlers(
     home: Path, variables: Mapping[str, str], decorated: Mapping[str, Callable[..., Any]]
 ) -> Handlers | None:
-    """Import the user's script. Return its handlers and the handlers that variables name, or None if there are none.
+    """Import the user's script. Return its handlers and those set in variables, or None if there are no handlers.
 
     Args:
         home: the directory of the script.
         variables: the environment variables `CUSTOM_…`.
-        decorated: functions that decorators have marked in other imported files.
+        decorated: functions that are decorated in other imported files.
 
     Raises:
-        ConfigError: if a file cannot be imported or a handler cannot be called. The message names the file and line, or
-            the variable.
+        ConfigError: if a file cannot be imported or a handler cannot be called. The message contains the file and line,
+            or the variable.
     """
     script = script_of(home, variables)
     with collecting() as own:
@@ -247,7 +247,7 @@ def _check_arguments(kind: str, function: Callable[..., Any] | None) -> None:
 
 
 def _load(variable: str, spec: str, home: Path, script: Path) -> Callable[..., Any] | None:
-    """Load the function that a variable names, or return None for the path of a route, which AWS's package ignores."""
+    """Load the function in a variable, or return None for the path of a route, which AWS's package ignores."""
     if _is_route(spec):
         log.warning("%s=%s: the path of a route has no effect, as in AWS's image", variable, spec)
         return None
@@ -282,7 +282,7 @@ def _parts(variable: str, spec: str) -> tuple[str, str]:
 
 
 def _file(source: str, home: Path, script: Path) -> Path | None:
-    """Return the file that a variable names as `file.py` or `model`, or None if the variable names a module."""
+    """Return the file for a variable with the value `file.py` or `model`, or None if the value is a module name."""
     if source == "model":
         return script
     return home / source if source.endswith(".py") else None

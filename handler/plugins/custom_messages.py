@@ -1,4 +1,4 @@
-"""The reader and the replies that call the formatters in a user's model.py (docs/formatters.md)."""
+"""A reader and replies that call the formatters in a user's model.py (docs/formatters.md)."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def with_formatter(
     tgi_compat: bool,
     session: Session | None = None,
 ) -> ParsedRequest:
-    """Return the request with a reply that calls the user's output formatter, if the formatter applies to the request.
+    """Return the request with a reply that calls the user's output formatter if it applies to the request.
 
     Args:
         call: the parsed request.
         formatter: the user's output formatter.
         body: the body from which `call` was parsed.
-        values: the object that the input formatter returned, or None to make a TextInput for the output formatter.
+        values: the object that the input formatter returned, or None to create a TextInput for the output formatter.
         tgi_compat: whether `option.tgi_compat` is set.
-        session: the client's session, or None if it has none.
+        session: the session of the client, or None if there is none.
     """
     formatted: Reply
     if formatter.style is Style.RESPONSE:
@@ -65,7 +65,7 @@ def with_formatter(
 class ValueReply(WrappedReply):
     """A reply that passes its values through a formatter before they are framed.
 
-    The values are a whole document, or each line of a stream. Errors are not passed to the formatter.
+    A value is either a whole document or a line of a stream. Errors are not passed to the formatter.
     """
 
     def __init__(self, reply: Reply, formatter: OutputFormatter) -> None:
@@ -80,7 +80,7 @@ class ValueReply(WrappedReply):
         return b"".join([self._changed(part) for part in _parts(data, self._framing)])
 
     def _changed(self, part: bytes) -> bytes:
-        """Apply the formatter to an unframed part. A part that is not JSON ends the stream and stays unchanged."""
+        """Apply the formatter to an unframed part. A part that is not JSON ends the stream and remains unchanged."""
         framing = self._framing
         try:
             value = loads(part)
@@ -94,7 +94,7 @@ class ValueReply(WrappedReply):
             raise failed(self._formatter, "returned something that is not JSON", error) from None
 
     def _apply(self, value: Any) -> Any:
-        """Apply the formatter to a value. Omit `generated_text` if it is null: LMI's examples take its length."""
+        """Apply the formatter to a value. Omit `generated_text` if it is null, as LMI's examples take its length."""
         names = list(value) if isinstance(value, dict) and value.get(_TEXT, "") is None else []
         if names:
             del value[_TEXT]
@@ -112,17 +112,17 @@ _FRAMINGS = {framing.content_type: framing for framing in (JSON, JSONLINES, SSE)
 
 
 def _parts(data: bytes, framing: Framing) -> list[bytes]:
-    """Split a reply's output into parts without framing. A reply always sends whole parts."""
+    """Split the output of a reply into parts without framing. A reply always sends complete parts."""
     if not framing.after:
         return [data] if data else []
     return [part.removeprefix(framing.before) for part in data.split(framing.after)[:-1]]
 
 
 class ResponseReply(WrappedReply):
-    """A reply of LMI's async mode that a formatter writes.
+    """A reply in LMI's async mode that is written by a formatter.
 
-    The formatter gets a response object, or each chunk of a stream as text. Its result is the whole body or a chunk,
-    and is followed by a line break. A stream ends with an empty line.
+    The formatter is called with a response object, or with each chunk of a stream as text. It returns the whole body or
+    a chunk, which is followed by a line break. A stream ends with an empty line.
 
     Args:
         reply: the reply in OpenAI's format.
@@ -174,19 +174,19 @@ class ResponseReply(WrappedReply):
 
 
 def broken_off(errors: ErrorFormat, error: ServingError) -> bytes:
-    """Return the end of a failed stream in the API's own format, because a user's formatter might report a success."""
+    """Return the end of a failed stream in the format of the API, because a formatter might report success."""
     return JSONLINES.encode(errors.tail(error))
 
 
 class CustomReply(Reply):
-    """The reply of an output formatter that takes a TextGenerationOutput, or the six arguments of LMI 0.28.
+    """A reply for an output formatter that takes a TextGenerationOutput, or the six arguments of LMI 0.28.
 
-    The formatter runs for each token as soon as it is generated. docs/formatters.md lists the exact calls.
+    The formatter is called for each token as soon as it is generated. docs/formatters.md lists the exact calls.
 
     Args:
         call: the request.
         formatter: the user's function.
-        output: the argument of the formatter, which is still empty.
+        output: the argument for the formatter, which is still empty.
     """
 
     def __init__(self, call: ParsedRequest, formatter: OutputFormatter, output: TextGenerationOutput) -> None:
@@ -225,7 +225,7 @@ class CustomReply(Reply):
         return b""
 
     def _add(self, index: int, token: Token, finish: Finish | None) -> None:
-        """Add a token. Call the formatter if the token is the first sequence's, or if all sequences are finished."""
+        """Add a token. Call the formatter if the token is from the first sequence, or if all sequences are finished."""
         output = self._output
         sequence = output.sequences[index]
         user_token = _user_token(token)
@@ -259,7 +259,7 @@ class CustomReply(Reply):
                 return
 
     def _call_legacy(self) -> Any:
-        """Call the formatter as LMI 0.28 does: `(token, first_token, last_token, details, generated_text, id)`."""
+        """Call the formatter as in LMI 0.28: `(token, first_token, last_token, details, generated_text, id)`."""
         output = self._output
         sequence = output.sequences[output.best_sequence_index]
         token, *_, first, last = sequence.get_next_token()
@@ -272,7 +272,7 @@ class CustomReply(Reply):
         return run(self._formatter, token, first, last, details, text, output.request_id)
 
     def _details(self) -> dict[str, Any]:
-        """Return the details that the formatter of LMI 0.28 gets."""
+        """Return the details for an LMI 0.28 formatter."""
         output = self._output
         sequence = output.sequences[output.best_sequence_index]
         return {
@@ -298,11 +298,11 @@ def _user_token(token: Token) -> UserToken:
 
 
 class CustomReader:
-    """Reader of request bodies that calls the user's input formatter.
+    """Reads request bodies by calling the user's input formatter.
 
     Args:
         formatter: the user's function.
-        decode: a function that decodes the body, for formatters that take the decoded payload.
+        decode: a function to decode the body, for formatters that take the decoded payload.
         keywords: the keyword arguments that a formatter may accept.
     """
 
@@ -323,8 +323,8 @@ class CustomReader:
         """Read a body.
 
         Returns:
-            The body as a dict for the API's parser, and the object that the formatter returned, or None if that was
-            also a dict.
+            The body as a dict for the parser of the API, and the object that the formatter returned (None if that is
+            the dict).
 
         Raises:
             FormatterFailed: if the formatter failed.
@@ -360,7 +360,7 @@ class CustomReader:
         return self._plain(value), result
 
     def _plain(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Copy the value by encoding it as JSON and decoding it, so that it contains none of the user's objects."""
+        """Copy the value by encoding it as JSON and decoding it, so that it contains no user-defined objects."""
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             text.encode()
@@ -371,10 +371,10 @@ class CustomReader:
 
 
 class FormatterTokenizer:
-    """The argument `tokenizer` of input formatters.
+    """The `tokenizer` argument of input formatters.
 
     Args:
-        encode: the engine's function for tokenizing. It must be thread-safe.
+        encode: the function of the engine to tokenize text. It must be thread-safe.
     """
 
     def __init__(self, encode: Callable[[str], Prompt]) -> None:

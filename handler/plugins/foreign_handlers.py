@@ -1,7 +1,7 @@
-"""Static checks of a user's script, which refuse functions that this server does not call and find missing packages.
+"""Static checks for a user's script. They refuse functions that this server does not call, and find missing packages.
 
-The functions belong to AWS's vLLM image (the package model-hosting-container-standards 0.1.17) or to LMI's handlers for
-scikit-learn and XGBoost. The script is parsed but not run.
+The functions belong to AWS's vLLM image (the package model-hosting-container-standards 0.1.17) or to the LMI handlers
+for scikit-learn and XGBoost. The script is parsed but not run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from handler.plugins.stand_ins import StandIn
 PACKAGE = "model_hosting_container_standards"
 
 FUNCTIONS = {"custom_sagemaker_invocation_handler": "invoke", "custom_sagemaker_ping_handler": "ping"}
-"""Maps the names of functions that AWS's package recognizes to the handlers that the functions define."""
+"""Maps the function names that AWS's package recognizes to the handlers that they define."""
 
 _INSTEAD = {"invoke": HANDLERS, "ping": PING}
 
@@ -44,13 +44,13 @@ _DECORATORS = {
 
 
 def refuse_foreign_handlers(path: Path, tree: ast.Module, *, called: StandIn | None) -> None:
-    """Check that a script has no functions of AWS's vLLM image that this server does not call. The script is not run.
+    """Check that a script has no functions for AWS's vLLM image that this server does not call. The script is not run.
 
     Args:
         called: the stand-in for AWS's package, or None if this server does not call custom handlers and middleware.
 
     Raises:
-        ConfigError: if there are such functions. The message names their lines and what to use instead.
+        ConfigError: if there are such functions. The message contains their lines and what to use instead.
     """
     if called is None:
         uses = list(_find(tree))
@@ -78,7 +78,7 @@ def refuse_predictors(path: Path, tree: ast.Module) -> None:
     """Check that a script is not written for LMI's scikit-learn and XGBoost handlers.
 
     Raises:
-        ConfigError: if it is written for them. The message names each function with its line.
+        ConfigError: if it is written for them. The message lists each function with its line.
     """
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     marks = [(node, {ast.unparse(arg).rpartition(".")[2] for arg in node.decorator_list}) for node in functions]
@@ -95,7 +95,7 @@ def refuse_predictors(path: Path, tree: ast.Module) -> None:
 
 
 def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield the line and name of each function for AWS's package and each import from it, and what to use instead."""
+    """Yield the line and name of each function for, or import from, AWS's package, and what to use instead."""
     for node in tree.body:
         for name in _bound(node):
             if name in FUNCTIONS:
@@ -106,7 +106,7 @@ def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
 
 
 def _bound(node: ast.stmt) -> list[str]:
-    """Return the names that a statement binds by a definition, an assignment or an import."""
+    """Return the names that a definition, assignment or import statement binds."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.Assign):
@@ -126,10 +126,10 @@ VLLMS_OWN = "vLLM's own objects are not available: use the server's routes inste
 
 
 def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
-    """Return a message for each missing package that a file imports, and for each of vLLM's objects that it uses.
+    """Return a message for each missing package that a file imports, and for each vLLM object that it uses.
 
-    vLLM's objects are attributes of `request.app.state` in AWS's image. Imports inside a `try` for optional packages,
-    and imports only for type checkers, are ignored.
+    vLLM objects are attributes of `request.app.state` in AWS's image. Imports in a `try` block for optional packages
+    and imports only for type checkers are ignored.
 
     Args:
         path: a file that is valid Python.
@@ -149,7 +149,7 @@ def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
 
 
 def _needed(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield all nodes except nodes inside a `try` for an import or inside `if TYPE_CHECKING`."""
+    """Yield all nodes except those in a `try` block for an import or in an `if TYPE_CHECKING` block."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()

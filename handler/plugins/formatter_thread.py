@@ -1,4 +1,4 @@
-"""A thread for the functions in a user's model.py, so that a function that hangs does not block the event loop."""
+"""Runs the functions in a user's model.py on a thread, so that a function that hangs does not block the event loop."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from handler.protocols.kernel.reply import WrappedReply
 log = logging.getLogger("handler.formatters")
 
 LIMIT = 10.0
-"""Maximum seconds for a call, from the moment it starts to run."""
+"""Maximum duration of a call in seconds, measured from its start."""
 
 _TURN = 0.01  # seconds for which one request's deltas are formatted before the next request's turn
 
 _Formatted = list[tuple[int, Delta, bytes, bool]]
-"""For each delta: the request's index, the delta, its formatted bytes, and whether the reply is finished."""
+"""For each delta: the index of the request, the delta, its formatted bytes, and whether the reply is finished."""
 
 Post = Callable[[Callable[[], None]], object]
-"""A thread-safe function that schedules a function on the host's own thread."""
+"""A thread-safe function that schedules a function on the thread of the host."""
 
 
 class _Job:
@@ -45,14 +45,14 @@ class _Job:
 
 
 class FormatterThread:
-    """A thread that makes one call at a time, in order of submission, as DJL does.
+    """A thread that runs calls one at a time in order of submission, as in DJL.
 
     A call that takes longer than `limit` seconds fails. Its thread cannot be stopped, so another thread replaces it,
     and the result of the call is ignored. All threads are daemons, so that they do not delay the exit of the process.
 
     Args:
-        post: a function that schedules another function on the host's own thread.
-        limit: the maximum seconds for a call.
+        post: a function that schedules another function on the thread of the host.
+        limit: the maximum duration of a call, in seconds.
         late: the error to raise for a call that takes longer.
     """
 
@@ -74,14 +74,14 @@ class FormatterThread:
 
         Args:
             title: the name of the function in the timeout message.
-            limit: the maximum seconds for this call. The default is the thread's limit.
+            limit: the maximum duration of this call, in seconds. The default is the limit of the thread.
         """
         job = _Job(title, function, arguments, self._limit if limit is None else limit)
         self._jobs.put(job)
         return job.future
 
     def run(self, then: Callable[[Future[Any]], None], title: str, function: Callable[..., Any], *args: Any) -> None:
-        """Run a function as `submit` does, and call `then` with the finished future on the host's own thread."""
+        """Run a function as `submit` does, and call `then` with the finished future on the thread of the host."""
 
         def done(future: Future[Any]) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop may be closed
@@ -125,7 +125,7 @@ class FormatterThread:
 
 
 class _Phase(Enum):
-    """The phase of a threaded reply: it waits for deltas, formats deltas on the thread, or is closed."""
+    """The phase of a threaded reply: waiting for deltas, formatting deltas on the thread, or closed."""
 
     IDLE = 0
     FORMATTING = 1
@@ -133,17 +133,17 @@ class _Phase(Enum):
 
 
 class ThreadedReply(WrappedReply):
-    """A reply that calls another reply's `feed` on a separate thread, because `feed` runs user code.
+    """A reply that calls `feed` of another reply on a separate thread, because `feed` runs user code.
 
-    The host passes deltas to `put`. When a delta has been formatted on the thread, `deliver` is called with it on the
-    host's own thread, and then `feed` returns its bytes. The order of deltas is kept. Errors are passed to the other
-    reply directly, because writing them runs no user code.
+    The host passes deltas to `put`. After a delta has been formatted on the thread, `deliver` is called with it on the
+    thread of the host, and then `feed` returns its bytes. The order of deltas is preserved. Errors are passed to the
+    other reply directly, because writing them runs no user code.
 
     Args:
         reply: the reply that calls the user's function.
         title: the name of the user's function, for messages.
         thread: the thread for the user's function.
-        deliver: a function that takes the index of the request within its call, and the delta.
+        deliver: a function that takes the index of the request in its call, and the delta.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Functions that find, check, import and call the formatters of a user's model.py."""
+"""Finds, checks, imports and calls the formatters in a user's model.py."""
 
 from __future__ import annotations
 import __future__
@@ -50,7 +50,7 @@ class InputFormatter(NamedTuple):
 
     Attributes:
         takes_payload: whether the function takes the decoded body instead of an `Input`.
-        accepts: the names of its keyword arguments, or None if it accepts any.
+        accepts: the names of its keyword arguments, or None if it accepts any name.
         is_annotated: whether its first argument has a type annotation. Without an annotation, LMI's async mode passes
             the decoded body.
     """
@@ -62,7 +62,7 @@ class InputFormatter(NamedTuple):
     is_annotated: bool = True
 
     def as_in(self, *, asynchronous: bool) -> InputFormatter:
-        """Return the formatter for async mode or other modes. Without annotation, it takes the body in async mode."""
+        """Return the formatter for async or other modes. Without an annotation, it takes the body in async mode."""
         return self if self.is_annotated or not asynchronous else self._replace(takes_payload=True)
 
     @property
@@ -74,7 +74,7 @@ class OutputFormatter(NamedTuple):
     """A function that writes responses.
 
     Attributes:
-        unpacks_index: whether it expects `get_next_token` to also return the token's index, as in LMI since 0.32.
+        unpacks_index: whether it expects `get_next_token` to return also the index of the token, as in LMI since 0.32.
     """
 
     name: str
@@ -88,13 +88,13 @@ class OutputFormatter(NamedTuple):
 
 
 class Formatters(NamedTuple):
-    """The user's functions that the server calls. Each of them is None if the user has not defined it.
+    """The user functions that the server calls. Each is None if the user has not defined it.
 
     Attributes:
         configs: the keyword argument `configs` of input formatters.
         handlers: the custom handlers of AWS's vLLM image, as `Handlers`.
-        handle: the function `handle` of LMI, as `Handle`.
-        tool_format: the user's own format of tool calls.
+        handle: the function `handle` as in LMI, as `Handle`.
+        tool_format: the user-defined format of tool calls.
     """
 
     input: InputFormatter | None = None
@@ -117,12 +117,13 @@ def find_formatters(directory: Path | None, *, module: str = "", handlers: Stand
 
     Args:
         directory: the model directory, or None.
-        module: the name under which to import the file even if it has been imported before, or "" to import it once.
+        module: a name under which to import the file even if it has already been imported, or "" to import it only
+            once.
         handlers: the stand-in for AWS's package, or None if this server does not call custom handlers.
 
     Raises:
-        ConfigError: if the file cannot be imported or a formatter's signature is not supported. The message names the
-            file and line.
+        ConfigError: if the file cannot be imported or the signature of a formatter is not supported. The message
+            contains the file and line.
     """
     path = model_py(directory)
     if path is None:
@@ -154,7 +155,7 @@ def check_syntax(path: Path) -> None:
 
 
 def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> None:
-    """Check a model.py without running it: its syntax, its imports from DJL's package, and its functions.
+    """Check the syntax, the imports from the DJL package, and the functions of a model.py without running it.
 
     Args:
         path: the file, or None if there is none.
@@ -180,9 +181,9 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
 
 
 def _bare_formatters(tree: ast.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the kind of each formatter that has no other decorator, and an empty function with its signature.
+    """Yield the kind of each formatter without other decorators, and an empty function with its signature.
 
-    No user code runs. Decorators of the same names in AWS's package are skipped, because they mark middleware.
+    No user code is run. Decorators from AWS's package with the same names are skipped, because they mark middleware.
     """
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     ours = [
@@ -266,7 +267,7 @@ def _find_imported(path: Path) -> ModuleType | None:
 class _SourceOnly(importlib.machinery.SourceFileLoader):
     """Loader that always compiles the source.
 
-    Python's bytecode cache does not notice a change within the same second that keeps the file's size.
+    Python's bytecode cache does not detect a change within the same second that leaves the file size unchanged.
     """
 
     def get_code(self, fullname: str) -> CodeType:
@@ -279,7 +280,7 @@ def import_file(path: Path, name: str = "") -> ModuleType:
     """Import a user's file.
 
     Args:
-        name: the name of the module, which replaces any earlier module of that name. The default is the name of the
+        name: the name of the module, which replaces any existing module with that name. The default is the name of the
             file, with a suffix if that name is taken.
 
     Raises:
@@ -311,7 +312,7 @@ def _failure(path: Path, error: BaseException) -> ConfigError:
 
 
 def _line(error: BaseException, path: Path) -> int:
-    """Return the line number of the last frame in the error's traceback that is in the file."""
+    """Return the line number of the last frame in the traceback that is in the file."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -358,7 +359,7 @@ def _output(name: str, function: Callable[..., Any], path: Path) -> OutputFormat
 
 
 def _unpacks_three(path: Path) -> bool:
-    """Return whether a file unpacks three values from `get_next_token`, which returned three in LMI up to 0.31."""
+    """Return whether a file unpacks three values from `get_next_token`, as returned by LMI up to 0.31."""
     return any(
         isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
@@ -391,7 +392,7 @@ def _signature(name: str, function: Callable[..., Any], path: Path) -> tuple[str
 
 
 def _annotation(parameter: inspect.Parameter) -> str:
-    """Return the annotation's name without module and parameters, or "_empty" if there is no annotation."""
+    """Return the name of the annotation without module and parameters, or "_empty" if there is no annotation."""
     annotation = parameter.annotation
     origin = getattr(annotation, "__origin__", annotation)
     text = annotation if isinstance(annotation, str) else getattr(origin, "__name__", "")
@@ -412,10 +413,10 @@ def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords
 
 
 def users_objects(formatter: InputFormatter | OutputFormatter) -> contextlib.AbstractContextManager[None]:
-    """Guard the use of objects that the user's function has made or changed, because using them may run user code.
+    """Guard access to objects that a user function has created or changed, because this may run user code.
 
     Raises:
-        FormatterFailed: if using the objects raises an exception, whose traceback is logged.
+        FormatterFailed: if access to the objects raises an exception, whose traceback is logged.
     """
     return _guard(formatter, "returned an object that raises")
 
@@ -434,7 +435,7 @@ def _guard(formatter: InputFormatter | OutputFormatter, what: str) -> Iterator[N
 def failed(
     formatter: InputFormatter | OutputFormatter, what: str, error: BaseException | None = None
 ) -> FormatterFailed:
-    """Return the error of a formatter. Its public message omits the text of `error`, which may quote the client."""
+    """Return the error for a failed formatter. Its public message omits `error`, which may quote the client."""
     return FormatterFailed(f"{formatter.title} {what}", "" if error is None else error_text(error))
 
 
@@ -447,7 +448,7 @@ def kind(value: Any) -> str:
 
 
 def load_adapter_formatters(directory: Path, name: str) -> Formatters | None:
-    """Import the model.py in an adapter's directory, and return its formatters, or None if it has none.
+    """Import the model.py in an adapter directory, and return its formatters, or None if it has none.
 
     Args:
         name: the name of the adapter. The name of the module is derived from it, as in LMI.
@@ -464,7 +465,7 @@ def load_adapter_formatters(directory: Path, name: str) -> Formatters | None:
 
 
 class AdapterFormatters:
-    """The formatters of registered adapters, by directory. This class is thread-safe.
+    """The formatters of registered adapters, by directory. Thread-safe.
 
     Attributes:
         exist: whether any adapter has a formatter.
@@ -476,7 +477,7 @@ class AdapterFormatters:
         self.exist = self.read = False
 
     def set(self, path: str, formatters: Formatters | None) -> Formatters | None:
-        """Replace the formatters of a directory, and return its earlier formatters."""
+        """Replace the formatters of a directory, and return its previous formatters."""
         earlier = self._by_path.pop(path, None)
         if formatters is not None:
             self._by_path[path] = formatters
@@ -489,7 +490,7 @@ class AdapterFormatters:
         self._note()
 
     def of(self, adapter: Adapter | None, base: Formatters) -> Formatters:
-        """Return the formatters of a request: its adapter's, and the model's for kinds that the adapter lacks."""
+        """Return the formatters for a request: those of its adapter, or of the model where the adapter has none."""
         own = None if adapter is None else self._by_path.get(adapter.path)
         if own is None:
             return base

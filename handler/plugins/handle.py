@@ -1,4 +1,4 @@
-"""LMI's function `handle` in a user's model.py: its input, its calls and its results (docs/custom-code.md)."""
+"""The function `handle` in a user's model.py, as in LMI: its input, calls and results (docs/custom-code.md)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Handle(NamedTuple):
 
     Attributes:
         properties: the properties of its first call, which has no contents.
-        always: the properties that every call has.
+        always: the properties of every call.
     """
 
     function: Callable[..., Any]
@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 
     Attributes:
         headers: the headers that the user has set, which may lack a content type.
-        parts: an iterator or asynchronous iterator of the rest of a streamed body, or None if `body` is complete.
+        parts: an iterator or asynchronous iterator over the rest of a streamed body, or None if `body` is complete.
     """
 
     status: int
@@ -78,14 +78,14 @@ class PassOn(NamedTuple):
     """A result that passes the request to the engine.
 
     Attributes:
-        body: the body for the engine, or None for the request's own body.
+        body: the body for the engine, or None for the original body of the request.
     """
 
     body: bytes | None = None
 
 
 class Broken(NamedTuple):
-    """The last part of a response that failed midway."""
+    """The last part of a response that failed before its end."""
 
     body: bytes
 
@@ -100,9 +100,9 @@ def find_handle(
 
     Args:
         path: the path of the model.py.
-        role: what the function is used for.
-        options: the values of all options as the user has written them, by key.
-        release: LMI's release, which determines the text of error responses.
+        role: the role of the function.
+        options: the values of all options as written by the user, by key.
+        release: the LMI release, which determines the text of error responses.
         device: the device that DJL would assign.
 
     Raises:
@@ -139,7 +139,7 @@ class Call(Input):
     """The input of a call: one request, the requests of a dynamic batch, or no request at startup.
 
     Args:
-        contents: the body as `data` or the fields of a form, and the query parameters.
+        contents: the body as `data` or as the fields of a form, and the query parameters.
         properties: the properties of the call.
         items: the requests of a dynamic batch, or () if there is at most one request.
     """
@@ -228,7 +228,7 @@ def late(error: ServingError) -> Answer:
 
 
 def next_part(parts: Iterator[bytes]) -> bytes | Broken | None:
-    """Return the next part of a body, or None at its end. An exception becomes a `Broken`."""
+    """Return the next part of a body, or None at its end. An exception is returned as a `Broken`."""
     try:
         return next(parts, None)
     except BaseException as error:
@@ -236,7 +236,7 @@ def next_part(parts: Iterator[bytes]) -> bytes | Broken | None:
 
 
 async def next_part_async(parts: AsyncIterator[Any]) -> bytes | Broken | None:
-    """Return the next part of an asynchronous body, or None at its end. A user's exception becomes a `Broken`."""
+    """Return the next part of an asynchronous body, or None at its end. A user exception is returned as a `Broken`."""
     try:
         part: bytes = await anext(parts)
     except StopAsyncIteration:
@@ -258,7 +258,7 @@ def _text(error: BaseException) -> str:
 
 
 def broken(status: int, text: str) -> Broken:
-    """Return the last part of a response that failed midway, in the format of LMI."""
+    """Return the last part of a response that failed before its end, in the format of LMI."""
     return Broken(_error_line(status, text))
 
 
@@ -295,12 +295,12 @@ def _whole(output: Any) -> Answer:
 
 
 def _is_output(value: Any) -> bool:
-    """Return whether a value is an Output of djl_python or of our stand-in."""
+    """Return whether a value is an Output from djl_python or from our stand-in."""
     return all(hasattr(value, name) for name in ("code", "properties", "content", "stream_content"))
 
 
 def _split(output: Any, size: int) -> list[Result]:
-    """Return the response to each request of a dynamic batch. The keys of the contents name the requests."""
+    """Return the response to each request of a dynamic batch. The keys of the contents identify the requests."""
     if output.stream_content is not None:
         return [_answer(Output().error("A dynamic batch cannot be streamed: set batch_size=1"))] * size
     contents: dict[int, bytes] = {}
@@ -321,9 +321,9 @@ def _translation(message: str) -> Answer:
 
 
 def _answer(output: Any) -> Answer:
-    """Convert an Output to a response, as DJL Serving does.
+    """Convert an Output to a response, as in DJL Serving.
 
-    The properties become the headers, and the content `data` or else the first content becomes the body.
+    The properties are sent as headers, and the content `data` or else the first content is sent as the body.
     """
     status, headers = _status(output.code), _headers(output.properties)
     if output.stream_content is not None:
@@ -368,7 +368,7 @@ def _headers(properties: Mapping[Any, Any]) -> list[tuple[str, str]]:
 
 
 def _error(status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> Answer:
-    """Return an error response in Java's format for errors of a handler."""
+    """Return an error response in the format of the Java side for errors in a handler."""
     kept = [header for header in headers if header[0] != "content-type"]
     return Answer(status, [("content-type", "application/json"), *kept], _error_line(status, text).rstrip(b"\n"))
 
@@ -415,6 +415,6 @@ async def _bodies(first: bytes, outputs: Any) -> AsyncIterator[bytes]:
 
 
 def _last(output: Any) -> str:
-    """Return the field `last` of an encoded part, "true" or "false", or "" if the Output has no such field."""
+    """Return the field `last` of an encoded part ("true" or "false"), or "" if the Output has no such field."""
     fields = binary_fields(_first(output))
     return "" if fields is None else fields.get("last", "").lower()

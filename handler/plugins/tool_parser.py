@@ -1,4 +1,4 @@
-"""Loader of a user's own tool call parser: a file with `make_parser`, `MARKS` and `NOTATION` (docs/models.md)."""
+"""Loads a user-defined tool call parser: a file with `make_parser`, `MARKS` and `NOTATION` (docs/models.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EVENTS = (str, CallStart, Arguments, CallEnd)
 
 
 class UsersParser:
-    """A user's parser of one response. If it fails, the error is logged, and the rest of the response is plain text."""
+    """A user-defined parser for one response. If it fails, the error is logged, and the rest is plain text."""
 
     def __init__(self, make: Callable[[Sequence[Tool]], AnswerParser], tools: Sequence[Tool]) -> None:
         self._parser: AnswerParser | None = None
@@ -42,7 +42,7 @@ class UsersParser:
         return []
 
     def _events(self, name: str, call: Callable[[], list[Event]]) -> list[Event] | None:
-        """Call the user's code, and return its events, or None if it fails."""
+        """Call the user code, and return its events, or None if it fails."""
         try:
             events = list(call())
             wrong = next((event for event in events if not isinstance(event, _EVENTS)), None)
@@ -68,7 +68,7 @@ def find_tool_parser(params: str, homes: Iterable[Path | None]) -> Path:
 
 
 def load_tool_format(value: str, homes: Iterable[Path | None]) -> Format:
-    """Load a user's format of tool calls from a file in one of the directories.
+    """Load a user-defined tool call format from a file in one of the directories.
 
     Raises:
         ConfigError: if the file does not exist, cannot be imported, or does not define a parser.

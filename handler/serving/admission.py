@@ -1,4 +1,4 @@
-"""Admission of requests: find the route's dialect; decode, parse and tokenize without blocking the event loop."""
+"""Admit requests: find the dialect of the route, then decode, parse and tokenize without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -44,16 +44,15 @@ _TOKENIZE_STEPPED = 1 << 13  # the same for a stepped loop, which sees a thread'
 _ESTIMATED = 1 << 15  # bytes of memory; larger values are measured after they have been decoded
 
 INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
-"""Routes of the configured dialect."""
+"""Routes that use the configured dialect."""
 
 
 class InferenceRoutes:
-    """The routes for inference with one model: path templates that contain `{model}` and `{version}`, and their
-    dialects.
+    """The inference routes of one model, as path templates with `{model}` and `{version}`.
 
     Args:
-        models: names of the model, its own name first.
-        dialects: dialects of the routes besides `INVOKE`, by template.
+        models: names of the model, starting with its primary name.
+        dialects: dialects of all routes except `INVOKE`, by path template.
     """
 
     def __init__(self, models: Sequence[str], dialects: Mapping[str, Dialect]) -> None:
@@ -65,7 +64,7 @@ class InferenceRoutes:
         self._patterns = [(re.compile(_pattern(template)), dialect) for template, dialect in templates.items()]
 
     def has(self, path: str) -> bool:
-        """Return whether the path matches a route for inference, whether or not its model is served."""
+        """Return whether the path matches an inference route, even if the model in the path is not served."""
         return any(pattern.fullmatch(path) for pattern, _ in self._patterns)
 
     def dialect(self, path: str) -> Dialect | None:
@@ -81,7 +80,7 @@ class InferenceRoutes:
         raise InvalidPayload(self.refusal(path))
 
     def refusal(self, path: str) -> str:
-        """Return the error message for a path that is not a route for inference. It lists routes without versions."""
+        """Return the error message for a path that is not an inference route. It lists the routes without versions."""
         return f"route={path[:64]} is not a route for inference; available routes: {self._names}"
 
     def _is_served(self, names: Mapping[str, str]) -> bool:
@@ -93,16 +92,16 @@ def _pattern(template: str) -> str:
 
 
 class Admission:
-    """The decoding, parsing and tokenizing of requests. All methods must be called on the event loop's thread.
+    """Decodes, parses and tokenizes requests. All methods must be called on the event loop thread.
 
     Args:
-        gate: gate for dynamic batches, which a request must pass before it is submitted, or None for rolling batches.
-        stepped: whether the event loop runs only in steps of its host.
+        gate: gate that requests must pass before they join a dynamic batch, or None with rolling batches.
+        stepped: whether the event loop runs only when its host steps it.
 
     Attributes:
-        routes: routes for inference.
+        routes: inference routes.
         memory: memory quota of all requests.
-        tasks: open tasks (`RequestTask`).
+        tasks: tasks of open requests (`RequestTask`).
     """
 
     def __init__(self, config: Config, preprocessor: Preprocessor, gate: BatchGate | None, *, stepped: bool) -> None:
@@ -128,7 +127,7 @@ class Admission:
         """Decompress a body on a thread, or return it unchanged if it is not compressed.
 
         Args:
-            memory: share of the memory quota, which grows with each part.
+            memory: share of the memory quota, which grows with each decompressed part.
 
         Raises:
             ServingError: the body cannot be decompressed (see `body.inflate`), or there is not enough memory.
@@ -196,8 +195,8 @@ class Admission:
         """Load the media of a request, tokenize its prompt, and check its structured output.
 
         Args:
-            size: size of the request's body, in bytes.
-            hold: function that holds the media's memory until the request has ended.
+            size: size of the request body, in bytes.
+            hold: function that keeps the memory of the media reserved until the request has ended.
 
         Raises:
             ServingError: the prompt is too long, an image or audio cannot be loaded, or the engine does not support the
@@ -215,8 +214,8 @@ class Admission:
         """Tokenize a prompt of any length, and call `take` with it on the same thread.
 
         Args:
-            size: size of the request's body, in bytes.
-            hold: function that holds the media's memory until the request has ended.
+            size: size of the request body, in bytes.
+            hold: function that keeps the memory of the media reserved until the request has ended.
 
         Raises:
             Overloaded: too many requests are being tokenized.
@@ -240,10 +239,10 @@ class Admission:
     async def _tokenizing(
         self, use: Callable[[Request, Sequence[Medium]], T], request: Request, size: int, media: Sequence[Medium]
     ) -> T:
-        """Call `use` with the request: inline, on a thread, or on a thread for long prompts.
+        """Call `use` with the request, either inline or on a thread. Long prompts have threads of their own.
 
         Args:
-            size: size of the request's body, in bytes.
+            size: size of the request body, in bytes.
         """
         if size < self._tokenize_inline and not media:
             return use(request, media)
@@ -252,34 +251,34 @@ class Admission:
         return await self._end(self._submit(call, size, apart=is_long(request)))
 
     async def run(self, size: int, use: Callable[[], T]) -> T:
-        """Call `use`, which processes a body of `size` bytes: inline, on a thread, or on a thread for large bodies."""
+        """Call `use`, which processes a body of `size` bytes, either inline or on a thread for bodies of this size."""
         if size < _PARSE_INLINE:
             return use()
         return await self._end(self._submit(use, size, apart=size >= LARGE))
 
     def write(self, feed: Callable[[], bytes], *, keeps: bool) -> asyncio.Future[bytes] | None:
-        """Call `feed`, which produces the end of a response, on a thread. Return None if it must be called inline,
-        because the loop runs in steps.
+        """Call `feed`, which produces the end of a response, on a thread. Return None if the loop runs in steps, so
+        that `feed` must be called inline.
 
         Args:
-            keeps: whether `feed` also stores the response, which must happen before the client gets it.
+            keeps: whether `feed` also stores the response, which must happen before the client receives it.
         """
         if keeps and self.preprocessor.store is not None:
             return self._end(self.preprocessor.store.write(feed))
         return None if self._stepped else self._end(self._threads.submit(feed, LARGE, slow=True))
 
     def _submit(self, call: Callable[[], T], size: int, *, apart: bool) -> Future[T]:
-        """Make a call on a thread. Calls for small bodies go first.
+        """Submit a call to a thread pool. Calls for small bodies go first.
 
         Args:
-            apart: whether the call takes so long that it needs one of the threads for large bodies.
+            apart: whether the call takes so long that it must run on a thread for large bodies.
         """
         if apart:
             return self.preprocessor.large_bodies.submit(size, call)
         return self._threads.submit(call, size, slow=size >= LARGE)
 
     def _end(self, work: Future[T]) -> asyncio.Future[T]:
-        """Return an awaitable for the future. The loop is passed, as it may not be running when a request starts."""
+        """Wrap a future for the event loop, which may not be running yet when a request starts."""
         return asyncio.wrap_future(work, loop=self._loop)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether a model can serve: the state of its engine, its start and its end."""
+"""Tracks whether a model can serve requests, from its startup to its shutdown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Availability:
         draining: whether new requests are refused because the server is stopping.
         closing: whether the model has been closed.
         started_at: time of creation, in seconds since 1970.
-        opened: future that is done when the engine is ready and the start of the model is finished (see `follow`). It
+        opened: future that completes when the engine is ready and the model has finished starting (see `follow`). It
             raises a ConfigError if the model cannot start.
     """
 
@@ -38,12 +38,12 @@ class Availability:
         self._opening: asyncio.Task[None] | None = None
 
     def follow(self, on_state: OnState, finish: Callable[[], Awaitable[object]] | None) -> OnState:
-        """Return a function that must be called with each state of the engine.
+        """Return a callback for the engine, which passes its state changes on to `on_state`.
 
-        This function calls `on_state`: with READY only after `finish` has succeeded, and with CLOSED if it has failed.
+        READY is passed on only after `finish` has succeeded. If `finish` fails, CLOSED is passed on instead.
 
         Args:
-            finish: function that finishes the start of the model when its engine is ready, or None if nothing is left
+            finish: coroutine function that completes the startup once the engine is ready, or None if nothing is left
                 to do.
         """
 
@@ -77,7 +77,7 @@ class Availability:
 
     @property
     def reason(self) -> str:
-        """The reason why the engine cannot serve, if known, without details that only the log may show."""
+        """The reason why the engine cannot serve requests, if known, without details that belong only in the log."""
         return client_words(self.engine.reason, secrets())
 
     @property
@@ -89,14 +89,14 @@ class Availability:
         return self.opened.done() and self.opened.exception() is None
 
     def check_engine(self) -> None:
-        """Raise `Unavailable` if the engine is lost for good, or for the same reasons as `check_open`."""
+        """Raise `Unavailable` if the engine has failed permanently, or if `check_open` raises it."""
         if self.engine.state is State.CLOSED and not self.draining:
             raise Unavailable(f"the engine is down: {self.reason}")
         self.check_open()
 
     def check_open(self) -> None:
-        """Raise `Unavailable` while the server is stopping, or until the start of the model is finished. Later
-        adapters must not be registered before the adapters next to the model, which get the first numbers.
+        """Raise `Unavailable` while the server is stopping or the model is still starting. Clients must not register
+        adapters before the adapters next to the model are registered, which get the first numbers.
         """
         if self.draining:
             raise Unavailable("the server is stopping")

@@ -1,4 +1,4 @@
-"""The check of a configuration before anything is downloaded or run, and readers of defaults and response templates."""
+"""Checks a configuration before anything is downloaded or run, and reads defaults and response templates."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ log = logging.getLogger("handler.launch")
 def check(reading: Reading, directory: Path | None = None, *, handlers: bool = False) -> Problems:
     """Return all problems of a configuration that can be found before anything is downloaded, converted, loaded or run.
 
-    This covers the options, the path of sessions, replicas, the exporter of traces, the syntax of the user's files, the
-    engine with its arguments and files, adapters, and the directory of media.
+    This covers the options, the session path, the replicas, the trace exporter, the syntax of user files, the engine
+    with its arguments and files, the adapters, and the media directory.
 
     Args:
-        directory: directory of serving.properties, even if the file does not exist; by default the configuration's.
-        handlers: whether the host calls a user's handlers and middleware, as AWS's vLLM image does.
+        directory: directory of serving.properties, even if the file does not exist. The default is taken from
+            `reading`.
+        handlers: whether the host calls user-defined handlers and middleware, as AWS's vLLM image does.
     """
     config, problems = reading.config, Problems(reading.problems)
     path = model_py(directory or model_py_directory(config))
@@ -68,7 +69,7 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
 
 
 def _check_engine(reading: Reading, directory: Path | None, problems: Problems) -> None:
-    """Add the problems of the engine, its arguments and the adapters to `problems`."""
+    """Add problems with the engine, its arguments and the adapters to `problems`."""
     config, arguments = reading.config, EngineConfig(reading.config)
     with problems:
         found = Problems()
@@ -104,7 +105,7 @@ def _check_tool_parser(config: Config) -> None:
 
 
 def _with_origin(problem: Problem, config: Config) -> Problem:
-    """Add the origin of the first option that an engine's problem names, or of the model if it names no option."""
+    """Add an origin to an engine problem: that of the first option in its message, or of the model if it names none."""
     named = [key for key in re.findall(r"option\.\w+", problem.message) if key in config.origins]
     key = named[0] if named else problem.name or "option.model_id"
     return Problem(config.origins.get(key, ""), key, problem.message)
@@ -143,10 +144,10 @@ def generation_defaults(config: Config, model: Path | None, able: Capabilities) 
 
 
 def read_defaults(config: Config, model: Path | None) -> dict[str, Any]:
-    """Read the sampling parameters that generation_config.json and `option.override_generation_config` set.
+    """Read the sampling parameters from generation_config.json and `option.override_generation_config`.
 
     Raises:
-        ConfigError: values are wrong, and the message lists all of them; or the file cannot be read.
+        ConfigError: the file cannot be read, or some values are wrong. The message lists all wrong values.
     """
     values, problems = model_files.sampling_values(config, model), Problems()
     read: dict[str, Any] = {}
@@ -162,7 +163,7 @@ def read_defaults(config: Config, model: Path | None) -> dict[str, Any]:
 
 
 def _unsupported(name: str, value: Any, able: Capabilities) -> str:
-    """Return why the engine does not support a default, or "" if it does or the value has no effect."""
+    """Return why the engine does not support a default, or "" if it supports it or the value has no effect."""
     if value == Sampling._field_defaults[name]:
         return ""
     if why := able.unsupported.get(name):
@@ -178,17 +179,17 @@ _OPTIONS = ("option.reasoning_parser", "option.tool_call_parser")
 
 
 def response_template(config: Config, model: Path | None) -> ResponseTemplate | None:
-    """Return the response template in the tokenizer's files, or None if there is none or the options do not select it.
+    """Return the response template from the tokenizer files, or None if it is missing or the options do not select it.
 
     A template parses complete responses. `auto` therefore selects it unless an option names another parser. With
-    `auto`, an invalid template is ignored with a warning. If an option names it, an invalid template is an error.
+    `auto`, an invalid template is ignored with a warning. It is an error only if an option names the template.
 
     Args:
         model: directory or file of the model.
 
     Raises:
-        ConfigError: an option names the template, but it is missing or invalid, lacks the part that the option selects,
-            or is combined with another parser.
+        ConfigError: an option names the template, but the template is missing, is invalid, lacks the part that the
+            option selects, or is combined with another parser.
     """
     given = dict(zip(_OPTIONS, (config.reasoning, config.tool_call_parser), strict=True))
     plugin = {"option.tool_parser_plugin": config.tool_parser_plugin} if config.tool_parser_plugin else {}

@@ -1,4 +1,4 @@
-"""Calls of the function `handle` in a user's model.py, as in LMI, but on separate threads, because it may block."""
+"""Calls the function `handle` of a user's model.py as LMI does, but on separate threads, because it may block."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ T = TypeVar("T")
 
 
 class CustomHandle:
-    """The user's `handle` function. A plain function runs one call at a time, as in a worker of LMI; a coroutine
-    function runs calls concurrently.
+    """The user's `handle` function. A plain function runs one call at a time, as in an LMI worker. A coroutine function
+    runs calls concurrently.
 
     A call that takes longer than option.predict_timeout is abandoned, and its request gets status 503. A request for a
     plain function also gets 503 if `job_queue_size` calls are waiting. A request for a coroutine function also gets 503
-    if the running calls and the open streams together number `job_queue_size`.
+    if there are already `job_queue_size` running calls and open streams.
     """
 
     def __init__(self, handle: Handle, config: Config) -> None:
@@ -75,8 +75,8 @@ class CustomHandle:
         the weights are not downloaded.
 
         Raises:
-            ConfigError: the call takes too long; it failed, and nothing else can answer requests; or the model cannot
-                be downloaded.
+            ConfigError: the call takes too long, the model cannot be downloaded, or the call fails and nothing else can
+                process requests.
         """
         properties = self._handle.properties
         if s3.is_url(url := properties.get("model_id")):
@@ -147,11 +147,11 @@ class _Waiting(NamedTuple):
 
 
 class _OneByOne:
-    """The runner of a plain function, on one thread. A call starts when the previous call has returned its last part.
+    """Runs a plain function on one thread. A call starts once the previous call has returned its last part.
 
     Args:
-        limit: maximum seconds of a call.
-        gate: gate that forms batches of requests. Each batch becomes one call.
+        limit: maximum duration of a call, in seconds.
+        gate: gate that groups requests into batches. Each batch is passed to the function in one call.
     """
 
     def __init__(self, handle: Handle, limit: float, gate: BatchGate) -> None:
@@ -208,7 +208,7 @@ class _OneByOne:
         return result
 
     def _begin(self, turn: Turn) -> None:
-        """Call the function once for all requests in a turn's batch."""
+        """Call the function once for all requests in the batch of a turn."""
         if (batch := turn.result())[0] is turn:
             self._serving = asyncio.ensure_future(self._answer_all(batch))
 
@@ -241,7 +241,7 @@ def _close(parts: Any) -> None:
 
 
 class _SideBySide:
-    """The runner of a coroutine function, on an event loop in a separate thread. A loop that hangs is replaced."""
+    """Runs a coroutine function on an event loop in a separate thread. A loop that hangs is replaced."""
 
     def __init__(self, handle: Handle, limit: float, room: int) -> None:
         self._handle, self._limit, self._room = handle, limit, room
@@ -298,7 +298,7 @@ class _SideBySide:
             raise Unavailable(f"{TITLE} did not end within {seconds:g} s") from None
 
     async def _replace_hung(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Replace the loop, whose thread cannot be stopped, if it makes no progress during the time limit of a call."""
+        """Replace the loop if it makes no progress for as long as a call may take. Its thread cannot be stopped."""
         try:
             alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
             await asyncio.wait_for(asyncio.wrap_future(alive), self._limit)
@@ -329,7 +329,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _asynchronous(parts: Any) -> AsyncIterator[bytes]:
-    """Convert a plain generator, which a coroutine function may return, to an asynchronous one."""
+    """Convert a plain generator, which a coroutine function may return, to an asynchronous generator."""
     for part in parts:
         yield part
         await asyncio.sleep(0)

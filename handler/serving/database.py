@@ -1,4 +1,4 @@
-"""SQLite databases for data that later requests need, and a check for locks on files that several servers share."""
+"""Opens SQLite databases for data that later requests need, and checks locks on files that several servers share."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def open_database(path: Path | None, version: int, tables: str, always: str = ""
         path: file of the database, or None for memory.
         version: version of the tables.
         tables: statements that create the tables of a new database.
-        always: statements to run each time the database is opened. They must fail in a database of another program.
-        wait: maximum seconds to wait while another process locks the file.
+        always: statements to run each time the database is opened. They must fail on a database of another program.
+        wait: maximum number of seconds to wait while another process holds a lock on the file.
 
     Raises:
         OSError: the file cannot be created or opened.

@@ -1,4 +1,4 @@
-"""The tokenization of parsed requests, and the check of their limits."""
+"""Tokenizes parsed requests, and checks their limits."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LONG = 1 << 18  # minimum characters or ids of a long prompt
 
 
 class Encoder:
-    """The encoder of parsed requests for the engine. Thread-safe.
+    """Encodes parsed requests for the engine. Thread-safe.
 
     Args:
-        tokenizer: the tokenizer of the engine's model.
+        tokenizer: the tokenizer of the model.
         engine_info: function that returns the description of the engine, or None while the engine is loading.
         max_input_len: the maximum number of tokens in a prompt, or None if only the engine limits it.
-        validator: the checker of structured output, or None if no check is needed.
+        validator: validator of structured output, or None if no validation is needed.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class Encoder:
         """Tokenize a request and check its limits.
 
         Returns:
-            The request without its prompt, with its final maximum number of new tokens, and the prompt, truncated if
-            the request asks for it.
+            The request, without its prompt and with the final maximum number of new tokens; and the prompt, truncated
+            if requested.
 
         Raises:
             InvalidPayload: the prompt exceeds a limit. Engines would truncate it silently, or fail later.
@@ -61,11 +61,11 @@ class Encoder:
         return self._filled(request, prompt), prompt
 
     def tokenize(self, request: Request, media: Sequence[Medium] = ()) -> Prompt:
-        """Return the prompt with its token ids and media, truncated if the request asks for it.
+        """Return the prompt with its token ids and media, truncated if requested.
 
         Raises:
-            InvalidPayload: a field is wrong; the message names it.
-            InvalidParameter: a parameter is wrong; the message names it.
+            InvalidPayload: a field is invalid. The message contains its name.
+            InvalidParameter: a parameter is invalid. The message contains its name.
             PromptTooLong: the prompt is too long to be tokenized.
         """
         if request.pooling is not None:
@@ -88,7 +88,7 @@ class Encoder:
         return prompt if most is None else prompt._replace(ids=prompt.ids[-most:])
 
     def _room(self, request: Request) -> int | None:
-        """Return the number of prompt tokens that leave room for the response, or None if no engine was ever loaded."""
+        """Return the number of prompt tokens that leave room for the response, or None before an engine is loaded."""
         limit = self.max_tokens()
         if limit is None:
             return None
@@ -96,7 +96,7 @@ class Encoder:
         return max(1, min(limit - free, self._max_input_len or limit))
 
     def try_structured_output(self, request: Request) -> Future[str] | None:
-        """Start a check of the request's structured output, or return None if no check is needed.
+        """Start validating the structured output of a request, or return None if no validation is needed.
 
         The result must be passed to `check_structured_output`.
         """
@@ -132,31 +132,31 @@ class Encoder:
         return request._replace(sampling=request.sampling._replace(max_new_tokens=left))
 
     def max_tokens(self) -> int | None:
-        """Return the maximum number of tokens of a prompt and its response, or None if no engine was ever loaded."""
+        """Return the maximum number of tokens in a prompt and its response, or None before an engine is loaded."""
         info = self._engine_info()
         return None if info is None else info.max_total_tokens
 
 
 def _needed(request: Request) -> int:
-    """Return the number of tokens that must be left for the response."""
+    """Return the minimum number of tokens to reserve for the response."""
     wanted = request.sampling.max_new_tokens
     return wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)
 
 
 def check_structured_output(request: Request, why: str) -> None:
-    """Raise InvalidParameter if `why`, the result of the check of structured output, is not empty."""
+    """Raise InvalidParameter if `why`, the result of validating the structured output, is not empty."""
     if why:
         raise InvalidParameter(f"{request.names.structured_output}: the engine cannot apply it: {why}")
 
 
 def is_long(request: Request) -> bool:
-    """Return whether a prompt is so long that other requests must not wait until it is tokenized."""
+    """Return whether a prompt takes so long to tokenize that other requests must not wait for it."""
     contents = (message["content"] for message in request.messages)
     return sum(map(_length, (request.prompt, request.pair or "", request.prompt_ids or (), *contents))) >= LONG
 
 
 def _length(content: Sequence[Any]) -> int:
-    """Return the length of a string, of a sequence of ids, or of a message's text parts."""
+    """Return the length of a string, of a sequence of ids, or of the text parts of a message."""
     return len(content) if not isinstance(content, list) else sum(len(part.get("text", "")) for part in content)
 
 

@@ -1,4 +1,4 @@
-"""The start of a model's engine: find and download its files, and start the engine or its replicas."""
+"""Starts the engine of a model: finds and downloads its files, and starts the engine or its replicas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DRAFT = "speculative_draft_model"
 
 
 def engine_spec(config: Config) -> Spec:
-    """Return the specification of the engine process, after downloading and converting the model's files if needed.
+    """Return the specification of the engine process. Download and convert the model files first if needed.
 
     Raises:
         ConfigError: the engine or the model is not available.
@@ -53,7 +53,7 @@ def engine_spec(config: Config) -> Spec:
 
 
 def _with_directories(config: Config, engine: str, model_id: str | None) -> Config:
-    """Replace the S3 URLs of models with their local directories, where engines and adapters look for files."""
+    """Replace the S3 URLs of models with local directories, where engines and adapters look for files."""
     if s3.is_url(config.model_id):
         config = replace(config, model_id=model_id)
         if s3.is_download(config.directory):  # only the settings, which the model's directory contains too
@@ -71,7 +71,7 @@ def _with_draft(config: Config, engine: str) -> Config:
 
 
 def downloads_of(config: Config, engine: str) -> dict[str, str]:
-    """Return the S3 URLs of the models that are downloaded at startup, by option."""
+    """Return the S3 URLs of the models to download at startup, by option."""
     if config.handle_role is Role.ALONE:
         url = config.settings.get("option.model_id")
         return {"option.model_id": url} if s3.is_url(url) else {}
@@ -82,7 +82,7 @@ def downloads_of(config: Config, engine: str) -> dict[str, str]:
 
 
 def hub_note(config: Config, engine: str) -> str:
-    """Return a note about the download from the hub and the conversion at startup, or "" if nothing is downloaded."""
+    """Return a note about the hub download and the conversion at startup, or "" if nothing is downloaded."""
     model = config.model_id or ""
     if config.handle_role is Role.ALONE or not engines.fetches(engine) or not files.is_hub_reference(model):
         return ""
@@ -118,7 +118,7 @@ def served_task(config: Config, engine: str, model_id: str | None) -> Task:
     """Return the task of the model.
 
     Args:
-        model_id: model from the options, or the directory of a downloaded model.
+        model_id: model id from the options, or the directory of a downloaded model.
 
     Raises:
         ConfigError: the engine does not support the task, or the task cannot be determined.
@@ -140,7 +140,7 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
     """Start the engine or all its replicas.
 
     Raises:
-        ConfigError: there are too few devices, or `check_replicas` has raised an error.
+        ConfigError: there are too few devices, or `check_replicas` raises an error.
     """
     isolated = engines.entry(spec.engine).isolated
     if config.engine_isolation != "auto":
@@ -171,7 +171,7 @@ def _describe(placement: Placement) -> str:
 
 
 def check_replicas(config: Config) -> None:
-    """Check the options about replicas, as far as this does not depend on the machine.
+    """Check the options for replicas, as far as this is possible without knowing the machine.
 
     Raises:
         ConfigError: several replicas are configured, but the engine uses servers at a URL, or engines run on threads.
@@ -187,7 +187,7 @@ def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int])
     """Return the devices or cores of each replica. `auto` uses as many replicas as the devices allow.
 
     Args:
-        devices: the GPUs that the engine may use; empty if it runs on the processor.
+        devices: the GPUs that the engine may use; empty if it runs on the CPU.
         cores: cores that the engine may use; empty if processes cannot be pinned to cores.
 
     Raises:
@@ -230,8 +230,8 @@ def read_sources(
 ) -> Reading:
     """Read a server's configuration. With `HF_MODEL_ID=s3://...`, also download the model's options and code.
 
-    As in LMI, this variable names a complete model directory, whose serving.properties and model.py are used.
-    `option.model_id` only names the model's files.
+    As in LMI, this variable specifies a complete model directory, including serving.properties and model.py.
+    `option.model_id` specifies only the model files.
 
     Args:
         model, engine, properties, overrides: the arguments of `read_server_config`.

@@ -1,4 +1,4 @@
-"""The driver of a batcher on an event loop, which runs a step whenever the engine has sent messages."""
+"""Drives a batcher on an event loop: runs a step whenever the engine has sent messages."""
 
 from __future__ import annotations
 
@@ -35,25 +35,27 @@ class Notified(Protocol):
 
 
 class EngineDriver:
-    """The driver of a batcher. All methods must be called on the event loop's thread.
+    """Drives a batcher. All methods must be called on the event loop thread.
 
     Two rules leave the event loop time for other work:
 
     * After a long step, the driver rests for twice the step's duration, at most 100 ms. In the meantime, the loop
       handles new connections, requests and `/ping`.
-    * If requests have started since the last wake-up, the step is delayed until the loop's next iteration, at most
-      until 50 ms after the last step. All requests of a burst therefore start sooner.
+    * If requests have started since the last wake-up, the step is delayed until the next loop iteration, but no later
+      than 50 ms after the last step. All requests of a burst therefore start sooner.
 
-    Engine steps that arrive in the meantime are processed together, which lowers the cost per token on a busy host.
+    The output of engine steps that arrives in the meantime is processed together. This lowers the cost per token on a
+    busy host.
 
     Args:
-        rests: whether to rest. False if the loop runs only while its host calls it, and has no other work.
+        rests: whether to rest. This is False if the loop runs only while its host calls it, since it then has no other
+            work.
 
     Attributes:
         batcher: batcher of the engine.
         loop: the event loop.
-        fd: file descriptor that is watched, or None while no engine is running.
-        sinks: callbacks that receive the deltas of a request, by the batcher's id.
+        fd: file descriptor to watch, or None while no engine is running.
+        sinks: callbacks that receive the deltas of each request, by the id of the request in the batcher.
     """
 
     def __init__(self, batcher: Batcher, *, rests: bool = True) -> None:
@@ -69,7 +71,7 @@ class EngineDriver:
         self._timer = self.loop.call_later(_SHORT_TICK, self._tick)
 
     def watch(self, fd: int | None) -> None:
-        """Watch a file descriptor, and wake up when it is readable. The engine passes None before closing it."""
+        """Watch a file descriptor, and wake up when it is readable. The engine passes None before closing the file."""
         if self.fd is not None:
             self.loop.remove_reader(self.fd)
         if self._rest is not None:
@@ -82,7 +84,7 @@ class EngineDriver:
             self._tick_in(_SHORT_TICK)
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call a function in the loop's next iteration, or immediately if the loop may stop running before that."""
+        """Call a function in the next loop iteration, or immediately if the loop may stop running before then."""
         if self._rests:
             self.loop.call_soon(callback)
         else:
@@ -115,7 +117,7 @@ class EngineDriver:
         return id
 
     def set_fast_path(self, fast_path: FastPath) -> None:
-        """Encode the plain tokens of a request with `fast_path`. The sink gets all other output."""
+        """Encode the plain tokens of a request with `fast_path`. The sink receives all other output."""
         self.batcher.set_fast_path(fast_path.id, fast_path)
 
     def cancel(self, id: int) -> None:
@@ -123,15 +125,15 @@ class EngineDriver:
             self.batcher.cancel(id)
 
     def notify(self, task: Notified) -> None:
-        """Notify a request's host at the end of this step.
+        """Notify the host of a request at the end of this step.
 
-        All bytes of a step are thus written one after the other. If each were written after its computation, the reader
-        would have fallen asleep again before each write, and waking it costs more than all computation for a token.
+        The bytes of all requests are thus written one after another. If they were written as they are computed, the
+        reader would fall asleep between the writes, and waking it costs more than all computation for a token.
         """
         self._notified[task] = None
 
     def flush(self) -> None:
-        """Send the pending notifications, as each step does at its end. Call this after `notify` outside of a step."""
+        """Send the pending notifications, as at the end of each step. Outside of a step, call this after `notify`."""
         tasks, self._notified = self._notified, {}
         for task in tasks:
             try:
@@ -185,7 +187,7 @@ class EngineDriver:
         self.flush()
 
     def _write_lines(self) -> None:
-        """Write the encoded plain tokens. This is the hot path, run once per token."""
+        """Write the encoded plain tokens. This is the hot path: it runs once per token."""
         for fast_path, line in zip(self.batcher.fast_paths, self.batcher.lines, strict=True):
             channel = fast_path.channel
             try:

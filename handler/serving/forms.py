@@ -1,4 +1,4 @@
-"""Forms (multipart/form-data) of small texts and files, which are kept in memory."""
+"""Parses forms (multipart/form-data) with small text fields and files, which are held in memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Parts = dict[str, str | Upload | list[str]]
 
 
 def read_form(body: bytes, content_type: str) -> Parts:
-    """Return the parts of a form by name. If several parts have the same name, the last part counts, as in JSON. Texts
-    whose name ends with `[]` form a list instead.
+    """Return the parts of a form by name. If several parts have the same name, the last one wins, as in JSON. Text
+    parts whose name ends with `[]` are collected in a list instead.
 
     Raises:
         InvalidPayload: the body is not a valid form, or has too many parts.
@@ -32,10 +32,11 @@ def read_form(body: bytes, content_type: str) -> Parts:
 
 
 class FormReader:
-    """An incremental parser of forms, which collects their parts.
+    """An incremental form parser, which collects the parts of a form.
 
     Args:
-        write: called with the pieces of the form's only file. If `write` is None, files are collected like other parts.
+        write: called with each chunk of the only file in the form. If `write` is None, files are collected like other
+            parts.
 
     Raises:
         InvalidPayload: the content type has no valid boundary.
@@ -58,7 +59,7 @@ class FormReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Parse the next piece of the body.
+        """Parse the next chunk of the body.
 
         Raises:
             InvalidPayload: the body is not a valid form, or has too many parts.
@@ -104,7 +105,7 @@ class FormReader:
         self._field, self._value = bytearray(), bytearray()
 
     def _open(self) -> None:
-        """Choose the function that receives the part's data."""
+        """Choose the function that receives the data of the current part."""
         from python_multipart.multipart import parse_options_header
 
         self._options = parse_options_header(self._headers.get(b"content-disposition", b""))[1]

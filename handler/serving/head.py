@@ -1,4 +1,4 @@
-"""The head of a request: the dialect of its route, and the values of its headers."""
+"""The head of a request: the dialect of its route and the values from its headers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ OWNER = "?owner"
 """Pseudo-header for the owner of a valid key, set by the host. No real header can have this name."""
 
 QUERY_ADAPTER = "?adapter"
-"""Pseudo-header for the adapter named in the query, set by the host. No real header can have this name."""
+"""Pseudo-header for the adapter in the query string, set by the host. No real header can have this name."""
 
 PATH_MODEL = "?model"
-"""Pseudo-header for the model's name in the path, set by the host. No real header can have this name."""
+"""Pseudo-header for the model name in the path, set by the host. No real header can have this name."""
 
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 
@@ -39,15 +39,15 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
 class Head(NamedTuple):
-    """The head of a request. `Preprocessor.read_head` sets the attributes after `dialect`.
+    """The head of a request. `Preprocessor.read_head` sets all attributes that are listed after `dialect`.
 
     Attributes:
         headers: headers by name in lower case.
         dialect: dialect of the route, or None for the configured dialect.
         media_type: content type in lower case without its parameters, or "" if it is missing.
-        adapter: the LoRA adapter named in the headers or the query.
-        formatters: formatters of the adapter, or of the model.
-        session: session named in the headers.
+        adapter: LoRA adapter from the headers or the query string.
+        formatters: formatters of the adapter, or else of the model.
+        session: session from the headers.
     """
 
     headers: Headers = MappingProxyType({})
@@ -59,7 +59,7 @@ class Head(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The name of the API key's owner, or "" without a key. The key cannot be derived from the name."""
+        """The name of the owner of the API key, or "" without a key. The key cannot be derived from the name."""
         return owner_of(self.headers)
 
     @property
@@ -70,12 +70,12 @@ class Head(NamedTuple):
 
     @property
     def is_prompt(self) -> bool:
-        """Whether the body is a prompt in plain text, which only the configured dialect reads."""
+        """Whether the body is a plain-text prompt, which only the configured dialect accepts."""
         return self.dialect is None and self.media_type == "text/plain"
 
 
 def owner_of(headers: Headers) -> str:
-    """Return the owner of a request's API key, even if the host does not check keys, or "" without a key."""
+    """Return the owner of the API key in a request, or "" without a key. The host need not check keys."""
     if (owner := headers.get(OWNER)) is not None:
         return owner
     key = headers.get("x-api-key", "").strip() or bearer_token(headers.get("authorization", ""))
@@ -83,7 +83,7 @@ def owner_of(headers: Headers) -> str:
 
 
 def owner_by_key(key: str) -> str:
-    """Return the name that stands for the owner of a key."""
+    """Return a name for the owner of an API key."""
     return digest_of(key).hex()
 
 
@@ -111,9 +111,9 @@ def media_type(headers: Headers) -> str:
 
 
 def in_attributes(headers: Headers, name: str) -> str | None:
-    """Return the value of `name=` in SageMaker's custom attributes, or None if it is missing.
+    """Return the value of `name=` in the SageMaker custom attributes, or None if it is missing.
 
-    DJL's front end reads custom attributes itself, and passes them on as headers.
+    DJL's front end reads custom attributes itself and forwards them as headers.
     """
     attributes = headers.get(ATTRIBUTES)
     match = re.search(rf"(?:^|[\s,;]){name}=([^\s,;]*)", attributes) if attributes else None
@@ -121,10 +121,10 @@ def in_attributes(headers: Headers, name: str) -> str | None:
 
 
 def adapter_of(headers: Headers, context: ServerContext) -> Adapter | None:
-    """Return the adapter named in the headers or the query, or None.
+    """Return the adapter from the headers or the query string, or None if neither names an adapter.
 
     Raises:
-        InvalidPayload: the adapter is unknown, or two different adapters are named.
+        InvalidPayload: the adapter is unknown, or the request names two different adapters.
     """
     found = None
     named = [(f"header {name}", headers.get(name)) for name in _ADAPTER]

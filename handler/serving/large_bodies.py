@@ -1,4 +1,4 @@
-"""The decoding of large request bodies in a separate process."""
+"""Decodes large request bodies in a separate process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MAX_VALUES = 1 << 17  # maximum number of objects, lists, strings and names in a
 MAX_NUMBERS = 1 << 21
 MAX_TEXT = 1 << 23  # maximum characters of a string
 MOST_DECODED = MAX_VALUES * 240 + MAX_NUMBERS * 40
-"""Maximum bytes of a large body's decoded value, besides its characters."""
+"""Maximum size of the decoded value of a large body, in bytes, not counting its characters."""
 
 SECONDS = 20.0  # limit of CPU time for decoding a body
 _PATIENCE = 120.0  # limit of wall-clock seconds
@@ -57,9 +57,9 @@ _NUMBERS = {int, float}
 
 
 class LargeBodies:
-    """The decoder of large bodies, which uses a separate process and threads that wait for it. Thread-safe.
+    """Decodes large bodies in a separate process, with threads that wait for it. Thread-safe.
 
-    The process is started for the first large body.
+    The process starts when the first large body arrives.
     """
 
     def __init__(self) -> None:
@@ -84,16 +84,16 @@ class LargeBodies:
         return future
 
     def decode(self, body: bytes, *, plain: bool, unique_keys: bool) -> tuple[Any, int]:
-        """Return the decoded value of a body, and the bytes of memory that the value needs. This must be called on one
-        of the threads, because the process ends with the thread that started it.
+        """Return the decoded value of a body, and its size in memory, in bytes. This must be called on one of the
+        threads, because the process ends with the thread that started it.
 
         Args:
-            plain: whether the body is plain text, which becomes the value of `inputs`.
+            plain: whether the body is plain text, which is decoded as the value of `inputs`.
             unique_keys: whether repeated keys in an object are an error, as in `body.decode`.
 
         Raises:
             NotJson: the body is not valid JSON.
-            TooLarge: the body contains too much data, or needs too much time or memory.
+            TooLarge: the body contains too much data, or decoding takes too much time or memory.
             Unavailable: the process cannot be started.
         """
         memory = _MEMORY + _MEMORY_FACTOR * len(body)
@@ -119,7 +119,7 @@ class LargeBodies:
 
 
 class _Form(NamedTuple):
-    """The format of a large body. The attributes are arguments of `LargeBodies.decode`."""
+    """The format of a large body. The attributes are the arguments of `LargeBodies.decode`."""
 
     plain: bool
     unique_keys: bool
@@ -130,7 +130,7 @@ def _make() -> Work:
 
 
 def _read(form: _Form, data: memoryview) -> Iterator[Any]:
-    """Decode a body. Yield the parts with long strings and lists, and finally the pickle, which refers to them."""
+    """Decode a body. Yield the long strings and lists in parts, and then the pickle that refers to them."""
     gc.disable()  # it would search millions of objects without finding garbage
     # orjson would exceed the memory limit, because it builds its own tree in addition to the value.
     value = {"inputs": decode_text(data)} if form.plain else decode_in_python(data, unique_keys=form.unique_keys)
@@ -200,7 +200,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """The counterpart of `_Pickler`, which inserts the omitted strings and lists from the parts."""
+    """An unpickler that inserts the strings and lists that `_Pickler` has omitted."""
 
     def __init__(self, data: bytes, parts: list[list[tuple[int, Any]]]) -> None:
         super().__init__(io.BytesIO(data))

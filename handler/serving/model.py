@@ -1,4 +1,4 @@
-"""A served model, its state, its open requests and its adapters."""
+"""A served model, with its state, open requests and adapters."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from handler.serving.request_log import Capture, RequestLog
 
 
 class ServedModel:
-    """A model that is served on an event loop. It must be created on the loop, which it neither owns nor stops.
+    """A model that is served on an event loop. It must be created on the loop, and does not own or stop the loop.
 
     Args:
         engine: started engine, which may still be loading.
         request_log: log that captures requests, or None if requests are not captured.
         batches: store of files and batches, or None if batches are off.
-        stepped: whether the event loop runs only in steps of its host. Such a host does dynamic batching itself.
+        stepped: whether the event loop runs only when its host steps it. The host then does dynamic batching itself.
 
     Attributes:
-        availability: whether the model can serve.
-        driver: driver of the batcher, for hosts that wait for the engine themselves.
-        handle: `handle` function of the user's model.py, for hosts that call this function, or None.
+        availability: whether the model can serve requests.
+        driver: driver of the batcher, for hosts that do their own waiting for the engine.
+        handle: `handle` function of the user's model.py if the host calls it, or None.
         receiving: number of open requests whose bodies are being received. A graceful stop does not wait for them.
     """
 
@@ -110,16 +110,16 @@ class ServedModel:
         id: str = "",
         on_bytes: Callable[[RequestTask], object] = lambda task: None,
     ) -> RequestTask:
-        """Open a request: check its headers, and whether there is room for it.
+        """Open a request. Check its headers, and whether there is room for it.
 
-        This never raises an error; if the request is refused, the error is the task's response. The body must be passed
-        to the task's `parse` or `start`. A graceful stop waits until the host closes the task.
+        This never raises an error. If the request is refused, the error is sent as the response. Pass the body to the
+        `parse` or `start` method of the task. A graceful stop waits until the host closes the task.
 
         Args:
             headers: headers by name in lower case.
-            dialect: dialect of the request's route, or None for the configured dialect.
-            route: path that the request's headers specify instead of the request's own path.
-            path: path of the request with its query.
+            dialect: dialect of the route, or None for the configured dialect.
+            route: path from a request header, which replaces the actual path of the request.
+            path: path of the request with the query string.
             id: id of the request; by default the id in the headers, or a new id.
             on_bytes: callback of the task (see `RequestTask`).
         """
@@ -145,7 +145,7 @@ class ServedModel:
         return task
 
     def refused(self, error: ServingError, dialect: Dialect | None = None, *, id: str = "-") -> RequestTask:
-        """Return the finished task of a request that is refused without being opened, and count the request."""
+        """Return a finished task for a request that is refused without being opened, and count the request."""
         task = self._make_task(RequestStats(id, self.metrics), Head(dialect=dialect))
         task.refuse(error)
         return task
@@ -167,10 +167,10 @@ class ServedModel:
     # -- state ---------------------------------------------------------------------------------------------------
 
     def start(self, on_state: Callable[[State], None] = lambda state: None) -> None:
-        """Connect to the engine, and call `on_state` with its state, now and after every change.
+        """Connect to the engine, and call `on_state` with the current state and after every change.
 
-        The state is ready only when the adapters next to the model are loaded and `handle` of model.py has been called
-        once. If an adapter or the call fails, the state is closed.
+        The state is ready only after the adapters next to the model have been loaded and `handle` of model.py has been
+        called once. If an adapter or the call fails, the state is closed.
         """
 
         def changed(state: State) -> None:
@@ -241,12 +241,12 @@ class ServedModel:
 
     @property
     def num_requests(self) -> int:
-        """The number of requests that were received completely, but whose responses are not complete yet."""
+        """The number of requests that have been fully received, and whose responses are not complete yet."""
         return self.num_inferences + self.adapters.calls.value - self.receiving.value
 
     @property
     def num_inferences(self) -> int:
-        """The number of open requests for inference, not counting calls of `handle` and calls that change adapters."""
+        """The number of open inference requests, not counting calls of `handle` and calls that change adapters."""
         return len(self.admission.tasks)
 
     @property
@@ -259,17 +259,17 @@ class ServedModel:
 
 
 class ServedAdapters:
-    """The adapters of a served model. A change continues even if the caller that awaits it is cancelled.
+    """The adapters of a served model. A change is completed even if its caller is cancelled.
 
     Args:
         home: registry of adapters, and the adapters to register at startup.
         check_open: function that raises an error while the model is loading or stopping.
-        formatters: formatters in the adapters' own model.py files.
+        formatters: formatters from the model.py files of the adapters.
 
     Attributes:
         registry: adapters that requests may name now.
         at_start: directories of the adapters to register at startup, by name.
-        calls: number of calls that are being processed, so that a graceful stop waits for them.
+        calls: number of running calls, for which a graceful stop waits.
     """
 
     def __init__(self, home: AdapterHome, check_open: Callable[[], None], formatters: AdapterFormatters) -> None:
@@ -285,8 +285,8 @@ class ServedAdapters:
 
         Args:
             src: directory of the adapter.
-            preload: whether the engine loads the adapter now, or only for its first request.
-            again: whether to accept an adapter that is already registered with the same name and directory.
+            preload: whether the engine loads the adapter now instead of for its first request.
+            again: whether an adapter that is already registered with the same name and directory is accepted.
 
         Raises:
             ServingError: the adapter could not be registered, and nothing has changed.

@@ -1,4 +1,4 @@
-"""The preprocessing of requests: check the head, decode and parse the body."""
+"""Preprocesses requests: checks the head, and decodes and parses the body."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from handler.serving.sessions import HEADER, Sessions, answer_call, session_call
 from handler.serving.stored_responses import OwnersKeeper, ResponseStore
 
 _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
-"""Content types of JSON lines. As in LMI, a request must contain one line; batch transform sends single lines."""
+"""Content types of JSON lines. As in LMI, a request must contain a single line, as sent by batch transform."""
 
 _JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urlencoded|{_JSON_LINES.pattern}")
-"""Content types that are read as JSON: JSON's own types, the type that `curl -d` sends, and a missing type."""
+"""Content types that are read as JSON: those of JSON, the default of `curl -d`, and a missing content type."""
 
 _FORM = "multipart/form-data"
 
@@ -55,9 +55,9 @@ class Decoded(NamedTuple):
 
     Attributes:
         value: decoded value, which the dialect parses.
-        given: value that the input formatter of model.py has returned.
+        given: value returned by the input formatter of model.py.
         session_call: NEW_SESSION or CLOSE if the body opens or closes a session, otherwise "".
-        size: bytes of memory that the value needs, or 0 if they are not known.
+        size: memory that the value needs, in bytes, or 0 if this is unknown.
     """
 
     value: Any
@@ -67,18 +67,18 @@ class Decoded(NamedTuple):
 
 
 class Preprocessor:
-    """The reader of requests, which decodes, parses and checks them. Thread-safe.
+    """Decodes, parses and checks requests. Thread-safe.
 
     Args:
-        dialect: dialect of the routes that do not have a dialect of their own.
+        dialect: dialect of routes that have no dialect of their own.
         context: facts about the server that dialects need.
-        tokenizer: tokenizer of the engine's model.
+        tokenizer: tokenizer of the model.
         engine_info: function that returns the description of the engine, or None while the engine is loading.
         formatters: input and output formatters of model.py.
-        validator: checker of structured output, or None if no check is needed.
+        validator: validator of structured output, or None if no validation is needed.
         sessions: open sessions, or None if sessions are off.
         store: store of responses for later requests, or None if responses are not stored.
-        whole: whether the host cannot stream. A dynamic batch of DJL has one content type for all its responses.
+        whole: whether the host cannot stream. In DJL, all responses of a dynamic batch have the same content type.
 
     Attributes:
         encoder: encoder that tokenizes parsed requests and checks their limits.
@@ -115,10 +115,10 @@ class Preprocessor:
         self._whole = whole
 
     def read_head(self, head: Head) -> Head:
-        """Return the head with the values read from its headers. Errors in headers are raised before the body is read.
+        """Return the head with the values of its headers. Header errors are raised before the body is read.
 
         Raises:
-            InvalidPayload: a header is invalid; the message names it.
+            InvalidPayload: a header is invalid. The message contains its name.
             UnsupportedMedia: the content type or encoding is not supported.
             BadRequest: the session does not exist, or sessions are off.
         """
@@ -148,14 +148,14 @@ class Preprocessor:
             raise UnsupportedMedia(f"content type {head.media_type!r} is not supported; send application/json{others}")
 
     def dialect_of(self, head: Head) -> Dialect:
-        """Return the dialect of a request's body."""
+        """Return the dialect of a request body."""
         return head.dialect or self.dialect.of_headers(head.headers)
 
     def _is_form(self, head: Head) -> bool:
         return head.media_type == _FORM and self.dialect_of(head).forms
 
     def input_formatter(self, head: Head) -> str:
-        """Return the input formatter's title for error messages, or "" if no formatter reads the body."""
+        """Return the title of the input formatter for error messages, or "" if no formatter reads the body."""
         if head.dialect is not None:
             return ""
         if self.adapter_formatters.read:
@@ -216,7 +216,7 @@ class Preprocessor:
         return Decoded(self._read_value(body, head))
 
     def _input_formatter(self, body: bytes, head: Head) -> InputFormatter | None:
-        """Return the input formatter of the adapter that the head or the body names, or else the model's."""
+        """Return the input formatter of the adapter in the head or body, or else that of the model."""
         formatters = head.formatters
         if self.adapter_formatters.read and head.adapter is None:
             with contextlib.suppress(ServingError):  # a body that is not JSON may be meant for the model's formatter
@@ -229,7 +229,7 @@ class Preprocessor:
         return None if formatter is None else formatter.as_in(asynchronous=self.context.config.async_schema)
 
     def _adapter_in(self, body: Any) -> Adapter | None:
-        """Return the adapter named in the body's `adapters`, or None. A name in `model` does not select formatters."""
+        """Return the adapter from `adapters` in the body, or None. The field `model` does not select formatters."""
         if not isinstance(body, dict):
             return None
         named = body.get("adapters")
@@ -252,8 +252,8 @@ class Preprocessor:
         """Parse a decoded body.
 
         Args:
-            recalled: stored responses that the body refers to. None if the body refers to no stored response, and its
-                own response is not to be stored.
+            recalled: stored responses that the body refers to, or None if the request neither uses stored responses nor
+                stores its own response.
 
         Raises:
             ServingError: the dialect refuses the body.
@@ -294,7 +294,7 @@ _KINDS = {"embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSI
 
 
 def check_task(request: Request, task: Task) -> None:
-    """Raise InvalidPayload if the request is for a task other than the model's."""
+    """Raise InvalidPayload if the model serves a different task."""
     generated = Task.TRANSCRIPTION if request.transcribes else Task.GENERATION
     wanted = generated if request.pooling is None else _KINDS[request.pooling.kind]
     if wanted is not task:

@@ -1,4 +1,4 @@
-"""Quotas, for example of memory, that all requests share; a request's share; and counts of operations in progress."""
+"""Quotas that all requests share (for example, of memory), their shares, and counts of running operations."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from handler.core.errors import Overloaded
 
 
 class Quota:
-    """An amount, for example of memory, that all requests share. Thread-safe.
+    """An amount that all requests share, for example of memory. Thread-safe.
 
     Args:
         most: total amount.
         spare: additional amount for requests that take at most `small`, so that large requests cannot block them.
         small: maximum amount of a small request.
-        words: error message for a request that cannot get its amount.
-        beside: while all other requests together have taken no more than this, a request may take any amount, but the
-            spare amount remains for small requests. With the default, this never applies.
+        words: error message for a request whose amount is not available.
+        beside: as long as all other requests together hold no more than this, a request may take any amount. The spare
+            amount remains reserved for small requests. With the default, this never applies.
     """
 
     def __init__(self, most: int, spare: int, small: int, words: str, beside: int = -1) -> None:
@@ -35,7 +35,7 @@ class Quota:
             large: whether the request is large. By default, it is large if its amount exceeds `small`.
 
         Raises:
-            Overloaded: too little is left.
+            Overloaded: the remaining amount is too small.
         """
         with self.lock:
             taken, small = self.taken + after - before, self._small
@@ -50,7 +50,7 @@ class Quota:
 
 
 class Count:
-    """A number of operations in progress. A `with` statement adds one to the number until the end of its block."""
+    """The number of running operations. Each operation is counted while its `with` block runs."""
 
     value = 0
 
@@ -62,11 +62,11 @@ class Count:
 
 
 BODY_MEMORY = 3
-"""Bytes of memory to reserve per byte of a body while it is received, which is enough to decode most bodies too."""
+"""Bytes of memory to reserve per byte of a body while it is received. This is enough to decode most bodies too."""
 
 
 class Share:
-    """A request's share of a quota, which is given back at the latest when this object is deleted. Thread-safe."""
+    """The share of a quota that a request holds. Deleting the object releases the share. Thread-safe."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota, self.size = quota, 0
@@ -81,7 +81,7 @@ class Share:
         """Increase the share by an amount.
 
         Raises:
-            Overloaded: too little is left.
+            Overloaded: the remaining amount is too small.
         """
         with self._quota.lock:
             self.set(self.size + amount)
@@ -90,7 +90,7 @@ class Share:
         """Set the size of the share.
 
         Raises:
-            Overloaded: too little is left.
+            Overloaded: the remaining amount is too small.
         """
         with self._quota.lock:
             if size != self.size:
@@ -98,7 +98,7 @@ class Share:
                 self.size = size
 
     def give_back(self, amount: int | None = None) -> None:
-        """Give back an amount, by default the complete share."""
+        """Release an amount, by default the entire share."""
         with self._quota.lock:
             self.set(0 if amount is None else self.size - amount)
 

@@ -1,7 +1,7 @@
-"""The capture of requests and responses in files, which `lmi replay` reads (`option.capture_requests`).
+"""Captures requests and responses in files, which `lmi replay` reads (`option.capture_requests`).
 
-A thread writes the files. The event loop never waits for it: if the thread cannot keep up, requests are not
-captured, but only counted.
+A thread writes the files, and the event loop never waits for it. If the thread cannot keep up, requests are only
+counted and not captured.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _OVERHEAD = 1024  # approximate bytes of a line besides the body and the respons
 
 
 class Answer(NamedTuple):
-    """A captured response, with the pieces of its body as they were sent."""
+    """A captured response, with the chunks of its body as they were sent."""
 
     status: int
     content_type: str
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """A captured request that has ended.
+    """A captured request that has finished.
 
     Attributes:
         at: start time, in seconds since 1970.
@@ -62,17 +62,17 @@ class Captured(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The approximate number of bytes of memory that the request needs."""
+        """The approximate memory that the request needs, in bytes."""
         return len(self.body) + sum(map(len, self.answer.pieces if self.answer else ())) + _OVERHEAD
 
 
 class RequestLog:
-    """A writer of requests to files in a directory. It deletes the oldest files when all files together are too large.
+    """Writes requests to files in a directory. It deletes the oldest files when all files together are too large.
 
     Args:
         directory: directory of the files.
-        config: configuration, which sets the percentage of requests to write, chosen at random, and the maximum sizes
-            of a file and of all files.
+        config: configuration, which sets the percentage of requests to capture at random, and the maximum size of each
+            file and of all files together.
 
     Attributes:
         num_written: number of requests written so far.
@@ -92,26 +92,26 @@ class RequestLog:
         self._thread.start()
 
     def capture(self, id: str, path: str) -> Capture | None:
-        """Return the capture of a new request, or None if the request is not among those chosen at random.
+        """Return the capture of a new request, or None if the request is not selected at random.
 
         Args:
             id: id of the request, which clients may use more than once.
-            path: path with its query.
+            path: path with the query string.
         """
         return Capture(self, id, path) if self._share >= 1 or random.random() < self._share else None
 
     def take(self, size: int) -> bool:
-        """Count bytes of a request in memory, and return whether they fit. If not, the request must be dropped."""
+        """Reserve memory for bytes of a request, and return whether they fit. If not, the request must be dropped."""
         with self._lock:
             fits = not self._closed and self._bytes + size <= _MOST_WAITING
             self._bytes += size * fits
         return fits
 
     def put(self, request: Captured, taken: int = 0) -> None:
-        """Queue a request for writing, or drop it if there are too many bytes in memory.
+        """Queue a request for writing, or drop it if too many bytes are already in memory.
 
         Args:
-            taken: bytes of the request for which `take` was called.
+            taken: bytes of the request that `take` has reserved.
         """
         if self.take(request.size - taken):
             self._waiting.put(request)
@@ -145,7 +145,7 @@ class RequestLog:
         self._files.close()
 
     def drop(self, why: str, taken: int = 0) -> None:
-        """Count a dropped request, and give back the bytes for which `take` was called."""
+        """Count a dropped request, and release the bytes that `take` has reserved."""
         with self._lock:
             self._bytes -= taken
             self.num_dropped += 1
@@ -171,7 +171,7 @@ class Capture:
         self._body = body
 
     def add(self, data: bytes) -> None:
-        """Keep a piece of the response. If there is no room for it, the request is not captured."""
+        """Add a chunk of the response. If there is no room for it, the request is not captured."""
         if self._body is None or not data:
             return
         if self._log.take(len(data)):
@@ -183,7 +183,7 @@ class Capture:
             self._body = None
 
     def replace(self, data: bytes) -> None:
-        """Replace all pieces of the response."""
+        """Replace all chunks of the response."""
         self._pieces.clear()
         self.add(data)
 
@@ -212,7 +212,7 @@ class _Files:
         self._size = self._number = 0
 
     def write(self, line: bytes) -> bool:
-        """Write a line, if possible with a single system call, so that readers see complete lines only.
+        """Write a line, if possible with a single system call, so that readers see only complete lines.
 
         Returns:
             Whether the line was written. A line that is longer than the maximum size of a file is not written.
@@ -243,7 +243,7 @@ class _Files:
             os.close(descriptor)
 
     def _open(self) -> None:
-        """Start a new file, and delete the oldest files if necessary. File names sort in order of creation."""
+        """Start a new file, and delete the oldest files if necessary. File names sort in creation order."""
         self.close()
         self._make_room()
         self._number += 1

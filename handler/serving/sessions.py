@@ -1,7 +1,7 @@
-"""Stateful sessions, each of which has a directory, and the responses to calls that open or close sessions.
+"""Stateful sessions, each with its own directory, and the responses to calls that open or close sessions.
 
-Headers, messages, statuses and defaults are those of AWS's model-hosting-container-standards 0.1.16 (docs/sessions.md
-lists the differences).
+Headers, messages, statuses and defaults follow AWS's model-hosting-container-standards 0.1.16 (docs/sessions.md lists
+the differences).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from handler.protocols.kernel.reply import PreparedDocument
 log = logging.getLogger("handler")
 
 HEADER = "x-amzn-sagemaker-session-id"
-"""Request header that names the session, in lower case like all headers that hosts pass on."""
+"""Request header with the session id, in lower case like all headers that hosts pass on."""
 NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
 
 _OFF = "Invalid payload. stateful sessions not enabled"
@@ -52,13 +52,13 @@ _END_SECONDS = 5.0  # maximum seconds for removing sessions at the end
 class Sessions:
     """The sessions in a root directory. Thread-safe; processes with the same root directory share its sessions.
 
-    A session's id is a random UUID whose first eight hex digits are replaced by its expiry time in seconds since 1970.
-    The name of its directory is therefore the session's only state. Other workers can find the session, and so can the
+    A session id is a random UUID whose first eight hex digits are replaced by the expiry time in seconds since 1970.
+    The directory name is therefore the only state of a session. Other workers can find the session, and so can the
     server after a crash.
 
     Args:
         root: directory that contains the directories of all sessions.
-        lifetime: seconds from the opening of a session to its expiry.
+        lifetime: number of seconds after which a session expires.
         most: maximum number of open sessions in the root directory.
         clock: function that returns the time, in seconds since 1970.
 
@@ -89,7 +89,7 @@ class Sessions:
 
         Raises:
             Overloaded: too many sessions are open.
-            ServingError: the session's directory cannot be created.
+            ServingError: the session directory cannot be created.
         """
         if max(len(self._opened), self._num_directories()) >= self._most:
             raise Overloaded(f"{self._most} sessions are open (option.sessions_max)")
@@ -114,11 +114,11 @@ class Sessions:
         raise InvalidSession(f"Bad request: session not found: {shown}")
 
     def close(self, id: str) -> None:
-        """Close a session. Its directory is immediately renamed so that it counts as expired, and is removed soon.
+        """Close a session. Its directory is immediately renamed to mark it as expired, and is removed soon afterwards.
 
         Raises:
             InvalidSession: the session does not exist, or has expired.
-            ServingError: the session's directory cannot be renamed.
+            ServingError: the session directory cannot be renamed.
         """
         found, closed = self.find(id), f"{0:08x}{id[8:]}"
         try:
@@ -142,7 +142,7 @@ class Sessions:
     def end(self) -> None:
         """Remove the sessions that this process has opened. Further calls have no effect.
 
-        If this takes too long, the remaining sessions expire later, and the next start with the same root directory
+        If this takes too long, the remaining sessions expire later. The next server that uses the root directory
         removes them.
         """
         atexit.unregister(self.end)
@@ -181,7 +181,7 @@ class Sessions:
         self._opened.discard(name)
 
     def _remove_in_time(self) -> None:
-        """Remove closed sessions immediately, and look for expired sessions once per period."""
+        """Remove closed sessions immediately, and check for expired sessions periodically."""
         look_at = time.monotonic() + _PERIOD
         while not self._ended:
             try:
@@ -253,7 +253,7 @@ def _refuse(config: Config, root: Path, why: str) -> None:
 
 
 def session_of(sessions: Sessions | None, id: str) -> Session | None:
-    """Return the session named in a request's header, or None for NEW_SESSION.
+    """Return the session from the header of a request, or None for NEW_SESSION.
 
     Raises:
         InvalidSession: the session does not exist or has expired, or sessions are off.
@@ -286,15 +286,15 @@ def session_call(body: bytes) -> str:
 
 
 def answer_call(sessions: Sessions | None, call: str, id: str | None, errors: ErrorFormat) -> ParsedRequest:
-    """Open or close a session, and return a parsed request whose response is already known.
+    """Open or close a session, and return a parsed request that already contains its response.
 
     Args:
         call: NEW_SESSION or CLOSE.
-        id: session named in the request's header, if any.
-        errors: format of errors for a failure before the response is sent.
+        id: session id from the request header, if any.
+        errors: format for errors that occur before the response is sent.
 
     Raises:
-        ServingError: sessions are off, no session is named, or the session cannot be opened or closed.
+        ServingError: sessions are off, the session id is missing, or the session cannot be opened or closed.
     """
     if sessions is None:
         raise InvalidSession(f"{_OFF}; {_HOW}")

@@ -53,13 +53,13 @@ __all__ = ["ServedModel", "running"]
 log = logging.getLogger("handler.launch")
 
 _DRAIN = 20.0
-"""Seconds for open requests to finish after the end of the `async with running(...)` block."""
+"""Number of seconds that open requests have to finish after the `async with running(...)` block."""
 
 _LAST_BYTES = 1.0
-"""Seconds for sending errors to clients whose requests are given up."""
+"""Number of seconds for sending errors to the clients of abandoned requests."""
 
 _TIDY = 2.0
-"""Seconds for a cancelled conversion of a model to remove its files."""
+"""Number of seconds that a cancelled model conversion has to remove its files."""
 
 
 def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
@@ -115,7 +115,7 @@ def _tokenizer_config(config: Config, shown: Path | str | None, spec: Spec) -> d
 
 
 def _source(model_id: str | None) -> str:
-    """Return a model's short name, which is the last part of its path or URL."""
+    """Return the short name of a model, which is the last part of its path or URL."""
     return PurePath(DEMO_MEMBER).stem if model_id in (None, DEMO) else PurePath(model_id).name
 
 
@@ -132,16 +132,17 @@ async def load_model(
 ) -> ServedModel:
     """Load a model and everything that its host needs. The engine may still be loading afterwards.
 
-    The engine's process ends when the calling thread ends.
+    The engine process ends when the calling thread ends.
 
     Args:
-        formatters: result of `model_formatters`, which should be called before a server listens, as it runs user code.
-        directory: directory of serving.properties, even if the file does not exist; by default the configuration's.
-        announce: called before the engine starts, when the model's files are on this machine.
-        stepped: whether the event loop runs only in steps of its host.
+        formatters: result of `model_formatters`, which runs user code and should therefore be called before a server
+            starts to listen.
+        directory: directory of serving.properties, even if the file does not exist. The default is taken from `config`.
+        announce: called before the engine starts, once the model files are on this machine.
+        stepped: whether the event loop runs only when its host steps it.
 
     Raises:
-        ConfigError: an option is wrong, or something is missing; the message says what to change.
+        ConfigError: an option is invalid, or something is missing. The message explains what to change.
     """
     environment.name_hub_token()
     tracer = make_tracer(config.otlp_traces_endpoint, config.label)
@@ -207,7 +208,7 @@ def make_validator(spec: Spec, engine: Restartable | None = None) -> StructuredO
 
 
 def load_tokenizer(spec: Spec) -> Tokenizer:
-    """Load the tokenizer of the engine's model.
+    """Load the tokenizer of the model.
 
     Raises:
         ConfigError: the tokenizer cannot be loaded.
@@ -229,17 +230,17 @@ def _one_line(error: Exception) -> str:
 
 
 class StartTimes:
-    """The durations of a startup: until the model's files are on this machine, and until the engine is ready."""
+    """Measures the phases of a startup: until the model files are on this machine, and until the engine is ready."""
 
     def __init__(self) -> None:
         self._began = self._loading = time.monotonic()
 
     def files_are_here(self) -> None:
-        """Note that the model's files are on this machine, so that the engine starts now."""
+        """Record that the model files are on this machine and the engine is about to start."""
         self._loading = time.monotonic()
 
     def ready(self, model: ServedModel) -> str:
-        """Return the log line for the end of the startup."""
+        """Return the log message for the end of the startup."""
         now = time.monotonic()
         parts = f"files {self._loading - self._began:.1f} s, engine {now - self._loading:.1f} s"
         return f"ready after {now - self._began:.1f} s ({parts}): {_describe(model)}"
@@ -269,21 +270,21 @@ async def running(
 ) -> AsyncIterator[ServedModel]:
     """Load and start a model on the running event loop, and close it at the end of the block.
 
-    At the end of the block, open requests may finish, unless the host has drained the model itself or the block has
-    raised an exception.
+    After the block, open requests may finish, unless the host has drained the model itself or the block has raised an
+    exception.
 
     Args:
-        formatters: result of `model_formatters`; by default it is called here. A host that listens on a socket should
-            call it earlier, because it runs user code.
-        directory: directory of serving.properties, even if the file does not exist; by default the configuration's.
-        stepped: whether the event loop runs only in steps of its host. Such a loop is not watched for hangs.
+        formatters: result of `model_formatters`, which is called here by default. A host that listens on a socket
+            should call it earlier, because it runs user code.
+        directory: directory of serving.properties, even if the file does not exist. The default is taken from `config`.
+        stepped: whether the event loop runs only when its host steps it. Such a loop is not watched for hangs.
         signals: whether the event loop handles SIGTERM and SIGINT, which matters if it hangs.
-        wait_ready: whether to enter the block only when the engine is ready.
-        announce: called before the engine starts, when the model's files are on this machine.
-        on_state: called with the model and its engine's state, now and after every change.
+        wait_ready: whether to wait until the engine is ready before entering the block.
+        announce: called before the engine starts, once the model files are on this machine.
+        on_state: called with the model and the engine state, initially and after every change.
 
     Raises:
-        ConfigError: the model or its engine is not available; the message says what to change.
+        ConfigError: the model or its engine is not available. The message explains what to change.
     """
     if formatters is None:
         formatters = model_formatters(config, directory)
@@ -332,7 +333,7 @@ async def _loaded(load: Coroutine[Any, Any, ServedModel]) -> ServedModel:
 
 
 async def _finish(model: ServedModel) -> None:
-    """Refuse new requests, wait a limited time for the open requests, and end the others with an error."""
+    """Refuse new requests, wait a limited time for open requests, and end the remaining requests with an error."""
     if not model.availability.draining:  # otherwise the host has already waited
         model.drain()
         await _wait_idle(model, _DRAIN)

@@ -1,4 +1,4 @@
-"""The store of responses for later requests, in memory or in a directory (`option.responses_store`).
+"""Stores responses for later requests, in memory or in a directory (`option.responses_store`).
 
 SQLite stores the responses on a separate thread. A response belongs to the API key of the request that created it.
 """
@@ -54,7 +54,9 @@ SELECT answer, place, is_output, id, item FROM items LIMIT 0;
 CREATE INDEX IF NOT EXISTS answers_by_owner ON answers (owner, used, size);
 DROP INDEX IF EXISTS answers_by_use;
 """
-"""Statements run at each opening. The queries fail in another program's database; the others update the indexes."""
+"""Statements to run each time the database is opened. The queries fail on the database of another program. The other
+statements update the indexes.
+"""
 
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
@@ -78,21 +80,21 @@ DELETE FROM answers WHERE id IN (
 
 
 ItemPage = tuple[list[Any], bool]
-"""A page of a response's input items, and whether there are more items."""
+"""A page of input items of a response, and whether there are more items."""
 
 
 class ResponseDatabase:
-    """The database of all owners' responses. An owner can access only its own responses. All methods may block, and
-    may raise sqlite3.Error.
+    """The database for the responses of all owners. Each owner can access only its own responses. All methods may
+    block, and may raise sqlite3.Error.
 
     If an owner has too many responses, its least recently used responses are deleted. Responses of other owners are
-    never deleted to make room. When a request continues a response, this counts as a use of the response and of all
-    earlier responses in the conversation.
+    never deleted to make room. Continuing a response counts as a use of it and of all earlier responses in the
+    conversation.
 
     Args:
         directory: directory of the database file, or None for memory.
-        config: configuration, which sets the limits of the database. `max_request_size` also limits the size of a
-            conversation that a request continues.
+        config: configuration, which sets the limits of the database. `max_request_size` also limits the size of
+            conversations that requests continue.
         clock: function that returns the time, in seconds since 1970.
 
     Raises:
@@ -106,7 +108,7 @@ class ResponseDatabase:
         path = None if directory is None else directory / _FILE
         self._database = open_database(path, _VERSION, _TABLES, _ALWAYS, wait=BUSY_SECONDS)
         self.may_be_full = False
-        """Whether there may be no room for an owner's next response, as known from the last query."""
+        """Whether an owner may have no room for another response, according to the last query."""
         self._room("")
 
     def close(self) -> None:
@@ -121,16 +123,16 @@ class ResponseDatabase:
                 database.execute("DELETE FROM answers WHERE expires <= ?", now)
 
     def wait_at_most(self, seconds: float) -> None:
-        """Set the maximum seconds that later calls wait while another process writes."""
+        """Set the maximum number of seconds that later calls wait while another process writes."""
         self._database.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
     def keep(self, owner: str, answer: KeptAnswer, head: bytes, kept: Sequence[KeptItem], size: int) -> None:
-        """Write a response, and delete its owner's least recently used responses if there is not enough room.
+        """Write a response. Delete the least recently used responses of the owner if there is not enough room.
 
         Args:
             head: JSON of the response without its items.
             kept: the items.
-            size: total bytes of the head and the items.
+            size: total size of the head and the items, in bytes.
 
         Raises:
             Unavailable: there is no room for the response. Nothing has changed.
@@ -158,7 +160,7 @@ class ResponseDatabase:
             raise self._full(size)
 
     def _room(self, owner: str) -> tuple[int, float, float]:
-        """Return the number of an owner's responses, their bytes, and the maximum bytes for them."""
+        """Return the number of responses of an owner, their total size, and the maximum size, both in bytes."""
         number, held = self._database.execute(f"{_HELD} WHERE owner = ?", (owner,)).fetchone()
         _, total = self._database.execute(_HELD).fetchone()
         self.may_be_full = total > self._config.responses_total_bytes - self.most_bytes
@@ -226,7 +228,7 @@ class ResponseDatabase:
         return _Read(head=head, history=history, size=size)
 
     def _use(self, ids: Sequence[str]) -> None:
-        """Record that responses are used now, and postpone their expiry, in the order of `ids`."""
+        """Record that responses have been used, in the order of `ids`, and postpone their expiry."""
         now = self._clock()
         new = ((now, now + self._config.responses_expiration, id) for id in ids)
         self._database.executemany("UPDATE answers SET used = ?, expires = ? WHERE id = ?", new)
@@ -249,7 +251,7 @@ class ResponseDatabase:
         return None if head is None else {**loads(head), "output": [*map(loads, output)]}
 
     def input_items(self, owner: str, id: str, limit: int, after: str, newest_first: bool) -> ItemPage | None:
-        """Return a page of a response's input items, or None if the response or the item `after` does not exist."""
+        """Return a page of input items of a response, or None if the response or the item `after` does not exist."""
         with self._reading():
             rows = self._page(owner, id, limit + 1, after, newest_first)
         return None if rows is None else ([*map(loads, rows[:limit])], len(rows) > limit)
@@ -299,10 +301,10 @@ class _Read(NamedTuple):
 
 
 class ResponseStore:
-    """The store of responses. Most methods return a future immediately; a thread executes the calls in order.
+    """Stores responses. Most methods return a future immediately, and a thread executes the calls in order.
 
     Args:
-        database: database that only the store uses from now on, and closes at the end.
+        database: database, which the store owns and closes.
     """
 
     def __init__(self, database: ResponseDatabase) -> None:
@@ -315,7 +317,7 @@ class ResponseStore:
 
     @property
     def may_be_full(self) -> bool:
-        """Whether the store may be full, as known without a query. `check_room` queries the database."""
+        """Whether the store may be full, according to the last query. `check_room` runs a query."""
         return self._database.may_be_full
 
     def check_room(self, owner: str, size: int) -> Future[None]:
@@ -330,8 +332,8 @@ class ResponseStore:
         """Return the stored responses and items that a request refers to.
 
         Args:
-            reserve: called on the store's thread with the number of bytes that are read next. If it raises an error,
-                the future raises this error.
+            reserve: called on the store thread with the number of bytes to be read next. Its errors are raised by the
+                future.
 
         Raises:
             Overloaded: too many calls are waiting.
@@ -349,7 +351,7 @@ class ResponseStore:
     def input_items(
         self, owner: str, id: str, *, limit: int, after: str, newest_first: bool
     ) -> Future[ItemPage | None]:
-        """Return a page of a response's input items, or None if the response or the item `after` does not exist."""
+        """Return a page of input items of a response, or None if the response or the item `after` does not exist."""
         return self._submit(lambda: self._database.input_items(owner, id, limit, after, newest_first))
 
     def delete(self, owner: str, id: str) -> Future[bool]:
@@ -405,7 +407,7 @@ class ResponseStore:
         return self.write(call)
 
     def write(self, call: Callable[[], T]) -> Future[T]:
-        """Make a call on the store's thread, even if many calls are waiting. A reply's `feed` is called this way."""
+        """Make a call on the store thread, even if many calls are waiting. Used for the `feed` method of replies."""
         future: Future[T] = Future()
         deadline = time.monotonic() + BUSY_SECONDS
 
@@ -459,7 +461,7 @@ class InProgress:
 
 
 class OwnersKeeper(NamedTuple):
-    """The part of the store that stores one owner's responses."""
+    """A view of the store that stores the responses of one owner."""
 
     store: ResponseStore
     owner: str

@@ -26,7 +26,7 @@ class Flow:
         owner: owner of the request, or "" without an owner.
 
     Attributes:
-        finish: virtual time at which the request's latest work ends.
+        finish: virtual time at which the latest work of the request ends.
     """
 
     def __init__(self, owner: Hashable = "") -> None:
@@ -64,8 +64,9 @@ class _Account:
 class Turns:
     """Slots for concurrent work, which are assigned fairly (start-time fair queueing). Thread-safe.
 
-    The next slot goes to the owner whose work has cost least, counting the owner's next job. Among an owner's requests,
-    the request whose work has cost least comes first. An owner's small jobs therefore come before its large jobs.
+    The next slot goes to the owner whose work has cost the least, including the next job. Among the requests of an
+    owner, the request whose work has cost the least comes first. The small jobs of an owner therefore come before its
+    large jobs.
 
     Args:
         slots: number of slots.
@@ -87,7 +88,7 @@ class Turns:
         Args:
             flow: state of the request.
             cost: expected cost of the work, in any unit. `charge` corrects it.
-            kind: kind of the work.
+            kind: kind of work.
             future: if this future is cancelled before the work gets a slot, the work is dropped.
             begin: function that starts the work.
         """
@@ -184,7 +185,7 @@ class Turns:
             return waiting
 
     def _firsts(self) -> Iterator[tuple[_Account, _Waiting]]:
-        """Yield each owner's account with the owner's first job of a kind that may use another slot."""
+        """Yield the account of each owner, with the first job whose kind may use another slot."""
         for owner, account in list(self._accounts.items()):
             for kind in list(account.queues):
                 while (queue := account.queues.get(kind)) and queue[0].future.cancelled():
@@ -202,7 +203,7 @@ class Turns:
             del account.queues[kind]
 
     def _forget(self, owner: Hashable) -> None:
-        """Delete an owner's account if it has no work left."""
+        """Delete the account of an owner that has no work left."""
         account = self._accounts[owner]
         if not account.queues and not account.num_begun:
             del self._accounts[owner]
@@ -234,7 +235,7 @@ class TurnThreads:
     Args:
         slots: number of threads.
         slow_slots: maximum number of threads for slow calls.
-        name: prefix of the threads' names.
+        name: prefix of the thread names.
     """
 
     def __init__(self, slots: int, slow_slots: int, name: str) -> None:
@@ -248,7 +249,7 @@ class TurnThreads:
             call: function to call.
             cost: expected cost of the call, in any unit.
             slow: whether the call may take a long time.
-            flow: state of the request, needed if it has an owner or several calls.
+            flow: state of the request, required if the request has an owner or makes several calls.
         """
         future: Future[T] = Future()
         kind, flow = _SLOW if slow else _QUICK, flow or Flow()

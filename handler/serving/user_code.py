@@ -1,4 +1,4 @@
-"""The user's files next to serving.properties or the model: model.py, adapters, and a parser of tool calls."""
+"""User files next to serving.properties or the model: model.py, adapters, and a tool call parser."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ log = logging.getLogger("handler.launch")
 
 
 def model_formatters(config: Config, directory: Path | None = None, *, handlers: bool = False) -> Formatters:
-    """Import the user's code, which runs it, and return the functions that the server calls.
+    """Import and thus run the user code, and return the functions that the server calls.
 
     The requirements.txt next to model.py is installed first, unless `directory` is set: DJL Serving installs it itself.
 
     Args:
-        config: configuration, which may name the formatters.
-        directory: directory of model.py; by default the directory of serving.properties, or else the model's directory.
+        config: configuration, which may specify the formatters.
+        directory: directory of model.py. The default is the directory of serving.properties, or else the model
+            directory.
         handlers: whether the host also calls handlers and middleware, as AWS's vLLM image does, and LMI's `handle`.
 
     Raises:
@@ -63,7 +64,7 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
 
 
 def users_handle(config: Config, path: Path | None) -> Handle | None:
-    """Return the `handle` function of model.py as LMI would call it, or None if it is not used.
+    """Return the `handle` function of model.py if LMI would call it, or None otherwise.
 
     Raises:
         ConfigError: the function cannot be called.
@@ -77,19 +78,19 @@ def users_handle(config: Config, path: Path | None) -> Handle | None:
 
 
 def model_py_directory(config: Config) -> Path | None:
-    """Return the directory where DJL expects model.py: beside serving.properties, or else the model's directory."""
+    """Return the directory where DJL expects model.py: that of serving.properties, or else the model directory."""
     if config.directory is not None:
         return config.directory
     return Path(config.model_id) if config.model_id and Path(config.model_id).is_dir() else None
 
 
 def handlers_home(config: Config) -> Path:
-    """Return the directory of the script for AWS's vLLM image: model.py's, or else SageMaker's model directory."""
+    """Return the script directory for AWS's vLLM image: that of model.py, or else the SageMaker model directory."""
     return model_py_directory(config) or environment.model_path()
 
 
 def users_files(config: Config) -> list[Path]:
-    """Return the user's Python files that a host imports if it calls handlers."""
+    """Return the user's Python files that are imported by hosts that call handlers."""
     own = model_py(model_py_directory(config))
     files = [own, *files_of(handlers_home(config), environment.custom_code())]
     if config.handle_role is not Role.ALONE:
@@ -98,15 +99,15 @@ def users_files(config: Config) -> list[Path]:
 
 
 def plugin_directories(config: Config) -> tuple[Path | None, Path]:
-    """Return where an option's file may be: the directory of serving.properties, and the working directory."""
+    """Return where to search for a file from an option: the serving.properties directory, and the working directory."""
     return config.directory, Path()
 
 
 def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> AdapterHome:
-    """Return the model's adapter registry, and the adapters to register at startup.
+    """Return the adapter registry of the model, and the adapters to register at startup.
 
     Args:
-        directory: directory of serving.properties, even if the file does not exist; by default the configuration's.
+        directory: directory of serving.properties, even if the file does not exist. The default is taken from `config`.
 
     Raises:
         ConfigError: an adapter cannot be used, or the environment variable for the number of adapters is invalid.

@@ -1,1 +1,1 @@
-"""Load tests of a server and of its engine without the server. The server itself does not import this package."""
+"""Load tests for a server, and for its engine without the server. The server itself does not import this package."""

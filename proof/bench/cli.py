@@ -1,4 +1,4 @@
-"""The command line of `lmi bench`. It imports the load generator only when it runs, so that `lmi serve` starts fast."""
+"""Command line of `lmi bench`. It imports the load generator only when it runs, so that `lmi serve` starts quickly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ It prints a table and one line of JSON. Exit status: 1 if a request failed or a 
 
 
 def add_parser(commands: Any) -> None:
-    """Add `bench` to `lmi`'s subcommands."""
+    """Add the subcommand `bench` to `lmi`."""
     parser = commands.add_parser(
         "bench", help="measure a server, or compare it with its engine", description=_DESCRIPTION
     )

@@ -1,7 +1,7 @@
-"""The load generator: HTTP connections that send requests and read streamed responses, in a closed or an open loop.
+"""The load generator. Its HTTP connections send requests and read streamed responses, in a closed or open loop.
 
 In a closed loop, each client sends its next request when the previous response is complete. In an open loop, requests
-are sent when they are due, however slow the responses are, like requests from the users of a service.
+are sent when they are due, regardless of how slow the responses are, like requests from users of a service.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ _PAUSE = 0.05  # seconds between a failure and the client's next request
 
 
 class Result(NamedTuple):
-    """The result of one request. Times are read from the machine's monotonic clock, which all processes share.
+    """The result of one request. Times are read from the monotonic clock of the machine, which all processes share.
 
     Attributes:
-        start: when the request was sent, or in an open loop when it was due, so that a late generator hides no delay.
-        arrivals: one time per token (or piece of text), in order. Tokens in one read have the same time.
+        start: when the request was sent or, in an open loop, when it was due, so that a late generator does not hide
+            delays.
+        arrivals: one time per token (or chunk of text), in order. Tokens that arrive in one read have the same time.
         end: when the last byte of the response arrived, or the request failed.
         error: the kind of failure, or "" if the request succeeded.
         counted: number of tokens that the server reported, or None to count the arrivals.
@@ -53,20 +54,21 @@ class Result(NamedTuple):
 
 
 Ask: TypeAlias = Callable[[int], Awaitable[Result]]
-"""A function that takes the index of a request, sends the request, and waits for the complete response. A failure is
-not raised, but returned as a result with an error."""
+"""A function that takes the index of a request, sends the request, and waits for the complete response. Failures are
+not raised, but returned as results with an error.
+"""
 
 
 @dataclass(frozen=True)
 class Closed:
-    """A load of `clients` clients. Each sends `requests` requests, or sends requests for `seconds` if it is set."""
+    """A load of `clients` clients. Each sends `requests` requests or, if `seconds` is set, requests for that time."""
 
     clients: int
     requests: int = 2
     seconds: float | None = None
 
     def numbers(self, client: int, begin: float) -> Iterator[int]:
-        """Yield the index of each request that a client sends. `begin` is the load's start on the monotonic clock."""
+        """Yield the index of each request that a client sends. The load starts at `begin` on the monotonic clock."""
         for turn in itertools.count():
             if turn >= self.requests if self.seconds is None else time.monotonic() >= begin + self.seconds:
                 return
@@ -120,7 +122,7 @@ async def open_loop(ask: Ask, arrivals: Iterable[tuple[int, float]], begin: floa
     """Send each request when it is due.
 
     Args:
-        arrivals: the index of each request, and the seconds after `begin` at which it is due, in order of time.
+        arrivals: the index of each request and its due time in seconds after `begin`, in chronological order.
         begin: when the load begins, on the monotonic clock.
     """
 
@@ -135,7 +137,7 @@ async def open_loop(ask: Ask, arrivals: Iterable[tuple[int, float]], begin: floa
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the percentiles p50, p90 and p99 with linear interpolation. They are None if there are no values."""
+    """Return the linearly interpolated percentiles p50, p90 and p99, or None for each if there are no values."""
     if len(values) < 2:
         return {f"p{percent}": next(iter(values), None) for percent in PERCENTILES}
     cuts = statistics.quantiles(values, n=100, method="inclusive")
@@ -150,7 +152,7 @@ MAX_HEAD = 1 << 18
 """Maximum size of a response outside its body, in bytes: headers, trailers and informational responses."""
 
 _CUT = "connection cut"
-"""The error of a request whose connection was closed by the server before the end of the response."""
+"""The error for a request whose connection the server closed before the end of the response."""
 
 _MAX_PIECES = 1 << 17  # number of pieces whose times are kept, in 1 MiB
 
@@ -159,7 +161,7 @@ _INFORMATIONAL = range(100, 200)
 
 
 class Stage(IntEnum):
-    """What has arrived of a response: nothing, a part of its head, its head, or all of it."""
+    """The received part of a response: nothing, a part of its head, its head, or all of it."""
 
     NOTHING = 0
     HEAD = 1
@@ -168,11 +170,11 @@ class Stage(IntEnum):
 
 
 class HttpReader:
-    """A reader of one HTTP response, which may arrive in any pieces. Subclasses process headers and body.
+    """Reads one HTTP response, which may arrive in chunks of any size. Subclasses process the headers and body.
 
     Attributes:
-        stage: what has arrived of the response.
-        keep_alive: whether the connection can be used again.
+        stage: the received part of the response.
+        keep_alive: whether the connection can be reused.
         refused: the reason why the rest of the response is not read, or "" if it is read.
     """
 
@@ -202,7 +204,7 @@ class HttpReader:
             self.refused = f"more than {MAX_HEAD >> 10} KiB of headers"
 
     def closed(self) -> None:
-        """Note that the server closed the connection cleanly."""
+        """Record that the server closed the connection cleanly."""
 
     # -- callbacks of httptools ----------------------------------------------------------------------------------
 
@@ -226,7 +228,7 @@ class StreamLines:
     """The lines of a JSON Lines stream, or the `data:` lines of an event stream, with their arrival times.
 
     Attributes:
-        arrivals: the times at which lines arrived, except `[DONE]`.
+        arrivals: the arrival times of the lines except `[DONE]`.
         last: the last line except `[DONE]`.
         rest: the beginning of an incomplete line.
     """
@@ -252,7 +254,7 @@ class StreamLines:
 
 
 class AnswerReader(HttpReader):
-    """A reader that counts the tokens of a response, with one token per line. Only the last line is parsed."""
+    """A reader that counts the tokens in a response with one token per line. Only the last line is parsed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,12 +290,12 @@ class AnswerReader(HttpReader):
 
 
 class BodyReader(HttpReader):
-    """A reader that keeps the status, headers and body of a response, and the times at which its pieces arrived.
+    """A reader that stores the status, headers and body of a response, and the arrival times of its chunks.
 
     Attributes:
-        headers: headers with names in lower case. Values of repeated headers are joined by commas.
+        headers: headers with names in lower case. Values of repeated headers are joined with commas.
         body: the body so far.
-        pieces: the times at which the first pieces of the body arrived. Their number is limited.
+        pieces: the arrival times of the first chunks of the body. Their number is limited.
     """
 
     max_bytes: ClassVar[int] = 64 << 20
@@ -366,14 +368,14 @@ def address(url: str) -> Address:
 
 @dataclass(frozen=True)
 class Target:
-    """A server and the requests to it, which use LMI's schema. Subclasses use other schemas.
+    """A server and the requests to send to it, which use LMI's schema. Subclasses use other schemas.
 
     Attributes:
-        url: scheme, host and port, with a path if it differs from the schema's default.
+        url: scheme, host and port, with a path if it differs from the default of the schema.
         tokens: number of tokens in each response.
         prompt_words: number of words in each prompt.
-        timeout: seconds after which a request counts as failed.
-        first: index of the first request's prompt (see `prompt`).
+        timeout: number of seconds after which a request is treated as failed.
+        first: index of the prompt for the first request (see `prompt`).
     """
 
     url: str
@@ -390,7 +392,7 @@ class Target:
         return address(self.url)
 
     def request(self, number: int, tokens: int | None = None) -> bytes:
-        """Return an HTTP request with the prompt at index `first + number`, for a response of fixed length."""
+        """Return an HTTP request with the prompt at index `first + number`, for a fixed-length response."""
         data = json.dumps(self.body(prompt(self.first + number, self.prompt_words), tokens or self.tokens)).encode()
         where = urllib.parse.urlsplit(self.url)
         path = where.path if where.path not in ("", "/") else self.path
@@ -418,12 +420,12 @@ _WORDS = _STORY.split()
 
 
 def prompt(number: int, words: int) -> str:
-    """Return the prompt at an index. All prompts begin with different words, so that no prefix cache helps."""
+    """Return the prompt at an index. All prompts begin with different words, so that prefix caches have no effect."""
     return " ".join([str(number + 1), *(_WORDS[(number + index) % len(_WORDS)] for index in range(words - 1))])
 
 
 class Connection(asyncio.Protocol, Generic[R]):
-    """A connection for one request at a time. An error closes it."""
+    """A connection for one request at a time. It is closed after an error."""
 
     def __init__(self, reader: type[R]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -489,8 +491,8 @@ async def opened(make: Callable[[], C], where: Address, timeout: float | None = 
     """Open a connection.
 
     Args:
-        make: a function that returns the connection's protocol.
-        timeout: seconds until the connection must be accepted, or None for the system's limit.
+        make: a function that returns the protocol of the connection.
+        timeout: number of seconds within which the connection must be accepted, or None for the system limit.
 
     Raises:
         OSError: the connection was refused.
@@ -505,9 +507,9 @@ class Pool(Generic[R]):
     """A pool of connections to one server. An exchange uses an idle connection, or opens a new one.
 
     Args:
-        reader: class of the readers of responses.
-        where: the server's address.
-        timeout: seconds until a connection must be accepted, or None for the system's limit.
+        reader: class of the response readers.
+        where: the address of the server.
+        timeout: number of seconds within which a connection must be accepted, or None for the system limit.
     """
 
     def __init__(self, reader: type[R], where: Address, timeout: float | None = None) -> None:
@@ -554,7 +556,7 @@ class Connections(Pool[AnswerReader]):
         self._target = target
 
     async def ask(self, number: int, tokens: int | None = None) -> Result:
-        """Send a request and measure it. `tokens`, if set, is the length of the response instead of the target's."""
+        """Send a request and measure it. `tokens` overrides the response length of the target."""
         start = time.monotonic()
         tokens = tokens or self._target.tokens
         try:

@@ -34,7 +34,7 @@ from proof.bench.report import (
 )
 
 HEADROOM = 0.7
-"""The recommended concurrency as a fraction of the knee, because load may grow while scaling out takes minutes."""
+"""The recommended concurrency as a fraction of the knee, because load may grow during the minutes of a scale-out."""
 
 _STILL_RISING = 1.15  # ratio between the throughputs of a level and the previous one
 
@@ -77,14 +77,14 @@ class Advice:
 
 
 def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
-    """Find the load beyond which latency grows, which is called the knee.
+    """Find the knee, which is the load beyond which latency grows.
 
     Below the knee, a response takes as long as without other requests. Beyond it, throughput is at its maximum, and
     only the waiting time grows. The knee is the maximum throughput multiplied by the latency without other requests,
-    for which the lowest level's latency is used.
+    which is approximated by the latency at the lowest level.
 
     Args:
-        levels: results of `summary` for closed loops, in order of rising `clients`.
+        levels: results of `summary` for closed loops, in ascending order of `clients`.
     """
     good = [level for level in levels if not level["errors"] and level["mean_latency_ms"]]
     if len(good) < 2:
@@ -123,7 +123,7 @@ Send: TypeAlias = Callable[[int], Result]
 
 
 def in_threads(send: Send, pool: ThreadPoolExecutor) -> Ask:
-    """Return an asynchronous version of `send`, which runs on the pool's threads because boto3 and urllib3 block."""
+    """Return an asynchronous version of `send`. It runs on threads of the pool, because boto3 and urllib3 block."""
 
     async def ask(number: int) -> Result:
         return await asyncio.get_running_loop().run_in_executor(pool, send, number)
@@ -167,7 +167,7 @@ def by_openai(predictor: Predictor, words: int, max_tokens: int, parameters: dic
 
 
 def measure_stream(open_stream: Callable[[], Stream]) -> Result:
-    """Open a stream, read it to the end, and record when each piece of text arrived."""
+    """Open a stream, read it to the end, and record the arrival time of each chunk of text."""
     start = time.monotonic()
     arrivals: list[float] = []
     counted: int | None = None
@@ -184,7 +184,7 @@ def measure_stream(open_stream: Callable[[], Stream]) -> Result:
 
 
 def _token_count(event: Any) -> int | None:
-    """Return the number of tokens that the event states, or None if it states no number."""
+    """Return the number of tokens that the event reports, or None if it does not report any."""
     match event:
         case Finish(details={"generated_tokens": int(number)} | {"completion_tokens": int(number)}):
             return number
@@ -207,7 +207,7 @@ class Plan:
     Attributes:
         clients: the number of clients for each level that is a closed loop. Ignored if there are rates.
         rates: the requests per second for each level that is an open loop.
-        requests: number of requests in each level. None means 4 per client but at least 8, or 50 in an open loop.
+        requests: number of requests in each level. None means 4 per client and at least 8, or 50 in an open loop.
     """
 
     clients: tuple[int, ...]
@@ -223,9 +223,9 @@ def measure(plan: Plan, send: Send, warm_up: Send, report: Callable[[str], None]
     """Measure an endpoint, and return one `summary` per level.
 
     Args:
-        warm_up: a function that sends the first request, which is not measured. The request wakes an endpoint that is
-            scaled to zero.
-        report: a function that receives a line of text at the beginning of each level.
+        warm_up: a function that sends the first request, which is not measured. This wakes an endpoint that is scaled
+            to zero.
+        report: a function that is called with a line of text at the beginning of each level.
 
     Raises:
         RequestFailed: the first request failed.

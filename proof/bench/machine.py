@@ -1,4 +1,4 @@
-"""Description of the machine on which a measurement runs, and of the load from other processes."""
+"""Describes the machine on which a measurement runs, and the load from other processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PROC = Path("/proc")
 
 
 def describe() -> dict[str, Any]:
-    """Return the machine, the versions, the commit and the date, for the JSON line of a report."""
+    """Return the machine, versions, commit and date for the JSON line of a report."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": {
@@ -33,7 +33,7 @@ def describe() -> dict[str, Any]:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """Return the time, machine and versions of a report in one line of text."""
+    """Return the time, machine and versions of a report as one line of text."""
     return f"{taken(report)}; {where(report)}"
 
 
@@ -77,7 +77,7 @@ def _memory_gb() -> int | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of this checkout, with `+` if there are changes, or None if this is not a checkout."""
+    """Return the commit of this checkout, with `+` if it has local changes, or None if this is not a checkout."""
     try:
         git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
@@ -86,13 +86,13 @@ def _commit() -> str | None:
 
 
 class OthersMeter:
-    """A meter of the CPU cores that processes other than this one and its descendants keep busy."""
+    """Measures the number of CPU cores that processes other than this process and its descendants keep busy."""
 
     def __init__(self) -> None:
         self._at, self._others = time.monotonic(), _others_seconds()
 
     def cores(self) -> float | None:
-        """Return the average number of busy cores since the meter's creation, or None if there is no /proc."""
+        """Return the average number of busy cores since the meter was created, or None if there is no /proc."""
         now = _others_seconds()
         if now is None or self._others is None:
             return None
@@ -105,7 +105,7 @@ T = TypeVar("T")
 def undisturbed(
     repeat: int, quiet: float, measure: Callable[[int], T], others: Callable[[T], float]
 ) -> tuple[list[T], int]:
-    """Measure `repeat` times, and repeat measurements that other processes disturbed, up to `2 * repeat` in total.
+    """Measure `repeat` times, and repeat measurements disturbed by other processes, up to `2 * repeat` in total.
 
     Args:
         repeat: number of measurements to return.

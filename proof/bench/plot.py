@@ -19,7 +19,7 @@ LATENCIES = {
     "itl_ms": "time between tokens",
     "latency_ms": "time of a whole response",
 }
-"""Maps the fields of a level that contain percentiles in milliseconds to what they measure."""
+"""Maps the fields of a level that contain percentiles in milliseconds to the names of the measured times."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Level:
 
     Attributes:
         load: number of concurrent clients, or requests per second.
-        tokens_per_second: median of the repetitions.
+        tokens_per_second: median over the repetitions.
         each: tokens per second of each repetition.
         engine: tokens per second of the engine alone, or None if it was not measured.
-        times: for each name in `LATENCIES`, the percentiles p50, p90 and p99 in milliseconds, or None if unknown.
+        times: the percentiles p50, p90 and p99 in milliseconds for each name in `LATENCIES`, or None if unknown.
         num_errors: number of failed requests.
-        others: the CPU cores that other processes kept busy in the most disturbed repetition, or None if not known.
+        others: number of CPU cores that other processes kept busy in the most disturbed repetition, or None if unknown.
     """
 
     load: float
@@ -47,7 +47,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Curve:
-    """The levels of one document, in order of rising load.
+    """The levels of one document, in ascending order of load.
 
     Attributes:
         name: short name for a legend.
@@ -70,7 +70,7 @@ class Curve:
     quiet: float | None = None
 
     def is_disturbed(self, level: Level) -> bool:
-        """Return whether other processes kept more cores busy than `quiet` in one of a level's repetitions."""
+        """Return whether other processes kept more cores busy than `quiet` in any repetition of a level."""
         return self.quiet is not None and (level.others or 0.0) > self.quiet
 
     def load_name(self, level: Level) -> str:
@@ -99,7 +99,7 @@ def curve_of(document: Mapping[str, Any], name: str = "") -> Curve:
 
 
 def read_curves(paths: Sequence[Path]) -> list[Curve]:
-    """Read files that contain a JSON document, perhaps after other output. Each curve is named after its file.
+    """Read files that contain a JSON document, possibly after other output. Each curve is named after its file.
 
     Raises:
         ConfigError: a file cannot be read, or some files contain request rates and others contain client counts.
@@ -158,7 +158,7 @@ def _times(repeat: int) -> str:
 
 
 def _subject(plan: Mapping[str, Any]) -> str:
-    """Return the URL of a measured server, or the model, engine and options if the command started the server."""
+    """Return the URL of the measured server, or the model, engine and options if the command started the server."""
     if not plan["engine"]:
         return str(plan["url"])
     model = [] if plan["engine"] == "echo" else [Path(plan["model"] or "demo model").name]
@@ -233,7 +233,7 @@ def draw(curves: Sequence[Curve], title: str | None = None) -> Any:
 
 
 def _throughput(axes: Any, curves: Sequence[Curve]) -> None:
-    """Draw medians, with bars from the lowest to the highest repetition. Add the engine alone to a single curve."""
+    """Draw medians, with bars from the lowest to the highest repetition. Add the engine alone if there is one curve."""
     for color, curve in _colored(curves):
         loads = [level.load for level in curve.levels]
         rates = [level.tokens_per_second for level in curve.levels]
@@ -274,7 +274,7 @@ def _latency(axes: Any, curves: Sequence[Curve], name: str) -> None:
 
 
 def _against(axes: Any, curves: Sequence[Curve]) -> None:
-    """Draw throughput against the median time of a whole response, and label each point with its load."""
+    """Draw throughput against the median time for a whole response, and label each point with its load."""
     from matplotlib.patheffects import withStroke
 
     outline = [withStroke(linewidth=2, foreground="white")]  # makes labels legible on lines
@@ -317,7 +317,7 @@ def _milliseconds(curve: Curve, name: str, percentile: str) -> list[float]:
 
 
 def _unit(milliseconds: Sequence[float]) -> tuple[str, float]:
-    """Choose the unit of an axis, and return it with the factor for conversion from milliseconds."""
+    """Choose the unit of an axis, and return it with the conversion factor from milliseconds."""
     largest = max((value for value in milliseconds if not math.isnan(value)), default=0.0)
     return ("s", 0.001) if largest >= 10_000 else ("ms", 1.0)
 
@@ -327,7 +327,7 @@ def _load_label(curves: Sequence[Curve]) -> str:
 
 
 def _load_axis(axes: Any, curves: Sequence[Curve]) -> None:
-    """Put a tick at each load if there is room. The scale is logarithmic if loads span a factor of 8 or more."""
+    """Add a tick for each load if there is room. The scale is logarithmic if the loads span a factor of 8 or more."""
     from matplotlib.ticker import NullLocator
 
     loads = sorted({level.load for curve in curves for level in curve.levels})
@@ -385,7 +385,7 @@ def _heading(curves: Sequence[Curve], title: str | None) -> str:
 
 
 def _note(curves: Sequence[Curve]) -> str:
-    """Return when and where the measurements were taken. The machine is named once if it is the same for all."""
+    """Return when and where the measurements were taken. A machine that is the same for all is listed once."""
     several = len(curves) > 1
     known = [(f"{curve.name}: " if several else "", curve) for curve in curves if curve.taken]
     if len({curve.machine for _, curve in known}) == 1:

@@ -1,4 +1,4 @@
-"""Processes of a measurement: servers on free loopback ports, load generators, and an engine without a server."""
+"""Processes for a measurement: servers on free loopback ports, load generators, and an engine without a server."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def lmi_serve(
 
     Args:
         arguments: arguments of `lmi serve`, without the port.
-        timeout: seconds until the server must be ready.
-        variables: environment variables to add to this process's environment.
+        timeout: number of seconds within which the server must be ready.
+        variables: environment variables to add to the environment of this process.
 
     Raises:
         ConfigError: the server does not start. The message contains its last lines of output.
@@ -61,7 +61,7 @@ def lmi_serve(
 
 
 def option_arguments(options: Sequence[str]) -> list[str]:
-    """Return the arguments of `lmi serve` that set options of the form KEY=VALUE."""
+    """Return the `lmi serve` arguments for options of the form KEY=VALUE."""
     return [part for option in options for part in ("-o", option)]
 
 
@@ -86,7 +86,7 @@ def process(
 
 
 class _Output:
-    """A thread that reads a process's output, because a full pipe would block the process."""
+    """A thread that reads the output of a process, because a full pipe would block the process."""
 
     def __init__(self, running: subprocess.Popen[str]) -> None:
         self._running = running
@@ -125,11 +125,11 @@ _HEAD_START = 0.05  # seconds until the load begins, so that all processes are r
 
 
 class Worker:
-    """A spawned process, connected by a pipe. It should end when the pipe is closed.
+    """A spawned process that is connected by a pipe. It should end when the pipe is closed.
 
     Args:
         name: name of the process in error messages.
-        target: the function that the process calls with its end of the pipe and `arguments`.
+        target: the function that the process calls with its end of the pipe and with `arguments`.
         arguments: further arguments of `target`.
         daemon: whether it is a daemon process, which cannot start other processes.
     """
@@ -176,7 +176,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class _Share:
-    """One process's share of the load: the clients or requests with the indexes `index`, `index + step`, ..."""
+    """The share of the load for one process: the clients or requests with the indexes `index`, `index + step`, ..."""
 
     target: Target
     load: Load
@@ -240,7 +240,7 @@ async def _share(pipe: Connection, share: _Share) -> None:
 
 
 async def _warm_connections(share: _Share) -> Connections:
-    """Open connections and warm up the server, so that the first use of code and memory is not measured."""
+    """Open connections and warm up the server, so that the measurement excludes the first use of code and memory."""
     load = share.load
     numbers = range(share.index, load.clients, share.step) if isinstance(load, Closed) else [share.index]
     connections = Connections(share.target)
@@ -255,7 +255,7 @@ async def _warm_connections(share: _Share) -> Connections:
 
 @dataclass(frozen=True)
 class Work:
-    """The engine-only equivalent of a closed loop: the same prompts, and as many concurrent sequences as `clients`.
+    """The engine-only equivalent of a closed loop, with the same prompts and `clients` concurrent sequences.
 
     If `seconds` is set, the prompts are repeated for that time.
     """

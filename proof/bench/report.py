@@ -28,7 +28,7 @@ class Repetition(NamedTuple):
     Attributes:
         results: results of the requests.
         engine: result of the engine alone, or None.
-        others: the CPU cores that other processes kept busy, or None if unknown.
+        others: number of CPU cores that other processes kept busy, or None if unknown.
     """
 
     results: Sequence[Result]
@@ -65,12 +65,12 @@ def tokens_per_second(results: Sequence[Result]) -> float:
 
 
 def first_token_times(results: Sequence[Result]) -> list[float]:
-    """Return the time from each request's start to its first token, in seconds."""
+    """Return the time from the start of each request to its first token, in seconds."""
     return [result.arrivals[0] - result.start for result in results if result.arrivals]
 
 
 def gaps(results: Sequence[Result]) -> list[float]:
-    """Return the times between a response's tokens, in seconds. They are 0 for tokens that arrived in one read."""
+    """Return the times between the tokens of each response, in seconds. They are 0 for tokens from the same read."""
     return [later - earlier for result in results for earlier, later in itertools.pairwise(result.arrivals)]
 
 
@@ -85,7 +85,7 @@ def errors(results: Sequence[Result]) -> dict[str, int]:
 
 
 def summarize(point: Point) -> dict[str, Any]:
-    """Return a load's results as an entry of `results` in the JSON document."""
+    """Return the results for a load as an entry of `results` in the JSON document."""
     served = [tokens_per_second(repetition.results) for repetition in point.repetitions]
     value: dict[str, Any] = {
         **asdict(point.load),
@@ -162,7 +162,7 @@ _ROWS = {
     "response p99 [ms]": ("latency_ms", "p99"),
 }
 _OTHERWISE = {"subject": "measured", "work": "requests", "machine": "machine", "taken": "time"}
-"""Labels of the fields of `Curve` that are listed below the table if they differ between curves."""
+"""Labels for the fields of `Curve` that are listed below the table if they differ between curves."""
 
 
 _NOISE, _DISTURBED = "~", "!"
@@ -171,8 +171,8 @@ _NOISE, _DISTURBED = "~", "!"
 def compare(curves: Sequence[Curve]) -> str:
     """Return a table, with an explanation of its marks and a list of other differences between the measurements.
 
-    A cell is `-` if the load was not measured. The mark `~` means that the repetitions' ranges overlap, so a difference
-    may be chance. The mark `!` means that other processes disturbed the measurement.
+    A cell is `-` if the load was not measured. The mark `~` means that the ranges of the repetitions overlap, so a
+    difference may be due to chance. The mark `!` means that other processes disturbed the measurement.
     """
     by_load = [{curve.load_name(level): level for level in curve.levels} for curve in curves]
     rows: list[list[str]] = []
@@ -205,7 +205,7 @@ def _rates(curves: Sequence[Curve], levels: Sequence[Level | None]) -> Iterator[
 
 
 def _legend(shown: str, curves: Sequence[Curve]) -> Iterator[str]:
-    """Yield lines that explain the marks in the table, or say why they are missing."""
+    """Yield lines that explain the marks in the table, or why there are none."""
     if f" {_NOISE} " in shown:
         yield f"{_NOISE} within noise: the repetitions overlap with those of the first column"
     if f" {_DISTURBED} " in shown:
@@ -221,7 +221,7 @@ def _overlap(first: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _cells(values: Sequence[float | None]) -> list[str]:
-    """Format values as cells. All cells except the first show the change from the first in percent."""
+    """Format values as cells. All cells except the first show the change relative to the first in percent."""
     first, *_ = values
     cells = []
     for index, value in enumerate(values):
@@ -250,7 +250,7 @@ def add_arguments(parser: argparse.ArgumentParser, picture: Path) -> None:
     """Add the arguments for the output of results.
 
     Args:
-        parser: the command's parser.
+        parser: the parser of the command.
         picture: default of `--plot`.
     """
     report = parser.add_argument_group("report")
@@ -291,7 +291,7 @@ def draw(arguments: argparse.Namespace, curves: Sequence[Curve]) -> int:
 
 
 def _write(path: Path, write: Callable[[], object]) -> int:
-    """Write a file and print its name. An error is printed instead of raised, so that the measurement is not lost."""
+    """Write a file and print its name. Errors are printed instead of raised, so that the measurement is not lost."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write()
@@ -328,7 +328,7 @@ def progress_bar(steps: int) -> Iterator[Advance]:
     """Show a progress bar if standard error is a terminal and rich is installed. The bar disappears at the end.
 
     Args:
-        steps: number of steps, which is how often the yielded function will be called.
+        steps: number of steps, which equals the number of calls to the yielded function.
     """
     if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
         yield lambda step: None

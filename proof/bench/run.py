@@ -1,4 +1,4 @@
-"""The measurement of `lmi bench`: every load is repeated, alternating with the engine alone if requested."""
+"""Runs the measurement of `lmi bench`. Every load is repeated, alternating with the engine alone if requested."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _print_rate(point: Point) -> None:
 
 
 def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, advance: Advance) -> Point:
-    """Measure `plan.repeat` repetitions, and measure again when other processes disturbed a repetition."""
+    """Measure `plan.repeat` repetitions, and repeat those that other processes disturbed."""
 
     def repetition(turn: int) -> Repetition:
         if turn < plan.repeat:
@@ -96,7 +96,7 @@ def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, ad
 
 
 def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, turn: int) -> Repetition:
-    """Measure once. The machine's speed may drift, so every other repetition measures the engine first."""
+    """Measure once. The speed of the machine may drift, so every other repetition measures the engine first."""
     meter = OthersMeter()
     if offline is None:
         return Repetition(measure(target, load, plan.processes), others=meter.cores())
@@ -109,7 +109,7 @@ def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, tur
 
 @contextlib.contextmanager
 def _engine(plan: Plan) -> Iterator[Offline]:
-    """Yield an engine that is loaded with the same options as the server's engine."""
+    """Yield an engine that is loaded with the same options as the engine of the server."""
     spec = engine_spec(read_config(overrides=_overrides(plan)).checked())
     with contextlib.closing(Offline(spec)) as offline:
         offline.wait_ready()

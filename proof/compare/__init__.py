@@ -1,1 +1,1 @@
-"""Comparisons of this server with others on the same machine. In a checkout, run `python -m proof.compare.NAME`."""
+"""Comparisons with other servers on the same machine. In a checkout, run `python -m proof.compare.NAME`."""

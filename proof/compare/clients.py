@@ -49,7 +49,7 @@ class Client(asyncio.Protocol):
 
     @staticmethod
     def totals(clients: Sequence[Any], first: float) -> Any:
-        """Return the totals of one process's clients, the first of which began to connect at the time `first`."""
+        """Return the totals for the clients of one process, the first of which began to connect at the time `first`."""
         raise NotImplementedError
 
 
@@ -60,9 +60,9 @@ class Streams(NamedTuple):
         at: when the totals were computed.
         first: when the first client began to connect.
         last: when the last stream so far began.
-        streaming: number of clients whose stream has begun and not ended.
+        streaming: number of clients whose stream has begun but not ended.
         tokens: number of JSON lines or events.
-        segments: number of TCP segments with data. On loopback, a write is one segment unless it is long.
+        segments: number of TCP segments with data. On loopback, each write is one segment unless it is long.
     """
 
     at: float
@@ -129,7 +129,7 @@ class Answers(NamedTuple):
 
 
 class Asking(Client):
-    """A client that sends the same request over and over."""
+    """A client that sends the same request repeatedly."""
 
     whole = 0
     failed = 0
@@ -167,7 +167,7 @@ class Clients(Generic[T]):
     Args:
         request: the HTTP request that each client sends.
         number: number of clients.
-        heads: number of events before a response's first token.
+        heads: number of events before the first token of a response.
     """
 
     def __init__(self, kind: type[Client], url: str, request: bytes, number: int, heads: int = 0) -> None:
@@ -241,7 +241,7 @@ class Pings:
         self._worker = Worker("the process for health checks", _ping, url, round(seconds * PINGS), limit)
 
     def result(self) -> list[float]:
-        """Wait for the last response, and return the seconds that each health check took, in order."""
+        """Wait for the last response, and return the duration of each health check in seconds, in order."""
         try:
             return list(self._worker.receive())
         finally:

@@ -56,10 +56,10 @@ class Request(msgspec.Struct, array_like=True):
 
 
 class Core:
-    """An engine core with its running requests and its sockets to the front end.
+    """An engine core, with its running requests and its sockets to the front end.
 
     Args:
-        handshake: address at which the front end waits for cores.
+        handshake: address on which the front end waits for cores.
     """
 
     def __init__(self, handshake: str) -> None:
@@ -85,7 +85,7 @@ class Core:
         return socket
 
     def run(self, pace: float) -> None:
-        """Run `pace` steps per second forever, or as many as possible if `pace` is 0."""
+        """Run `pace` steps per second forever, or as many steps as possible if `pace` is 0."""
         due = time.monotonic()
         while True:
             idle = _IDLE if not self._last_steps else 0.0

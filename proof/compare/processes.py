@@ -1,4 +1,4 @@
-"""Processes of other projects' servers, and measurement of the CPU time that a server's processes use."""
+"""Starts server processes of other projects, and measures the CPU time of server processes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def started(
     Args:
         command: the command that starts the server.
         url: the URL at which the server will listen.
-        timeout: seconds until `/health` must respond.
-        environment: the complete environment, or None for this process's environment.
+        timeout: number of seconds within which `/health` must respond.
+        environment: the complete environment, or None for that of this process.
 
     Raises:
         ConfigError: the server does not start. The message contains its last lines of output.
@@ -73,7 +73,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, timeout: float, log:
 
 
 class Cpu(NamedTuple):
-    """The CPU seconds of a server, separately for the engine's processes and for all others (the host)."""
+    """The CPU seconds of a server, separately for the engine processes and for all other processes (the host)."""
 
     host: float
     engine: float
@@ -87,7 +87,7 @@ def cpu_seconds(pid: int, engine: tuple[bytes, ...] = ()) -> Cpu:
 
     Args:
         pid: the ID of the process.
-        engine: prefixes of the names of the engine's processes. Their descendants also count as the engine's.
+        engine: prefixes of the names of the engine processes. Their descendants also count as engine processes.
 
     Raises:
         OSError: the process has ended.
@@ -108,7 +108,7 @@ def _cpu_seconds(pid: int, engine: tuple[bytes, ...], own: float, *, inside: boo
 def process_seconds(pid: int) -> float:
     """Return the user and system time of a process in seconds, including threads that have ended.
 
-    The kernel has a clock for each process. The clock's ID is computed as in clock_getcpuclockid(3).
+    The kernel has a clock for each process. The clock ID is computed as in clock_getcpuclockid(3).
     """
     return time.clock_gettime(~pid << 3 | 2)
 

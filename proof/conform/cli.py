@@ -1,4 +1,4 @@
-"""Command line of `lmi conform`. The rules are imported only when it runs, so that `lmi serve` starts fast."""
+"""Command line of `lmi conform`. The rules are imported only when it runs, so that `lmi serve` starts quickly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXAMPLE = """examples:
 
 
 def add_parser(commands: Any) -> None:
-    """Add `conform` to `lmi`'s subcommands."""
+    """Add the subcommand `conform` to `lmi`."""
     parser = commands.add_parser(
         "conform",
         help="test a server against the contracts of SageMaker, LMI and others",
@@ -139,7 +139,7 @@ def _conform(arguments: argparse.Namespace) -> int:
                 unwritten.add(path)
 
     def tell(result: Result) -> None:
-        """Show a result, and write the reports so far, because a run may be ended early."""
+        """Show a result, and write the reports so far, because a run may end early."""
         _tell(result)
         known.append(result)
         write(files)
@@ -211,7 +211,7 @@ def _is_replaceable(path: Path) -> bool:
 
 
 def _write(path: Path, text: str) -> int:
-    """Write a file, and return 1 if that fails."""
+    """Write a file, and return 1 if this fails, otherwise 0."""
     try:
         if not _is_replaceable(path) or not _replace(path, text):
             path.write_text(text, "utf-8")

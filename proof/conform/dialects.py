@@ -1,4 +1,4 @@
-"""Requests for generated text in each profile's API, and the location of the text in the responses."""
+"""Requests for generated text in the API of each profile, and the location of the text in responses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dialect:
-    """The requests by which an API generates text.
+    """The requests with which an API generates text.
 
     Attributes:
-        name: the API's name in messages.
+        name: the name of the API in messages.
         path, stream_path: the routes, which may contain `{model}`.
         body: a function that takes a prompt, a number of tokens, and whether to stream, and returns the body of a
             greedy request.
@@ -22,7 +22,7 @@ class Dialect:
         tokens: the path of keys to the token limit.
         temperature: the path of keys to the temperature.
         content_type: the content type of a stream.
-        endless: fields that keep an end token from ending a stream early.
+        endless: fields that prevent an end token from ending a stream early.
         refuses_in_stream: whether a stream with a bad parameter gets status 200 and an error event, as in TGI.
     """
 
@@ -45,7 +45,7 @@ def change(body: Body, keys: tuple[str, ...], value: Any) -> Body:
 
 
 def merge(body: Body, more: Mapping[str, Any]) -> Body:
-    """Return a copy of the body with the fields of `more`. Nested objects are merged."""
+    """Return a copy of the body with the fields of `more` added. Nested objects are merged."""
     joined = dict(body)
     for name, value in more.items():
         inner = joined.get(name)

@@ -1,4 +1,4 @@
-"""Requests to the server under test, and its responses with their arrival times."""
+"""Requests to the server under test, and its responses with arrival times."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 240
 
 
 class Recorder(BodyReader):
-    """A reader that records a response, and the arrival times of a stream's lines or events."""
+    """A reader that records a response, and the arrival times of the lines or events in a stream."""
 
     max_bytes: ClassVar[int] = 8 << 20
 
@@ -42,9 +42,9 @@ class Answer:
         asked: the request on one line for a report, without API keys.
         failure: the reason why the response is incomplete: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB` or
             `refused`; "" if it is complete.
-        pieces: the seconds from the start of the request to each part of the body.
+        pieces: the seconds from the start of the request to each chunk of the body.
         arrivals: the seconds from the start of the request to each line or event of a stream.
-        late: whether the response was ended by the time limit `--timeout`, not by a time limit of the contract.
+        late: whether the response was ended by the time limit `--timeout` instead of a time limit in the contract.
     """
 
     asked: str
@@ -63,7 +63,7 @@ class Answer:
 
     @property
     def is_uncut(self) -> bool:
-        """Return whether the response is certainly complete, because its headers declare where its body ends."""
+        """Return whether the response is known to be complete, because its headers declare where its body ends."""
         return not self.failure and client.tells_its_end(self.headers)
 
     @property
@@ -94,7 +94,7 @@ class Answer:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The JSON objects in a stream's lines or in its events' data, without other lines, such as `[DONE]`."""
+        """The JSON objects in the lines or events of a stream, without other lines such as `[DONE]`."""
         events = []
         for line in self.text.split("\n"):
             try:
@@ -138,7 +138,7 @@ class Connection(client.Connection[Recorder]):
         )
 
     async def begun(self, events: int, timeout: float) -> bool:
-        """Wait until `events` events have arrived, and return whether they have arrived within `timeout` seconds."""
+        """Wait up to `timeout` seconds until `events` events have arrived, and return whether they have arrived."""
         deadline = time.monotonic() + timeout
         while len(self.reader.arrivals) < events and not self.closed:
             self._news.clear()

@@ -17,7 +17,7 @@ LMI = ("lmi-0.28", "lmi-0.38")
 
 
 class Source(NamedTuple):
-    """The public document that states a rule. `url` is empty for this project's own rules."""
+    """The public document that states a rule. `url` is empty for rules of this project."""
 
     title: str
     url: str
@@ -41,7 +41,7 @@ class Failed(Exception):
 
 
 class NotAsked(Exception):
-    """A rule cannot be checked on this server. The message says why."""
+    """A rule cannot be checked on this server. The message contains the reason."""
 
 
 Check = Callable[["Server"], Awaitable[None]]
@@ -52,7 +52,7 @@ class Rule:
     """A requirement of a contract, and its check.
 
     Attributes:
-        id: the rule's name in reports, such as `stream.chunked`: a group, a dot and a name.
+        id: the ID of the rule in reports, such as `stream.chunked`: a group, a dot and a name.
         sentence: the requirement in one sentence.
         last: whether the check stops the server, so that it must run after all other checks.
         check: a function that returns if the server meets the requirement, and raises `Failed` or `NotAsked` otherwise.
@@ -90,7 +90,7 @@ def expect(holds: object, expected: str, answer: Answer) -> None:
 
 
 def expect_fields(answer: Answer, value: Any, *fields: str) -> None:
-    """Raise `Failed` if `value`, a part of the response, is not an object with these fields."""
+    """Raise `Failed` if `value`, which is part of the response, is not an object with these fields."""
     expect(isinstance(value, dict) and set(fields) <= set(value), f"the fields {', '.join(fields)}", answer)
 
 
@@ -122,7 +122,7 @@ async def greedy(server: Server, tokens: int) -> Answer:
 
 
 async def stop_word(server: Server) -> tuple[str, str]:
-    """Return the text of a greedily decoded response, and its third word, to be used as a stop sequence.
+    """Return the text of a greedily decoded response, and its third word, which can be used as a stop sequence.
 
     Raises:
         NotAsked: the text has too few words, its third word also occurs earlier, or two greedy responses differ.

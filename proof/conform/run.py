@@ -1,4 +1,4 @@
-"""Functions that check the rules, one after another."""
+"""Checks the rules one after another."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object])
 
 
 def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
-    """Return the plan's rules, each with its profile. Rules that stop the server come last."""
+    """Return the rules of the plan, each with its profile. Rules that stop the server come last."""
     pairs = [
         (rule, profile)
         for profile in plan.profiles
@@ -85,7 +85,7 @@ def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
 
 
 def named(rule: Rule, names: Sequence[str]) -> bool:
-    """Return whether `names` contains a rule's ID or its group."""
+    """Return whether `names` contains the ID or the group of a rule."""
     return any(name in (rule.id, rule.id.partition(".")[0]) for name in names)
 
 

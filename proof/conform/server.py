@@ -1,4 +1,4 @@
-"""The server under test: requests in one profile's dialect, and the start and stop of its process or container."""
+"""The server under test: sends requests in the dialect of a profile, and starts and stops a process or container."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from proof.conform.rule import Failed, skip
 _ENGINES = ("docker", "podman")
 _INSPECT = ("container", "inspect", "--format", "{{.State.Running}}")
 _FAREWELL = 10.0
-"""Seconds from SIGTERM to SIGKILL for a command that is still running after the rules."""
+"""Number of seconds from SIGTERM to SIGKILL for a command that is still running after the last rule."""
 
 
 @dataclass
@@ -200,7 +200,7 @@ async def _call(*words: str) -> tuple[int, str]:
 
 PROMPT = "one two three four five six seven eight"
 _LONGEST = 4096
-"""Maximum tokens of a stream that a rule requests."""
+"""Maximum number of tokens in a stream that a rule requests."""
 
 _SHORTEST = 0.5
 """Minimum duration, in seconds, of a response that a rule observes while it is generated."""
@@ -211,13 +211,13 @@ class Limits:
     """The limits for a server. Times are in seconds.
 
     Attributes:
-        answer: the limit for a response to a rule's request.
+        answer: the limit for a response to a request of a rule.
         whole: the limit for a non-streaming response.
         ping: the limit for /ping.
         connect: the limit for accepting a connection.
         stop: the time from SIGTERM to SIGKILL.
         abandoned: the time within which the engine must stop after a client has disconnected.
-        patience: the time to wait for the end of abandoned responses if the engine does not stop.
+        patience: the time to wait for abandoned responses to end if the engine does not stop.
         long: the duration of a stream that must not end by itself.
         payload: the maximum body size, in bytes.
     """
@@ -235,13 +235,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Asking:
-    """The arguments of `lmi conform` that concern requests.
+    """The arguments of `lmi conform` that apply to requests.
 
     Attributes:
         key: the API key, or "" if the server needs no key.
         model: the model name in requests, or "" to look it up.
-        adapter: the NAME=DIRECTORY of a LoRA adapter on the server's machine, or "".
-        metrics: the path of the server's metrics.
+        adapter: NAME=DIRECTORY of a LoRA adapter on the machine of the server, or "".
+        metrics: the path of the server metrics.
         slow: whether to check rules that take minutes.
     """
 
@@ -258,7 +258,7 @@ class Server:
     """The server under test, in the dialect of one profile.
 
     Attributes:
-        last: the last response that `ask` has received, or None if there is none.
+        last: the last response that `ask` has received, or None if it has not received any.
     """
 
     def __init__(self, asking: Asking, profile: str, lifetime: Lifetime | None = None) -> None:
@@ -289,7 +289,7 @@ class Server:
 
         Args:
             body: an object to be sent as JSON, or bytes to be sent unchanged.
-            headers: headers to add to content-type, authorization and x-api-key, or to replace these headers.
+            headers: additional headers, which may replace content-type, authorization and x-api-key.
             keyed: whether to send the API key.
         """
         request, shown_request = self._request(method, path, body, headers or {}, keyed)
@@ -356,7 +356,7 @@ class Server:
     # -- in the profile's dialect --------------------------------------------------------------------------------
 
     async def dialect(self) -> Dialect:
-        """Return the profile's dialect or, for SageMaker, the first dialect that the server accepts at `/invocations`.
+        """Return the dialect of the profile or, for SageMaker, the first that the server accepts at `/invocations`.
 
         Raises:
             NotAsked: the server accepts none of the dialects.
@@ -378,7 +378,7 @@ class Server:
         skip("/invocations accepts neither inputs, nor messages, nor prompt")
 
     async def model(self) -> str:
-        """Return the model name for requests: that of `--model`, or else the first name that the server lists."""
+        """Return the model name for requests, which is either `--model` or the first name that the server lists."""
         if not self._model:
             for method, path in (("GET", "/v1/models"), ("POST", "/v2/repository/index")):
                 match (await self.ask(method, path, {} if method == "POST" else None)).value:
@@ -396,7 +396,7 @@ class Server:
         return await self.named(merge(dialect.body(prompt, tokens, stream), more or {}))
 
     async def named(self, body: Body) -> Body:
-        """Return the body with the placeholder `{model}` replaced by the model's name."""
+        """Return the body with the placeholder `{model}` replaced with the model name."""
         return {**body, "model": await self.model()} if body.get("model") == "{model}" else body
 
     async def path(self, *, stream: bool = False) -> str:
@@ -420,7 +420,7 @@ class Server:
 
         Args:
             more: fields to merge into the body.
-            timeout: the contract's time limit in seconds, or None for `--timeout`.
+            timeout: the time limit in the contract, in seconds, or None for `--timeout`.
         """
         body = await self.body(prompt, tokens, stream=stream, more=more)
         return await self.post(await self.path(stream=stream), body, headers=headers, timeout=timeout)
@@ -428,7 +428,7 @@ class Server:
     async def long_stream(self, seconds: float) -> tuple[Body, float]:
         """Return the body of a request whose stream takes about `seconds`, and the expected duration in seconds.
 
-        The stream is shorter if the model's context is too small.
+        The stream is shorter if the context of the model is too small.
 
         Raises:
             NotAsked: the longest possible stream is too short.
@@ -461,5 +461,5 @@ class Server:
         return self._rate
 
     def of_profile(self, profile: str) -> Server:
-        """Return this server in another profile's dialect."""
+        """Return this server with the dialect of another profile."""
         return Server(replace(self.asking, model=self._model), profile, self.lifetime)

@@ -1,4 +1,4 @@
-"""Command line of `lmi replay`. The run is imported only when it runs, so that `lmi serve` starts fast."""
+"""Command line of `lmi replay`. The replay code is imported only when it runs, so that `lmi serve` starts quickly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ request was compared. Bodies are not printed without --show. To continue a kille
 
 
 def add_parser(commands: Any) -> None:
-    """Add `replay` to `lmi`'s subcommands."""
+    """Add the subcommand `replay` to `lmi`."""
     parser = commands.add_parser(
         "replay",
         help="send recorded requests to two servers, and compare their responses",

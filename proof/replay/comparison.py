@@ -1,4 +1,4 @@
-"""Comparison of two responses to the same request. It yields findings, which determine the class of the request."""
+"""Compares two responses to the same request. The result is a list of findings, which determine the request class."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from proof.replay.structure import event_names, indexes, links, misplaced, num_i
 
 
 class Class(str, Enum):
-    """Classes of requests in order of severity; a request has the class of its most severe finding."""
+    """Classes of requests in order of severity. A request has the class of its most severe finding."""
 
     EQUAL = "equal"
     TIE = "tie"
@@ -69,10 +69,10 @@ class Finding(NamedTuple):
     Attributes:
         kind: kind of the difference, such as `usage`.
         where: the JSON path, without names that a client or a model chose.
-        change: how the two sides differ, without content.
+        change: the difference between the two sides, without content.
         content: the content of each side, shown only with `--show`.
-        learnable: whether the difference may be volatile for all requests of a kind; otherwise each request is checked
-            on its own.
+        learnable: whether the difference may be volatile for all requests of a kind. Otherwise, each request is checked
+            individually.
         timed: whether the value may change every second.
     """
 
@@ -104,8 +104,9 @@ class Traits(NamedTuple):
     """The traits of a request that determine how its responses are compared.
 
     Attributes:
-        greedy: whether a repeated request gets the same response, because decoding is greedy or nothing is generated.
-        schema: the requested JSON Schema of the response's text, or None.
+        greedy: whether repeating a request returns the same response, because decoding is greedy or nothing is
+            generated.
+        schema: the requested JSON Schema for the text of the response, or None.
         json: whether JSON was requested, with or without a schema.
     """
 
@@ -201,7 +202,7 @@ _ANY = re.compile("")
 _REQUESTED = re.compile(r"^\$$|\.(choices|best_of_sequences|prefill|data|results)$")
 """JSON paths of lists whose length depends on the request, not on sampling."""
 VALUES = ("value", "error's value")
-"""Kinds of findings about values of unknown meaning."""
+"""Kinds of findings for values whose meaning is unknown."""
 _MAX_SEEN = 20_000  # maximum characters of a shape, which grows with each answer
 _MAX_CHECKED = 64  # maximum texts of an answer that are validated
 _MAX_TYPES = 256  # maximum types of documents
@@ -227,7 +228,7 @@ class _Documents:
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
-        """The shapes of the first document, of the last document, and of each type of document between them."""
+        """The shapes of the first document, the last document, and each type of document between them."""
         parts: dict[str, list[Any]] = {}
         for name, part in frames(self.values).items():
             for value in part:
@@ -245,7 +246,7 @@ class _Documents:
 
 
 class Seen:
-    """The types and merged shapes of the reference's responses to one kind of request."""
+    """The types and merged shapes of the reference responses to one kind of request."""
 
     def __init__(self) -> None:
         self.types: set[str] = set()
@@ -264,10 +265,10 @@ class Seen:
 
 
 def findings(reference: Answer, target: Answer, traits: Traits, seen: Seen, near: float = NEAR) -> list[Finding]:
-    """Return the differences that a client of the reference may notice in the target's response.
+    """Return the differences that a client of the reference may notice in the target response.
 
     Args:
-        seen: types and shapes of earlier responses to this kind of request.
+        seen: types and shapes from earlier responses to this kind of request.
         near: maximum difference between nearly equal log-probabilities.
     """
     if reference.lost or target.lost:
@@ -301,7 +302,7 @@ def findings(reference: Answer, target: Answer, traits: Traits, seen: Seen, near
 
 
 def _in_both(reference: Mapping[K, V], target: Mapping[K, V]) -> Iterator[tuple[K, V, V]]:
-    """Yield the keys that both sides have, in order, with the value of each side."""
+    """Yield the keys that both sides have, in order, with the values of both sides."""
     for key in sorted(reference.keys() & target.keys()):
         yield key, reference[key], target[key]
 
@@ -322,7 +323,7 @@ def media_text(value: str) -> str:
 
 
 def _texts(reference: bytes, target: bytes, traits: Traits) -> Iterator[Finding]:
-    """Compare two bodies of which at least one is not JSON."""
+    """Compare two bodies, at least one of which is not JSON."""
     bodies = (reference, target)
     kinds = [_is_json(body) for body in bodies]
     if kinds[0] != kinds[1]:
@@ -354,13 +355,13 @@ def _glue(reference: _Documents, target: _Documents) -> Iterator[Finding]:
 
 
 def _number(reference: _Documents, target: _Documents) -> Iterator[Finding]:
-    """Compare how many documents the two responses contain."""
+    """Compare the numbers of documents in the two responses."""
     if len(reference.values) != len(target.values):
         yield Finding(Class.FRAMING, "documents", change=f"{len(reference.values)} -> {len(target.values)}")
 
 
 def _cuts(reference: _Documents, target: _Documents) -> Iterator[Finding]:
-    """Compare whether the events of two streams contain one token each, or several tokens."""
+    """Compare whether each event in the two streams contains one token or several tokens."""
     if len(reference.values) < 2 or len(target.values) < 2:
         return
     cuts = [cut for side in (reference, target) if (cut := cut_of(side.scalars)) is not None]
@@ -373,7 +374,8 @@ def _event_names(reference: _Documents, target: _Documents, *, strict: bool) -> 
     """Compare the names of server-sent events.
 
     Args:
-        strict: whether to require the same names in the same order; otherwise, accept any name that the reference has.
+        strict: whether to require the same names in the same order. Otherwise, any name that the reference has is
+            accepted.
     """
     names_by_type = (event_names(side.values, side.glue) for side in (reference, target))
     for root, *names in _in_both(*names_by_type):
@@ -384,13 +386,13 @@ def _event_names(reference: _Documents, target: _Documents, *, strict: bool) -> 
 
 
 def _numberless(glue: Sequence[str]) -> list[str]:
-    """Return the texts around documents without comments, which may be keep-alives, and with 0 for each number."""
+    """Return the texts around documents without comments, which may be keep-alives, and with numbers replaced by 0."""
     texts = (_COMMENT.sub("", text) if text.startswith(":") or "\n:" in text else text for text in glue)
     return [_DIGITS.sub("0", text) for text in texts]
 
 
 def framing_text(text: str) -> str:
-    """Return text around documents if it is only framing, otherwise a label."""
+    """Return the text around documents if it is only framing, otherwise a label."""
     is_framing = len(text) <= 120 and all(map(_FRAMING_LINE.fullmatch, text.splitlines()))
     return json.dumps(text) if is_framing else f"<{len(text)} characters>"
 
@@ -406,7 +408,7 @@ def _strict_shapes(reference: _Documents, target: _Documents) -> Iterator[Findin
 
 
 def _loose_shapes(target: _Documents, seen: Seen) -> Iterator[Finding]:
-    """Compare the target's shapes with the merged shapes of earlier responses, whose fields may depend on content."""
+    """Compare target shapes with the merged shapes of earlier responses, whose fields may depend on content."""
     for root in sorted(target.types - seen.types):
         yield Finding(Class.SHAPE, "type", _public(root), "absent -> present")
     yield from _shape_findings(seen.shapes, target.shapes, one_of_many=True)
@@ -475,7 +477,7 @@ def _text_finding(reference: _Documents, target: _Documents, path: str, near: fl
 
 
 def _parted(reference: _Documents, target: _Documents) -> list[Parted]:
-    """Return the first difference of each choice whose texts differ."""
+    """Return the first difference in each choice whose texts differ."""
     tokens = _in_both(tokens_by_choice(reference.values), tokens_by_choice(target.values))
     return [part for _, *texts in tokens if (part := parted_at(*texts))]
 
@@ -500,7 +502,7 @@ def _parsed(values: Sequence[Any]) -> list[Any]:
 
 
 def _values(reference: _Documents, target: _Documents, near: float) -> Iterator[Finding]:
-    """Compare all values. In streams with equally many documents, values other than texts are compared one by one."""
+    """Compare all values. In streams with equal numbers of documents, values except texts are compared one by one."""
     aligned = len(reference.values) == len(target.values)
     result: dict[tuple[str, str, str], Finding] = {}
     if aligned:  # a field that only one of several choices lost
@@ -540,7 +542,7 @@ def _items(reference: _Documents, target: _Documents, lists: re.Pattern[str] = _
 
 
 def _unsampled(reference: _Documents, target: _Documents, near: float) -> Iterator[Finding]:
-    """Compare values that do not depend on the generated text, such as the prompt's tokens."""
+    """Compare values that do not depend on the generated text, such as the prompt tokens."""
     for path, *values in _in_both(reference.places, target.places):
         distinct = [list(dict.fromkeys(side)) for side in values] if _UNSAMPLED.search(path) else [[], []]
         if distinct[0] != distinct[1]:
@@ -551,7 +553,7 @@ def _places(reference: _Documents, target: _Documents, *, strict: bool) -> Itera
     """Compare the indexes of choices, blocks and tool calls, and which of their IDs are equal.
 
     Args:
-        strict: whether both responses have the same text; otherwise, one of them may have more items.
+        strict: whether both responses have the same text. Otherwise, one of them may have more items.
     """
     numbers = [indexes(side.scalars) for side in (reference, target)]
     paths = numbers[0].keys() | numbers[1].keys() if strict else numbers[0].keys() & numbers[1].keys()
@@ -609,7 +611,7 @@ def _numbers(values: Sequence[Any]) -> bool:
 
 
 def _schemas(reference: _Documents, target: _Documents, traits: Traits) -> Iterator[Finding]:
-    """Yield a finding if the reference's text follows the requested schema, but the target's text does not."""
+    """Yield a finding if the reference text follows the requested schema, but the target text does not."""
     if not traits.json:
         return
     texts = (

@@ -1,13 +1,13 @@
 """The content and the shape of a response.
 
 Content is stored by JSON path, such as `$.choices[0].delta.content`, so that streams that are split differently compare
-as equal. The texts of a stream are joined at each path; other values are stored when they change. Items of a list in a
+as equal. The texts of a stream are joined at each path. Other values are stored when they change. Items of a list in a
 stream are identified by their own `index`.
 
-A shape is also JSON. A scalar's shape is the name of its type, or several names such as `null|string`. An object's
-shape is `{"a": …, "b?": …}`, where `b` is optional. A list's shape is `[…]`, with one shape for all items: `[]` is
-always empty, `[…, []]` is sometimes empty. A number is an `integer` if all its values are written without a fraction or
-exponent, because typed clients, such as Go's and Rust's, refuse 9.0 for an integer.
+A shape is also JSON. The shape of a scalar is the name of its type, or several names such as `null|string`. The shape
+of an object is `{"a": …, "b?": …}`, where `b` is optional. The shape of a list is `[…]`, with one shape for all items:
+`[]` is always empty, `[…, []]` is sometimes empty. A number is an `integer` if all its values are written without a
+fraction or exponent, because typed clients, such as Go's and Rust's, refuse 9.0 for an integer.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ TEXTS = frozenset(
         "transcript",
     ]
 )
-"""Names of fields with generated text, which a stream sends in pieces."""
+"""Names of fields with generated text, which a stream sends in chunks."""
 ARGUMENTS = frozenset(("arguments", "partial_json"))
-"""Names of fields with JSON in a string, which a stream also sends in pieces."""
+"""Names of fields with JSON in a string, which a stream also sends in chunks."""
 LOGPROBS = frozenset(
     ["logprob", "log_prob", "token_logprobs", "cumulative_logprob", "cumulative_log_prob", "top_logprobs"]
 )
@@ -122,7 +122,7 @@ _COUNTS = frozenset(("completion_tokens", "output_tokens", "generated_tokens"))
 _FEW = 6  # a stream with fewer tokens does not show how streams are split
 _INDEX = re.compile(r"\[[0-9]+\]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
-"""Matches the name of a field in an API. Other names are content, such as tokens in a completion's `top_logprobs`."""
+"""Matches the name of a field in an API. Other names are content, such as tokens in `top_logprobs` of a completion."""
 _TYPE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 """Matches the type of an event or a message."""
 
@@ -140,7 +140,7 @@ def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, l
 
 
 def values_by_place(scalars: Mapping[str, list[Any]], num_documents: int) -> Mapping[str, list[Any]]:
-    """Return the values at each JSON path. A stream's values are joined, so that its pieces may have any size."""
+    """Return the values at each JSON path. Values of a stream are joined, so that its chunks may have any size."""
     if num_documents < 2:
         return scalars
     return {path: _joined(path, values) for path, values in scalars.items()}
@@ -187,7 +187,7 @@ def _walk(value: Any, path: str, scalars: dict[str, list[Any]], by_index: bool) 
 
 
 def _alternatives_of(name: str, value: Any) -> Any:
-    """Convert the `top_logprobs` of a completion, which have tokens as names, to a chat's form. Keep other values."""
+    """Convert `top_logprobs` of a completion, where tokens are names, to the chat form. Pass other values through."""
     if name != "top_logprobs" or not isinstance(value, list):
         return value
     return [
@@ -205,7 +205,7 @@ def _item(part: dict[str, Any], of: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def public_name(name: str) -> str:
-    """Return the name of an API's field, or a label if the name may be content."""
+    """Return the name of an API field, or a label if the name may be content."""
     return name if _NAME.fullmatch(name) else "<name>"
 
 
@@ -230,7 +230,7 @@ class Cut(NamedTuple):
 
     @property
     def has_one_each(self) -> bool | None:
-        """Whether each token has its own event, or None if this is unclear: few tokens, or some tokens have no text."""
+        """Whether each token has its own event, or None if this is unclear (few tokens, or tokens without text)."""
         if self.tokens < _FEW:
             return None
         if self.events <= (self.tokens + 1) // 2:
@@ -239,7 +239,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(scalars: Mapping[str, list[Any]]) -> Cut | None:
-    """Return how a stream's text is split, or None if the number of tokens is unknown or tools are called."""
+    """Return how the text of a stream is split, or None if the number of tokens is unknown or tools are called."""
     tokens = max(
         (count for path, values in scalars.items() if name_of(path) in _COUNTS for count in _counts(values)),
         default=0,
@@ -254,7 +254,7 @@ def cut_of(scalars: Mapping[str, list[Any]]) -> Cut | None:
 
 
 def _events(text: str) -> int:
-    """Return how many events may have produced a text. A multi-byte character may be several tokens."""
+    """Return the number of events that may have produced a text. A multi-byte character may be several tokens."""
     return len(text.encode("utf-8", "replace")) - len(text) + 1 if text else 0
 
 
@@ -293,7 +293,7 @@ def _field(name: str, value: Any, of: Mapping[str, Any]) -> Any:
 
 
 def _by_token(value: Any) -> Any:
-    """Return the shape of `top_logprobs`; in a completion, its objects have tokens as names."""
+    """Return the shape of `top_logprobs`, whose objects have tokens as names in a completion."""
     if isinstance(value, list) and any(isinstance(part, dict) and "logprob" not in part for part in value):
         return [merged([_of_token(part) for part in value])]
     return shape(value)
@@ -328,7 +328,7 @@ def _alternatives(shape: Any) -> list[Any]:
 
 
 def _different(shapes: Sequence[Any]) -> Sequence[Any]:
-    """Return the shapes without repetitions; objects with names in another order count as different."""
+    """Return the shapes without repetitions. Objects with names in a different order count as different."""
     return list({repr(part): part for part in shapes}.values())
 
 
@@ -343,13 +343,13 @@ def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def differences(reference: Any, target: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
-    """Yield the differences in the target's shape that a client of the reference may notice.
+    """Yield the differences in the shape of the target that a client of the reference may notice.
 
-    The target may use fewer of the types that a value has, and integers instead of fractional numbers. An optional
-    field may stay optional.
+    The target may use fewer types for a value, and integers instead of fractional numbers. Optional fields may remain
+    optional.
 
     Args:
-        one_of_many: whether the reference's shape covers many responses and the target's shape only one. Optional
+        one_of_many: whether the shape of the reference covers many responses and that of the target only one. Optional
             fields may then be missing.
     """
     if reference == target:
@@ -404,11 +404,11 @@ def _name(shape: Any) -> str:
 _UNCHECKED = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties", "uniqueItems")
 """Keywords that are not checked because they may take very long."""
 _MAX_STEPS = 20_000
-"""Maximum steps of a validation; each keyword and each member that it reads is a step."""
+"""Maximum number of steps in a validation. Each keyword and each member that it reads is a step."""
 
 
 def has_validator() -> bool:
-    """Return whether jsonschema is installed, which validates texts by their schemas."""
+    """Return whether jsonschema is installed, which validates texts against schemas."""
     return importlib.util.find_spec("jsonschema") is not None
 
 
@@ -464,7 +464,7 @@ def _validator(schema: bytes) -> Any:
 
 
 NEAR = 0.25
-"""Maximum difference between nearly equal log-probabilities; precisions and kernels change them by less than 0.1."""
+"""Maximum difference between nearly equal log-probabilities. Precisions and kernels change them by less than 0.1."""
 RELATIVE_LOGPROB = 0.05
 """Maximum relative difference between nearly equal log-probabilities, for very improbable tokens."""
 
@@ -584,9 +584,9 @@ def parted_at(reference: Sequence[Token], target: Sequence[Token]) -> Parted | N
 def is_near_tie(reference: Token, target: Token, near: float) -> bool:
     """Return whether two models that differ only by rounding could choose either of the two tokens.
 
-    If a side's alternatives contain the other side's token, its log-probability may be at most `near` less than that of
-    the side's own token. Otherwise, both tokens must have nearly the same log-probability, and a probability of at most
-    about 0.5.
+    If the alternatives of one side contain the token of the other side, its log-probability may be at most `near` less
+    than that of the chosen token. Otherwise, both tokens must have nearly the same log-probability, and a probability
+    of at most about 0.5.
     """
     if reference.logprob is None or target.logprob is None:
         return False

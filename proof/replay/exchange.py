@@ -24,10 +24,10 @@ class Request(NamedTuple):
 
     Attributes:
         id: the ID in the recording, unique in a run.
-        path: the path with its query, such as `/v1/chat/completions`.
+        path: the path with its query string, such as `/v1/chat/completions`.
         headers: the headers, with lower-case names and without credentials.
         at: when it was sent, in seconds since the epoch, or None if the recording has no times.
-        other: a shadow variant's response to the same request.
+        other: the response of a shadow variant to the same request.
         unsendable: the reason why the request cannot be sent, or "".
     """
 
@@ -43,7 +43,7 @@ class Request(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """An item of a recording that cannot be read as a request, and the reason.
+    """An item in a recording that cannot be read as a request, with the reason.
 
     Attributes:
         place: the file and the line.
@@ -65,7 +65,7 @@ class Times(NamedTuple):
 
     Attributes:
         first: time to the first byte of the body.
-        gap: mean time between pieces of the body, or None if there is only one piece.
+        gap: mean time between chunks of the body, or None if there is only one chunk.
         total: time to the end of the body.
     """
 
@@ -75,7 +75,7 @@ class Times(NamedTuple):
 
 
 def times_of(start: float, arrivals: Sequence[float], end: float) -> Times:
-    """Return the times of a response from the monotonic times of its start, its pieces and its end."""
+    """Return the times of a response from the monotonic times of its start, chunks and end."""
     first = (arrivals[0] if arrivals else end) - start
     gap = (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None
     return Times(first, gap, end - start)
@@ -85,11 +85,11 @@ class Answer(NamedTuple):
     """The response of one side.
 
     Attributes:
-        status: the HTTP status of the model's server, or 0 if there was no response.
+        status: the HTTP status of the model server, or 0 if there was no response.
         content_type: the content type, or "" if it is unknown.
         lost: the reason why the response is missing or incomplete, or "".
         times: the times, or None if the response was recorded or is incomplete.
-        throttled: the number of retries because the target was busy.
+        throttled: the number of retries while the target was busy.
     """
 
     status: int
@@ -105,5 +105,5 @@ def lost(reason: str) -> Answer:
 
 
 def recorded(answer: Recorded) -> Answer:
-    """Convert a recorded response to an `Answer`. An unknown status becomes 200."""
+    """Convert a recorded response to an `Answer`. An unknown status is replaced with 200."""
     return Answer(answer.status or 200, answer.content_type, answer.body)

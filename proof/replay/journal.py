@@ -1,4 +1,4 @@
-"""The journal of a run on disk, from which a killed run can continue, and the run's summary and progress."""
+"""The journal of a run on disk, from which a killed run can continue, and the summary and progress of the run."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MAX_EXAMPLE = 64 * 1024  # maximum size of a request and its two answers in an 
 
 
 class Outcome(NamedTuple):
-    """The result of one request, as the journal stores it.
+    """The result of one request, as stored in the journal.
 
     Attributes:
-        number: the request's index in the recording.
+        number: the index of the request in the recording.
         names: the classes and names of the findings.
         times: the times of the reference and of the target. Each is None if it was not measured.
         throttled: the number of retries for the reference and for the target.
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A request and its two responses, as an example of a class."""
+    """A request and its two responses, which are an example of a class."""
 
     request: Request
     reference: Answer
@@ -57,7 +57,7 @@ class Example(NamedTuple):
 
 
 class Histogram:
-    """A histogram of times in steps of 2 %, for percentiles in constant memory."""
+    """A histogram of times in steps of 2 %, which provides percentiles in constant memory."""
 
     _STEP = math.log(1.02)
     _LEAST = 1e-6
@@ -154,12 +154,12 @@ class Journal:
 
     Args:
         directory: the directory of the run. It is created if it does not exist.
-        run: the settings that must be equal for a run to be continued.
-        restart: whether to discard an earlier run in the directory.
+        run: the settings that must match for a run to be continued.
+        restart: whether to discard a previous run in the directory.
 
     Raises:
-        ConfigError: the directory contains a different or complete run, or another process writes there. All methods
-            that write also raise it, for example if the disk is full.
+        ConfigError: the directory contains a different or complete run, or another process is writing there. All
+            methods that write also raise this error, for example if the disk is full.
     """
 
     def __init__(self, directory: Path, run: Mapping[str, Any], *, restart: bool = False) -> None:
@@ -222,7 +222,7 @@ class Journal:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn an OSError into a ConfigError that names the directory."""
+        """Convert an OSError to a ConfigError that contains the directory."""
         try:
             yield
         except OSError as error:
@@ -238,7 +238,7 @@ class Journal:
             return
 
     def _check_ours(self) -> None:
-        """Raise ConfigError if the file is not a journal, because an incomplete last line will be cut off."""
+        """Raise ConfigError if the file is not a journal, because an incomplete last line will be removed."""
         with self._path.open("rb") as file:
             if not _BEGIN.startswith(file.read(len(_BEGIN))):
                 name = self._path.name
@@ -307,7 +307,7 @@ _ON_TERMINAL, _ELSEWHERE = 0.5, 30.0  # seconds between two lines
 
 
 class Progress:
-    """A progress display: on a terminal, a line that is updated; elsewhere, a new line every half minute."""
+    """Shows progress, as a line that is updated on a terminal, or as a new line every half minute elsewhere."""
 
     def __init__(self, journal: Journal, file: TextIO | None = None) -> None:
         self._journal = journal

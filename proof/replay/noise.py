@@ -1,7 +1,8 @@
 """Volatile values, such as IDs and times, which differ between two responses of one server to the same request.
 
-A request is sent again only after a difference was found. If the two responses of that server differ at the same JSON
-path, the difference is volatile: for all requests of that kind or, if it is a text or a status, only for this request.
+A request is sent again only after a difference was detected. If the two responses of that server differ at the same
+JSON path, the difference is volatile: for all requests of that kind or, if it is a text or a status, only for this
+request.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Noise:
 
     Args:
         near: maximum difference between nearly equal log-probabilities.
-        later: seconds to wait before a request is sent a third time, because its second response had the same value.
+        later: number of seconds to wait before sending a request a third time if its second response had the same
+            value.
     """
 
     def __init__(self, near: float, later: float = _LATER) -> None:
@@ -112,10 +114,10 @@ class Noise:
                 self.learnt[f"{request.path.partition('?')[0]}: {item.name}"] = item.cls.value
 
     def _without_asking(self, kind: Kind, reference: Answer, changes: Sequence[Finding]) -> list[Finding]:
-        """Return the differences that are not volatile, if no request can be sent again.
+        """Return the differences that are not volatile if no request can be sent again.
 
-        A value then counts as volatile if it differs between successive responses of the reference. For the first
-        request of a kind, every value that differs between the sides counts as volatile.
+        In this case, a value is treated as volatile if it differs between successive responses of the reference. For
+        the first request of a kind, every value that differs between the sides is treated as volatile.
         """
         last, kind.last = kind.last, reference
         suspects = {item.key for item in changes if item.kind in VALUES}
@@ -125,7 +127,7 @@ class Noise:
 
 
 def _keys(changes: Iterable[Finding]) -> set[Key]:
-    """Return the keys of findings. If a tie is volatile, the text is volatile too, and vice versa."""
+    """Return the keys of findings. If a tie is volatile, the text is also volatile, and vice versa."""
     keys = {item.key for item in changes}
     texts = {(cls.value, *key[1:]) for key in keys for cls in (Class.TIE, Class.TEXT) if key[1] in ("text", "number")}
     return keys | texts

@@ -1,6 +1,7 @@
 """The report of a run, with examples: as JSON, for a terminal, and as an HTML page without scripts.
 
-Unless content is to be shown, labels replace the values of an example. Equal values have equal labels on both sides.
+Unless content is shown, the values in an example are replaced with labels. Equal values have equal labels on both
+sides.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 BEYOND = "beyond"
-"""The last cell in the row of a class that has more requests than allowed."""
+"""The last cell in the row for a class that has more requests than allowed."""
 
 _TIMES = {"first": "first byte", "gap": "between pieces", "total": "whole response"}
 
@@ -110,7 +111,7 @@ def times(report: Mapping[str, Any]) -> Table:
 
 
 def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the report's notes, each with its details, if any."""
+    """Yield the notes in the report, each with its details, if any."""
     if count := report["unreadable"]["count"]:
         yield f"skipped: {count:,}", [f"{item['place']}: {item['reason']}" for item in report["unreadable"]["first"]]
     for side, count in report["throttled"].items():
@@ -121,7 +122,7 @@ def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def example_lines(example: Mapping[str, Any]) -> list[str]:
-    """Return an example's findings, and its request if content is shown."""
+    """Return the findings of an example, and its request if content is shown."""
     body = example.get("body")
     return [*example["findings"], *([f"request: {body}"] if body else [])]
 
@@ -216,7 +217,7 @@ def describe(example: Example, cls: Class, show: bool) -> dict[str, Any]:
     """Return an example for the journal and the reports.
 
     Args:
-        show: whether to show content; otherwise, labels replace it.
+        show: whether to show content. Otherwise, labels replace it.
     """
     request = example.request
     labels = None if show else Labels()

@@ -1,4 +1,4 @@
-"""The run of a replay, which sends requests to both sides, compares the responses, and writes the reports."""
+"""Runs a replay: sends requests to both sides, compares the responses, and writes the reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _BEGINNING = 100  # requests that are checked before the run
 
 @dataclass(frozen=True)
 class Sides:
-    """The sides of the comparison. A side that is None responds from the recording.
+    """The sides of the comparison. If a side is None, its responses are read from the recording.
 
     Args:
         target: the new side.
@@ -59,9 +59,9 @@ class Plan:
 
     Args:
         concurrency: the maximum number of concurrent requests.
-        speed: the multiple of the recorded pace, or None to send each request after an earlier response.
+        speed: the multiple of the recorded pace, or None to send each request once an earlier response is complete.
         greedy: whether to treat all requests as decoded greedily.
-        show: whether to keep content in examples.
+        show: whether to retain content in examples.
         expected: the names of findings that do not affect the class.
     """
 
@@ -136,7 +136,8 @@ class Replay:
     async def _answers(self, number: int, request: Request) -> tuple[Answer, Answer]:
         """Return the responses of both sides.
 
-        At a recorded pace, both sides are asked concurrently; otherwise, one after the other, in alternating order.
+        At a recorded pace, requests are sent to both sides concurrently. Otherwise, they are sent to one side after the
+        other, in alternating order.
         """
 
         reference = partial(_ask, self._sides.reference, request, request.answer)
@@ -268,7 +269,7 @@ def _replay(arguments: argparse.Namespace, what: dict[str, Any], requests: Any, 
 
 
 def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
-    """Raise ConfigError if the first requests of the recording lack responses or times that the arguments require."""
+    """Raise ConfigError if the first requests in the recording lack responses or times that the arguments require."""
     if not read:
         raise ConfigError(f"lmi replay: {arguments.requests}: none of its first requests can be read")
     if arguments.to == RECORDED and all(request.other is None for request in read):
@@ -320,13 +321,13 @@ async def _run(
 
 
 def _what(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that must be equal for a run to be continued."""
+    """Return the settings that must match for a run to be continued."""
     names = ("requests", "to", "against", "noise", "near", "greedy", "show", "expect")
     return {name: _text(getattr(arguments, name)) for name in names}
 
 
 def _text(value: Any) -> Any:
-    """Return an argument as text that UTF-8 can encode. Other bytes of a file name are replaced."""
+    """Return an argument as text that can be encoded in UTF-8. Other bytes in file names are replaced."""
     return os.fsencode(value).decode("utf-8", "replace") if isinstance(value, str) else value
 
 

@@ -1,6 +1,6 @@
-"""The structure of a response's documents: types, names of events, indexes, equal IDs, and order.
+"""The structure of the documents in a response: types, event names, indexes, equal IDs, and order.
 
-Each function takes linear time, because a response may be hostile.
+Every function runs in linear time, because a response may be malicious.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def indexes(scalars: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
 
 
 def num_items(documents: Iterable[Any]) -> Counter[str]:
-    """Return the total length of the lists at each JSON path, in all documents together."""
+    """Return the total length of the lists at each JSON path over all documents."""
     counts: Counter[str] = Counter()
     left = [(type_of(document), document) for document in documents]
     while left:
@@ -65,12 +65,12 @@ def num_items(documents: Iterable[Any]) -> Counter[str]:
 
 
 def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: bool) -> dict[str, list[int]]:
-    """Replace IDs by numbers in order of their first occurrence, so that equal IDs have equal numbers.
+    """Replace IDs with numbers in the order of their first occurrence, so that equal IDs have equal numbers.
 
     Args:
         common: the JSON paths that both responses have.
-        first: whether to number only the first ID at each path. For the ID of a stream itself, the first
-            number then tells whether the ID changes.
+        first: whether to number only the first ID at each path. For the ID of a stream itself, the first number then
+            shows whether the ID changes.
     """
     numbers: dict[str, int] = {}
     result: dict[str, list[int]] = {}

@@ -38,7 +38,7 @@ class Target(Protocol):
     """A server that receives requests. Its methods run on the event loop."""
 
     async def open(self) -> None:
-        """Connect if the target has a connection. Raise ConfigError if that fails."""
+        """Connect if the target has a connection. Raise ConfigError if this fails."""
 
     async def send(self, request: Request) -> Attempt:
         """Send the request once, and wait for the complete response. A failure is returned as a lost response."""
@@ -56,10 +56,10 @@ _FIRST_INTERVAL, _LONGEST_INTERVAL, _LEAST_INTERVAL = 0.02, 10.0, 0.002
 class Paced:
     """A target to which requests are sent again while it is busy.
 
-    Each refusal of a busy target doubles the interval between requests, and every other response shortens it.
+    Each refusal from a busy target doubles the interval between requests, and every other response shortens it.
 
     Args:
-        patience: the seconds after which a busy target's refusal is returned.
+        patience: the number of seconds after which a refusal from a busy target is returned.
     """
 
     def __init__(self, target: Target, patience: float = 300.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -131,18 +131,18 @@ _PATH = re.compile(r"/[\x21-\x7e]*")
 class _Reader(BodyReader):
     @property
     def retry_after(self) -> float:
-        """Seconds to wait, or 0 if the header is missing or contains a date."""
+        """The number of seconds to wait before a retry, or 0 if the header is missing or contains a date."""
         text = self.headers.get("retry-after", "")
         return float(text) if is_digits(text) else 0.0
 
 
 class HttpTarget:
-    """A server that is reached by HTTP.
+    """A server that is reached over HTTP.
 
     Args:
         url: the URL. Its path is prefixed to the path of each request.
         key: the API key, which is sent as a bearer token, or "".
-        timeout: the seconds after which a response counts as lost.
+        timeout: the number of seconds after which a response is treated as lost.
     """
 
     def __init__(self, url: str, key: str = "", timeout: float = 600.0) -> None:

@@ -15,18 +15,18 @@ from handler.config.options.tables import ECHO, GPU, GUIDED, MEDIA, OPENVINO, RE
 
 
 class Foreign(NamedTuple):
-    """A line of foreign.json, which defines how a foreign option or environment variable is treated.
+    """A line of foreign.json, which defines the treatment of a foreign option or environment variable.
 
     Attributes:
-        refused: why the name is refused at startup, and what to use instead. "" if it is not refused.
-        unless: values that have no effect, and so are not refused.
-        idle: why the name has no effect. For a variable with `same`, this applies to engines without that option.
-        same: the handler's own variable with the same meaning, or such variables by engine. For a variable of LMI, it
-            is the option with the same meaning.
-        convert: the name of the conversion in `names.py` for the value, or "" if it stays the same.
-        unread: which other software reads the variable, so that the handler ignores it.
-        heeded: which host reads the variable itself, and how.
-        instead: what to use instead of an option that only DJL Serving's Java side reads.
+        refused: why the name is refused at startup, and what to use instead; "" if it is not refused.
+        unless: values that have no effect and are therefore not refused.
+        idle: why the name has no effect. For a variable with `same`, this applies to engines that lack that option.
+        same: the handler variable with the same meaning, or these variables by engine. For an LMI variable, it is the
+            option with the same meaning.
+        convert: the name of the conversion in `names.py` for the value, or "" if the value is not converted.
+        unread: the other software that reads the variable, which the handler ignores.
+        heeded: the host that reads the variable itself, and its effect there.
+        instead: what to use instead of an option that only the Java side of DJL Serving reads.
         aliases: other names of the option.
     """
 
@@ -41,17 +41,17 @@ class Foreign(NamedTuple):
     aliases: tuple[str, ...] = ()
 
     def own(self, engine: str) -> str:
-        """Return the handler's own variable with the same meaning, or "" if there is none for this engine."""
+        """Return the handler variable with the same meaning, or "" if there is none for this engine."""
         return self.same if isinstance(self.same, str) else self.same.get(engine, "")
 
     @property
     def owns(self) -> Mapping[str, str]:
-        """The handler's own variables by engine. The key "" stands for all engines."""
+        """The handler variables by engine. The key "" means all engines."""
         return ({"": self.same} if self.same else {}) if isinstance(self.same, str) else self.same
 
     @property
     def answer(self) -> str:
-        """Return a description of the variable's effect, for `lmi options` and the documentation."""
+        """Return a description of the effect of the variable, for `lmi options` and the documentation."""
         if self.unread:
             return f"left alone: {self.unread}"
         if self.heeded:
@@ -94,22 +94,22 @@ def _option(key: str, line: Foreign, group: str) -> Option:
 _OPTIONS = {group: _read(names) for group, names in _DATA["options"].items()}
 
 ENTRY_POINTS = tuple(name for name in _OPTIONS["java"]["option.entryPoint"].unless if name != "model.py")
-"""Values of option.entryPoint that this handler serves: its own module, and the modules of LMI's handlers."""
+"""Values of option.entryPoint that this handler supports: its own module, and the modules of LMI handlers."""
 
 JAVA = tuple(_java(key, line) for key, line in _OPTIONS.pop("java").items())
-"""Options that only DJL Serving's Java side reads."""
+"""Options that only the Java side of DJL Serving reads."""
 
 FOREIGN = tuple(_option(key, line, group) for group, names in _OPTIONS.items() for key, line in names.items())
-"""Options of LMI or of a single engine that are refused or have no effect here."""
+"""Options of LMI or of a single engine that are refused or ignored here."""
 
 VARIABLES_OF = {group: _read(names) for group, names in _DATA["variables"].items()}
-"""Foreign environment variables, by the product that defines them."""
+"""Foreign environment variables, by product."""
 
 ENVIRONMENT = {name: line.own("") for name, line in VARIABLES_OF.pop("lmi").items()}
-"""Variables of LMI and of AWS's images that do not begin with OPTION_ or SERVING_, and their options."""
+"""Maps variables of LMI and AWS images that do not begin with OPTION_ or SERVING_ to options."""
 
 SERVER_ENVIRONMENT = frozenset(_DATA["server_environment"])
-"""Names of SERVING_* variables that only DJL Serving's Java side reads. They are ignored, because images may set them."""
+"""SERVING_* variables that only the Java side of DJL Serving reads. They are ignored, as images may set them."""
 
 NO_ARGUMENTS = ("allowed_media_domains", "allowed_local_media_path")
 """Arguments of vLLM that option.engine_args must not contain, because this server fetches media itself."""
@@ -122,7 +122,7 @@ COMMON = declared(Options)
 OPTIONS = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *OPENVINO, *VLLM, *TRTLLM, *REMOTE, *JAVA, *FOREIGN)
 
 KNOWN: dict[str, list[Option]] = {}
-"""Maps names and aliases to options. Two engines may have different options of the same name."""
+"""Maps names and aliases to options. Two engines may have different options with the same name."""
 
 for _known in OPTIONS:
     for _name in (_known.key, *_known.aliases):

@@ -1,4 +1,4 @@
-"""Options on the command line: the flags of `lmi serve`, and the output of `lmi options`."""
+"""Options on the command line: flags of `lmi serve`, and the output of `lmi options`."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _NAMES = 36  # columns for names on a terminal; the meaning of a longer name beg
 def listing(
     words: Sequence[str], engine: str = "", flags: Mapping[str, str] = MappingProxyType({}), width: int | None = None
 ) -> str:
-    """Describe the option with a name, or list the options whose names or meanings contain all of the words.
+    """Describe a single option, or list the options whose names or descriptions contain all of the words.
 
     Args:
-        words: the name of an option, or words to search for. Without words, all options are listed.
+        words: the name of an option, or search terms. If empty, all options are listed.
         engine: the engine whose options and native arguments are listed, or "" to list the options of all engines.
-        flags: the flags of `lmi serve` that do not set an option, with their meanings. They are also searched.
+        flags: the flags of `lmi serve` that do not set an option, with their descriptions. They are also searched.
         width: the number of columns at which text wraps, or None to write each option on one line.
 
     Raises:
@@ -62,10 +62,10 @@ def listing(
 
 
 def table(words: Sequence[str] = (), engine: str = "", width: int | None = None) -> str:
-    """List the options that have an effect, grouped by engines.
+    """List the options that have an effect, grouped by engine.
 
     Args:
-        words: words that the names or meanings of the options must contain.
+        words: words that the name or description of an option must contain.
         engine: the engine whose options and native arguments are listed, or "" to list the options of all engines.
         width: the number of columns at which text wraps, or None to write each option on one line.
     """
@@ -102,7 +102,7 @@ def _line(text: str, width: int | None) -> str:
 
 
 def _listed(meanings: Mapping[str, str], width: int | None) -> Iterator[str]:
-    """Yield each name with its meaning, in two columns."""
+    """Yield each name with its description, in two columns."""
     longest = max(map(len, meanings))
     column = longest if width is None else min(longest, _NAMES)
     for name, meaning in meanings.items():
@@ -114,7 +114,7 @@ def _listed(meanings: Mapping[str, str], width: int | None) -> Iterator[str]:
 
 
 def engines_of(option: Option) -> tuple[str, ...]:
-    """Return the engines that support an option, or () if all do."""
+    """Return the engines that support an option, or () if all engines support it."""
     return () if len(option.engines) == len(LLM_ENGINES) - 1 else option.engines
 
 
@@ -129,7 +129,7 @@ def describe(name: str, width: int | None = None) -> str:
     """Describe an option.
 
     Args:
-        name: any name of the option, with or without `option.`, or the name of its own or a foreign variable.
+        name: any name of the option, with or without `option.`, or the name of its variable or of a foreign variable.
         width: the number of columns at which text wraps, or None to write each fact on one line.
 
     Raises:
@@ -159,7 +159,7 @@ def _foreign(name: str, width: int | None) -> list[str]:
 
 
 def _keys(name: str) -> list[str]:
-    """Return the keys of the options that a name or variable sets, or [] for a foreign variable without an option."""
+    """Return the keys of the options for a name or variable, or [] for a foreign variable without an option."""
     if name in VARIABLES:
         return [key_of(own) for own in sorted({*VARIABLES[name].owns.values()} - SECRET)]
     if name.startswith(SM_VLLM):
@@ -204,7 +204,7 @@ def _type(option: Option) -> str:
 
 
 def default_of(option: Option) -> str:
-    """Return the default as a user writes it, followed by engines with other defaults, or "" if there is no default."""
+    """Return the default as written by users, and engines with other defaults, or "" if there is no default."""
     if option.default is None:
         return ""
     others = "".join(f"; {engine}: {value}" for engine, value in option.by_engine.items())
@@ -233,9 +233,9 @@ _SHORT = {
     "option.compilation_config": "-cc",
     "option.attention_config": "-ac",
 }
-"""vLLM's short flags."""
+"""The short flags of vLLM."""
 _FORMER_SWITCHES = {"option.disable_log_requests", "option.enable_log_requests", "option.enable_reasoning"}
-"""Switches of vLLM that existing commands use, but that the current lists of vLLM's arguments no longer contain."""
+"""vLLM switches that existing commands use, but that are missing from the current lists of vLLM arguments."""
 _DOTTED = re.compile(r"(--?[A-Za-z][\w-]*)(\.[^=]+)(=?)(.*)", re.DOTALL)
 
 _SHOWN = {
@@ -250,11 +250,11 @@ _SHOWN = {
     "reasoning-parser": "format of the model's reasoning (default: auto)",
     "tool-call-parser": "format of the model's tool calls (default: auto)",
 }
-"""The flags that --help lists. `lmi options` lists all others."""
+"""The flags that are listed by --help. `lmi options` lists all others."""
 
 
 class _Flag(argparse.Action):
-    """Action that appends `key=value` to `options`, as `-o` does."""
+    """Action that appends `key=value` to `options`, like `-o`."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
         value = values if isinstance(values, str) else "false" if str(flag).startswith("--no-") else "true"
@@ -284,7 +284,7 @@ def add_flags(serve: Parser) -> None:
 
 
 def _flag_keys() -> dict[str, bool]:
-    """Return the keys of all options and native arguments, and whether each of them is a switch."""
+    """Return the keys of all options and native arguments, each with whether it is a switch."""
     arguments = [entry for engine in NAMES for entry in shipped(engine).arguments.items()]
     keys = {f"option.{name}": argument.types <= {"bool", "null"} for name, argument in arguments}
     server = shipped("vllm", "server").arguments.items()
@@ -300,7 +300,7 @@ def _is_switch(options: Sequence[Option]) -> bool:
 
 
 def _rewritten(words: Sequence[str]) -> list[str]:
-    """Write the names of flags with dashes instead of underscores, and flags with dotted names as `-o KEY=VALUE`."""
+    """Replace underscores in flag names with dashes, and rewrite flags with dotted names as `-o KEY=VALUE`."""
     rewritten: list[str] = []
     rest = iter(words)
     for word in rest:

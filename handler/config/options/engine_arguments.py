@@ -1,4 +1,4 @@
-"""Names and types of an engine's native arguments, from the source of the installed engine or from a shipped list."""
+"""Names and types of native engine arguments, from the source of the installed engine or from a bundled list."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CLASSES = {
     "vllm": ("vllm", "engine/arg_utils.py", "EngineArgs"),
     "trtllm": ("tensorrt_llm", "llmapi/llm_args.py", "TorchLlmArgs"),
 }
-"""Maps an engine to the package, file and class of its arguments. The file is parsed, because an import is slow."""
+"""Maps an engine to the package, file and class of its arguments. The file is parsed, because importing it is slow."""
 
 _PLAIN = {
     "bool": "bool", "int": "int", "float": "float", "str": "str", "None": "null", "dict": "object", "Dict": "object",
@@ -39,8 +39,8 @@ _WORDS = {
     "str": "a string",
     "null": "null",
 }
-"""Maps each type to its description. The type `any` stands for a class or alias of the engine, which then checks the
-value itself.
+"""Maps each type to its description. The type `any` represents a class or type alias of the engine, which then checks
+the value itself.
 """
 
 _OF_JSON = {
@@ -58,7 +58,7 @@ class Argument(NamedTuple):
     """An argument of an engine.
 
     Attributes:
-        types: the names of the types that it accepts, as in `_WORDS`.
+        types: the names of the accepted types, as in `_WORDS`.
         first: the first release that has the argument, or "" for an installed engine.
         last: the last release that has the argument, or "" for an installed engine.
     """
@@ -72,7 +72,7 @@ class EngineArguments(NamedTuple):
     """The arguments of an engine.
 
     Attributes:
-        source: the engine's name, with the installed version or the releases that the shipped list covers.
+        source: the engine name, with the installed version or the releases that the bundled list covers.
         arguments: the arguments by name.
     """
 
@@ -82,7 +82,7 @@ class EngineArguments(NamedTuple):
 
 @cache
 def engine_arguments(engine: str) -> EngineArguments:
-    """Return the native arguments of the installed engine, or else of the releases in the shipped list."""
+    """Return the native arguments of the installed engine, or else those in the bundled list."""
     if engine not in _CLASSES:
         return EngineArguments(engine, {})
     package, file, name = _CLASSES[engine]
@@ -99,11 +99,11 @@ def engine_arguments(engine: str) -> EngineArguments:
 
 @cache
 def shipped(engine: str, part: str = "engine") -> EngineArguments:
-    """Return the arguments in a shipped list, which `python -m tests.unit.config.engine_arguments` generates.
+    """Return the arguments in a bundled list, which `python -m tests.unit.config.engine_arguments` generates.
 
     Args:
         engine: the name of the engine.
-        part: "engine", or "server" for the arguments of vLLM's own HTTP server.
+        part: "engine", or "server" for the arguments of the vLLM HTTP server.
     """
     data = _shipped_data(engine)
     arguments = {
@@ -113,7 +113,7 @@ def shipped(engine: str, part: str = "engine") -> EngineArguments:
 
 
 def choice(engine: str, name: str, text: str) -> str:
-    """Parse an argument with a fixed list of values. An installed engine checks the value itself."""
+    """Parse an argument with a fixed list of values. If the engine is installed, it checks the value itself."""
     values: list[str] = _shipped_data(engine)["choices"][name]
     if text not in values and not _directories(_CLASSES[engine][0]):
         raise ValueError(f"must be one of {', '.join(values)} ({shipped(engine).source})")
@@ -134,7 +134,7 @@ def _directories(package: str) -> list[str]:
 
 
 def _version(directory: Path) -> str:
-    """Read the version from the package's files, because builds for other devices have other names in pip's metadata."""
+    """Read the version from the package files, because the pip name differs between builds for different devices."""
     for file in ("_version.py", "version.py"):
         with suppress(OSError):
             if version := re.search(r"""__version__ = (?:version = )?["']([^"']+)""", (directory / file).read_text()):

@@ -1,4 +1,4 @@
-"""Functions that find options by name, suggest similar names, and translate foreign environment variables."""
+"""Finds options by name, suggests similar names, and translates foreign environment variables."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from handler.core.numbers import whole
 
 
 def find_option(key: str, engine: str) -> Option | None:
-    """Return the engine's option with this name, or else another engine's option with this name, or None.
+    """Return the option with this name, preferably that of the engine, or None if there is no such option.
 
     Args:
         key: the name of the option.
-        engine: the name of the engine, or "" if it is not known.
+        engine: the name of the engine, or "" if it is unknown.
     """
     options = KNOWN.get(key, [])
     own = [option for option in options if engine in option.engines]
@@ -31,14 +31,14 @@ def find_option(key: str, engine: str) -> Option | None:
 
 
 def _argument(key: str, engine: str) -> Option | None:
-    """Return an engine's native argument as an option, or None if the engine has no such argument."""
+    """Return a native argument of an engine as an option, or None if the engine has no such argument."""
     name = key.removeprefix("option.")
     argument = None if name == key else engine_arguments(engine).arguments.get(name)
     return argument and Option(key, None, parser(argument.types), None, "", engines=(engine,), argument=True)
 
 
 def option_key(name: str) -> str | None:
-    """Return the key of the option that DJL passes under a name without `option.`, or None if there is no such option."""
+    """Return the key of the option that DJL passes by a name without `option.`, or None if there is no such option."""
     key = next((name for name in (f"option.{name}", name) if name in KNOWN and _is_accepted(KNOWN[name], "")), None)
     if key is None:
         return None
@@ -55,7 +55,7 @@ def variable(key: str) -> str:
 
 
 def key_of(name: str) -> str:
-    """Return the key of the option that one of the handler's variables sets."""
+    """Return the key of the option that a handler variable sets."""
     if name.startswith("SERVING_"):
         return name.removeprefix("SERVING_").lower()
     if name in ENVIRONMENT:
@@ -66,13 +66,13 @@ def key_of(name: str) -> str:
 
 
 class Unknown(NamedTuple):
-    """A name that neither the handler nor an engine knows.
+    """A name that is unknown to the handler and to the engines.
 
     Attributes:
         key: the unknown name.
         origin: where the name is set.
-        message: what is wrong, with similar names that would be accepted.
-        is_near: whether there are similar names, so that this name is probably misspelt.
+        message: error message, with similar names that would be accepted.
+        is_near: whether there are similar names, so that this name is probably misspelled.
     """
 
     key: str
@@ -90,7 +90,7 @@ def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
 
 
 def _similar(name: str, engine: str) -> Iterator[str]:
-    """Yield the name of an option and the name of an engine's argument that are most similar to an unknown name."""
+    """Yield the names of the option and the engine argument that are most similar to an unknown name."""
     bare = {key.removeprefix("option."): key for key, options in KNOWN.items() if _is_accepted(options, engine)}
     yield from (repr(bare[near]) for near in _nearest(name, bare))
     arguments = engine_arguments(engine).arguments
@@ -114,7 +114,7 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _releases(name: str, engine: str) -> str:
-    """Return the part of a message that names the engine's releases with this argument, or "" if no release has it."""
+    """Return the part of a message that lists the engine releases with this argument, or "" if no release has it."""
     other = shipped(engine).arguments.get(name) if engine in NAMES else None
     if other is None:
         return ""
@@ -155,14 +155,14 @@ def _is_accepted(options: Sequence[Option], engine: str) -> bool:
 
 
 SM_VLLM = "SM_VLLM_"
-"""Prefix of the variables of AWS's vLLM image, which turns `SM_VLLM_X_Y=V` into `--x-y V`.
+"""Prefix of variables for AWS's vLLM image, which converts `SM_VLLM_X_Y=V` to `--x-y V`.
 
 Source: aws/deep-learning-containers, sagemaker_args.py.
 """
 
 
 class Own(NamedTuple):
-    """An environment variable of the handler, with the value of another server's variable.
+    """An environment variable of the handler, with a value from the variable of another server.
 
     Attributes:
         foreign: the name of the foreign variable.
@@ -176,7 +176,7 @@ class Own(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A foreign variable or a setting that has no effect, and the reason."""
+    """A foreign variable or a setting that has no effect, with the reason."""
 
     foreign: str
     message: str
@@ -188,10 +188,10 @@ VARIABLES = {name: line for names in VARIABLES_OF.values() for name, line in nam
 SECRET = frozenset({"HF_TOKEN"})
 
 FRONTS = ("djl", "embedded")
-"""Values of LMI_FRONT: the HTTP server of the container."""
+"""Values of LMI_FRONT, which selects the HTTP server of the container."""
 
 ALONG: Mapping[str, str] = {"OPTION_LLM_ENGINE": "vllm", "OPTION_OPENAI_COMPAT": "true"}
-"""What each `SM_VLLM_*` variable sets in addition to its own option: the engine, and the API of /invocations."""
+"""Variables that each `SM_VLLM_*` variable sets in addition to its own option: the engine and the /invocations API."""
 
 
 def _truth(value: str) -> bool:
@@ -216,8 +216,8 @@ _CONVERSIONS: dict[str, Callable[[str, str], str | None]] = {
     "graphs": _graphs,
     "graph sizes": _graph_sizes,
 }
-"""Functions that convert a foreign variable's value for an engine. They return None if the value has no effect, and
-raise ValueError if it is invalid.
+"""Functions that convert the value of a foreign variable for an engine. They return None if the value has no effect,
+and raise ValueError if it is invalid.
 """
 
 
@@ -228,11 +228,12 @@ def hub_token(environ: Mapping[str, str]) -> str | None:
 
 
 def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | Problem]:
-    """Translate foreign variables. Two different values for one of the handler's variables are a problem.
+    """Translate foreign variables. Two different values for the same handler variable are a problem.
 
     Args:
-        environ: the environment, in which an empty value counts as unset.
-        engine: the engine that the options select, or "" if they select none. `SM_VLLM_*` variables then select vLLM.
+        environ: the environment. Empty values are treated as unset.
+        engine: the engine selected by the options, or "" if they select none. In that case, `SM_VLLM_*` variables
+            select vLLM.
     """
     values = {name: (name, value) for name, value in environ.items() if value}
     for item in (*_of_vllms_image(environ, engine), *_of_tables(environ, engine)):
@@ -281,7 +282,7 @@ def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
 
 
 def of_vllms_variable(name: str, value: str) -> Own:
-    """Translate a variable of AWS's vLLM image into the handler's variable for the same option."""
+    """Translate a variable of AWS's vLLM image to the handler variable for the same option."""
     key, value = name.removeprefix(SM_VLLM).lower(), value or "true"
     if key.startswith("no_") and f"option.{key}" not in KNOWN and value.lower() in ("true", "false"):
         key, value = key.removeprefix("no_"), json.dumps(value.lower() == "false")
@@ -292,7 +293,7 @@ def of_vllms_variable(name: str, value: str) -> Own:
 
 
 def _joined(value: str) -> str:
-    """Join a JSON array of strings with commas, as the handler's options expect. Other values stay unchanged."""
+    """Join a JSON array of strings with commas, as the handler options expect. Other values are returned unchanged."""
     try:
         items = read_json(value) if value.startswith("[") else None
     except ValueError:

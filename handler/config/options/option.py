@@ -1,4 +1,4 @@
-"""Definition of an option, and the parsers of values, which raise ValueError with a description of allowed values."""
+"""Definition of an option, and parsers for values, which raise ValueError with a description of the allowed values."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ class Option(NamedTuple):
     """The definition of an option.
 
     Attributes:
-        key: the option's name in serving.properties.
-        field: the option's name in `Config`, or in `Config.engine_options` if it has `engines`. None for an option
-            without effect and for an engine's native argument.
-        parse: the parser of the option's value.
+        key: the option name in serving.properties.
+        field: the option name in `Config`, or in `Config.engine_options` if it has `engines`. None for native engine
+            arguments and for options that have no effect.
+        parse: the parser for the option value.
         default: the default value, or None to leave it to the engine.
         help: a description of the option, or why it has no effect.
         aliases: other names of the option.
-        engines: the engines that support the option, or () if all do. Other engines refuse it unless `idle` is set.
+        engines: the engines that support the option, or () for all engines. Other engines refuse it unless `idle` is
+            set.
         idle: why other engines ignore the option, or "" if they refuse it.
-        argument: whether the option is an engine's native argument.
-        of_java: whether only DJL Serving's Java side reads the option.
-        harmless: values without effect, which engines that do not support the option accept.
+        argument: whether the option is a native argument of an engine.
+        of_java: whether only the Java side of DJL Serving reads the option.
+        harmless: values that have no effect. Engines that do not support the option accept them.
         by_engine: maps engines with a different default to that default.
     """
 
@@ -78,8 +79,8 @@ def declared(table: type) -> tuple[Option, ...]:
 
 
 _MARKS = ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "image", "audio", "video")
-"""Words before `_token` in the names of special tokens, such as `eos_token`. Such settings, and settings whose names end
-with `per_token`, are not secrets.
+"""Words before `_token` in the names of special tokens, such as `eos_token`. These settings, and settings whose names
+end with `per_token`, are not secrets.
 """
 _NO_MARK = "".join(rf"(?<!\b{name})(?<!_{name})" for name in (*_MARKS, "per"))
 _SECRET = re.compile(
@@ -89,7 +90,7 @@ _SECRET = re.compile(
 _SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_token=true
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
 _LARGEST_MAX_MEDIA = 1000
-"""The largest number of media of one kind that a request may be allowed to contain."""
+"""The largest allowed limit on media of one kind in a request."""
 _READABLE = re.compile(r"([0-9]+)((?:\.[0-9]+)?)([kKmMgGtT])")
 _MOST_SHOWN = 400  # characters
 _MOST_NAME, _MOST_PATH = 255, 4095  # Linux's limits, in bytes
@@ -115,7 +116,7 @@ def beginning(text: str) -> str:
 
 
 def boolean(text: str) -> bool:
-    """Parse a boolean in any of pydantic's forms, which LMI's properties accept (docs.pydantic.dev, "Booleans")."""
+    """Parse a boolean in any form that pydantic and thus LMI accepts (docs.pydantic.dev, "Booleans")."""
     match text.lower():
         case "true" | "t" | "yes" | "y" | "on" | "1":
             return True
@@ -158,7 +159,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def hosts(text: str) -> tuple[str, ...]:
-    """Parse host names, optionally with ports, separated by commas or as a JSON list. "*" stands for any host."""
+    """Parse host names, optionally with ports, separated by commas or as a JSON list. "*" matches any host."""
     hosts_read = read_json(text) if text.startswith('["') else text.split(",")
     values = [name.strip().lower() if isinstance(name, str) else "" for name in hosts_read]
     if not values or not all(_HOST.fullmatch(name) for name in values):
@@ -267,7 +268,7 @@ def dotted_value(text: str, *, is_list: bool) -> Any:
 
 
 class MediaLimits:
-    """Parser of the maximum number of media per request: {"image": n}, or image=n as in LMI.
+    """Parser for the maximum number of media per request: {"image": n}, or image=n as in LMI.
 
     The maximum for any other kind of media must be 0.
 
@@ -316,11 +317,11 @@ def _name_and_path(item: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Gone:
-    """Parser of an option that is refused.
+    """Parser for an option that is refused.
 
     Attributes:
         why: why the option is refused, and what to use instead.
-        unless: values without effect, which are accepted.
+        unless: values that have no effect, which are accepted.
         argument: whether the option is also refused in option.engine_args.
     """
 
@@ -335,6 +336,6 @@ class Gone:
 
     @property
     def answer(self) -> str:
-        """Return the message that refuses the option."""
+        """Return the error message for the option."""
         values = " or ".join(filter(None, (", ".join(self.unless[:-1]), *self.unless[-1:])))
         return f"refused{', except for ' + values if values else ''}: {self.why}"

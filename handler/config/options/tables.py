@@ -55,14 +55,14 @@ TOOL_CALL_PARSERS = (
 )
 
 VLLM_REASONING_PARSERS = ("beam", "minicpmv", "muse", "musespark1x", "plamo3")
-"""vLLM 0.33's names of reasoning formats that are not supported here."""
+"""Names of reasoning formats in vLLM 0.33 that are not supported here."""
 
 VLLM_TOOL_CALL_PARSERS = ("beam", "muse", "musespark1x", "plamo3")
-"""vLLM 0.33's names of tool call formats that are not supported here."""
+"""Names of tool call formats in vLLM 0.33 that are not supported here."""
 
 
 def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Callable[[str], str]:
-    """Make a parser for the known names. For vLLM's other names, the parser's error contains a remedy."""
+    """Return a parser for the known names. For other vLLM names, its error message contains a remedy."""
 
     def parse(text: str) -> str:
         if text in vllm:
@@ -80,7 +80,7 @@ STAND_IN = "echo"
 """The engine for trying out the configurations of other engines. It ignores the options of other engines."""
 
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
-"""Maps values of option.rolling_batch to the engines that they name. LMI itself uses vLLM for lmi-dist."""
+"""Maps values of option.rolling_batch to engines. Like LMI, this uses vLLM for lmi-dist."""
 
 
 def engine_name(llm_engine: str, rolling_batch: str) -> str:
@@ -99,12 +99,12 @@ def _rolling_batch(text: str) -> str:
 
 
 def _streaming(text: str) -> bool:
-    """Parse a boolean. LMI's value `huggingface` also means true, and LMI refuses 1."""
+    """Parse a boolean. As in LMI, the value `huggingface` means true, and 1 is refused."""
     return text.lower() == "huggingface" or true_or_false(text)
 
 
 def _switch(text: str) -> bool:
-    """Parse a boolean. AWS's images also accept 1."""
+    """Parse a boolean. As in AWS's images, 1 is accepted."""
     return text == "1" or boolean(text)
 
 
@@ -117,8 +117,7 @@ TASKS = {
     "automatic-speech-recognition": ("transcription",),
     "pooling": (),
 }
-"""Maps each task to its other names in LMI, vLLM and Hugging Face. With a name of `auto`, the model determines the task.
-"""
+"""Maps each task to its names in LMI, vLLM and Hugging Face. The names of `auto` let the model determine the task."""
 
 
 def _task(text: str) -> str:
@@ -132,7 +131,7 @@ def _pooling(text: str) -> str:
 
 
 def _directory(text: str) -> str:
-    """Parse a directory or `off`. A bucket is refused, because output files grow line by line and are locked."""
+    """Parse a directory or `off`. An S3 URL is refused, because output files grow line by line and are locked."""
     if text.startswith("s3://"):
         raise ValueError("must be off or a directory: responses are written one by one, which S3 does not support")
     return path(text)
@@ -298,7 +297,7 @@ GPU = (
 _OPENVINO = ("openvino",)
 
 GROUP_SIZES = (32, 64, 128)
-"""Numbers of weights in a row that may share a scale and a zero point."""
+"""Numbers of consecutive weights that may share a scale and a zero point."""
 
 
 def _group_size(text: str) -> int:
@@ -318,7 +317,7 @@ _VLLM = ("vllm",)
 
 
 def load_format(text: str) -> str:
-    """Parse a format of the weights. vLLM itself checks the name."""
+    """Parse a weight format. vLLM itself checks the name."""
     if text == "sagemaker_fast_model_loader":
         raise ValueError(
             "is only supported by AWS's builds of vLLM in LMI's images up to v15; omit the option, and serve the "
@@ -328,7 +327,7 @@ def load_format(text: str) -> str:
 
 
 def _quantization(text: str) -> str:
-    """Parse the name of a quantization in vLLM or LMI. If vLLM is installed, it checks its own names."""
+    """Parse the name of a quantization method in vLLM or LMI. If vLLM is installed, it checks its own names."""
     if text == "marlin":
         raise ValueError(
             "vLLM no longer reads checkpoints in Marlin's own format; use a GPTQ or AWQ checkpoint and omit the option: "
@@ -374,7 +373,7 @@ _TRTLLM = ("trtllm",)
 
 
 def policy(text: str) -> str:
-    """Parse a scheduling policy by LMI's lower-case name or TensorRT-LLM's own name."""
+    """Parse a scheduling policy by its lower-case LMI name or its TensorRT-LLM name."""
     return one_of("MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH")(text.upper())
 
 

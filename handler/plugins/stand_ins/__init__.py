@@ -1,4 +1,4 @@
-"""Stand-ins for packages that users' files import but that may not be installed. They contain only a few modules."""
+"""Stand-ins for packages that user files import but that may not be installed. They contain only a few modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from handler.core.user_functions import imports
 
 Modules = Mapping[str, Mapping[str, Any]]
-"""Maps the full name of each module to the module's contents, by name."""
+"""Maps the full name of each module to the contents of the module, by name."""
 
 
 class StandIn(MetaPathFinder, Loader):
@@ -31,7 +31,7 @@ class StandIn(MetaPathFinder, Loader):
         self.package = next(iter(modules)).partition(".")[0]
 
     def install(self) -> None:
-        """Add the stand-in to Python's finders. It stays there, because functions may import from it when called."""
+        """Add the stand-in to Python's finders. It remains there, because functions may import from it when called."""
         if self not in sys.meta_path and self._is_needed():
             sys.meta_path.insert(0 if self._first else len(sys.meta_path), self)
 

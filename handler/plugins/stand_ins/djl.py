@@ -40,7 +40,7 @@ class Session:
     """A session. Its directory contains a file for each stored value.
 
     Args:
-        expiration_ts: when the session expires, in seconds since the epoch, or None to read it from the directory.
+        expiration_ts: expiry time in seconds since the epoch, or None to read it from the directory.
     """
 
     def __init__(self, session_id: str, session_root: str, expiration_ts: float | None = None) -> None:
@@ -57,14 +57,14 @@ class Session:
         return pickle.loads(path.read_bytes()) if path.is_file() else d
 
     def get_as_numpy(self, key: str, shape: Any, dtype: Any = "float32", create: bool = False) -> Any:
-        """Return an array that is mapped to a file. With `create`, a file of zeros replaces the existing file."""
+        """Return a memory-mapped array. With `create`, a file with zeros replaces the existing file."""
         path = self._path(key)
         if create:
             path.write_bytes(b"")
         return importlib.import_module("numpy").memmap(path, dtype=dtype, mode="r+", shape=shape)
 
     def remove(self) -> bool:
-        """Remove the session's directory.
+        """Remove the directory of the session.
 
         Raises:
             ValueError: if the directory does not exist.
@@ -79,13 +79,13 @@ class Session:
 
 
 class SessionManager:
-    """Manager of the sessions in one directory.
+    """Manages the sessions in a directory.
 
     Args:
-        properties: the properties of the model, of which `sessions_path` and `sessions_expiration` (seconds) are used.
+        properties: the model properties. `sessions_path` and `sessions_expiration` (in seconds) are used.
 
     Raises:
-        PermissionError: if the directory belongs to another user, whose pickles could run any code.
+        PermissionError: if the directory belongs to another user, whose pickles could run arbitrary code.
     """
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
@@ -173,7 +173,7 @@ class PairList:
 
 
 def encoded_json(value: Any) -> bytes:
-    """Encode a value as JSON in the package's format. Dates and NumPy's values are supported."""
+    """Encode a value as JSON in the format of the package. Dates and NumPy values are supported."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2, separators=(",", ":"), default=_as_json)
     return text.encode()
 
@@ -191,10 +191,10 @@ def _default_stream_formatter(part: Any) -> bytes:
 
 
 class Output:
-    """A response of a worker.
+    """A response from a worker.
 
     Attributes:
-        failure: the default message of the method `error`, which depends on LMI's release.
+        failure: the default message of the method `error`, which depends on the LMI release.
     """
 
     failure = "invoke handler failure"
@@ -281,7 +281,7 @@ class Output:
 
 
 def binary_fields(data: bytes) -> dict[str, str] | None:
-    """Decode a body that `Output.binary_encode` has encoded, or return None for any other body."""
+    """Decode a body that was encoded by `Output.binary_encode`. Return None for any other body."""
     if not data.startswith(b"\0") or len(data) < 2:
         return None
     index, texts = 2, []
@@ -303,7 +303,7 @@ def _numpy() -> Any:
 def decode(
     inputs: api.Input, content_type: str | None, key: str | None = None, require_csv_headers: bool = True
 ) -> Any:
-    """Decode a body by its content type. A body other than JSON or CSV becomes `{"inputs": …}`."""
+    """Decode a body according to its content type. If it is neither JSON nor CSV, return `{"inputs": …}`."""
     media = content_type or ""
     if not media:
         return inputs.get_as_json(key) if inputs.get_as_bytes(key) else {"inputs": ""}
@@ -415,7 +415,7 @@ _REQUEST_IO = {
 
 
 class EngineAnswer(Output):
-    """The result of LMI's own handlers. If `handle` returns it, the server replaces it with the engine's response."""
+    """The result of LMI's own handlers. If `handle` returns it, the server replaces it with the engine response."""
 
     def __init__(self, inputs: api.Input) -> None:
         super().__init__()
@@ -435,7 +435,7 @@ _FORMATTERS = "write @input_formatter or @output_formatter functions to change r
 
 
 def handle(inputs: api.Input) -> Output | None:
-    """Pass the request to the engine. The first call, which is empty, does nothing: the engine is already loaded."""
+    """Pass the request to the engine. The empty first call does nothing, because the engine is already loaded."""
     return None if inputs.is_empty() else EngineAnswer(inputs)
 
 
@@ -444,7 +444,7 @@ async def handle_async(inputs: api.Input) -> Output | None:
 
 
 class EngineService:
-    """Stand-in for LMI's own services, which passes requests to the server's engine."""
+    """Stand-in for LMI's own services, which passes requests to the engine of the server."""
 
     def __init__(self) -> None:
         self.initialized = False

@@ -1,9 +1,9 @@
-"""DJL's binary format of a list of arrays (`tensor/ndlist`), for a model.py that uses NumPy.
+"""DJL's binary format for a list of arrays (`tensor/ndlist`), for a model.py that uses NumPy.
 
-Numbers are big-endian. A string is encoded as its length in two bytes, followed by UTF-8. A list is encoded as the
-number of arrays, followed by the arrays. An array consists of the string NDAR, a version, a flag, a name if the flag is
-set, a sparse format, the name of the type, the dimensions, a layout letter for each dimension, the byte order of the
-data, the size of the data, and the data.
+Numbers are big-endian. A string is encoded as its length in two bytes, followed by its UTF-8 bytes. A list is encoded
+as the number of arrays, followed by the arrays. An array consists of the string NDAR, a version, a flag, a name if the
+flag is set, a sparse format, the name of the type, the dimensions, a layout letter for each dimension, the byte order
+of the data, the size of the data, and the data.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Batches, whose requests and responses are lines of files."""
+"""Batch jobs, which read requests from a file and write responses to a file, one per line."""

@@ -1,7 +1,7 @@
-"""The runner of batches. It runs a few lines at a time, with the lowest priority, and writes each response once.
+"""Runs batches. It runs a few lines at a time, with the lowest priority, and writes each response once.
 
-A lock on the output files ensures that a single process runs a batch. A process that continues a batch reads from the
-output files which lines are done.
+A lock on the output files ensures that only one process runs a batch. A process that resumes a batch finds the
+completed lines in the output files.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ log = logging.getLogger("handler")
 OF_THE_LINE = (
     BadRequest, FormatterFailed, InvalidParameter, InvalidPayload, NotFound, TooLarge, TooLong, UnsupportedMedia,
 )  # fmt: skip
-"""Errors that a line itself causes. After any other error, the line may be tried again."""
+"""Errors that are caused by the line itself. After any other error, the line may be retried."""
 
 STREAM = "'stream' is not supported in batches, which write one line per response; omit 'stream' and 'output_formatter'"
 
@@ -68,7 +68,7 @@ _MOST_ERRORS = 100  # maximum number of errors that a failed batch lists
 
 
 def line_answer(task: RequestTask) -> HttpResponse:
-    """Return a finished task's response on one line. Line breaks in it are only whitespace between tokens of JSON."""
+    """Return the response of a finished task on one line. In JSON, line breaks are only whitespace between tokens."""
     answer = task.take_whole()
     return answer._replace(body=answer.body.rstrip().replace(b"\n", b" "))
 
@@ -81,12 +81,12 @@ class Input:
 
     Args:
         path: path of the file.
-        endpoint: endpoint that all requests must name.
+        endpoint: endpoint that every request must specify.
         config: configuration, which limits the size of a line and the number of requests. A longer line gets an error.
-            A blank line whose line number is above twice the limit of requests ends the file with an error, because
-            blank lines cost time too.
-        decode_large: function that decodes a large line, and blocks the calling thread until the line is decoded.
-        done: line numbers of the lines to skip, from 1.
+            Reading ends with an error at a blank line whose number exceeds twice the limit of requests, because blank
+            lines cost time too.
+        decode_large: function that decodes a large line. It blocks the calling thread until the line is decoded.
+        done: numbers of the lines to skip, counted from 1.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Input:
         self._too_many = LineError("too_many_tasks", f"The file has {most} (option.batches_max_lines).")
 
     def __iter__(self) -> Iterator[Line]:
-        """Yield the lines that are neither blank nor done. If too many are blank, end with an error. This may block."""
+        """Yield the lines that are neither blank nor done. Too many blank lines end this with an error. May block."""
         with self._path.open("rb") as file:
             for number in count(1):
                 text = file.readline(self._most + 1)
@@ -129,9 +129,9 @@ class Input:
         return batches.read_line(number, value, self._endpoint)
 
     def check(self) -> tuple[int, list[BatchError]]:
-        """Return the number of requests, and the errors because of which the batch cannot start.
+        """Return the number of requests, and the errors that prevent the batch from starting.
 
-        An invalid line is usually not among these errors, since it only gets an error of its own.
+        An invalid line usually does not prevent this. The error is then written as the response to that line.
         """
         seen, total, errors = set[bytes](), 0, list[BatchError]()
         for line in self:
@@ -161,9 +161,9 @@ class Output:
         errors: path of the file for errors.
 
     Attributes:
-        done: line numbers of the input lines that have a response or an error, from 1.
-        sizes: bytes of the two files.
-        counts: how many lines each of the two files has.
+        done: numbers of the input lines that have a response or an error, counted from 1.
+        sizes: sizes of the two files, in bytes.
+        counts: number of lines in each of the two files.
 
     Raises:
         BlockingIOError: another process is running the batch.
@@ -186,7 +186,7 @@ class Output:
             raise
 
     def _recover(self, index: int) -> None:
-        """Read which input lines a file already contains, and remove an incomplete last line."""
+        """Find the input lines that a file already covers, and remove an incomplete last line."""
         with open(self._files[index], "rb", closefd=False) as reader:
             for text in reader:
                 try:
@@ -207,9 +207,9 @@ class Output:
         """Write the response to an input line, unless the line already has a response.
 
         Args:
-            number: line number of the input line, from 1.
+            number: number of the input line, counted from 1.
             text: line to write.
-            failed: whether to write to the file for errors.
+            failed: whether to write to the error file.
 
         Raises:
             OSError: the disk is full or has failed. No part of the line is left in the file.
@@ -228,13 +228,13 @@ class Output:
             self._note(failed, number, len(text))
 
     def sync(self) -> None:
-        """Wait until everything has been written to the disk."""
+        """Flush both files to disk."""
         with self._lock:
             for file in self._files:
                 os.fsync(file)
 
     def close(self) -> None:
-        """Close the files and release their locks. Later writes have no effect."""
+        """Close the files and release their locks. Any later writes have no effect."""
         with self._lock:
             for file in self._files:
                 os.close(file)
@@ -245,12 +245,12 @@ class Output:
 
 
 class _Stopped(Exception):
-    """This server must not continue the batch: the server stops or runs other batches, or the batch has ended."""
+    """Raised if this server must stop running a batch: on shutdown, for other batches, or if the batch has ended."""
 
 
 @contextlib.asynccontextmanager
 async def batches_run(model: ServedModel) -> AsyncIterator[None]:
-    """Run batches during the block if the options enable them. They stop when the model is drained."""
+    """Run batches while the block runs, if the options enable them. They stop when the model is drained."""
     if model.batches is None:
         yield
         return
@@ -263,7 +263,7 @@ async def batches_run(model: ServedModel) -> AsyncIterator[None]:
 
 
 class BatchRunner:
-    """The runner of all open batches, except for batches that another server is running."""
+    """Runs all open batches, except those that another server is running."""
 
     def __init__(self, model: ServedModel, store: BatchStore) -> None:
         self.model, self.store = model, store
@@ -301,7 +301,7 @@ class BatchRunner:
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def _begin(self, found: Sequence[OpenBatch]) -> None:
-        """Run at most as many batches as lines can run at once, and each owner's oldest batch if it is late."""
+        """Start batches up to the number of lines that can run at once, and each owner's oldest batch if it is late."""
         owners, self._wanted = set[str](), set()
         for one in found:
             id, late = one.batch["id"], self.store.clock() - one.batch["created_at"] > 2 * _IDLE_SECONDS
@@ -319,13 +319,13 @@ class BatchRunner:
         self.locked.pop(id, None)
 
     def _hold(self, one: OpenBatch) -> None:
-        """Note that a batch runs here. If too many batches run here, let one of them stop."""
+        """Record that this server runs a batch. If it runs too many batches, make one of them stop."""
         self.locked[one.batch["id"]] = one.owner
         if len(self.locked) > max(self._most, len(self._wanted)):
             self.locked.pop(next((id for id in self.locked if id not in self._wanted), one.batch["id"]))
 
     async def _attend(self, one: OpenBatch) -> None:
-        """Run a batch, unless another server is running it. If it cannot continue now, it is tried again later."""
+        """Run a batch, unless another server is running it. A batch that cannot continue now is retried later."""
         id, errors = one.batch["id"], list[BatchError]()
         try:
             paths = [self.store.path(file) for file in output_ids(id)]
@@ -349,16 +349,16 @@ class BatchRunner:
         self.store.created.set()  # another batch can start now
 
     def share(self, owner: str) -> int:
-        """Return how many lines each of an owner's batches may have in memory, so that every owner has some."""
+        """Return the number of lines that each batch of an owner may hold in memory. Every owner gets a share."""
         owners = [*self.locked.values()]
         return max(1, min(self._most, 2 * self._most // len({*owners, owner})) // max(1, owners.count(owner)))
 
 
 class Held:
-    """The lines that all batches together have in memory. Batches take turns reading lines while there is room.
+    """The lines of all batches that are in memory. Batches take turns to read lines while there is room.
 
     Args:
-        most: bytes of lines in memory at which reading pauses.
+        most: total size of the lines in memory, in bytes, at which reading pauses.
     """
 
     def __init__(self, most: int) -> None:
@@ -393,12 +393,12 @@ class _Answering:
         self._looked_at = 0.0
 
     async def run(self) -> list[BatchError]:
-        """Run the batch from its current position to its end, and return the errors if it has failed.
+        """Run the remaining lines of the batch, and return the errors if the batch has failed.
 
         Raises:
             _Stopped: the server is stopping, or another server has ended the batch.
             OSError: the output files cannot be written.
-            ServingError: the batch's state cannot be read or written, or there is no room for the output.
+            ServingError: the state of the batch cannot be read or written, or there is no room for the output.
         """
         store = self._store
         await self._save()
@@ -431,7 +431,7 @@ class _Answering:
         return []
 
     def _status_left(self) -> str:
-        """Return the final status if an earlier server has written all lines of the batch, otherwise ""."""
+        """Return the final status if an earlier process has already written all lines of the batch, otherwise ""."""
         if sum(self._output.counts) < self._batch["request_counts"]["total"]:
             return ""
         if self._batch["expired_at"] is not None:
@@ -439,13 +439,13 @@ class _Answering:
         return "cancelled" if self._batch["status"] == "cancelling" else "completed"
 
     async def _save(self, **change: Any) -> None:
-        """Save the batch's progress, and read its state, as the batch may have been cancelled."""
+        """Save the progress of the batch, and reload its state, because it may have been cancelled."""
         completed, failed = self._output.counts
         change["request_counts"] = {**self._batch["request_counts"], "completed": completed, "failed": failed}
         self._batch = await self._store.call(self._store.advance, self._id, self._output.sizes, change)
 
     def _decode_large(self, text: bytes) -> Any:
-        """Decode a large line in the queue of large request bodies. This blocks the calling thread until it is done."""
+        """Decode a large line in the queue for large request bodies. This blocks the calling thread."""
         bodies = self._model.preprocessor.large_bodies
         decode = functools.partial(bodies.decode, text, plain=False, unique_keys=False)
         while True:
@@ -460,7 +460,7 @@ class _Answering:
             self._output.write(line.number, text, failed=True)
 
     async def _answer(self, lines: Input) -> str:
-        """Run the remaining lines, and return the status with which the batch ends."""
+        """Run the remaining lines, and return the final status of the batch."""
         next_line = functools.partial(next, iter(lines), None)
         reading: asyncio.Task[Line | None] | None = None
         tasks = set[asyncio.Task[Any]]()  # running lines, and `reading`
@@ -488,7 +488,7 @@ class _Answering:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _status(self) -> str:
-        """Return the status with which the batch must end now, or "". Also save the progress from time to time."""
+        """Return the final status if the batch must end now, otherwise "". Also save the progress from time to time."""
         if self._model.availability.draining or self._id not in self._runner.locked:
             raise _Stopped
         if self._store.clock() >= self._batch["expires_at"]:
@@ -511,7 +511,7 @@ class _Answering:
             await run_in_daemon_thread(self._output.write, line.number, text, failed=failed)
 
     async def _ask(self, line: Line) -> tuple[HttpResponse, Sequence[str]]:
-        """Return a line's response and its ignored parameters. After a temporary failure, try the line again."""
+        """Return the response to a line, and the ignored parameters. After a temporary failure, retry the line."""
         wait, tries = 0.5, 0
         while True:
             answer, ignored, error = await self._try(line)

@@ -1,7 +1,7 @@
-"""The store of files and batches in a directory, which several servers may share (`option.batches_store`).
+"""Stores files and batches in a directory, which several servers may share (`option.batches_store`).
 
-SQLite stores the metadata. The contents of a file are stored next to the database under the file's id. A file or batch
-belongs to the API key of the request that created it.
+The metadata is stored in SQLite. The contents of each file are stored next to the database under the id of the file. A
+file or batch belongs to the API key of the request that created it.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ CREATE TABLE objects (
 CREATE INDEX objects_by_owner ON objects (owner, kind, number, size);
 CREATE INDEX objects_by_expiry ON objects (expires);
 """
-"""The table of files and batches. The kind of a file is its purpose. A file that is still being written has no
+"""The table of files and batches. The `kind` of a file is its purpose. A file that is still being written has no
 document. An open batch does not expire. Its row contains the id of the input file, and the lifetime of the output files
-in seconds from the end of the batch.
+in seconds after the end of the batch.
 """
 
 _TOO_MANY = """
@@ -75,15 +75,15 @@ DELETE FROM objects WHERE id IN (
 
 
 class OpenBatch(NamedTuple):
-    """A batch that has not ended, and its owner."""
+    """A batch that has not ended, with its owner."""
 
     owner: str
     batch: OpenAiBatch
 
 
 class BatchStore:
-    """The store of all owners' files and batches. An owner can access only its own files and batches. All methods
-    except `call` may block, and are thread-safe.
+    """Stores the files and batches of all owners. Each owner can access only its own files and batches. All methods
+    except `call` may block. They are thread-safe.
 
     Args:
         directory: directory of the database and the files.
@@ -91,7 +91,7 @@ class BatchStore:
         clock: function that returns the time, in seconds since 1970.
 
     Attributes:
-        created: event that is set when another batch may be ready to run.
+        created: event that is set when a new batch may be ready to run.
 
     Raises:
         OSError: the directory or the database file cannot be created.
@@ -109,7 +109,7 @@ class BatchStore:
         """Call a method of the store on a thread.
 
         Raises:
-            ServingError: the method has raised this error.
+            ServingError: raised by the method itself.
             Unavailable: the files or the database cannot be read or written.
         """
         try:
@@ -123,7 +123,7 @@ class BatchStore:
             self._database.close()
 
     def path(self, id: str) -> Path:
-        """Return the path of a file's contents."""
+        """Return the path of the contents of a file."""
         return self._directory / id
 
     # -- files ---------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class BatchStore:
         return id
 
     def keep(self, id: str, new: NewFile) -> OpenAiFile:
-        """Make a file visible after its contents have been written."""
+        """Make a file visible to its owner once its contents have been written."""
         file = new_file(id, new.name, self.path(id).stat().st_size, self.clock(), new.lifetime)
         with self._writing():
             self._show(file)
@@ -163,7 +163,7 @@ class BatchStore:
         return file
 
     def open(self, owner: str, id: str) -> tuple[OpenAiFile, BinaryIO]:
-        """Return the description of a file, and its open contents. The bytes count as used until these are closed.
+        """Return the description of a file, and its open contents, which use space until closed even if deleted.
 
         Raises:
             NotFound: the owner has no file with this id.
@@ -182,7 +182,7 @@ class BatchStore:
         return self._list(owner, page, [kind for kind in _FILES if page.purpose in ("", kind)])
 
     def delete(self, owner: str, id: str) -> DeletedFile:
-        """Delete a file. Its bytes count as used while another request still reads it.
+        """Delete a file. It continues to use space while another request reads it.
 
         Raises:
             NotFound: the owner has no file with this id.
@@ -199,13 +199,13 @@ class BatchStore:
     # -- batches -------------------------------------------------------------------------------------------------
 
     def create(self, owner: str, asked: NewBatch) -> OpenAiBatch:
-        """Create a batch, which `open_batches` then returns.
+        """Create a batch, so that `open_batches` returns it.
 
         Raises:
             InvalidParameter: the input file does not exist.
             Overloaded: the owner has too many open batches.
-            TooLarge: the owner has no room for the batch's output.
-            Unavailable: the store has no room for the batch's output.
+            TooLarge: the owner has no room for the output of the batch.
+            Unavailable: the store has no room for the output of the batch.
         """
         batch = new_batch(f"batch_{new_secret()}", asked, self.clock())
         id = batch["id"]
@@ -242,7 +242,7 @@ class BatchStore:
         return self._list(owner, page, _BATCHES)
 
     def cancel(self, owner: str, id: str) -> OpenAiBatch:
-        """Mark a batch for cancellation. Its runner then ends it.
+        """Mark a batch for cancellation. The server that runs it then ends it.
 
         Raises:
             NotFound: the owner has no batch with this id.
@@ -260,7 +260,7 @@ class BatchStore:
     # -- calls of the runner -------------------------------------------------------------------------------------
 
     def open_batches(self, most: int) -> list[OpenBatch]:
-        """Return at most `most` batches that have not ended: the oldest of each owner, then the second of each, etc."""
+        """Return up to `most` open batches: first the oldest batch of each owner, then the second-oldest, and so on."""
         turn = "row_number() OVER (PARTITION BY owner ORDER BY number)"
         query = f"SELECT owner, document FROM objects WHERE kind = ? AND expires = ? ORDER BY {turn}, number LIMIT ?"
         with self._lock:
@@ -268,11 +268,11 @@ class BatchStore:
         return [OpenBatch(owner, loads(document)) for owner, document in rows]
 
     def advance(self, id: str, sizes: Sequence[int], change: Mapping[str, Any]) -> OpenAiBatch:
-        """Save the progress of a batch, and return the batch. A batch that has ended is not changed. A batch that is
-        being cancelled keeps this status.
+        """Save the progress of a batch, and return the batch. A batch that has ended does not change. A batch that is
+        being cancelled retains that status.
 
         Args:
-            sizes: bytes of the batch's output file and error file.
+            sizes: sizes of the output file and the error file, in bytes.
             change: fields of the batch to change.
         """
         with self._writing():
@@ -305,7 +305,7 @@ class BatchStore:
         self._unlink(empty)  # only now, because no server can run the batch and open the files any more
 
     def _row(self, id: str) -> tuple[Any, str, int]:
-        """Return a batch, its owner and the lifetime of its output files. A missing batch counts as ended."""
+        """Return a batch, its owner and the lifetime of its output files. A missing batch is treated as ended."""
         query = "SELECT document, owner, lifetime FROM objects WHERE id = ?"
         document, owner, lifetime = self._database.execute(query, (id,)).fetchone() or (b'{"status": "gone"}', "", 0)
         return loads(document), owner, lifetime
@@ -386,7 +386,7 @@ class BatchStore:
         self._update(file["id"], document=dumps(file), size=file["bytes"], expires=file["expires_at"])
 
     def _remove(self, ids: Sequence[str]) -> None:
-        """Remove files. A file that is being read is only hidden, and counts until `remove_expired` can remove it."""
+        """Remove files. A file that is being read is only hidden, and uses space until `remove_expired` removes it."""
         busy = [id for id in ids if is_locked(self.path(id))]
         for id in busy:
             self._update(id, document=None, expires=self.clock())
@@ -415,7 +415,7 @@ def _shown(kinds: Sequence[str]) -> str:
 
 
 def output_ids(batch: str) -> tuple[str, str]:
-    """Return the ids of a batch's output file and error file."""
+    """Return the ids of the output file and the error file of a batch."""
     secret = batch.removeprefix("batch_")
     return f"file-{secret}-output", f"file-{secret}-errors"
 

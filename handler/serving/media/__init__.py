@@ -1,1 +1,1 @@
-"""Images and audio of requests, which are fetched from allowed sources, checked, and decoded in separate processes."""
+"""Images and audio in requests, which are fetched from allowed sources, checked, and decoded in separate processes."""

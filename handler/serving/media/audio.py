@@ -1,4 +1,4 @@
-"""Audio: limits, and the length that a file's header declares."""
+"""Audio: limits, and the length declared in a file header."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _MOST_WITHIN = 64  # maximum number of page headers within pages; by chance, sou
 _LEAST_RATE, _MOST_RATE = 4_000, 192_000  # Hz; telephones use 8,000, studios 192,000
 _MOST_CHANNELS = 8
 _MOST_PER_SECOND = 8 * 48_000
-"""Maximum number of samples per second in all channels together, which limits the cost of a second."""
+"""Maximum number of samples per second over all channels, which limits the cost of decoding one second."""
 
 
 def num_samples(size: Sequence[int]) -> int:
-    """Return the number of samples of an audio file after its conversion to one channel and `SAMPLE_RATE`.
+    """Return the number of samples of an audio file after conversion to one channel at `SAMPLE_RATE`.
 
     Args:
         size: samples per channel, sample rate, and number of channels of the file.
 
     Raises:
-        InvalidPayload: this sample rate or number of channels is not supported, or the audio is empty.
+        InvalidPayload: the sample rate or number of channels is not supported, or the audio is empty.
     """
     length, rate, channels = size
     if not 1 <= channels <= _MOST_CHANNELS:
@@ -49,13 +49,14 @@ def num_samples(size: Sequence[int]) -> int:
 
 
 def read_size(data: bytes) -> tuple[int, int, int]:
-    """Return samples per channel, sample rate, and number of channels from the header of a WAV or FLAC file. Return
-    zeros if the file has no such header.
+    """Return the samples per channel, the sample rate and the number of channels from a WAV or FLAC header. Return
+    zeros for other files.
 
     This takes only microseconds for any input. The decoder may find a different size.
 
     Raises:
-        InvalidPayload: the header is broken, declares no length, or declares an unsupported rate or number of channels.
+        InvalidPayload: the header is broken, lacks a length, or declares an unsupported sample rate or number of
+            channels.
     """
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return _wav_size(data)
@@ -71,16 +72,16 @@ def read_size(data: bytes) -> tuple[int, int, int]:
 
 
 def check_tags(file: bytes) -> None:
-    """Raise InvalidPayload if an MP3 has too many text tags, because libmpg123 compares each tag with all before it."""
+    """Raise InvalidPayload if an MP3 has too many text tags. libmpg123 compares each tag with all previous tags."""
     texts = sum(map(file.count, _TEXTS))
     if texts > _MOST_TEXTS:
         raise InvalidPayload(f"the audio's tags have {texts} texts; at most {_MOST_TEXTS} are allowed")
 
 
 def check_pages(file: bytes) -> None:
-    """Raise InvalidPayload if many pages of an Ogg file contain headers of further pages.
+    """Raise InvalidPayload if many pages of an Ogg file contain further page headers in their data.
 
-    After a wrong checksum, libogg continues at the next header, and again computes the checksum of up to 64 KiB.
+    After a wrong checksum, libogg continues at the next header, and computes another checksum over up to 64 KiB.
     """
     end = within = 0
     for found in _PAGE.finditer(file):
@@ -117,12 +118,12 @@ def _wav_size(data: bytes) -> tuple[int, int, int]:
 
 
 def _length(declared: int, available: int, frame: int) -> int:
-    """Return the number of samples per channel in a WAV.
+    """Return the number of samples per channel in a WAV file.
 
     Args:
-        declared: bytes of samples that the header declares.
-        available: bytes that follow the header.
-        frame: bytes of one sample in all channels.
+        declared: size of the sample data declared in the header, in bytes.
+        available: number of bytes after the header.
+        frame: size of one sample in all channels, in bytes.
     """
     if not frame:
         raise InvalidPayload("the audio is broken: its header does not say how its samples are encoded")

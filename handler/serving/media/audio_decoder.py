@@ -1,4 +1,4 @@
-"""Decoding of audio with libsndfile, in a sandbox's process that limits time and memory."""
+"""Decodes audio with libsndfile, in a sandboxed process with limited time and memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from handler.serving.media.audio import check_pages, check_tags, num_samples
 from handler.serving.media.decoder import LargerThanRead
 
 _HEADS = ((b"RIFF", "WAV"), (b"fLaC", "FLAC"), (b"OggS", "OGG"), (b"ID3", "MP3"), (b"\xff", "MP3"))
-"""First bytes of supported files, with the format that libsndfile must then detect. Files in other formats are refused
-before libsndfile reads them.
+"""First bytes of supported files, and the format that libsndfile must detect for each. Other files are refused before
+libsndfile reads them.
 """
 
 _ENCODINGS = frozenset({
@@ -30,7 +30,7 @@ _BLOCK = 1 << 15  # samples per channel to read at once
 
 
 def decode(max_samples: int, data: memoryview) -> Iterator[Any]:
-    """Yield the size and digest of an audio file, as in `Medium`, then its samples in parts.
+    """Yield the size and digest of an audio file, as in `Medium`, and then its samples in parts.
 
     The channels are averaged as in vLLM, and the result is resampled with soxr as in librosa.
 
@@ -39,7 +39,7 @@ def decode(max_samples: int, data: memoryview) -> Iterator[Any]:
 
     Raises:
         LargerThanRead: the audio has more samples. The arguments are its size, as returned by `read_size`.
-        InvalidPayload: the audio is broken or not supported. The message is meant to follow the field's name.
+        InvalidPayload: the audio is broken or not supported. The message is meant to follow the field name.
     """
     content = bytes(data)
     kind = next((kind for head, kind in _HEADS if content.startswith(head)), "")
@@ -76,7 +76,7 @@ def _blocks(file: Any) -> Iterator[Any]:
 
 
 def _count(file: Any) -> int:
-    """Count the samples of an MP3 by decoding it. If its header has no length, libsndfile only guesses it."""
+    """Count the samples of an MP3 by decoding it. Without a length in the header, libsndfile only estimates it."""
     num_samples((1, file.samplerate, file.channels))
     return sum(map(len, _blocks(file)))
 
@@ -85,7 +85,7 @@ def _parts(file: Any, size: tuple[int, int, int], max_samples: int, *, exact: bo
     """Yield the converted samples in arrays.
 
     Args:
-        exact: whether `size` is exact, so that the file must have as many samples.
+        exact: whether `size` is exact, so that the file must contain exactly this number of samples.
     """
     length, rate, _ = size
     stream = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")

@@ -1,4 +1,4 @@
-"""The interface between the media loader and the decoders for each kind of media."""
+"""Interface between the media loader and the decoders for each kind of media."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Size = tuple[int, ...]
 
 
 class LargerThanRead(Exception):
-    """An image or audio file is larger than its header declares. The exception's arguments are its size."""
+    """Raised if an image or audio file is larger than its header declares. The arguments are its actual size."""
 
 
 class FileRules(NamedTuple):
@@ -23,7 +23,7 @@ class FileRules(NamedTuple):
     Attributes:
         max_bytes: maximum size of a file, in bytes.
         max_units: maximum number of pixels in an image, or of samples in audio.
-        seconds: maximum seconds for downloading a file.
+        seconds: maximum number of seconds to download a file.
     """
 
     max_bytes: int
@@ -34,19 +34,18 @@ class FileRules(NamedTuple):
 class Decoder(NamedTuple):
     """The decoder for media files of one kind.
 
-    The cost of decoding is measured in units, which are the pixels of an image or the samples of audio.
+    The cost of decoding is measured in units: pixels of an image or samples of audio.
 
     Attributes:
-        rules: function that returns the limits that the options set.
-        read_size: function that reads the size from a file's header within microseconds. It returns zeros if the header
-            contains no size, and raises InvalidPayload if the header is wrong.
-        units: function that returns the number of units of a size. It raises InvalidPayload if the size exceeds a
-            limit.
-        unit_bytes: bytes of a unit in the decoded data.
-        unit_memory: bytes of memory per unit that decoding needs, in addition to the file.
-        make: function that returns the decoding function. It is called in a sandbox's process. The decoding function
-            gets the maximum number of units and the file; it yields the size and digest, then the data in parts. It
-            raises LargerThanRead for a larger file, and InvalidPayload for a broken file.
+        rules: function that returns the limits from the options.
+        read_size: function that reads the size from a file header within microseconds. It returns zeros if the header
+            contains no size, and raises InvalidPayload if the header is invalid.
+        units: function that converts a size to a number of units. It raises InvalidPayload if the size exceeds a limit.
+        unit_bytes: bytes per unit of decoded data.
+        unit_memory: bytes of memory per unit that are needed for decoding, in addition to the file.
+        make: function that returns the decoding function. It is called in a sandboxed process. The decoding function
+            takes the maximum number of units and the file. It yields the size and digest, and then the data in parts.
+            It raises LargerThanRead for a larger file, and InvalidPayload for a broken file.
         packages: the Python packages that the decoder needs.
         extra: extra of this package that installs those packages.
     """

@@ -1,4 +1,4 @@
-"""Fetching of media files, over HTTP from allowed hosts, or from an allowed directory."""
+"""Fetches media files over HTTP from allowed hosts, or from an allowed directory."""
 
 from __future__ import annotations
 
@@ -28,17 +28,18 @@ _NOT_PUBLIC = tuple(
         "224.0.0.0/4", "240.0.0.0/4",
     )
 )  # fmt: skip
-"""Special-purpose IPv4 addresses in IANA's registry, and multicast. Python's own list depends on its version."""
+"""Special-purpose IPv4 addresses (IANA registry) and multicast addresses. Python's own list varies by version."""
 
 _UNICAST = ipaddress.IPv6Network("2000::/3")
-"""Global unicast IPv6 addresses that IANA assigns. Loopback, private, link-local and multicast addresses are outside.
+"""Global unicast IPv6 addresses that IANA assigns. Loopback, private, link-local and multicast addresses are outside of
+this range.
 """
 
 _SPECIAL = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
-"""Special-purpose addresses within `_UNICAST`, from IANA's registry: Teredo and others, documentation, 6to4."""
+"""Special-purpose addresses within `_UNICAST`, from the IANA registry: Teredo and others, documentation, 6to4."""
 
 _HOLDS_IPV4 = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96")))
-"""Networks whose last 32 bits are an IPv4 address: mapped addresses (RFC 4291) and NAT64 (RFC 6052)."""
+"""Networks whose addresses end with an IPv4 address: IPv4-mapped (RFC 4291) and NAT64 (RFC 6052)."""
 
 
 def is_public(text: str) -> bool:
@@ -59,10 +60,10 @@ def check_address(text: str) -> None:
 
 
 class PublicResolver(AbstractResolver):
-    """A resolver that accepts only names with public addresses. aiohttp connects to the returned addresses without
-    resolving the name again.
+    """A resolver that accepts only host names with public addresses. aiohttp connects to the returned addresses without
+    another lookup.
 
-    Each lookup runs on its own thread, so that a slow lookup delays neither other lookups nor the process's exit.
+    Each lookup runs on its own thread, so that a slow lookup delays neither other lookups nor the exit of the process.
     """
 
     async def resolve(
@@ -127,11 +128,11 @@ class Fetcher:
 
         Args:
             kind: kind of the file, a key of `MEDIA`.
-            take: called with the size of each received part, to reserve memory. If it raises an error, so does `fetch`.
+            take: called with the size of each received chunk to reserve memory. `fetch` propagates its errors.
 
         Raises:
             InvalidPayload: the rules do not allow the URL, or it could not be fetched. The message is meant to follow
-                the field's name.
+                the field name.
         """
         seconds = self._rules.files[kind].seconds
         try:
@@ -203,14 +204,14 @@ class Fetcher:
 
 
 def read_file(url: str, kind: str, rules: MediaRules) -> bytes:
-    """Return the content of the file at a `file:` URL. This may block.
+    """Return the contents of the file at a `file:` URL. May block.
 
     Args:
         kind: kind of the file, a key of `MEDIA`.
 
     Raises:
         InvalidPayload: the file is outside of the allowed directory, or cannot be read. The message is meant to follow
-            the field's name.
+            the field name.
     """
     if rules.directory is None:
         raise InvalidPayload("file URLs are not allowed: option.allowed_local_media_path is not set")

@@ -1,4 +1,4 @@
-"""Images: limits, and the size that a file's header declares."""
+"""Images: limits, and the size declared in a file header."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 _SEGMENTS = 256  # maximum number of segments in a JPEG before its size; a photo has about ten
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""Markers of a JPEG's frame headers, which contain the size (ITU-T T.81, table B.1)."""
+"""JPEG markers of frame headers, which contain the size (ITU-T T.81, table B.1)."""
 ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
-"""Markers of a JPEG that are not followed by a length."""
+"""JPEG markers that are not followed by a length."""
 
 
 def read_size(data: bytes) -> tuple[int, int]:
-    """Return width and height from the header of a JPEG, PNG, WebP or GIF, or (0, 0) if the file has no such header.
+    """Return the width and height from a JPEG, PNG, WebP or GIF header, or (0, 0) for other files.
 
     This takes only microseconds for any input. The decoder may find a different size.
     """
@@ -48,7 +48,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:
-    """Return the width and height of a WebP (RFC 9649)."""
+    """Return the width and height of a WebP image (RFC 9649)."""
     match head[8:16]:
         case b"WEBPVP8X":
             return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")

@@ -1,4 +1,4 @@
-"""Decoding of images with Pillow, in a sandbox's process that limits time and memory."""
+"""Decodes images with Pillow, in a sandboxed process with limited time and memory."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _MARKER = re.compile(rb"\xff([^\x00\xff])")
 _APP0, _APP1, _APP14, _APP15, _COMMENT, _SCAN = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE, 0xDA
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _APPLICATIONS = {_APP0: (b"JFIF",), _APP1: (_EXIF, _XMP), _APP14: (b"Adobe",)}
-"""First bytes of the JPEG segments that affect colours or orientation, by marker."""
+"""First bytes of the JPEG segments that affect colors or orientation, by marker."""
 
 
 def without_ancillary(data: memoryview) -> bytes | memoryview:
     """Return an image file with only the parts that affect its pixels.
 
     Raises:
-        InvalidPayload: the file has too many parts. The message is meant to follow the field's name.
+        InvalidPayload: the file has too many parts. The message is meant to follow the field name.
     """
     head = bytes(data[:8])
     if head == _PNG:
@@ -142,23 +142,24 @@ _FORMATS = [
         GifImagePlugin.GifImageFile,
     )
 ]
-"""Formats that Pillow may try. Its readers of other formats must not process data of clients."""
+"""Formats that Pillow may try. Its readers for other formats must not process client data."""
 
 _BACKGROUND = (255, 255, 255)
 _PART = 1 << 20  # bytes
 
 
 def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
-    """Yield the size and digest of an image's first frame, as in `Medium`, then its pixels in parts.
+    """Yield the size and digest of the first frame of an image, as in `Medium`, and then its pixels in parts.
 
-    As in vLLM, the image is rotated as its Exif data says, and drawn on a white background (vllm/multimodal/image.py).
+    As in vLLM, the image is rotated according to its Exif data, and drawn on a white background
+    (vllm/multimodal/image.py).
 
     Args:
-        max_pixels: maximum number of pixels, which is width times height.
+        max_pixels: maximum number of pixels (width times height).
 
     Raises:
         LargerThanRead: the image has more pixels. The arguments are its size.
-        InvalidPayload: the image is broken or not supported. The message is meant to follow the field's name.
+        InvalidPayload: the image is broken or not supported. The message is meant to follow the field name.
     """
     try:
         image = _open(max_pixels, data)

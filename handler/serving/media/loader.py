@@ -1,4 +1,4 @@
-"""Loading of the media in requests. An event loop on a thread fetches media, and sandboxed processes decode them."""
+"""Loads the media in requests. An event loop on a thread fetches media, and sandboxed processes decode them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FETCHING = ("aiohttp",)
 
 
 def missing_packages(kind: str) -> str:
-    """Return a message if packages for media of a kind are missing, or "" if no package is missing."""
+    """Return an error message if packages for a kind of media are missing, or "" if none are missing."""
     decoder = DECODERS[kind]
     missing = [name for name in (*decoder.packages, *_FETCHING) if importlib.util.find_spec(name) is None]
     if not missing:
@@ -52,13 +52,13 @@ ANY_HOST = "*"
 
 
 class MediaRules(NamedTuple):
-    """Rules for media, from the options.
+    """Rules for media, as set by the options.
 
     Attributes:
-        files: limits of the files by kind.
-        domains: allowed hosts, each `name` for the default ports or `name:port`; `*` allows all names with default
-            ports.
-        directory: directory for `file:` URLs, without symbolic links in its path, or None if such URLs are not allowed.
+        files: limits for files, by kind.
+        domains: allowed hosts, each either `name` for the default ports or `name:port`. `*` allows all names with
+            default ports.
+        directory: directory for `file:` URLs, with symbolic links resolved, or None if `file:` URLs are not allowed.
     """
 
     files: Mapping[str, FileRules]
@@ -101,7 +101,7 @@ _NICE = 5  # niceness of the process for media that may take a long time
 
 
 class Reservation(Share):
-    """A request's share of the memory for media."""
+    """The share of the media memory that a request has reserved."""
 
     def __init__(self, memory: Quota, media: str) -> None:
         super().__init__(memory)
@@ -130,12 +130,12 @@ class Load(NamedTuple):
 
     @property
     def data_size(self) -> int:
-        """The number of bytes of the decoded data."""
+        """The size of the decoded data, in bytes."""
         return DECODERS[self.kind].unit_bytes * self.units
 
     @property
     def memory(self) -> int:
-        """The maximum number of bytes of memory for decoding."""
+        """The maximum memory for decoding, in bytes."""
         return _MEMORY + DECODERS[self.kind].unit_memory * self.units + 2 * len(self.file)
 
 
@@ -147,13 +147,14 @@ class LoadedMedia(NamedTuple):
 
 
 class MediaLoader:
-    """The loader of media, which fetches and decodes them. Thread-safe.
+    """Fetches and decodes media. Thread-safe.
 
-    Threads are started for the first image or audio, and a decoding process for the first of each kind.
+    The threads start when the first media file is loaded, and each decoding process when the first file of its kind is
+    decoded.
 
-    Owners take turns according to the CPU time that their media have used. A request without an owner counts as an
-    owner of its own. Memory for all media of a request is reserved according to the files' headers, before any medium
-    is decoded.
+    Owners take turns according to the CPU time that their media have used. A request without an owner is treated as a
+    separate owner. Memory for all media of a request is reserved according to the file headers before any of them is
+    decoded.
     """
 
     def __init__(self, rules: MediaRules) -> None:
@@ -173,10 +174,10 @@ class MediaLoader:
         self._closed = False
 
     def load(self, sources: Sequence[MediaSource], owner: str = "") -> Future[LoadedMedia]:
-        """Load the media of a request. If the returned future is cancelled, the fetches end.
+        """Load the media of a request. Cancelling the returned future also cancels the downloads.
 
-        The future raises Unavailable or InvalidPayload if a media file cannot be loaded. The message names the field,
-        unless all files together need too much memory.
+        The future raises Unavailable or InvalidPayload if a media file cannot be loaded. The message contains the field
+        name, unless all files together need too much memory.
 
         Args:
             owner: owner of the request, or "" without an owner.
@@ -270,7 +271,7 @@ class MediaLoader:
         return await self._fetcher.fetch(source.url, source.kind, take)
 
     def _measured(self, source: MediaSource, file: bytes) -> Load:
-        """Return a media file to decode, with the number of units that its header declares."""
+        """Return the decoding job for a media file, with the number of units according to its header."""
         try:
             return self._load_of(source.kind, file, DECODERS[source.kind].read_size(file))
         except InvalidPayload as error:
@@ -288,10 +289,10 @@ class MediaLoader:
             return await self._in_turn(found, flow)
 
     async def _in_turn(self, load: Load, flow: Flow) -> Medium:
-        """Decode a medium. A small medium is first tried with the short time limit, so that other media wait less.
+        """Decode a media file. A small file is first tried with the short time limit, so that other files wait less.
 
-        While the medium is being decoded, its owner is charged for the time that its size implies; after a failed first
-        try, for the maximum time.
+        While the file is being decoded, its owner is charged for the time that is expected for its size. After a failed
+        first try, the owner is charged for the maximum time.
         """
         seconds = _BEGIN + load.units / _UNITS_PER_SECOND
         if load.units <= _QUICK_UNITS:
@@ -354,7 +355,7 @@ def _host(url: str) -> str:
 
 
 def place_media(request: Request, prompt: Prompt, media: Sequence[Medium], tokens: Mapping[str, MediaTokens]) -> Prompt:
-    """Return the prompt with its media. Each placeholder is repeated once per token of its image or audio.
+    """Return the prompt with its media. Each placeholder is repeated for every token of its image or audio.
 
     Args:
         prompt: prompt with one placeholder for each image or audio.

@@ -1,4 +1,4 @@
-"""Log lines in CloudWatch's embedded metric format, which CloudWatch Logs converts to metrics.
+"""Writes log lines in the CloudWatch embedded metric format, which CloudWatch Logs converts to metrics.
 
 These lines replace Prometheus where metrics cannot be scraped. The format is described at docs.aws.amazon.com,
 AmazonCloudWatch, "Specification: Embedded metric format". Each line must be a complete log event that starts with the
@@ -28,7 +28,7 @@ NAMESPACE = "LMI"
 _LONGEST_VALUE = 1024  # maximum characters of a dimension's value, all printable ASCII (CloudWatch's API, `Dimension`)
 
 Samples = Mapping[str, float]
-"""Values by the names of Prometheus's samples, followed by `{outcome}` if a sample has this label."""
+"""Values by Prometheus sample name, followed by `{outcome}` if the sample has this label."""
 
 _GAUGES = {
     "EngineReady": ("lmi_engine_ready", "None", 1.0),
@@ -48,18 +48,18 @@ _COUNTERS = {
     "PrefixCacheQueries": "vllm:prefix_cache_queries_total",
     "PrefixCacheHits": "vllm:prefix_cache_hits_total",
 }
-"""Metrics that are reported as their growth during the interval."""
+"""Counters, which are reported as their growth during the interval."""
 
 _MEANS = {
     "TimeToFirstToken": "lmi_time_to_first_token_seconds",
     "InterTokenLatency": "vllm:inter_token_latency_seconds",
     "RequestDuration": "lmi_request_duration_seconds",
 }
-"""Metrics that are reported as the mean of the interval's values, or omitted if there are no values."""
+"""Metrics that are reported as the mean over the interval, or omitted if the interval has no values."""
 
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:
-    """Return the current metrics, summed over replicas. Metrics that are fractions are averaged instead."""
+    """Return the current metrics, summed over the replicas. Fractions are averaged instead."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for metric in registry.collect():
         for sample in metric.samples:
@@ -70,7 +70,7 @@ def samples(registry: CollectorRegistry) -> dict[str, float]:
 
 
 def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[str, Any]:
-    """Return the JSON value that reports an interval.
+    """Return the JSON object that reports an interval.
 
     Args:
         before: samples at the start of the interval.
@@ -91,7 +91,7 @@ def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[
 
 
 def _values(before: Samples, now: Samples) -> dict[str, tuple[float, str]]:
-    """Return the value and unit of each metric of an interval, by name."""
+    """Return the value and unit of each metric for an interval, by name."""
     values: dict[str, tuple[float, str]] = {}
     for name, (sample, unit, factor) in _GAUGES.items():
         if sample in now:
@@ -115,11 +115,11 @@ def _growth(sample: str, before: Samples, now: Samples) -> float:
 def reporting(
     registry: CollectorRegistry, model_name: str, interval: float, stream: TextIO | None = None
 ) -> Iterator[None]:
-    """Write a line every `interval` seconds and at the end of the block, on a thread.
+    """Write a line every `interval` seconds and at the end of the block. A thread writes the lines.
 
     Args:
         interval: seconds between two lines; 0 disables reporting.
-        stream: the stream to write to; by default stdout, which gets no log records with prefixes.
+        stream: the stream to write to. The default is stdout, which has no log records with prefixes.
     """
     if not interval:
         yield

@@ -1,6 +1,6 @@
 """Prometheus metrics of the server, served at /metrics.
 
-There are few labels, because SageMaker creates a CloudWatch metric for each combination of their values.
+The metrics have few labels, because SageMaker creates a CloudWatch metric for each combination of label values.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ log = logging.getLogger("handler.request")
 
 
 class Histogram(Collector):
-    """A histogram with a single set of label values. Values must be observed on a single thread.
+    """A histogram with a single set of label values. All observations must be made on the same thread.
 
     Args:
-        bounds: upper bounds of the buckets in ascending order, without the last bound, which is infinite.
+        bounds: upper bounds of the buckets in ascending order, without the final infinite bound.
         labels: values of the labels by name.
     """
 
@@ -73,7 +73,7 @@ def _histograms(
     labels: Mapping[str, str],
     rows: Iterable[tuple[str, str, Sequence[float]]],
 ) -> dict[str, Histogram]:
-    """Make histograms from rows of a name without the prefix, a help text and bounds."""
+    """Create histograms from rows that contain a name without the prefix, a help text and the bounds."""
     return {name: Histogram(prefix + name, help, bounds, registry, labels) for name, help, bounds in rows}
 
 
@@ -83,7 +83,7 @@ _Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 def _labelled(
     kind: _Family, name: str, text: str, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
 ) -> Metric:
-    """Make a metric from pairs of label values and a value."""
+    """Create a metric from pairs of label values and metric value."""
     family = kind(name, text, labels=labels)
     for own, value in values:
         family.add_metric(own, value)
@@ -126,19 +126,19 @@ _VLLM = (
 )
 
 _REASONS = {"ok": "stop", "cancelled": "abort", "failed": "error"}
-"""vLLM's `finished_reason` by outcome. It is `length` instead if the response was cut off at a limit."""
+"""vLLM's `finished_reason` by outcome. It is `length` instead if a limit has cut off the response."""
 
 
 class VllmMetrics(Collector):
-    """The metrics that have vLLM's names.
+    """Metrics with the same names as those of vLLM.
 
     Args:
         gauges: functions that return current values.
 
     Attributes:
         first_token: histogram of seconds from a request's acceptance to its first token.
-        inter_token: histogram of seconds between tokens. Sum and count are exact. All tokens of a request are counted
-            with the request's mean, because measuring each token would cost too much.
+        inter_token: histogram of seconds between tokens. Sum and count are exact. Each token is counted with the mean
+            of its request, because measuring every token would cost too much.
     """
 
     def __init__(self, registry: CollectorRegistry, model_name: str, gauges: Gauges) -> None:
@@ -154,11 +154,11 @@ class VllmMetrics(Collector):
         self._ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
 
     def count(self, request: RequestRecord, samplings: Iterable[Sampling], per_token: float | None) -> None:
-        """Count a request that has ended, unless the engine never got it.
+        """Count a request that has ended, unless it never reached the engine.
 
         Args:
             samplings: the parameters of the request's prompts, if text is generated.
-            per_token: mean seconds between the request's tokens, or None if no sequence has a second token.
+            per_token: mean time between tokens, in seconds, or None if no sequence has a second token.
         """
         if request.queue is None:
             return
@@ -204,7 +204,7 @@ class VllmMetrics(Collector):
         yield _labelled(counter, "vllm:request_success", "Requests by finish reason", labels, ended)
 
     def _loads(self, engines: Sequence[tuple[int, EngineStatistics]]) -> Iterator[Metric]:
-        """Yield the numbers of running and of waiting requests."""
+        """Yield the numbers of running and waiting requests."""
         gauge, text = GaugeMetricFamily, "Requests waiting in the queue, or for room in the engine"
         waiting = [min(report.num_waiting or 0, num) for num, report in engines]  # statistics may be a second old
         running = [num - waits for (num, _), waits in zip(engines, waiting, strict=True)]
@@ -213,7 +213,7 @@ class VllmMetrics(Collector):
         yield from self._family(gauge, "num_requests_waiting", text, waiting)
 
     def _family(self, kind: _Family, name: str, text: str, values: Iterable[float | None]) -> Iterator[Metric]:
-        """Yield a metric with a value for each engine, unless no engine has one."""
+        """Yield a metric with a value for each engine, unless no engine has a value."""
         known = [((self._model_name, str(number)), value) for number, value in enumerate(values) if value is not None]
         if known:
             yield _labelled(kind, f"vllm:{name}", text, _LABELS, known)
@@ -239,7 +239,7 @@ _TGI_ERRORS = {
     "failed": "generation",
     "cancelled": "dropped",
 }
-"""TGI's label `err` by outcome."""
+"""Value of TGI's label `err`, by outcome."""
 
 
 class TgiMetrics:
@@ -301,7 +301,7 @@ REPLICA_FAMILIES: tuple[tuple[_Family, str, str, Callable[[ReplicaReport], float
     (CounterMetricFamily, "generated_tokens", "Tokens generated by the replica", lambda replica: replica.num_tokens),
     (CounterMetricFamily, "restarts", "Restarts of the replica after it was lost", lambda replica: replica.restarts),
 )
-"""Metrics that are exported for each replica if there are several."""
+"""Metrics that are exported for each replica if there are several replicas."""
 
 OUTCOMES = ("ok", "refused", "overloaded", "unavailable", "failed", "cancelled")
 _NOT_ADMITTED = ("refused", "overloaded", "unavailable")
@@ -311,11 +311,11 @@ _NOT_ADMITTED = ("refused", "overloaded", "unavailable")
 class Gauges(Collector):
     """Functions that return current values. They are called when the metrics are requested.
 
-    The totals are metrics of this class. Updating a Counter at each step would cost too much.
+    Totals are read in this way too, because updating a Counter in each step would cost too much.
 
     Attributes:
         queued: returns the number of requests that wait for the engine.
-        active: returns the number of sequences in the engine, where a beam search counts once.
+        active: returns the number of sequences in the engine. A beam search counts as one sequence.
         tokens: returns the number of tokens generated so far.
         restarts: returns the number of engine restarts.
         statistics: returns the statistics of the engine, or None until the engine has reported some.
@@ -332,7 +332,7 @@ class Gauges(Collector):
     adapters: Callable[[], Sequence[str]] = tuple
 
     def engines(self) -> list[tuple[int, EngineStatistics]]:
-        """Return the number of sequences and the statistics of each engine."""
+        """Return the number of sequences in each engine, with the statistics of the engine."""
         found = [(replica.num_active, replica.statistics) for replica in self.replicas()]
         found = found or [(self.active(), self.statistics())]
         return [(num_active, statistics or EngineStatistics()) for num_active, statistics in found]
@@ -378,7 +378,7 @@ class _Captured(Collector):
 
 
 class Ended:
-    """The numbers and durations of the requests that the engine got and that have ended, as in Triton's statistics.
+    """Counts and durations of finished requests that reached the engine, as in Triton's statistics.
 
     Source: triton-inference-server/server, docs/protocol/extension_statistics.md.
     """
@@ -403,7 +403,7 @@ class Ended:
 
     @property
     def durations(self) -> dict[str, dict[str, int]]:
-        """The number of requests and their total duration in nanoseconds, by Triton's name of the outcome or phase."""
+        """The number of requests and their total duration in nanoseconds, by Triton's name for the outcome or phase."""
         ended = sum(self._numbers.values())
         numbers = dict.fromkeys(("queue", "compute_input", "compute_infer", "compute_output"), ended)
         numbers = {**self._numbers, **numbers, "cache_hit": 0, "cache_miss": 0}
@@ -411,8 +411,8 @@ class Ended:
 
 
 class Metrics:
-    """The metrics of a server, in a registry of its own, so that several servers in a process (as in tests) do not
-    conflict.
+    """The metrics of a server. Each server has its own registry, so that several servers in one process (as in tests)
+    do not conflict.
 
     Args:
         model_name: value of the label `model_name` in vLLM's metrics.
@@ -422,7 +422,7 @@ class Metrics:
 
     Attributes:
         by_outcome: counters of requests by outcome, one of `OUTCOMES`.
-        ended: the numbers and durations of ended requests for Triton's statistics.
+        ended: counts and durations of finished requests for Triton's statistics.
         recorders: functions that are called with the record of each request that has ended.
     """
 
@@ -452,12 +452,12 @@ class Metrics:
         """Export the numbers of captured requests.
 
         Args:
-            counts: function that returns the numbers of written and of dropped requests.
+            counts: function that returns the numbers of written and dropped requests.
         """
         self.registry.register(_Captured(counts))
 
     def count_opened(self) -> None:
-        """Count a request that TGI would count: it is accepted, or refused for a parameter or as unavailable."""
+        """Count a request as TGI does: if it is accepted, has an invalid parameter, or the server is unavailable."""
         if self._tgi is not None:
             self._tgi.count_opened()
 
@@ -469,8 +469,8 @@ class Metrics:
     def count(self, request: RequestRecord, parsed: Sequence[Request] = (), *, opened: bool = True) -> None:
         """Count a request that has ended, and pass it to the recorders.
 
-        As in vLLM, TGI and DJL Serving, durations exclude requests that were refused or that needed no engine, such as
-        /tokenize. Their short durations would hide the long durations of an overloaded server.
+        As in vLLM, TGI and DJL Serving, durations exclude requests that were refused or did not need the engine, such
+        as /tokenize. Their short durations would hide the long durations on an overloaded server.
 
         Args:
             parsed: the prompts of the request, with their parameters.
@@ -515,7 +515,7 @@ class Metrics:
 
 @dataclass
 class _Times:
-    """The times of a request before its first token, by time.perf_counter(). A time is 0 until it is reached."""
+    """Times of the request phases before the first token, by time.perf_counter(). Each is 0 until it is reached."""
 
     accepted: float = 0.0
     encoded: float = 0.0
@@ -526,13 +526,14 @@ class RequestStats:
     """The times and token counts of a request. `close` records them in the metrics, the log and the trace.
 
     Args:
-        request_id: id of the request, as the client knows it.
-        metrics: metrics in which the request is counted.
+        request_id: id of the request, as known to the client.
+        metrics: metrics that count the request.
         log_prompts: value of `option.log_prompts`.
         headers: request headers by name in lower case.
 
     Attributes:
-        first_at: time of the engine's first delta, even a failure, by time.perf_counter(); 0 before.
+        first_at: time of the first delta from the engine, even if it is a failure, by time.perf_counter(), or 0 before
+            that.
         num_prompt_tokens: number of prompt tokens.
         num_tokens: number of tokens generated so far.
         error: error message, or "" without an error.
@@ -565,23 +566,23 @@ class RequestStats:
         self._metrics.count_opened()
 
     def note_accepted(self, parsed: ParsedRequest) -> None:
-        """Note that the body has been parsed. The request's times start here."""
+        """Record that the body has been parsed. All times of the request are measured from here."""
         self._parsed = parsed
         if self._prompts is not None:
             self._prompts = [request.messages or request.prompt for request in parsed.requests]
         self._times.accepted = time.perf_counter()
 
     def note_encoded(self, parsed: ParsedRequest) -> None:
-        """Note that the prompts have been tokenized and are within the model's limits."""
+        """Record that the prompts have been tokenized and are within the limits of the model."""
         self._parsed = parsed
         self._times.encoded = time.perf_counter()
 
     def note_started(self) -> None:
-        """Note that the engine has started the request."""
+        """Record that the engine has started the request."""
         self._times.started = time.perf_counter()
 
     def note_first(self) -> None:
-        """Note that the engine has returned the first delta, even a failure."""
+        """Record that the engine has returned the first delta, even if it is a failure."""
         self.first_at = time.perf_counter()
         if self.num_tokens:
             self._count_first()

@@ -22,7 +22,7 @@ _EXPORTERS = {
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
 }
-"""Modules of the exporters, by the protocol's name in OTEL_EXPORTER_OTLP_PROTOCOL."""
+"""Exporter modules, by the protocol name in OTEL_EXPORTER_OTLP_PROTOCOL."""
 
 _EXTRA = "lmi-handler[tracing]"
 
@@ -35,8 +35,10 @@ class RequestRecord(NamedTuple):
         outcome: ok, refused, overloaded, unavailable, failed or cancelled.
         finish: finish reason of the last sequence, or "" if no sequence has ended.
         error: error message, or "" without an error.
-        queue: seconds from the end of tokenizing to the start in the engine; None if the engine never got the request.
-        started: seconds from the request's acceptance to its start in the engine, or 0 if the engine never got it.
+        queue: seconds from the end of tokenizing to the start in the engine, or None if the request never reached the
+            engine.
+        started: seconds from the acceptance of the request to its start in the engine, or 0 if it never reached the
+            engine.
         first: seconds to the first token, or 0 without a token.
         total: seconds to the end of the request, or 0 if it was not accepted.
     """
@@ -55,12 +57,12 @@ class RequestRecord(NamedTuple):
 
 
 class Tracer:
-    """A sender of spans, which sends batches of spans on a separate thread. The OpenTelemetry SDK reads its other
-    settings from the variables `OTEL_*`.
+    """Sends spans in batches on a separate thread. The OpenTelemetry SDK reads all other settings from the `OTEL_*`
+    environment variables.
 
     Args:
-        exporter: the exporter class of OpenTelemetry, as returned by `find_exporter`.
-        endpoint: the URL of the receiver, or None if OpenTelemetry's variables name it.
+        exporter: OpenTelemetry exporter class, as returned by `find_exporter`.
+        endpoint: URL of the receiver, or None to read it from the `OTEL_*` variables.
         model_name: name of the model in the spans.
     """
 
@@ -92,7 +94,7 @@ class Tracer:
         span.end(end)
 
     def _attributes(self, request: RequestRecord) -> dict[str, str | int | float | list[str]]:
-        """Return the span's attributes, named as in OpenTelemetry's conventions for generative AI, or as in vLLM."""
+        """Return the span attributes, named as in the OpenTelemetry conventions for generative AI or as in vLLM."""
         values: dict[str, str | int | float | list[str]] = {
             "gen_ai.request.id": request.id,
             "gen_ai.response.model": self._model_name,
@@ -116,13 +118,13 @@ class Tracer:
 
 
 def find_exporter(endpoint: str | None) -> Any:
-    """Import OpenTelemetry's exporter for the configured protocol, or return None if traces are not configured.
+    """Import the OpenTelemetry exporter for the configured protocol, or return None if tracing is not configured.
 
     Args:
         endpoint: value of `option.otlp_traces_endpoint`.
 
     Raises:
-        ConfigError: the option is set, but a package is missing; or the protocol is unknown.
+        ConfigError: the protocol is unknown, or the option is set but a package is missing.
     """
     if endpoint is None and not environment.exports_traces():
         return None
@@ -143,10 +145,10 @@ def find_exporter(endpoint: str | None) -> Any:
 
 
 def make_tracer(endpoint: str | None, model_name: str) -> Tracer | None:
-    """Return a tracer, or None if neither the option nor OpenTelemetry's variables name a receiver.
+    """Return a tracer, or None if neither the option nor the OpenTelemetry variables set a receiver.
 
     Raises:
-        ConfigError: the option is set, but a package is missing; or the protocol is unknown.
+        ConfigError: the protocol is unknown, or the option is set but a package is missing.
     """
     exporter = find_exporter(endpoint)
     return None if exporter is None else Tracer(exporter, endpoint, model_name)

@@ -1,1 +1,1 @@
-"""A request: the phases of its life, its holdings, its dynamic batch, and the bytes of its response."""
+"""A request: its phases, the resources that it holds, its dynamic batch, and the bytes of its response."""

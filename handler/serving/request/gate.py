@@ -12,22 +12,22 @@ from handler.core.errors import Overloaded
 from handler.scheduler.batcher import MAX_OVERTAKES
 
 Turn: TypeAlias = "asyncio.Future[list[Turn]]"
-"""A request's turn. When the request's batch starts, the future's result is the list of the batch's turns."""
+"""The turn of a request. When its batch starts, the result of the future is the list of all turns in the batch."""
 
 
 class BatchGate:
     """A gate that admits requests one batch at a time.
 
-    Lines of batch files come after all other requests, except that the oldest line is next after MAX_OVERTAKES later
-    requests.
+    Lines of batch files wait for all other requests, but at most MAX_OVERTAKES later requests can overtake the oldest
+    line.
 
     Args:
         config: configuration, which sets the number of requests in a batch (`batch_size`), how long a batch waits to be
             filled (`max_batch_delay`), how many requests may wait (`job_queue_size`), and how long a request may wait
-            (`option.predict_timeout`). The delay begins with the first waiting request, or anew when the previous batch
-            has ended.
-        max_lines: maximum number of batch files' lines in a dynamic batch (`option.batches_concurrency`, or if that is
-            0, half of the engine's sequences).
+            (`option.predict_timeout`). The delay starts with the first waiting request, and starts again when the
+            previous batch has ended.
+        max_lines: maximum number of lines from batch files in a dynamic batch (`option.batches_concurrency`, or half of
+            the engine's sequences if that is 0).
     """
 
     def __init__(self, config: Config, *, max_lines: int = 16) -> None:
@@ -53,7 +53,7 @@ class BatchGate:
             raise Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
 
     def join(self, *, line: bool = False) -> Turn:
-        """Queue a request, and return its turn. When the request has ended, run or not, call `leave` with this turn.
+        """Queue a request, and return its turn. Pass the turn to `leave` at the end, even if the request never ran.
 
         Args:
             line: whether the request is a line of a batch file.
@@ -68,7 +68,7 @@ class BatchGate:
         return turn
 
     async def wait(self, turn: Turn) -> None:
-        """Wait until the request's batch starts. A line of a batch file may wait without a limit.
+        """Wait until the batch of the request starts. Lines of batch files wait without a time limit.
 
         Raises:
             Overloaded: the request has waited too long.
@@ -78,7 +78,7 @@ class BatchGate:
             raise Overloaded(f"the request waited {self._timeout:g} s for a batch (option.predict_timeout)")
 
     def leave(self, turn: Turn) -> None:
-        """Remove a request that waits or runs. The next batch can start when all requests of a batch have left."""
+        """Remove a waiting or running request. The next batch can start when all requests of this batch have left."""
         self._running.discard(turn)
         self._waiting.pop(turn, None)
         self._lines.pop(turn, None)

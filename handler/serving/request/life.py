@@ -1,4 +1,4 @@
-"""The life of a request: its phases, and its holdings, which are released at one point.
+"""The lifecycle of a request: its phases, and its holdings, which are all released in `Life.enter`.
 
 A `RequestTask` takes these holdings:
 
@@ -13,9 +13,9 @@ A `RequestTask` takes these holdings:
     CLOSED        the share of the memory quota              `RequestTask.__init__`
                   the entry in `Admission.tasks`             `RequestTask.__init__`
 
-Everything else is not a holding: calls of a user's `handle` (`http/custom.py`) have no task, `RequestTask.close` ends
-the capture, and `Held.line` (`serving/batches/runner.py`) counts the memory of a batch's line. Releasing sequences
-that have ended by themselves has no effect, because the batcher has forgotten them.
+Nothing else is a holding: calls of a user's `handle` (`http/custom.py`) have no task, `RequestTask.close` ends the
+capture, and `Held.line` (`serving/batches/runner.py`) counts the memory of a batch line. Releasing sequences that have
+already ended has no effect, because the batcher has removed them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ log = logging.getLogger("handler.request")
 
 
 class Phase(IntEnum):
-    """A phase of a request's life. The phases follow each other in this order, and a request may skip some.
+    """A phase in the lifecycle of a request. The phases follow in this order, and a request may skip some of them.
 
     Attributes:
         RECEIVING: the body is received, decoded and parsed.
         PARSED: the host may change the parsed request, and then starts it.
         ENCODING: media are loaded, and prompts are tokenized.
         WAITING: the request waits for its dynamic batch.
-        SUBMITTED: the engine has the request, or will get it from the queue.
+        SUBMITTED: the request is in the engine or in its queue.
         ANSWERING: the first output for the response has arrived.
         FINISHED: the response is complete, or the request was refused or cancelled.
         CLOSED: the host has closed the request.
@@ -64,14 +64,14 @@ TRANSITIONS = {
     FINISHED: (CLOSED,),
     CLOSED: (),
 }
-"""Phases that may follow each phase."""
+"""The allowed next phases of each phase."""
 
 
 class Life:
     """The phase and the holdings of a request.
 
-    A holding is anything that must be given back: memory, the turn at the gate, a sequence in the engine. It is
-    released when the request enters the phase until which it is held. Only the share of memory may shrink earlier.
+    A holding is any resource that must be released: memory, the turn at the gate, a sequence in the engine. It is held
+    until the request enters a certain phase. Only the share of memory may shrink earlier.
 
     Attributes:
         phase: current phase.
@@ -86,10 +86,10 @@ class Life:
         self._holdings: list[tuple[Phase, Callable[[], object]]] = []
 
     def hold(self, release: Callable[[], object], until: Phase = FINISHED) -> None:
-        """Hold something until the request enters a phase. If the request has entered it, release it immediately.
+        """Hold a resource until the request enters a phase. If this has already happened, release it immediately.
 
         Args:
-            release: gives the holding back. An exception is only logged.
+            release: releases the resource. Exceptions are only logged.
             until: FINISHED or CLOSED.
         """
         self._holdings.append((until, release))
@@ -97,7 +97,7 @@ class Life:
             self._release()
 
     def enter(self, phase: Phase) -> None:
-        """Enter the next phase, and release the holdings that end with it, the latest first."""
+        """Enter the next phase, and release the holdings that end with it, in reverse order."""
         assert phase in TRANSITIONS[self.phase], f"a request that is {self.phase.name} cannot become {phase.name}"
         self.phase = phase
         if phase >= FINISHED:

@@ -1,4 +1,4 @@
-"""The task of a running request, from its headers to the last byte of its response, or until its client disconnects."""
+"""A running request, from its headers until the last byte of its response is sent or the client disconnects."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class RequestMemory(Share):
     body = 0  # bytes of the body, and of the stored responses that it refers to
 
     def settle(self, decoded: int, repeated: int) -> None:
-        """Replace the share for the body by a share for its decoded value.
+        """Replace the share for the body with a share for its decoded value.
 
         Args:
             decoded: bytes of the decoded body.
-            repeated: bytes of the body that the response repeats.
+            repeated: bytes of the body that are repeated in the response.
 
         Raises:
             Overloaded: all requests together need too much memory.
@@ -47,7 +47,7 @@ class RequestMemory(Share):
         self.set_unsent(0)
 
     def set_unsent(self, num_unsent: int) -> None:
-        """Set the number of unsent bytes of the response, which include those that `settle` has counted.
+        """Set the number of unsent bytes in the response, including the bytes that `settle` has counted.
 
         Raises:
             Overloaded: all requests together need too much memory.
@@ -63,7 +63,7 @@ class _Refusal(NamedTuple):
 
 
 class _Road:
-    """The path of a stream's plain tokens: to the task as deltas, or past the task once the fast path is open.
+    """The path of plain tokens in a stream: through the task as deltas, or past the task once the fast path is open.
 
     Attributes:
         fast_path: the open fast path, or None.
@@ -76,7 +76,7 @@ class _Road:
         self._channel: ClientChannel | None = None
 
     def connect(self, channel: ClientChannel) -> None:
-        """Write the encoded tokens to a channel from now on."""
+        """Start writing the encoded tokens to a channel."""
         self._channel = channel
         if self.fast_path is not None:
             self.fast_path.channel = channel
@@ -87,7 +87,7 @@ class _Road:
         return fast_path
 
     def close(self) -> int:
-        """Close the fast path, which would keep the task in a reference cycle. Return the number of its tokens."""
+        """Close the fast path, which refers back to the task, and return the number of its tokens."""
         fast_path, self.fast_path = self.fast_path, None
         return 0 if fast_path is None else fast_path.num_tokens
 
@@ -105,8 +105,8 @@ class RequestTask(Life):
 
     Attributes:
         unsent: bytes of the response that the host has not taken yet.
-        committed: whether the status cannot change any more, because the host has sent the headers or taken bytes.
-        memory: the request's share of the memory quota, until the task is closed.
+        committed: whether the status can no longer change, because the host has sent the headers or taken bytes.
+        memory: share of the memory quota, which is held until the task is closed.
         parsed: parsed request, or None until the body has been parsed.
     """
 
@@ -166,14 +166,14 @@ class RequestTask(Life):
 
     @property
     def content_type(self) -> str:
-        """The content type of the response, or that of JSON while the type is not known."""
+        """The content type of the response, or the JSON content type as long as it is unknown."""
         if self._refusal is not None:
             return self._refusal.response.content_type
         return (JSON if self.parsed is None else self.parsed.reply).content_type
 
     @property
     def streams(self) -> bool:
-        """Whether the response is streamed. The response to a refused request is not."""
+        """Whether the response is streamed. The response to a refused request is never streamed."""
         return self.parsed is not None and self.parsed.streams and self._refusal is None
 
     @property
@@ -182,7 +182,7 @@ class RequestTask(Life):
 
     @property
     def keep_alive(self) -> bytes:
-        """The bytes to send when a stream has been silent for some time, or b"" if its dialect has no keep-alive."""
+        """The bytes to send when a stream has been idle for some time, or b"" if its dialect has no keep-alive."""
         return b"" if self.parsed is None else self.parsed.keep_alive
 
     def header(self, name: str) -> str:
@@ -194,21 +194,21 @@ class RequestTask(Life):
         return self._head.headers.get(name, "")
 
     def dialect_headers(self) -> Headers:
-        """Return the dialect's headers for the response, after it has begun."""
+        """Return the response headers that the dialect adds. Call this after the response has begun."""
         if self._refusal is not None or self.parsed is None:
             return () if self._refusal is None else self._refusal.response.headers
         return self.parsed.headers(None if self.streams else self._stats.timing())
 
     @property
     def retry_after(self) -> float:
-        """The number of seconds after which a refused client may try again, or 0 if this is unknown."""
+        """The number of seconds after which a refused client may retry, or 0 if this is unknown."""
         return self.error.retry_after if isinstance(self.error, Overloaded) else 0.0
 
     def take(self, limit: int | None = None) -> bytes:
         """Return the bytes to send now, possibly none.
 
         Args:
-            limit: maximum number of bytes. The bytes end at a character boundary.
+            limit: maximum number of bytes. The returned bytes end at a character boundary.
         """
         unsent = self.unsent
         if not unsent:
@@ -225,7 +225,7 @@ class RequestTask(Life):
         return data
 
     def take_whole(self) -> HttpResponse:
-        """Return the complete response to a request that does not stream, or was refused."""
+        """Return the complete response to a request that is non-streaming or was refused."""
         return HttpResponse(self.status, self.content_type, self.take(), self.retry_after, self.dialect_headers())
 
     def stream_end(self) -> bytes:
@@ -236,7 +236,7 @@ class RequestTask(Life):
     # -- admission -----------------------------------------------------------------------------------------------
 
     async def parse(self, body: bytes) -> None:
-        """Parse the body. If it is refused, the error becomes the response."""
+        """Parse the body. If it is refused, the error is sent as the response."""
         if self._capture is not None:
             self._capture.start(body)
         if self.finished:
@@ -264,7 +264,7 @@ class RequestTask(Life):
             self.refuse(serving_error(error), value)
 
     def start(self, body: bytes | None = None) -> None:
-        """Parse the body unless it is None, tokenize the prompts, join a batch, and submit the request.
+        """Parse the body (unless it is None), tokenize the prompts, join a batch, and submit the request.
 
         This continues in the background as soon as it has to wait. The event loop need not be running.
         """
@@ -310,18 +310,18 @@ class RequestTask(Life):
             self.refuse(serving_error(error))
 
     def _stop_others(self, id: str) -> None:
-        """Stop the running requests of the same owner whose clients have given them this id."""
+        """Stop the running requests of the same owner for which the client has set this id."""
         for task in [*self._admission.tasks] if id else ():
             if task.is_of(id, self._head.owner):
                 task.stop()
 
     def is_of(self, id: str, owner: str) -> bool:
-        """Return whether the request runs, and its client has given it this id."""
+        """Return whether the request is running and its client has set this id."""
         requests = () if self.parsed is None or self.finished else self.parsed.requests
         return any(request.id == id for request in requests) and self._head.owner == owner
 
     def stop(self) -> None:
-        """End the response with what has been generated so far, unless user code formats it, or a thread writes it."""
+        """End the response after the output so far, unless user code formats it or a thread is writing it."""
         if self.parsed is None or self.parsed.formatter or self.parsed.reply.finished:
             return
         reply, num_sequences = self.parsed.reply, self.parsed.requests[0].sampling.num_sequences
@@ -367,7 +367,7 @@ class RequestTask(Life):
             self._road.connect(channel)
 
     def feed(self, index: int, delta: Delta) -> None:
-        """Add a prompt's delta to the response. The driver calls this in its step, except for most plain tokens."""
+        """Add a delta of a prompt to the response. The driver calls this in its step, except for most plain tokens."""
         stats = self._stats
         stats.num_tokens += len(delta.tokens)
         if not stats.first_at:
@@ -409,7 +409,7 @@ class RequestTask(Life):
         self._driver.notify(self)
 
     def _finish_writing(self, delta: Delta, writing: asyncio.Future[bytes]) -> None:
-        """Process the end of a response that a thread has produced, unless the client has disconnected."""
+        """Process the end of a response after a thread has produced it, unless the client has disconnected."""
         error = None if writing.cancelled() else writing.exception()
         if self.finished or self.parsed is None or writing.cancelled():
             return
@@ -422,7 +422,7 @@ class RequestTask(Life):
         self._driver.flush()
 
     def _open_fast_path(self, reply: Reply, id: int) -> None:
-        """Let the batcher encode the plain tokens of its request `id` from now on, if the reply has an encoder."""
+        """Let the batcher encode the plain tokens of request `id` if the reply has an encoder."""
         encode = reply.token_encoder() if self.parsed is not None and len(self.parsed.requests) == 1 else None
         if encode is not None:
             self._driver.set_fast_path(self._road.open(FastPath(id, encode, None, self._keep)))
@@ -438,7 +438,7 @@ class RequestTask(Life):
         self._driver.notify(self)
 
     def fail(self, error: ServingError) -> None:
-        """End the request with `error`, which becomes the complete response, or the last event of an open stream."""
+        """End the request with `error`, which is sent as the complete response or as the last event of the stream."""
         self._feed_and_flush(0, Delta(0, 0, (), Finish.ERROR, error))
 
     def refuse(self, error: ServingError, body: Any = None) -> None:
@@ -452,7 +452,7 @@ class RequestTask(Life):
             self._driver.flush()
 
     def close(self) -> None:
-        """Close the request after its last byte was sent, or cancel it if its client has disconnected."""
+        """Close the request after its last byte has been sent, or cancel it if its client has disconnected."""
         if self._capture is not None:
             self._capture.end(self._head.headers, (self.status, self.content_type) if self.finished else None)
         if not self.finished:
@@ -489,7 +489,7 @@ class RequestTask(Life):
         self._put_failure(reply.feed(index, delta))
 
     def _put_failure(self, data: bytes) -> None:
-        """End a failed stream with the bytes that its reply has produced."""
+        """End a failed stream with the bytes that its reply has produced for the error."""
         self._end("failed")
         self._keep(data)
 
@@ -513,7 +513,7 @@ class RequestTask(Life):
         self._driver.notify(self)
 
     def _end(self, outcome: str, finish: Finish | None = None) -> None:
-        """Release what the request holds until its end, and record its metrics."""
+        """Release the resources that are held until the end of the request, and record its metrics."""
         self.enter(FINISHED)
         self._stats.close(outcome, finish)
 
@@ -521,8 +521,8 @@ class RequestTask(Life):
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """Return the response header that lists ignored parameters.
 
-    The names are chosen by the client. They are quoted so that they are valid in a header, and the list is cut to the
-    length that SageMaker forwards.
+    The client chooses the names, so they are quoted to be valid in a header. The list is cut to the length that
+    SageMaker forwards.
     """
     if not names:
         return {}

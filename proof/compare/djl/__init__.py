@@ -1,1 +1,1 @@
-"""A comparison of handlers in DJL Serving's worker, and the model.py of each handler except ours."""
+"""A comparison of handlers in the DJL Serving worker, and the model.py of each handler except ours."""

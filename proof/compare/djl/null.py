@@ -1,6 +1,6 @@
 """The minimal handler for DJL's step protocol, which returns one token per step for each request, up to max_new_tokens.
 
-This is the model.py of a worker. Its cost is mainly djl_python's own reading and writing.
+This is the model.py of a worker. Its cost is mainly the reading and writing in djl_python itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The minimal handler for DJL's async mode, which yields an Output for each token, up to max_new_tokens.
 
-This is the model.py of a worker. Its cost is mainly djl_python's own queue and its thread switch for each Output.
+This is the model.py of a worker. Its cost is mainly the queue of djl_python and its thread switch for each Output.
 """
 
 from __future__ import annotations

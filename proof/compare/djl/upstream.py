@@ -1,6 +1,6 @@
-"""Upstream's unchanged TensorRT-LLM handler, with an engine that costs nothing, so that only the handler is measured.
+"""The unchanged TensorRT-LLM handler from upstream with an engine at no cost, so that only the handler is measured.
 
-This is the model.py of a worker. The packages that the handler imports and that need a GPU are replaced by stand-ins.
+This is the model.py of a worker. Packages that the handler imports and that need a GPU are replaced with stand-ins.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Generation:
-    """A token in both forms that handlers read: with attributes, or as a pair of its text and whether it is last."""
+    """A token in both forms that handlers read: an object with attributes, or a pair of text and whether it is last."""
 
     __slots__ = ("cum_logprob", "finished", "seq_length", "token_id", "token_text")
 
@@ -54,7 +54,7 @@ def init_inference(model: str, **properties: Any) -> Model:
 
 
 class Nothing:
-    """A stand-in for classes that are only imported or used in isinstance."""
+    """A stand-in for classes that are only imported or passed to isinstance."""
 
 
 def _stand_in(name: str, **content: Any) -> None:

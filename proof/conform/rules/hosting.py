@@ -86,7 +86,7 @@ _RUNNING = 3.0
 
 
 async def _stopped(server: Server) -> Stop:
-    """Return the observations after SIGTERM, which is sent for the first rule that calls this."""
+    """Return the observations after SIGTERM, which is sent when the first rule calls this function."""
     lifetime = server.lifetime
     if lifetime is None:
         skip("requires --command or --container, because it stops the server")
@@ -140,10 +140,10 @@ async def stop_exit(server: Server) -> None:
 
 
 _BUSY = 8
-"""Number of concurrent requests that keep a server busy."""
+"""Number of concurrent requests that are enough to keep a server busy."""
 
 _SERIES = 2000
-"""Maximum number of time series; each becomes a metric in CloudWatch."""
+"""Maximum number of time series. Each of them is a metric in CloudWatch."""
 
 
 @rule("ping.ready", "GET /ping answers 200 when the model can serve.", sources.CONTAINER, SAGEMAKER)
@@ -153,7 +153,7 @@ async def ping_ready(server: Server) -> None:
 
 
 async def _streams(server: Server) -> list[asyncio.Task[Answer]]:
-    """Start streams that keep the server busy during a rule's own requests."""
+    """Start streams that keep the server busy during the requests of a rule."""
     await server.dialect()
     return [asyncio.create_task(server.generate(tokens=64, stream=True)) for _ in range(_BUSY)]
 

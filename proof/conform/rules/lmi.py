@@ -11,7 +11,7 @@ from proof.conform.server import PROMPT, Server
 
 _0_28, _0_38 = ("lmi-0.28",), ("lmi-0.38",)
 _DEFAULT = 30
-"""Maximum new tokens of a request without max_new_tokens."""
+"""Maximum number of new tokens for a request without max_new_tokens."""
 
 
 async def _lines(server: Server, **parameters: Any) -> tuple[Answer, list[dict[str, Any]]]:

@@ -128,7 +128,7 @@ _DEEP = 50_000
 """Number of nested objects."""
 
 _LONG = 3_000_000
-"""Number of words that exceeds every model's context."""
+"""Number of words that exceeds the context of any model."""
 
 
 async def _refuses(server: Server, data: bytes) -> None:
@@ -270,7 +270,7 @@ _GAUGES = re.compile(
 """Matches the names of gauges for running requests in known servers."""
 
 _CROWD = 4
-"""Number of requests that are abandoned at once on a server without a gauge of running requests."""
+"""Number of requests to abandon at once on a server without a gauge for running requests."""
 
 
 @rule("disconnect.stream", "The engine stops when the client of a stream disconnects.", sources.OURS)
@@ -338,7 +338,7 @@ async def _steady(server: Server) -> float:
 
 
 async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> None:
-    """Check in two trials that concurrent requests slow the server down only until their clients disconnect."""
+    """Check, with two trials, that concurrent requests slow the server down only until their clients disconnect."""
     found = [await _slow_after_a_crowd(server, path, body, seconds) for _ in range(2)]
     if all(found):
         raise Failed(

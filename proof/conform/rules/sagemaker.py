@@ -17,7 +17,7 @@ _EXPIRES = re.compile(r"([^;\s]+); *Expires=[0-9]{4}-[0-9][0-9]-[0-9][0-9]T[0-9]
 
 
 async def _open(server: Server) -> tuple[Answer, str]:
-    """Open a session, and return the response and the session's ID."""
+    """Open a session, and return the response and the session ID."""
     answer = await server.post("/invocations", {"requestType": "NEW_SESSION"})
     if not answer.ok:
         skip(f"the server opens no session: {answer.got}")

@@ -20,7 +20,7 @@ lines of requests (path, headers, body), as option.capture_requests writes them"
 _LOOKED_AT = 100  # maximum lines and files that are checked to recognize the kind
 _HEAD = 1 << 12
 _ANSWERS = ("_output", "_error", "_errors", "-output", "-error")
-"""Suffixes that turn the name of a batch's request file into the names of its response files."""
+"""Suffixes that convert the name of a batch request file to the names of its response files."""
 
 
 def open_requests(argument: str) -> Iterator[Request | Unreadable]:
@@ -37,7 +37,7 @@ def open_requests(argument: str) -> Iterator[Request | Unreadable]:
 
 
 def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Read files of the same kind, which the first recognized file determines."""
+    """Read files of the same kind, which is determined by the first recognized file."""
     for file in files[:_LOOKED_AT]:
         kind = _kind(file)
         if kind == "capture":
@@ -75,7 +75,7 @@ def _with_others(
 
 
 def _beside(path: Path) -> list[File]:
-    """Return the response files next to a batch's request file. Their names identify them."""
+    """Return the response files next to a batch request file. Their names identify them."""
     stem, dot, suffix = path.name.partition(".")
     names = [path.with_name(f"{stem}{end}{dot}{suffix}") for end in _ANSWERS]
     return [file for name in names if name.is_file() for file in find(str(name))]
@@ -96,7 +96,7 @@ def _kind(file: File) -> str:
 
 
 def _fault(file: File) -> Unreadable | None:
-    """Return the first of the checked lines that cannot be read, or None."""
+    """Return the first line that cannot be read, or None if all checked lines are readable."""
     return next((line for line in islice(lines(file), _LOOKED_AT) if isinstance(line, Unreadable)), None)
 
 

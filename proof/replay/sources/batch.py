@@ -1,4 +1,4 @@
-"""Reader of OpenAI's batch files, whose lines contain custom_id, method, url and body, and of their response files."""
+"""Reads OpenAI batch files, whose lines contain custom_id, method, url and body, and their response files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _JSON = "application/json"
 
 
 def is_request(fields: Mapping[str, Member]) -> bool:
-    """Return whether a line is a request of a batch."""
+    """Return whether a line is a request in a batch."""
     return "custom_id" in fields and "url" in fields
 
 
 def is_answer(fields: Mapping[str, Member]) -> bool:
-    """Return whether a line is from a batch's output or error file."""
+    """Return whether a line is from the output or error file of a batch."""
     return "custom_id" in fields and "response" in fields
 
 
@@ -44,7 +44,7 @@ def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request 
 
 
 def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
-    """Store a file's responses in the table, and yield an `Unreadable` for each line that is not used."""
+    """Store the responses from a file in the table, and yield an `Unreadable` for each line that is not used."""
     known.execute("BEGIN")
     try:
         for answer in read_lines(file, lambda location, fields: (location, _answer(fields))):

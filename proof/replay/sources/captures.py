@@ -1,7 +1,7 @@
-"""Reader of SageMaker's data capture, whose files are `ENDPOINT/VARIANT/yyyy/mm/dd/hh/*.jsonl`.
+"""Reads SageMaker data capture files, whose paths are `ENDPOINT/VARIANT/yyyy/mm/dd/hh/*.jsonl`.
 
-A shadow variant has its own files, and its response to an event may be written an hour after the serving variant's.
-Therefore the events of two hours are stored, in a table on disk instead of in memory.
+A shadow variant has its own files, and its response to an event may be written an hour after that of the serving
+variant. Therefore, the events of two hours are stored in a table, which is on disk instead of in memory.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _event(location: str, fields: Mapping[str, Member]) -> Event:
 
 
 def _headers(about: Mapping[str, Any]) -> dict[str, str]:
-    """Return the headers that an event contains. Custom attributes are a string or a list of strings."""
+    """Return the headers in an event. Custom attributes are either a string or a list of strings."""
     headers = {}
     attributes = about.get("customAttributes")
     if isinstance(attributes, list):
@@ -120,7 +120,7 @@ _DUE = "CREATE TABLE due (mine INTEGER, theirs INTEGER)"
 _FIND = """INSERT INTO due SELECT e.rowid, o.rowid FROM events e
     LEFT JOIN events o ON o.id = e.id AND o.variant <> e.variant
     WHERE e.hour < ? AND (e.variant = 0 OR o.rowid IS NULL) ORDER BY e.at, e.rowid"""
-"""Finds events of earlier hours in order of arrival, and joins each shadow event to the serving variant's event."""
+"""Selects events of earlier hours in order of arrival, and joins each shadow event to that of the serving variant."""
 
 _ONE = "SELECT id, place, at, headers, input, answered, type, output FROM events WHERE rowid = ?"
 _NOTHING_TO_SEND = "only the output was captured (no endpointInput), so there is nothing to send"
@@ -128,7 +128,7 @@ _DONE = "DELETE FROM events WHERE rowid IN (SELECT mine FROM due UNION ALL SELEC
 
 
 class _Placed(NamedTuple):
-    """A file, and the endpoint, variant and hour that the names of its folders contain."""
+    """A file, with the endpoint, variant and hour from the names of its folders."""
 
     endpoint: str
     variant: str
@@ -143,7 +143,7 @@ def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
 
 
 def _place(file: File) -> _Placed:
-    """Read the endpoint, variant and hour from a file's folders. Without an hour, the last folder is the variant."""
+    """Read the endpoint, variant and hour from the folders of a file. Without an hour, the variant is last."""
     match = _HOUR.fullmatch("/".join(file.folders))
     above = (match["above"] or "").split("/") if match else list(file.folders)
     if match is None:
@@ -179,7 +179,7 @@ def _in_order(placed: Sequence[_Placed]) -> list[str]:
 
 
 def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> Iterator[Unreadable]:
-    """Store a file's events in the table, and yield an `Unreadable` for each line that is not used."""
+    """Store the events from a file in the table, and yield an `Unreadable` for each line that is not used."""
     events.execute("BEGIN")
     try:
         for event in read_lines(file, _event):

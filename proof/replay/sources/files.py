@@ -73,7 +73,7 @@ def _named(client: Any, bucket: str, item: Any, name: str) -> tuple[str, int, Ca
 
 @contextlib.contextmanager
 def _told(argument: str) -> Iterator[None]:
-    """Turn errors of boto3 into a ConfigError that says what to do."""
+    """Convert boto3 errors to a ConfigError that explains what to do."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -90,7 +90,7 @@ def _told(argument: str) -> Iterator[None]:
 
 
 class _Object(io.RawIOBase):
-    """An S3 object as a raw stream, which reconnects if the connection breaks."""
+    """An S3 object as a raw stream that reconnects if the connection breaks."""
 
     def __init__(self, client: Any, bucket: str, key: str, etag: str, size: int) -> None:
         self._client = client
@@ -137,7 +137,7 @@ MAX_LINE = 128 << 20
 """Maximum size of a line, in bytes. A request and a response of 25 MB (SageMaker's maximum) take 67 MB in base64."""
 
 MAX_FILES = 500_000
-"""Maximum number of files, whose names are kept in memory."""
+"""Maximum number of files. Their names are stored in memory."""
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".har", ".out")
 """Suffixes of the files that are read in a directory; `.gz` may follow."""
@@ -189,7 +189,7 @@ class Line(NamedTuple):
 
 
 def find(argument: str) -> list[File]:
-    """Return the files that an argument names, sorted by name.
+    """Return the files for an argument, sorted by name.
 
     Raises:
         ConfigError: there are no files, or too many.
@@ -242,7 +242,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def lines(file: File) -> Iterator[Line | Unreadable]:
-    """Yield the lines of a file. A line or a rest of the file that cannot be read becomes an `Unreadable`."""
+    """Yield the lines of a file, or an `Unreadable` for a line or a rest of the file that cannot be read."""
     number = 0
     try:
         with file.open() as stream:
@@ -262,7 +262,7 @@ def read_lines(file: File, parse: Callable[[str, dict[str, Member]], T]) -> Iter
     """Yield the result of `parse` for each line of a file, or an `Unreadable` if it cannot be read or is `Malformed`.
 
     Args:
-        parse: a function that receives a line's position and the members of its JSON object.
+        parse: a function that takes the position of a line and the members of its JSON object.
     """
     for line in lines(file):
         if isinstance(line, Unreadable):
@@ -282,7 +282,7 @@ def _line(location: str, data: bytes) -> Line | Unreadable:
 
 
 def _skip(stream: io.BufferedReader) -> None:
-    """Skip the rest of a line, in pieces."""
+    """Skip the rest of a line in chunks."""
     while (data := stream.readline(1 << 20)) and not data.endswith(b"\n"):
         continue
 
@@ -302,7 +302,7 @@ def database(*statements: str) -> Iterator[sqlite3.Connection]:
     """Open a database in an unnamed temporary file, and create its tables.
 
     Raises:
-        ConfigError: the disk is full or cannot be written; also raised while the database is in use.
+        ConfigError: the disk is full or not writable. This is also raised while the database is in use.
     """
     connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
     try:
@@ -316,7 +316,7 @@ def database(*statements: str) -> Iterator[sqlite3.Connection]:
 
 
 def with_unique_ids(requests: Iterable[Request | Unreadable]) -> Iterator[Request | Unreadable]:
-    """Yield the requests. A request with the same ID as an earlier request becomes an `Unreadable`."""
+    """Yield the requests. A request with the same ID as an earlier request is replaced with an `Unreadable`."""
     with database("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID") as ids:
         for item in requests:
             if isinstance(item, Request):
@@ -349,7 +349,7 @@ ABSENT = Member(None, "null")
 
 
 class Malformed(ValueError):
-    """An item of a recording is malformed. The message names the field."""
+    """An item in a recording is malformed. The message contains the field name."""
 
 
 def members(text: str) -> dict[str, Member]:
@@ -449,7 +449,7 @@ def from_member(member: Member, name: str) -> bytes:
 
 
 def is_status(value: Any) -> bool:
-    """Return whether a value is an HTTP status, or the 0 that stands for an unknown status."""
+    """Return whether a value is an HTTP status, or 0 for an unknown status."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1000
 
 
@@ -466,7 +466,7 @@ def split_url(url: str, name: str) -> SplitResult:
 
 
 def path_of(parts: SplitResult) -> str:
-    """Return the path with its query, but without API keys in the query."""
+    """Return the path with its query string, but without API keys."""
     return path_without_credentials((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
 
 
@@ -496,7 +496,7 @@ def without_credentials(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def seconds(value: Any) -> float | None:
-    """Parse seconds or a time in ISO 8601, by default in UTC. Return None for any other value."""
+    """Parse a number of seconds, or a time in ISO 8601, by default in UTC. Return None for any other value."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float)):
@@ -511,7 +511,7 @@ def seconds(value: Any) -> float | None:
 
 
 def _to_microseconds(text: str) -> str:
-    """Give the fraction of a second six digits, as Python 3.10 requires."""
+    """Pad or cut the fraction of a second to six digits, as required by Python 3.10."""
     head, dot, rest = text.partition(".")
     if not dot:
         return text

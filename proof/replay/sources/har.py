@@ -1,4 +1,4 @@
-"""Reader of HAR 1.2, in which browsers and proxies record HTTP. A file is one JSON document, read entry by entry."""
+"""Reads HAR 1.2 files, in which browsers and proxies record HTTP. Each is a JSON document, read entry by entry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DEPTH_OF_ENTRIES = 2  # depth of the array `log.entries`
 
 
 class NoBody(Exception):
-    """An entry has a request without a body, such as for a page or an image. The message is the request's method."""
+    """An entry has a request without a body, such as for a page or an image. The message is the request method."""
 
 
 class _Entry(NamedTuple):
@@ -46,7 +46,7 @@ class _Entry(NamedTuple):
 
 
 def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Yield the requests with a body, each entry that cannot be read, and the number of a file's other requests."""
+    """Yield the requests with a body, each entry that cannot be read, and the number of other requests in a file."""
     for file in files:
         left_out: Counter[str] = Counter()
         for entry in _entries(file):
@@ -94,7 +94,7 @@ class _Array(Enum):
 
 
 class _Scanner:
-    """A scanner that extracts the objects of `log.entries` from data in pieces of any size."""
+    """A scanner that extracts the objects in `log.entries` from data in chunks of any size."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -141,7 +141,7 @@ class _Scanner:
             yield Unreadable(f"{self._name}: entry {number}", "the file is cut off")
 
     def _pass(self, data: bytes) -> Iterator[Unreadable]:
-        """Add scanned data to the current entry. Before the array, keep the last bytes, which may name the array."""
+        """Add scanned data to the current entry. Before the array, retain the last bytes, which may be its name."""
         if self._entry is None:
             if self._array is not _Array.WITHIN:
                 self._before = (self._before + data)[-_MAX_KEPT:]

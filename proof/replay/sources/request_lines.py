@@ -1,4 +1,4 @@
-"""Reader of lines with a path, headers and a body, written by hand or by `option.capture_requests`."""
+"""Reads lines with a path, headers and a body, which are written by hand or by `option.capture_requests`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from proof.replay.sources.files import (
 
 _FIELDS = ("id", "at", "method", "path", "headers", "body", "body_base64", "answer")
 _GRPC = re.compile(r"/inference\.GRPCInferenceService/Model(Stream)?Infer/")
-"""Matches the paths of calls by Triton's gRPC clients, whose bodies are the same as those of `infer` over HTTP."""
+"""Matches the paths of calls from Triton gRPC clients, whose bodies are the same as those of `infer` over HTTP."""
 _METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
 
