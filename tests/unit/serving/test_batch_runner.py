@@ -551,6 +551,6 @@ def test_lines_in_memory_are_counted_until_they_are_answered() -> None:
 def test_the_tries_and_errors_of_a_batch_are_documented() -> None:
     assert not undocumented(
         "wire/batches.md",
-        f"`errors` names up to {runner._MOST_ERRORS} lines",
+        f"`errors` lists up to {runner._MOST_ERRORS} lines",
         f"If the engine fails {WORDS[runner._TRIES]} times on a line",
     )

@@ -440,6 +440,6 @@ def test_they_are_off_by_default() -> None:
 def test_the_limits_of_sessions_are_documented() -> None:
     assert not undocumented(
         "sessions.md",
-        f"are at most {sessions._LONGEST_CALL / KIB:g} KiB long",
+        f"accept no other fields and at most {sessions._LONGEST_CALL / KIB:g} KiB",
         f"within {sessions._PERIOD:g} s of a session's end",
     )
