@@ -1,1 +1,1 @@
-"""Entry point of the container images. It configures and starts the server's process (docs/container.md)."""
+"""Entry point of the container images. It configures and starts the server process (docs/container.md)."""

@@ -50,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> ContainerArguments:
-    """Read the arguments after the image's name.
+    """Read the arguments that follow the image name.
 
     SageMaker passes `serve`. Users also pass `djl-serving`, only flags, or nothing.
 
@@ -95,7 +95,7 @@ def _named(flags: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
     The flag for a model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or only a URL.
 
     Raises:
-        ConfigError: if a flag names another directory or several models, or if only DJL Serving supports it.
+        ConfigError: if a flag names another directory or several models, or is supported only by DJL Serving.
     """
     for name in _OF_DJL_SERVING.values():
         if getattr(flags, name.strip("-").replace("-", "_")) is not None:
@@ -128,8 +128,8 @@ class Translation(NamedTuple):
 def translated_environment(environ: Mapping[str, str]) -> Translation:
     """Translate TGI's, Hugging Face's and AWS's variables, and add the handler's own variables to the environment.
 
-    An empty value counts as unset. Variables that are refused or have no effect are left to the server, which reports
-    them together with all other problems.
+    An empty value counts as unset. Variables that are refused or have no effect are passed on to the server, which
+    reports them together with all other problems.
 
     Raises:
         ConfigError: if two of the handler's own variables set the same option to different values.
@@ -154,7 +154,7 @@ def translated_environment(environ: Mapping[str, str]) -> Translation:
 
 _CHANNELS = "additional-model-data-sources"
 DEFAULT = "LMI_DEFAULT_MODEL"
-"""Variable for the path of a model inside the image. Images that include the demo model set it."""
+"""Variable that contains the path of a model inside the image. Images that include the demo model set it."""
 
 
 class ModelSource(NamedTuple):

@@ -79,7 +79,7 @@ def version(directory: Path) -> tuple[int, ...]:
 def make_model(
     arguments: ContainerArguments, source: ModelSource, environ: Mapping[str, str], target: Path, since: tuple[int, ...]
 ) -> str:
-    """Make a model directory at `target`. SageMaker's own is read-only, and lacks the settings that Java needs.
+    """Make a model directory at `target`. SageMaker's directory is read-only, and lacks the settings that Java needs.
 
     The directory has links to the files of the model data, and a copy of serving.properties with the handler's lines
     added. The packages of requirements.txt are installed here and the file is omitted, because DJL would install
@@ -195,7 +195,7 @@ def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> d
 
 
 def _model_id(model: str, weights: Path) -> str:
-    """Return a model directory or a name on the hub, because DJL would mistake a file's path for a name on the hub.
+    """Return a model directory or a hub name, because DJL would mistake the path of a file for a hub name.
 
     If the model is a file, the directory is `weights`, with a link to the file.
     """

@@ -87,7 +87,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
 
     Raises:
         ConfigError: if the server cannot start. The error contains all problems.
-        OSError: if the scratch directory cannot be written to.
+        OSError: if the scratch directory is not writable.
     """
     problems = Problems()
     arguments, gpus = ContainerArguments(0), DriverCheck("")
@@ -199,7 +199,7 @@ _ADVICE = {
 
 
 def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the environment with the Hugging Face token of the secret that HF_TOKEN_SECRET_ARN names, if it is set.
+    """Return the environment, with the Hugging Face token from the secret in HF_TOKEN_SECRET_ARN if it is set.
 
     Raises:
         ConfigError: if the secret cannot be fetched, or if HF_TOKEN is also set.
@@ -248,8 +248,8 @@ def _secret_text(arn: str, region: str) -> str:
 def _token(arn: str, text: str) -> str:
     """Return the token in a secret's text.
 
-    The text is the token, or a JSON object with the token as its member HF_TOKEN or its only member. Error messages
-    never contain any of the text.
+    The text is either the token itself or a JSON object that contains the token as the member HF_TOKEN or as its only
+    member. Error messages never contain any part of the text.
     """
     text = text.strip("\ufeff \t\r\n")  # a text from a file may have a byte order mark
     if text.startswith("{"):

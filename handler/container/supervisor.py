@@ -2,8 +2,8 @@
 
 SageMaker sends SIGTERM to the container and kills it after 30 seconds. The supervisor passes the signal on to the
 server when all responses have been sent, and kills the server before SageMaker would. Java does not report which
-connections wait for a response, or that its Python worker has died. So the supervisor asks the kernel when bytes were
-last received and sent on each connection (sock_diag(7), tcp_info).
+connections are waiting for a response, or whether its Python worker has died. The supervisor therefore asks the kernel
+when bytes were last received and sent on each connection (sock_diag(7), tcp_info).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Connection(NamedTuple):
     Attributes:
         sent: milliseconds since bytes were last sent to the client.
         received: milliseconds since bytes were last received from the client.
-        num_bytes: the number of all bytes received.
+        num_bytes: the total number of bytes received.
     """
 
     sent: int
@@ -61,8 +61,10 @@ class Connection(NamedTuple):
     num_bytes: int
 
     def waits(self, quiet: int) -> bool:
-        """Return whether the client is waiting: bytes were last received from it after bytes were last sent to it, or
-        bytes were sent to it less than `quiet` milliseconds ago.
+        """Return whether the client is waiting for a response.
+
+        It is waiting if it has sent bytes since bytes were last sent to it, or if bytes were sent to it less than
+        `quiet` milliseconds ago.
         """
         return self.num_bytes > 0 and (self.received < self.sent or self.sent < quiet)
 
@@ -211,7 +213,10 @@ def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
     log.info("%s: stopping; responses to finish: %s", name, _waiting(port))
 
     def wait_until(deadline: float, done: Callable[[], bool]) -> bool:
-        """Wait until `done` or the deadline; return whether the server has exited. A second signal ends the wait."""
+        """Wait until `done` returns true or the deadline passes, and return whether the server has exited.
+
+        A second signal ends the wait.
+        """
         while (left := deadline - time.monotonic()) > 0 and not done():
             received = signal.sigtimedwait(_SIGNALS, min(left, 0.2))
             if received is not None and received.si_signo != signal.SIGCHLD:
@@ -232,7 +237,7 @@ def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
 
 
 def _waiting(port: int) -> int:
-    """Return the number of connections that wait for a response, or 0 if the kernel does not report connections."""
+    """Return the number of connections waiting for a response, or 0 if the kernel does not report connections."""
     try:
         return sum(connection.waits(_QUIET) for connection in connections(port))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Rolling and dynamic batches, stepped by DJL's calls on the worker's event loop."""
+"""Rolling and dynamic batches. DJL's calls advance them on the worker's event loop."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from handler.serving.request.task import RequestTask
 log = logging.getLogger("handler.rolling")
 
 _IDLE = 0.03
-"""Maximum seconds that a step waits while no request has output. A new request may wait this long for its first step.
+"""Maximum time in seconds that a step waits while no request has output. A new request may wait this long for its first
+step.
 
-The limit is longer than most engines need for a token, so most steps return output. It delays a new request little,
-because the request could not join the engine's current step anyway.
+The limit is longer than most engines need for a token, so most steps return output. It hardly delays a new request,
+because the request could not join the current engine step anyway.
 """
 
 _BEGIN = 0.1
-"""Maximum seconds that a step waits for the first output of its new requests, if an empty first piece would fix the
-status of their responses. The tokens of other requests are delayed during this time.
+"""Maximum time in seconds that a step waits for the first output of its new requests, if an empty first piece would
+commit the status of their responses. The tokens of other requests are delayed during this time.
 """
 
 _SETTLED = 0.005
-"""Minimum seconds from the opening of a request until its complete response is passed to Java.
+"""Minimum time in seconds from the opening of a request until its complete response is passed to Java.
 
 About a millisecond after Java has handed over a request, it checks whether the response continues. If a complete
 response arrives at that moment, Java marks it as ended before it has queued the bytes (ChunkedBytesSupplier in 0.25 to
-0.36). Java then sends nothing, and the client keeps waiting. In practice, only refusals are that early.
+0.36). Java then sends nothing, and the client keeps waiting. In practice, only refusals are ready that early.
 """
 
 
@@ -61,7 +62,7 @@ class Piece(NamedTuple):
 def start_items(
     model: ServedModel, items: Sequence[Item], on_bytes: Callable[[RequestTask], object]
 ) -> list[RequestTask]:
-    """Open a request for each item, then start them. An item that fails because of a bug becomes a refused request.
+    """Open a request for each item, then start them. If an item fails because of a bug, its request is refused.
 
     The header `route` is one of SageMaker's custom attributes, which DJL's front end turns into headers.
     """
@@ -90,7 +91,7 @@ def close(task: RequestTask) -> None:
 
 
 def seconds_early(task: RequestTask) -> float:
-    """Return how many seconds to hold back a response: 0 unless it is complete and none of it has been sent."""
+    """Return for how many seconds to hold back a response: 0 unless it is complete and none of it has been sent."""
     if not task.finished or task.committed:
         return 0.0
     return max(0.0, task.opened_at + _SETTLED - time.monotonic())
@@ -99,12 +100,12 @@ def seconds_early(task: RequestTask) -> float:
 def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -> Piece:
     """Take the output that a request has produced so far, as one piece.
 
-    A response of several pieces ends with an empty piece. Java marks a response as ended before it has queued the last
-    piece, and a front end that checks at that moment drops the piece (ChunkedBytesSupplier in 0.25 to 0.36).
+    A response that has several pieces ends with an empty piece. Java marks a response as ended before it has queued the
+    last piece, and a front end that checks at that moment drops the piece (ChunkedBytesSupplier in 0.25 to 0.36).
 
     Args:
         limit: the maximum number of bytes in a piece, or None for no limit.
-        commits: whether the Java side begins the response at the first piece even if the piece is empty.
+        commits: whether the Java side starts the response with the first piece even if that piece is empty.
     """
     begun, unsent = task.committed, task.unsent
     if begun and len(unsent) <= 1 and task.phase < FINISHED:  # nearly always
@@ -126,13 +127,13 @@ def _has_word(task: RequestTask) -> bool:
 
 
 class RollingBatch:
-    """The requests of a rolling batch, in the order that DJL uses. Each call of DJL expects a piece for every request.
+    """The requests of a rolling batch, in the order that DJL uses. Each DJL call expects a piece for every request.
 
     A request is closed as soon as its last piece is taken, because nothing else runs until the same call has written
     the piece.
 
     Args:
-        commits_early: whether the Java side begins a response at its first piece even if the piece is empty.
+        commits_early: whether the Java side starts a response with its first piece even if that piece is empty.
         max_piece: the maximum number of bytes in a piece, or None for no limit.
     """
 
@@ -209,7 +210,7 @@ class RollingBatch:
             return Piece(task, task.take(), True, True)
 
     def _wait(self, tasks: Sequence[RequestTask], opened: Sequence[RequestTask]) -> None:
-        """Run the loop until a request has output. If an empty piece fixes the status, wait for all new requests."""
+        """Run the loop until a request has output. If an empty piece commits the status, wait for all new requests."""
         now = time.monotonic()
         begin, idle = now + _BEGIN, now + _IDLE
         seconds = 0.0 if any(map(_has_word, tasks)) else _IDLE
@@ -237,7 +238,7 @@ class RollingBatch:
         self._unsettled = [task for task in unsettled if not task.finished]
 
     def _disagreement(self, size: int, num_new: int) -> list[Piece]:
-        """Fail all requests if DJL Serving counts them differently, because tokens could go to the wrong request."""
+        """Fail all requests if DJL Serving counts a different number, because tokens could go to the wrong request."""
         counts = f"DJL Serving has {size} requests, of which {num_new} are new; the handler has {len(self._tasks)}"
         log.error("the numbers of requests do not match: %s; all requests fail", counts)
         return self.fail(size, InternalError("the server and its handler disagreed on the requests in flight"))
@@ -247,7 +248,7 @@ class DynamicBatch:
     """Dynamic batching, in which each of DJL's calls is for a whole batch, or for a single streaming request.
 
     Args:
-        seconds: the maximum seconds for a call: a second less than `option.predict_timeout`, but at least 0.1.
+        seconds: the maximum duration of a call in seconds: `option.predict_timeout` minus a second, but at least 0.1.
     """
 
     def __init__(self, model: ServedModel, loop: WorkerLoop, seconds: float) -> None:

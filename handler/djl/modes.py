@@ -55,13 +55,13 @@ from handler.serving.request.task import RequestTask
 log = logging.getLogger("handler.djl")
 
 _DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}
-"""Maps each call to the verb in the call's message ("Adapter NAME registered"), as in DJL's own handlers."""
+"""Maps each kind of call to the verb in its message ("Adapter NAME registered"), as in DJL's own handlers."""
 
 _CHOSEN = "property handler: a request cannot choose the function that answers it"
 
 
 class AdapterCalls:
-    """DJL's calls that change LoRA adapters, made one at a time and in order."""
+    """Runs DJL's calls that change LoRA adapters, one at a time and in order."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -75,7 +75,7 @@ class AdapterCalls:
             what: "register", "update" or "unregister".
 
         Returns:
-            A message that says what was done, and the value of the response.
+            A message that describes the change, and the value of the response.
 
         Raises:
             ServingError: if the call fails. The error is logged, and nothing has changed.
@@ -120,7 +120,7 @@ class AdapterCalls:
 
 
 def _mentions(item: Item, name: str) -> bool:
-    """Return whether a request contains an adapter's name: as a header's value, or as a string in the JSON body."""
+    """Return whether a request contains an adapter's name, either as a header value or as a string in the JSON body."""
     return bool(name) and (name in item.headers.values() or f'"{name}"'.encode() in item.body)
 
 
@@ -147,12 +147,12 @@ _LOST_STEP = (
 )
 """Java keeps one future per connection. A second call replaces the future of the first call, and gets the response to
 the first call. If the worker answered both calls, one response would be left over, and each later step would get the
-response to the step before it.
+response to the previous step.
 """
 
 
 class Passive:
-    """The mode of the ranks of an MPI world that do nothing. Rank 0 runs the engine and answers."""
+    """The mode of the idle ranks of an MPI world. Rank 0 runs the engine and responds to all calls."""
 
     def answer(self, inputs: Input) -> Output:
         """Answer a call that contains one or more requests, or a step of a rolling batch."""
@@ -239,7 +239,7 @@ class Dynamic(_Stepped):
             return refusal(serving_error(error))
 
     def _answer_batch(self, inputs: Input) -> Output:
-        """Answer a batch. The whole batch has one status, so the failure of a request is only in its body."""
+        """Answer a batch. The whole batch has a single status, so a failed request is reported only in its body."""
         items = batched(inputs)
         size = int(inputs.get_properties()["batch_size"])
         answers = Output()
@@ -267,7 +267,7 @@ class Dynamic(_Stepped):
             return whole(task)
 
     def _chunks(self, task: RequestTask) -> Iterator[bytes]:
-        """Yield the chunks of a response. djl_python asks for each chunk when it has written the previous chunk."""
+        """Yield the chunks of a response. djl_python requests each chunk after it has written the previous chunk."""
         last = False
         with task:
             while not last:
@@ -281,8 +281,9 @@ class Async:
     """The async mode, in which each call opens a request. The response to the first call never ends, and contains the
     output of all requests.
 
-    djl_python has an unlimited queue of Outputs and switches between threads for each Output. So each Output contains
-    pieces of all requests that have bytes, and the next Output is made only when the previous Output has been written.
+    djl_python has an unlimited queue of Outputs and switches between threads for each Output. Each Output therefore
+    contains pieces of all requests that have bytes to send, and the next Output is created only after the previous
+    Output has been written.
     """
 
     def __init__(self, model: ServedModel, version: DjlVersion) -> None:
@@ -333,7 +334,7 @@ class Async:
         self._wake_up.set()
 
     def _take_pieces(self) -> bytes:
-        """Take the output of all requests that have any."""
+        """Take the available output of all requests."""
         tasks, self._with_bytes = self._with_bytes, {}
         return b"".join(message for task in tasks if self._is_due(task) for message in self._messages(task))
 

@@ -1,7 +1,8 @@
 """Replacement for the conversion that DJL Serving 0.28 runs before Python if `option.rolling_batch=trtllm`.
 
-Java runs this file as /opt/djl/partition/trt_llm_partition.py, and gives up if it fails. Java then passes the
-directory `--trt_llm_model_repo` to the handler as `option.model_id`, so this program makes it a link to the model.
+Java runs this file as /opt/djl/partition/trt_llm_partition.py, and gives up if it fails. Java then passes the directory
+`--trt_llm_model_repo` to the handler as `option.model_id`, so this program creates that directory as a link to the
+model.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ _ADVICE = frozenset(
 """Options that DJL Serving's LmiConfigRecommender sets for a model with a config.json, for every engine."""
 
 _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
-"""Maps options to the value that Java replaces with a value of its own."""
+"""Maps each option to the value that Java replaces with its own."""
 
 _NO_ASYNC = (
     "option.async_mode=true has no effect: async mode needs DJL Serving 0.33 or later; this release sends batches"
@@ -81,10 +81,12 @@ _EMBEDDED_ONLY = {
     "option.client_timeout": "DJL Serving has its own time limits",
     "option.keep_alive_timeout": "DJL Serving has its own time limits",
 }
-"""Options of the embedded server, and why they have no effect in a worker, which has no routes and no connections."""
+"""Maps each option of the embedded server to the reason why it has no effect in a worker, without routes or
+connections.
+"""
 
 _AT_END = contextlib.AsyncExitStack()
-"""Contexts to exit when the event loop ends. In rolling and dynamic batching, the loop only ends with its process."""
+"""Contexts to exit when the event loop ends. In rolling and dynamic batching, the loop ends only with the process."""
 
 _TIME_LIMIT = 900.0  # seconds, because DJL does not report that a client has disconnected (option.request_time_limit)
 
@@ -102,7 +104,7 @@ def is_passive(properties: Mapping[str, Any], version: DjlVersion) -> bool:
 
 
 def _is_refused_world(properties: Mapping[str, Any], version: DjlVersion) -> bool:
-    """Return whether this Java side would wait for the responses of all ranks, and use only one of them."""
+    """Return whether this Java side would wait for the responses of all ranks, but use only one of them."""
     world = environment.mpi_world()[0]
     return world not in ("", "1") and version.steps_all_ranks and properties.get("rolling_batch") != "trtllm"
 
@@ -149,7 +151,7 @@ def steps_rolling(config: Config, properties: Mapping[str, Any], version: DjlVer
 
 
 def _custom_code() -> Iterator[Problem]:
-    """Yield a problem for each variable that sets a custom handler for AWS's vLLM image; workers do not call these."""
+    """Yield a problem for each variable that sets a custom handler of AWS's vLLM image. Workers do not call these."""
     for name, value in environment.custom_code().items():
         if (name, value) != (SCRIPT, "model.py"):
             yield Problem(f"environment variable {name}", name, f"{name}={value[:200]}: {INSTEAD[name]}")
@@ -158,7 +160,7 @@ def _custom_code() -> Iterator[Problem]:
 def _beyond_java(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> Iterator[Problem]:
     """Yield a problem for each option that this Java side does not support: MPI with several ranks, and sessions.
 
-    Sessions need responses with headers, which contain the session's ID.
+    Sessions require response headers, which contain the session ID.
     """
     if _is_refused_world(properties, version):
         key = "option.mpi_mode"
@@ -175,10 +177,10 @@ def _beyond_java(config: Config, properties: Mapping[str, Any], version: DjlVers
 
 
 def own_sessions(config: Config, java: int) -> Config:
-    """Set a directory for sessions that belongs to this DJL Serving, unless option.sessions_path is set.
+    """Set a sessions directory that belongs to this DJL Serving process, unless option.sessions_path is set.
 
-    All workers of one DJL Serving share the directory, including workers that replace others. Java kills its workers
-    when it exits, so the directories of processes that no longer run are removed here.
+    All workers of a DJL Serving process share the directory, including workers that replace others. Java kills its
+    workers when it exits, so the directories of processes that are no longer running are removed here.
 
     Args:
         java: the process ID of DJL Serving.
@@ -198,7 +200,7 @@ def own_sessions(config: Config, java: int) -> Config:
 
 
 def _owner(pid: int) -> str:
-    """Return a directory name that is unique to a process: its ID and the clock tick of its start (proc(5))."""
+    """Return a directory name that is unique to a process: its ID and the clock tick at which it started (proc(5))."""
     try:
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -207,7 +209,7 @@ def _owner(pid: int) -> str:
 
 
 def _namespace() -> int:
-    """Return the ID of the PID namespace. Another container's process IDs mean nothing here (pid_namespaces(7))."""
+    """Return the ID of the PID namespace. Process IDs from other containers are not valid here (pid_namespaces(7))."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
@@ -248,13 +250,13 @@ async def _wait_ready(model: ServedModel) -> None:
 def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: str = "") -> Reading:
     """Read the options that Java passes, and the options in serving.properties and the environment.
 
-    Java passes all options without their prefix, together with its own properties. So a property that is not one of
-    our options is ignored. If it is in the file, the reader of the file reports it.
+    Java passes all options without their prefix, together with its own properties. A property that is not one of our
+    options is therefore ignored. If it is in serving.properties, it is reported when that file is read.
 
     Args:
         properties: the properties of DJL's first call.
         asynchronous: whether the worker runs in async mode.
-        djl: the version of djl_python, which also determines LMI's release unless an option names a release.
+        djl: the version of djl_python, which also determines the LMI release unless an option specifies a release.
     """
     directory = Path(properties["model_dir"])
     file = directory / "serving.properties"
@@ -301,7 +303,7 @@ def _lost_rolling_batch(found_by_java: Iterable[Setting | Problem]) -> Iterator[
 
 
 def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asynchronous: bool) -> list[Setting]:
-    """Return the options that Java passes. An option that Java only recommends is dropped if it is of no use.
+    """Return the options that Java passes. An option that Java only recommends is dropped if it is not useful.
 
     Args:
         written: the values in serving.properties and the environment, by key.
@@ -341,9 +343,9 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
 
 
 def _as_written(value: str, own: str) -> str:
-    """Return the value that the worker has read if Java's value differs only outside ASCII, or else Java's value.
+    """Return the value that the worker has read if it differs from Java's only outside ASCII, otherwise Java's value.
 
-    Java reads serving.properties as ISO 8859-1, and the environment by the locale.
+    Java reads serving.properties as ISO 8859-1, and the environment in the encoding of the locale.
     """
     ascii_of, other_of = (_OUTSIDE_ASCII.sub("", text).strip() for text in (value, own))
     return own if not own.isascii() and ascii_of == other_of else value
@@ -384,14 +386,16 @@ def report_metrics(model: ServedModel, version: DjlVersion) -> None:
 
 
 _UNFIT = re.compile(r"[^\w ./-]", re.ASCII)
-"""Characters that a label's value cannot contain: the line's separators, and what Java's pattern excludes."""
+"""Characters that a label value cannot contain: the separators of the line, and characters that Java's pattern
+excludes.
+"""
 
 
 class MetricLines:
     """Writer of the metrics of each finished request.
 
-    Numbers of tokens are counters. Times are histograms in seconds. Before DJL Serving 0.29, they are gauges of the
-    last value.
+    Token counts are reported as counters, and times as histograms in seconds. Before DJL Serving 0.29, times are gauges
+    of the last value.
 
     Args:
         model_name: the value of the label `Model`.

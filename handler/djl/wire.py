@@ -1,6 +1,6 @@
 """DJL's worker protocol, with functions that read requests from an Input and encode responses as bytes.
 
-It is the protocol of ai.djl.python 0.25 to 0.36. `DjlVersion` contains the differences between versions.
+The protocol is that of ai.djl.python 0.25 to 0.36. `DjlVersion` contains the differences between versions.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MAX_FIELD = environment.netty_buffer_bytes() // 2  # the rest is for the other f
 _OF_HTTP = frozenset(
     {"host", "connection", "content-length", "content-type", "user-agent", "x-request-id", "requestid"}
 )
-"""Properties that only a client's own headers have. In a batch, Java puts a prefix before the names of headers."""
+"""Names of properties that occur only among a client's own headers. In a batch, Java adds a prefix to header names."""
 
 _RECEIVE_BYTES = 1 << 16  # Python allocates this many bytes in each call
 
 _COUNT, _INT = struct.Struct(">H"), struct.Struct(">i")
-"""The encodings of a number of fields and of a number of bytes."""
+"""The encodings of a field count and of a byte count."""
 
 _WRAP = 1 << 16
 """The modulus of the 16-bit numbers in which Java writes larger counts and lengths.
@@ -50,10 +50,11 @@ is not a valid number of bytes.
 _BATCH = b"batch_"
 
 _NO_SIZE = 0x09000000
-"""A number above the size of any content. Four bytes of text, read as a number, are at least this large."""
+"""A number greater than the size of any content. Four bytes of text, read as a number, are at least this large."""
 
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
-"""Content types of forms. Each field of a form becomes a content, so the client chooses the names and the number."""
+"""Content types of forms. Each form field is sent as a content, so the client chooses their number and names.
+"""
 
 _SOON = 0.5  # seconds to wait for more of a call if its count may have wrapped
 
@@ -67,11 +68,11 @@ class DjlVersion(NamedTuple):
     """The differences between versions of DJL Serving. Other code of this package does not compare versions.
 
     Attributes:
-        length: the encoding of a string's length, which has two bytes before 0.28 and four since.
+        length: the encoding of a string's length, which takes two bytes before 0.28 and four bytes since.
         json_errors: whether a failed piece is a JSON object with `data` and `last`. Its `data` is JSON with `code` and
-            `error`, which set the request's status; it is also the body. Since 0.29, a failed piece is a map with
-            `code` and `error`, from which Java makes the body.
-        commits_early: whether an empty first piece begins the response and fixes its status. Since 0.29, Java ignores
+            `error`, which determine the status of the request; the same JSON is the body. Since 0.29, a failed piece is
+            a map with `code` and `error`, from which Java creates the body.
+        commits_early: whether an empty first piece starts the response and commits its status. Since 0.29, Java ignores
             an empty piece.
         always_steps: whether Java steps a rolling batch whenever option.rolling_batch is set, even to `disable`.
         steps_all_ranks: whether Java sends a step to all ranks of an MPI world and uses the last rank's response. It
@@ -133,7 +134,7 @@ class Reader:
     """Reader of Inputs that receives all available bytes at once. djl_python receives each field separately.
 
     A continuing request has three fields without content, so 128 requests would take 400 system calls per step. As long
-    as no request joins or leaves, each step has the same bytes as the previous step, and they are not parsed again.
+    as no request joins or leaves, each step has the same bytes as the previous step, which are not parsed again.
 
     Args:
         length: the encoding of a string's length.
@@ -281,7 +282,7 @@ def _is_form(properties: Mapping[str | None, str | None], prefix: str) -> bool:
 
 
 _MAX_REASON = 1000
-"""Maximum characters of an HTTP reason phrase. SageMaker accepts at most 4,096 bytes of headers in total."""
+"""Maximum number of characters in an HTTP reason phrase. SageMaker accepts at most 4,096 bytes of headers in total."""
 
 _BATCH_KEY = re.compile(r"batch_([0-9]{3,})\.(.*)", re.DOTALL)  # more digits from 1,000 on
 
@@ -289,8 +290,8 @@ _BATCH_KEY = re.compile(r"batch_([0-9]{3,})\.(.*)", re.DOTALL)  # more digits fr
 def is_batch(inputs: Input) -> bool:
     """Return whether this Input is a batch that Java made, or a step of a rolling batch.
 
-    The properties of a single request are the client's headers, and its keys are the parameters of its query, followed
-    by the body. So a client may use the names `batch_size` and `batch_000.data`.
+    The properties of a single request are the client's headers, and its keys are the query parameters, followed by the
+    body. A client may therefore use the names `batch_size` and `batch_000.data`.
     """
     properties, keys = inputs.get_properties(), inputs.get_content().get_keys()
     return (
@@ -346,10 +347,10 @@ def _text(value: Any) -> str:
 
 
 class Sent(Output):  # type: ignore[misc]
-    """Encoded responses, which are written in one call. djl_python only calls `send`.
+    """Encoded responses that are written in a single call. djl_python only calls `send`.
 
     Args:
-        then: a callback for when the responses are written. It runs on the thread that has written them.
+        then: a callback that is called after the responses have been written, on the thread that wrote them.
     """
 
     def __init__(self, data: bytes, then: Callable[[], object] = lambda: None) -> None:
@@ -491,7 +492,7 @@ def output(body: bytes, headers: Mapping[str, str], *, status: int = 200, messag
 
 
 def headers_of(task: RequestTask) -> dict[str, str]:
-    """Return the headers of a response. The API's own headers are kept only for errors and requests about sessions."""
+    """Return the headers of a response. The API's own headers are included only for errors and session requests."""
     # A request about a session has nothing for the engine.
     passes = task.error is not None or task.parsed is None or not task.parsed.requests
     own = task.dialect_headers() if passes else ()
@@ -504,5 +505,5 @@ def headers_of(task: RequestTask) -> dict[str, str]:
 
 
 def one_line(message: str) -> str:
-    """Return the message on one line, for an HTTP reason phrase, where a line break would end the headers."""
+    """Return the message as a single line, because a line break in an HTTP reason phrase would end the headers."""
     return " ".join(message.split())[:_MAX_REASON]

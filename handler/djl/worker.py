@@ -1,4 +1,4 @@
-"""The worker that `handler.entry` calls. The first call loads the model, and the worker's mode answers all others."""
+"""The worker that `handler.entry` calls. The first call loads the model, and the worker's mode handles all others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ mode: Passive | Rolling | Dynamic | Async | None = None
 
 
 def load(inputs: Input) -> Any:
-    """Load the model, and answer DJL's first call. A running event loop means that DJL calls in async mode.
+    """Load the model, and answer DJL's first call. If an event loop is running, DJL is in async mode.
 
     Returns:
         An Output. In async mode, an awaitable of an Output or of an asynchronous iterator of Outputs.
@@ -96,7 +96,7 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
 
 @contextlib.contextmanager
 def _start() -> Iterator[Output]:
-    """Yield the response to the first call. It contains any failure, which Java logs before it drops the model."""
+    """Yield the response to the first call. If loading fails, it contains the error, which Java logs."""
     answer = Output()
     try:
         yield answer

@@ -67,7 +67,7 @@ class WorkerLoop:
         return True
 
     def step(self, driver: EngineDriver, seconds: float) -> None:
-        """Wait for the engine for at most `seconds`, and deliver its output. The loop runs only if it has other work.
+        """Wait for the engine for at most `seconds`, and deliver its output. The loop runs only for other events.
 
         Starting and stopping asyncio's loop costs as much as the tokens of 20 requests. Timers and callbacks may be up
         to 100 ms late.
@@ -98,7 +98,7 @@ class WorkerLoop:
         self._timer = self._loop.call_at(self._until, self._look_at_clock)
 
     def _look_at_clock(self) -> None:
-        """Stop the loop if the current wait is over, or else set the timer again.
+        """Stop the loop if the current wait is over. Otherwise, set the timer again.
 
         All waits share one timer, because most waits end early and a timer for each of them would cost more.
         """
@@ -111,7 +111,7 @@ class WorkerLoop:
     def look_after(self, period: float) -> None:
         """Poll the loop every `period` seconds, on another thread.
 
-        So an engine that dies between DJL's calls is restarted before the next request arrives.
+        This way, an engine that dies between DJL's calls is restarted before the next request arrives.
         """
 
         def look() -> None:

@@ -1,9 +1,9 @@
 """Functions that look up an engine in `ENGINES` by name and call it.
 
-An engine's module is `engine.py`, in the folder with the engine's name. It imports the engine's package only inside
-functions. The module defines `check`, `prepare`, `capabilities`, `load` and `load_tokenizer`. It also defines `fetch`
-if the engine reads a model's files, `conversion` if the engine converts them, and `structured_output_check` if a
-client's schema or grammar could harm the engine. The functions below call them.
+The module of an engine is `engine.py`, in the folder with the engine's name. It imports the engine's package only
+inside functions. The module defines `check`, `prepare`, `capabilities`, `load` and `load_tokenizer`. It also defines
+`fetch` if the engine reads a model's files, `conversion` if the engine converts them, and `structured_output_check` if
+a client's schema or grammar could harm the engine. The functions below call them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def fetch(name: str, model_id: str | None, config: EngineConfig) -> str | None:
 
 
 def conversion(name: str, model_id: str) -> str:
-    """Return a message that says when `prepare` converts the model after the download, and what this requires.
+    """Return a message that describes when `prepare` converts the model after the download, and what this requires.
 
     The message is empty if the model is never converted.
     """
@@ -75,7 +75,7 @@ def prepare(name: str, model_id: str | None, config: EngineConfig) -> Path | Non
         config: configuration of the engine; its `model` is not used.
 
     Returns:
-        The path of the files that the engine loads, or None if it needs none.
+        The path of the files that the engine loads, or None if it needs no files.
     """
     return cast(Path | None, _module(name).prepare(model_id, config))
 
@@ -84,7 +84,7 @@ def check_task(name: str, task: Task, option: str) -> None:
     """Raise ConfigError if the engine does not support the task.
 
     Args:
-        task: the model's task: the value of `option.task`, or the task determined from the model if that is auto.
+        task: the model's task, which is determined from the model if `option.task` is auto.
         option: value of `option.task`.
     """
     if task is Task.TRANSCRIPTION and not ENGINES[name].transcribes:

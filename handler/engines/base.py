@@ -48,12 +48,12 @@ class Output(NamedTuple):
         sequence: index of the sequence within its request; only beam search has several.
         prompt_logprobs: log-probability of each prompt token, None for the first; only in the first output, if
             requested.
-        error: why the sequence ended with ERROR, in words that clients may see. If they come from another program,
-            they must have passed through `client_words`.
+        error: why the sequence ended with ERROR, in words that clients may see. Messages from other programs must have
+            been passed through `client_words`.
         tops: most likely alternatives to each of `ids`, if requested.
-        prompt_tops: most likely alternatives to each prompt token, if requested; there are none for the first.
+        prompt_tops: most likely alternatives to each prompt token, if requested; the first token has none.
         extras: values that the host passes on unchanged.
-        refused: whether `error` says what is wrong with the request.
+        refused: whether `error` describes a problem with the request.
         detail: details of the error, for the log only.
         retry_after: if the engine was too busy, the number of seconds to wait before sending the request again, or 0
             if that is unknown. None for any other error.
@@ -90,10 +90,10 @@ class Output(NamedTuple):
 
 
 def failed(key: int, error: Exception | str) -> Output:
-    """Return the output that ends a request because of an engine's error.
+    """Return the output that ends a request because of an engine error.
 
     Args:
-        error: an exception, or another program's message.
+        error: an exception, or a message from another program.
     """
     words, detail = _said(error)
     return Output(key, (), (), Finish.ERROR, error=words, detail=detail)
@@ -105,7 +105,7 @@ def first_stop(ids: Sequence[int], stops: Collection[int], num_before: int, samp
     Args:
         ids: new ids of the sequence.
         stops: ids that end the sequence, but only after `min_new_tokens` ids.
-        num_before: number of the sequence's earlier ids.
+        num_before: number of ids that the sequence already has.
     """
     places = (at for at, id in enumerate(ids) if id in stops and num_before + at >= sampling.min_new_tokens)
     return next(places, None)
@@ -124,7 +124,7 @@ def describe(error: BaseException) -> str:
 
 
 def _said(error: Exception | str) -> tuple[str, str]:
-    """Return two messages for an engine's error: for clients, and for the log. The latter is "" if both are equal."""
+    """Return two messages for an engine error: one for clients, and one for the log ("" if both are equal)."""
     known = secrets()
     text = str(error).strip()
     reason = text if isinstance(error, str) else describe(error)
@@ -150,8 +150,8 @@ class EngineConfig:
     """Configuration of an engine.
 
     Attributes:
-        options: values of all options; None leaves the choice to the engine. `engine_options` contains the options
-            that only this engine has.
+        options: values of all options; for None, the engine chooses a value. `engine_options` contains the options that
+            are specific to this engine.
         model: path of the files to load for `option.model_id`.
         source: directory from which these files were converted, or None if they were not converted.
         chat_template: template that replaces the model's own.
@@ -192,7 +192,7 @@ class EngineRequest(NamedTuple):
         ids: token ids of the prompt.
         parameters: `Pooling` if the engine was loaded for a pooling task, otherwise `Sampling`.
         media: description of the prompt's media; may be None if there are none.
-        goes_on: whether `ids` end with a part of the response that has already been delivered.
+        goes_on: whether `ids` end with a part of the response that was already delivered.
     """
 
     key: int
@@ -243,8 +243,8 @@ class Engine(Protocol):
     """Computes many sequences at once. Only one thread uses an engine. A call may block, even while it holds the GIL.
 
     `add` may raise an exception to refuse a request. An exception from `step` means that the engine is broken; an
-    engine that breaks after it was loaded is loaded again. After a request is cancelled, or after the step in which
-    its last sequence ended, no further output has the request's key.
+    engine that breaks after it was loaded is loaded again. There is no further output with the key of a request after
+    the request is cancelled, or after the step in which its last sequence ended.
     """
 
     info: EngineInfo
@@ -294,7 +294,8 @@ class EngineStatistics(NamedTuple):
         kv_cache_usage: fraction of the KV cache in use, from 0 to 1.
         prefix_cache_queries: number of prompt tokens looked up in the prefix cache since the engine started.
         prefix_cache_hits: number of prompt tokens found in the prefix cache since the engine started.
-        num_preemptions: how many times, since the engine started, a request was suspended to free cache for others.
+        num_preemptions: number of times since the engine started that a request was suspended to free cache for other
+            requests.
     """
 
     num_waiting: int | None = None
@@ -313,7 +314,7 @@ class Reporting(Protocol):
 
 
 class NoAdapters:
-    """The methods with which an engine refuses LoRA adapters."""
+    """Methods for engines that do not support LoRA adapters."""
 
     no_adapters: ClassVar[str]
 
@@ -330,7 +331,8 @@ class Tokenizer(Protocol):
     A tokenizer must be thread-safe.
 
     Attributes:
-        chat_template: text of option.chat_template, or else of the model's template; "" if there is neither.
+        chat_template: text of option.chat_template or, if it is not set, of the model's template; "" if there is
+            neither.
         media_tokens: token counters for the kinds of media that the model accepts, by kind.
     """
 
@@ -342,13 +344,16 @@ class Tokenizer(Protocol):
         """The vocabulary of every response, or None if each prompt has its own."""
 
     def encode(self, text: str) -> Prompt:
-        """Encode a prompt. Special tokens in it are recognised, but not by `MistralTokenizer`. The special tokens that
-        the tokenizer usually adds to a text, such as a first token, are added.
+        """Encode a prompt, and add the special tokens that the tokenizer usually adds, such as a first token.
+
+        Special tokens in the prompt are recognised, except by `MistralTokenizer`.
         """
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Encode messages with the chat template. Special tokens in messages are recognised, but not by
-        `MistralTokenizer`. No further special tokens are added, because the template contains them.
+        """Encode messages with the chat template.
+
+        Special tokens in messages are recognised, except by `MistralTokenizer`. No other special tokens are added,
+        because the template contains them.
 
         Args:
             messages: objects with `role` and `content`; the latter is a string or a list of parts (see `Request`). If
@@ -368,10 +373,12 @@ class StructuredOutputCheck(Protocol):
     """
 
     def __call__(self, structured_output: StructuredOutput) -> int | None:
-        """Compile a schema or grammar. If the engine cannot enforce it, raise any exception whose message says why.
+        """Compile a schema or grammar.
+
+        If the engine cannot enforce it, any exception may be raised; its message is the reason.
 
         Returns:
-            Number of bytes that the engine would never free; None if it frees everything.
+            Number of bytes that the engine would never free, or None if it would free all of them.
         """
 
 
@@ -386,7 +393,7 @@ class Capabilities:
     """The parts of a request that an engine supports.
 
     Attributes:
-        supports: fields of Sampling that the engine implements, not counting those that the handler implements.
+        supports: fields of Sampling that the engine implements, excluding those that the handler implements.
         reasons: maps a Sampling field to the reason why its non-neutral values are refused. May include fields in
             `supports`.
         limits: maps a Sampling field to its largest allowed value.
@@ -420,8 +427,8 @@ def warm_up(engine: Engine, ids: Sequence[int], sampling: Sampling = _FIRST_REQU
     """Run a request with the prompt `ids`, so that no client's request has to wait for compilation or allocation.
 
     Returns:
-        The duration of the last step in seconds. It computes one token, so a step of n tokens takes at most n times as
-        long.
+        The duration of the last step in seconds. That step computes a single token, so a step that computes n tokens
+        takes at most n times as long.
 
     Raises:
         RuntimeError: the request failed. `add` and `step` may raise other exceptions.
@@ -482,7 +489,7 @@ def passed_otherwise(*parameters: Any) -> dict[str, Any]:
 
 
 def drawn_rules(no_top_k: int = 0) -> dict[str, Rule]:
-    """Return the rules for the fields that matter only when sampling, under vLLM's and SGLang's names.
+    """Return the rules for the fields that matter only when sampling, with the names that vLLM and SGLang use.
 
     Args:
         no_top_k: value of top_k that makes the engine choose among all tokens.
@@ -511,10 +518,11 @@ def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
 
 
 def logprob_rules(count: Callable[[int], int] = int) -> dict[str, Rule]:
-    """Return the rules for log-probabilities in vLLM, where a count of 0 requests no alternatives to the tokens.
+    """Return the rules for log-probabilities in vLLM, in which a count of 0 requests no alternatives to the tokens.
 
     Args:
-        count: function that converts the number of alternatives that the client requests to the number for vLLM.
+        count: function that converts the number of alternatives requested by the client to the number to request from
+            vLLM.
     """
 
     def logprobs(sampling: Sampling) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def fingerprint(recipe: bytes, files: Iterable[Path], read: Collection[str] = ()
 
     Args:
         recipe: identifies how the files are converted.
-        read: names of files whose content also affects the name.
+        read: names of files whose content affects the returned name as well.
     """
     digest = sha256(recipe)
     for path in files:
@@ -151,7 +151,7 @@ def run_converter(
 
     Args:
         script: code in Python that receives the paths of the source and the target as arguments.
-        lock: file descriptor of the lock. The new process also holds the lock, as it may outlive this one.
+        lock: file descriptor of the lock. The new process also holds the lock, because it may outlive this process.
         needed: files that the converter must have written.
         form: name of the target format, for messages.
 

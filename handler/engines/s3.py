@@ -1,8 +1,8 @@
 """Downloads models from S3: all objects below the prefix of `s3://bucket/prefix/`, to a directory on this machine.
 
-Files are downloaded to a directory next to the final one. When all files are complete, that directory is renamed. After
-an interrupted download, the next start keeps the complete files. An incomplete model is never served. If several
-processes start at once, one of them downloads while the others wait.
+Files are downloaded to a temporary directory next to the final directory. The temporary directory is renamed when all
+files are complete. After an interrupted download, the next start reuses the complete files. An incomplete model is
+never served. If several processes start at once, only one of them downloads, and the others wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from handler.core.sizes import format_size
 
 _SCHEME = "s3://"
 _MODEL = ("config.json", "openvino_model.xml", "openvino_language_model.xml", "*.gguf")
-"""Patterns for file names. Every model's directory contains a file that matches one of these patterns."""
+"""Patterns for file names. Every model directory contains a file that matches one of these patterns."""
 
 SETTINGS = ("serving.properties", "*.py", "*.txt", "*.jinja", "*.yaml", "*.yml", "*.json")
 """Patterns for files with options or code, which are read at startup, before the model is downloaded."""
@@ -88,7 +88,7 @@ def check(url: str) -> None:
     """Check the URL, and check that boto3 is installed.
 
     Raises:
-        ConfigError: the URL has no bucket or contains a `*` other than that of a final `/*`, or boto3 is missing.
+        ConfigError: the URL has no bucket or contains a `*` other than in a trailing `/*`, or boto3 is missing.
     """
     _split(url)
     if importlib.util.find_spec("boto3") is None:
@@ -115,10 +115,10 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
 
     Args:
         only: patterns for file names; () selects all files. With `SETTINGS`, files in subdirectories are ignored, and
-            it is no error if no file matches.
+            it is not an error if no file matches.
 
     Raises:
-        ConfigError: the model is not available; the message says why and what to change.
+        ConfigError: the model is not available; the message contains the reason and a remedy.
     """
     check(url)
     source = _split(url)
@@ -161,7 +161,7 @@ def _home() -> Path:
 
 @contextlib.contextmanager
 def _refusals(source: _Source) -> Iterator[None]:
-    """Convert errors from boto3 or the disk to a ConfigError that says what to change."""
+    """Convert errors from boto3 or the disk to a ConfigError that describes the remedy."""
     from botocore.exceptions import (
         BotoCoreError,
         ClientError,
@@ -224,7 +224,7 @@ def _client() -> Any:
 
 
 def _listed(client: Any, source: _Source, only: Sequence[str]) -> list[_Object]:
-    """List the objects below the prefix. Omit keys that end with a slash, as they only mark directories.
+    """List the objects below the prefix. Omit keys that end with a slash, because they only represent directories.
 
     Raises:
         ConfigError: there are no objects or too many, no object belongs to a model, or a name is not a valid path.
@@ -310,7 +310,7 @@ def _alone(path: Path, url: str) -> Iterator[None]:
 
 
 def _fill(client: Any, source: _Source, part: Path, objects: Collection[_Object]) -> None:
-    """Download the objects to `part`, except for objects that an earlier start has downloaded completely.
+    """Download the objects to `part`, except for objects that were completely downloaded by an earlier start.
 
     Raises:
         ConfigError: the objects do not fit on the disk, or a file does not have the size that S3 listed.
@@ -350,7 +350,7 @@ class _Progress:
         self._began = self._shown = time.monotonic()
 
     def add(self, size: int) -> None:
-        """Count bytes. A negative number means that these bytes will be downloaded again."""
+        """Count bytes. A negative number means that this many bytes will be downloaded again."""
         with self._lock:
             self._received += size
             now = time.monotonic()
@@ -363,10 +363,10 @@ class _Progress:
 
 
 class _Subscriber:
-    """Tells s3transfer an object's listed size and ETag, counts received bytes, and sets the file's modification time.
+    """Passes the listed size and ETag of an object to s3transfer, counts bytes, and sets the file's modification time.
 
     S3 sends parts of a large object only while the object's ETag matches the listing. A change of a smaller object is
-    noticed when the prefix is listed again after the download.
+    detected when the prefix is listed again after the download.
     """
 
     def __init__(self, url: str, item: _Object, path: Path, progress: _Progress) -> None:

@@ -1,1 +1,1 @@
-"""Scheduling of an engine's requests."""
+"""Scheduling of engine requests."""

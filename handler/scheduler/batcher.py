@@ -1,4 +1,7 @@
-"""The batcher of an engine's requests. It is synchronous and does no I/O itself; `EngineDriver` calls its `step`."""
+"""The batcher, which schedules the requests of an engine. It is synchronous and does no I/O itself.
+
+`EngineDriver` calls its `step`.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,9 @@ class FastPath:
     """A shortcut that encodes the plain tokens of a stream without creating a `Delta` for each token.
 
     Attributes:
-        id: the batcher's id of the request.
+        id: id that the batcher assigned to the request.
         encode: function that encodes a token as the next bytes of the stream.
-        channel: connection to write the encoded bytes to, or None if `keep` gets all of them.
+        channel: connection to write the encoded bytes to, or None to pass all of them to `keep`.
         keep: called with encoded bytes that the channel cannot write immediately.
         num_tokens: number of tokens encoded so far.
     """
@@ -73,8 +76,8 @@ class ActiveRequest:
 class RunningRequest:
     """An engine request that is running: a single sequence, or a beam search with several sequences.
 
-    The object itself stores everything that a plain token needs, because every further object would cost a cache miss
-    per token.
+    Everything that is needed to process a plain token is stored in this object itself, because each additional object
+    would cost a cache miss per token.
     """
 
     __slots__ = ("active", "fast_path", "first", "id", "sequences", "single", "special", "token_texts")
@@ -99,8 +102,8 @@ class RunningRequest:
         """Add the engine's output to the sequence that it belongs to.
 
         Returns:
-            The new tokens; the finish reason, or None if the sequence continues; and the prompt's tokens, or None if
-            the output has no log-probabilities for them. If the sequence had already ended, the result is None.
+            A tuple of the new tokens, the finish reason (None if the sequence continues) and the prompt tokens (None if
+            the output has no log-probabilities for them). If the sequence had already ended, the result is None.
         """
         state = self.sequences[output.sequence]
         if state is None:
@@ -119,7 +122,7 @@ class RunningRequest:
 Item = TypeVar("Item")
 
 MAX_OVERTAKES = 10
-"""Maximum number of consecutive requests that may leave the queue before the oldest request."""
+"""Maximum number of newer requests in a row that may leave the queue before the oldest request."""
 
 
 class _Rank(NamedTuple):
@@ -129,14 +132,13 @@ class _Rank(NamedTuple):
 
 
 class RequestQueue(Generic[Item]):
-    """A queue that returns the lowest priority number first, and equal priorities in order of arrival.
+    """A queue that returns items by priority, lowest number first, and items of equal priority in order of arrival.
 
     Bodies that contain several requests take turns: the second request of a body comes after the first request of every
     other waiting body.
 
-    No request starves. After MAX_OVERTAKES consecutive requests that arrived later, the oldest request is returned
-    whatever its priority. The k-th oldest request is therefore among the next k * (MAX_OVERTAKES + 1) that are
-    returned.
+    No request starves. After MAX_OVERTAKES newer requests in a row, the oldest request is returned regardless of its
+    priority. The k-th oldest request is therefore among the next k * (MAX_OVERTAKES + 1) requests that are returned.
     """
 
     def __init__(self) -> None:
@@ -156,8 +158,8 @@ class RequestQueue(Generic[Item]):
         """Add an item.
 
         Args:
-            id: the item's number in order of arrival, which breaks ties.
-            follows: whether the item comes from the same body as the item that was added before it.
+            id: sequence number of the item in order of arrival, which breaks ties.
+            follows: whether the item comes from the same body as the previously added item.
         """
         self._last_turn = self._last_turn + 1 if follows else self._next_turn(priority)
         rank = _Rank(priority, self._last_turn, id)
@@ -165,7 +167,7 @@ class RequestQueue(Generic[Item]):
         bisect.insort(self._order, rank)
 
     def _next_turn(self, priority: int) -> int:
-        """Return the lowest turn among the waiting items of a priority, or 0 if no such item waits."""
+        """Return the lowest turn among the waiting items of a priority, or 0 if there are none."""
         index = bisect.bisect_left(self._order, (priority,))
         next_one = self._order[index] if index < len(self._order) else None
         return 0 if next_one is None or next_one.priority != priority else next_one.turn
@@ -196,11 +198,11 @@ class RequestQueue(Generic[Item]):
 
 
 class Background:
-    """The requests of batches, which wait before they enter the queue, so that other requests have room.
+    """Batch requests that have to wait before they enter the queue, so that there is room for other requests.
 
-    Owners take turns: the next request is that of the owner with the fewest sequences in the queue and the engine.
-    While there is no room for this request, only owners without any sequences may start a request before it, at most
-    MAX_OVERTAKES in a row.
+    Owners take turns: the next request comes from the owner with the fewest sequences in the queue and the engine.
+    While there is no room for this request, only owners without any sequences may start a request before it, up to
+    MAX_OVERTAKES times in a row.
 
     Args:
         most: maximum number of batch sequences in the queue and the engine. A request with more sequences starts alone.
@@ -220,7 +222,7 @@ class Background:
         self._waiting.setdefault(owner, {})[active.id] = active
 
     def take(self) -> ActiveRequest | None:
-        """Remove and return the next request. Return None if no request waits, or there is no room for the next one."""
+        """Remove and return the next request. Return None if there is no such request, or no room for it."""
         if not self._waiting:
             return None
         for index, (owner, active) in enumerate(self._next()):
@@ -234,7 +236,7 @@ class Background:
         return None
 
     def _next(self) -> Iterator[tuple[str, ActiveRequest]]:
-        """Yield each owner whose oldest request may start if there is room, with that request, in order of turns."""
+        """Yield each owner that may start a request if there is room, with its oldest request, in order of turns."""
         for index, owner in enumerate(sorted(self._waiting, key=self._sequences.__getitem__)):
             if index and (owner in self._sequences or self._overtakes >= MAX_OVERTAKES):
                 return
@@ -280,9 +282,9 @@ class Background:
 class Batcher:
     """A queue of requests in front of an engine. It starts requests in order and returns their deltas step by step.
 
-    Request ids are unique for the life of the process. A request waits in a `RequestQueue` until the engine has room
-    for all its sequences. If a request fails, only that request ends. If the engine fails, all running requests end,
-    and queued requests wait for the next engine.
+    Request ids are unique for the lifetime of the process. A request waits in a `RequestQueue` until the engine has
+    room for all its sequences. If a request fails, only that request ends. If the engine fails, all running requests
+    end, and queued requests wait for the next engine.
 
     Args:
         engine: engine that runs the requests.
@@ -290,15 +292,16 @@ class Batcher:
         max_active: maximum number of sequences in the engine (`option.max_rolling_batch_size`).
         max_queued: maximum number of waiting requests (`job_queue_size`).
         max_background: maximum number of batch sequences in the queue and the engine (`option.batches_concurrency`).
-        queue_timeout: maximum seconds that a request waits for the engine (`option.predict_timeout`).
-        time_limit: maximum seconds from `submit` to the end of a request (`option.request_time_limit`); 0 disables the
-            limit. Only requests that run in the engine are ended. For a request of a file's batch, the time begins when
-            the request moves from `Background` to the queue.
+        queue_timeout: maximum number of seconds that a request waits for the engine (`option.predict_timeout`).
+        time_limit: maximum number of seconds from `submit` to the end of a request (`option.request_time_limit`); 0
+            disables the limit. Only requests that are running in the engine are ended. For a request from a batch file,
+            the time starts when the request moves from `Background` to the queue.
 
     Attributes:
         num_tokens: number of tokens generated so far.
         fast_paths: fast paths that encoded tokens in the last step.
-        lines: encoded tokens of the last step, one item for each of `fast_paths`. They precede the step's deltas.
+        lines: encoded tokens of the last step, one item for each of `fast_paths`. They come before the deltas of the
+            step.
     """
 
     def __init__(
@@ -359,12 +362,12 @@ class Batcher:
     def submit(
         self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None, *, follows: bool = False
     ) -> int:
-        """Accept a request, and return the id that its deltas contain.
+        """Accept a request, and return the id that identifies its deltas.
 
         Args:
             started: called when the engine gets the request, possibly before `submit` returns.
-            follows: whether the previously accepted request comes from the same body. If so, a full queue accepts this
-                request too.
+            follows: whether this request comes from the same body as the previously accepted request. If so, it is
+                accepted even if the queue is full.
 
         Raises:
             Overloaded: the queue is full.
@@ -395,7 +398,7 @@ class Batcher:
             self._in_engine[active.keys[0]].fast_path = fast_path
 
     def cancel(self, id: int) -> None:
-        """Cancel a request, which gets no further delta. Unknown ids are ignored."""
+        """Cancel a request, so that no further deltas are returned for it. Unknown ids are ignored."""
         active = self._running.get(id)
         if active is not None:
             self._forget(active)
@@ -406,7 +409,7 @@ class Batcher:
                 self._admit()
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
-        """Return the deltas of all completed engine steps, after waiting up to `timeout` seconds for the first."""
+        """Return the deltas of all completed engine steps, after waiting up to `timeout` seconds for the first step."""
         self.fast_paths.clear()
         self.lines.clear()
         try:
@@ -529,7 +532,7 @@ class Batcher:
                 self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
-        """Yield one engine request for a beam search, or one per sample. The samples' seeds differ if a seed is set."""
+        """Yield one engine request for a beam search, or one per sample. If a seed is set, each sample gets its own."""
         request, prompt = active.request, active.prompt
         sampling = request.sampling
         active.unfinished = sampling.num_sequences
@@ -576,7 +579,7 @@ class Batcher:
         return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
 
     def _expire(self, now: float) -> list[Delta]:
-        """Fail requests that exceed the queue timeout or the time limit, or must make room for others' batches."""
+        """Fail requests that exceed the queue timeout or the time limit, or must make room for batches of others."""
         displaced = self._background.to_displace(now)
         late = [active for active in self._queue if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]

@@ -21,11 +21,12 @@ class SteppedEngine(Protocol):
     def ready(self) -> bool: ...
 
     def admits(self, request: Request, prompt: Prompt) -> bool:
-        """Return whether the engine accepts a request now. If so, the next calls of `add` must pass its sequences."""
+        """Return whether the engine accepts a request now. If so, the next calls to `add` must pass its sequences."""
 
     def continues(self, key: int) -> bool:
-        """Return whether the engine accepts another part of a request that ran in the last step. If so, the next call
-        of `add` must pass that part.
+        """Return whether the engine accepts another part of a request that ran in the last step.
+
+        If so, the next call to `add` must pass that part.
         """
 
     def add(self, request: EngineRequest) -> None: ...
@@ -35,7 +36,7 @@ class SteppedEngine(Protocol):
 
 
 def join(steps: Sequence[Step]) -> Step:
-    """Merge several steps into one. If a sequence has several tokens, they become one output.
+    """Merge several steps into one. If a sequence has several tokens, they are merged into a single output.
 
     Raises:
         ValueError: the columns of a step differ in length.
@@ -78,12 +79,12 @@ _TAIL = 256  # last characters of the text, enough for a marker and the rest of 
 
 
 class ReasoningEngine:
-    """A `SteppedEngine` that applies structured output only after the reasoning, and limits the reasoning's tokens.
+    """A `SteppedEngine` that applies structured output only after the reasoning, and limits the reasoning tokens.
 
     A request that needs this runs in two parts. The first part generates the reasoning, without structured output, and
-    is cancelled where the reasoning ends. The second part generates the response with structured output, and its prompt
-    ends with the reasoning. Engines therefore need no feature of their own, and most of the second prompt is in their
-    prefix cache. All other requests are passed to the engine unchanged.
+    is cancelled when the reasoning ends. The second part generates the response with structured output, and its prompt
+    ends with the reasoning. Engines therefore need no special support for this, and find most of the second prompt in
+    their prefix cache. All other requests are passed to the engine unchanged.
 
     Args:
         engine: engine that runs both parts.
@@ -211,7 +212,7 @@ def second_part(request: EngineRequest, ids: Sequence[int] | None) -> EngineRequ
 
     Args:
         request: the request as the batcher sent it.
-        ids: ids of the reasoning; None if the output began without reasoning, and is generated again.
+        ids: token ids of the reasoning, or None if the output began without reasoning and is generated again.
     """
     sampling, reasoning = request.sampling, ids or ()
     parameters = sampling._replace(
@@ -244,8 +245,8 @@ class _FirstPart:
 
     Attributes:
         ids: ids of the tokens generated so far.
-        held: outputs that the client does not get while `undecided`.
-        undecided: whether outputs are held back: the response is structured, and may still begin with reasoning.
+        held: outputs that are not sent to the client while `undecided` is true.
+        undecided: whether outputs are held back because the response is structured and may still begin with reasoning.
     """
 
     def __init__(self, request: EngineRequest, reasoning: Thoughts, vocabulary: Vocabulary) -> None:
@@ -267,7 +268,7 @@ class _FirstPart:
         return self._guided and not self._start.is_open
 
     def feed(self, output: Output) -> _End | None:
-        """Add the tokens of an output. Return the part's end if the second part must start now, or None."""
+        """Add the tokens of an output. Return the end of this part if the second part must start now, or None."""
         if self._passes:
             return None
         if self._is_spent:  # the budget is 0, and there is no room for a second part
@@ -300,7 +301,7 @@ class _FirstPart:
         return self._budget is not None and self._start.is_open and self._num_reasoning >= self._budget
 
     def _leave(self, id: int, index: int, response: str) -> _End | None:
-        """End the reasoning within a token. Return the part's end, or None if this part continues with the response.
+        """End the reasoning within a token. Return the end of this part, or None if it continues with the response.
 
         Args:
             response: the token's text after the end of the reasoning.

@@ -5,7 +5,8 @@
     registered  yes                           leaving when it is unregistered, or when its update is registered
     leaving     no, older requests use it     removed from the engine when no request uses it any more
 
-A restarted engine has no adapters. Each request carries its adapter, which the engine loads if it is missing.
+A restarted engine has no adapters. Each request contains its adapter, so that the engine can load the adapter if it is
+missing.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ from handler.scheduler.engine import SteppedEngine
 log = logging.getLogger("handler.adapters")
 
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._:@+=~-]{1,256}")
-"""Allowed names. They appear in paths, headers and logs, so they contain no character that needs escaping."""
+"""Pattern for allowed names. Names appear in paths, headers and logs, so they must not contain characters that need
+escaping.
+"""
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Weight files that PEFT's `save_pretrained` writes next to adapter_config.json."""
@@ -65,7 +68,7 @@ def adapter_path(src: str, base: Path | None) -> Path:
     """Return the adapter's directory after checking its files. A relative path is resolved against `base`.
 
     Raises:
-        BadRequest: `src` is neither a path nor a file URL, or is relative although there is no `base`.
+        BadRequest: `src` is neither a path nor a file URL, or is a relative path and there is no `base`.
         AdapterFailed: the directory, its adapter_config.json or its weights are missing or cannot be used.
     """
     directory = _local(src, base)
@@ -161,7 +164,7 @@ def named_adapters(paths: Mapping[str, str], base: Path | None, option: str = ""
     """Return the directories of adapters by name, after checking them. Relative paths are resolved against `base`.
 
     Args:
-        option: option that lists the adapters, or "" if they are in a directory.
+        option: name of the option that lists the adapters, or "" if they come from a directory.
 
     Raises:
         ConfigError: an adapter cannot be used; the message names the adapter.
@@ -196,8 +199,9 @@ class Registered(NamedTuple):
 
     Attributes:
         adapter: adapter that the engine loads. Each update has a new `id`.
-        number: number that clients see: 1, 2, ... in order of registration. It survives updates, and is never reused.
-        preload: whether the engine loaded the adapter at its registration.
+        number: number that clients see: 1, 2, ... in order of registration. It does not change when the adapter is
+            updated, and is never reused.
+        preload: whether the engine loaded the adapter when it was registered.
     """
 
     adapter: Adapter
@@ -206,7 +210,7 @@ class Registered(NamedTuple):
 
 
 Outcome = Registered | ServingError
-"""Result of a change: the adapter that the name now stands for, or the error if nothing has changed."""
+"""Result of a change: the adapter that is now registered under the name, or the error if nothing has changed."""
 
 Then = Callable[[Outcome], None]
 """Callback for the outcome of a change."""
@@ -327,8 +331,8 @@ class AdapterRegistry:
         Waiting and running requests keep the earlier version of the adapter, and later requests use the new version.
 
         Args:
-            path: directory of the new version; by default the directory of the earlier version.
-            preload: whether the engine loads the new version now; by default as for the earlier version.
+            path: directory of the new version; defaults to the directory of the earlier version.
+            preload: whether the engine loads the new version now; defaults to the setting of the earlier version.
 
         Raises:
             BadRequest: this server does not support adapters.
@@ -411,7 +415,7 @@ class AdapterRegistry:
         return request._replace(adapter=successor)
 
     def take(self, output: Output) -> None:
-        """Process the engine's response to a load or drop command, and ignore any other output."""
+        """Process the engine's response to a load or drop command. Any other output is ignored."""
         command = self._commands.pop(output.key, None)
         if command is None:
             return

@@ -1,17 +1,17 @@
 """An engine that has no model and repeats the words of the prompt. Each word is a token.
 
 The engine is deterministic and fast. It is meant for tests, for trying out clients and for measuring the host. The next
-word always has probability 1, so parameters that only shape a distribution have no effect. With the adapter
-of id N, the repetition begins N words after the prompt's first word. An image becomes the word `<image>`, and audio
-becomes the word `<audio>`.
+word always has probability 1, so parameters that only change the distribution have no effect. With an adapter whose id
+is N, the repetition begins N words after the first word of the prompt. An image is encoded as the word `<image>`, and
+audio as the word `<audio>`.
 
 Options:
     echo_tokens_per_second: steps per second, each of which produces one token for every request. 0, the default, means
         no limit.
-    echo_tokenizer: Hugging Face directory whose tokenizer replaces the division into words.
+    echo_tokenizer: Hugging Face directory with a tokenizer to use in place of the division into words.
     echo_cues: if true, the engine refuses a prompt that contains `<refuse>`. Instead of repeating the word `<raise>`,
-        `<hang>` or `<die>`, the engine raises an exception, hangs or dies. Off by default, as a prompt must not stop a
-        server.
+        `<hang>` or `<die>`, the engine raises an exception, hangs or dies. The default is false, because a prompt must
+        not be able to stop a server.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from handler.engines.base import (
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, PoolingFiles, fit
 
 CUES = ("<raise>", "<hang>", "<die>", "<refuse>")
-"""Words that cause failures. Their ids are 0 to 3 in every prompt's vocabulary."""
+"""Words that cause failures. Their ids are 0 to 3 in the vocabulary of every prompt."""
 
 REFUSE = CUES.index("<refuse>")
 
@@ -82,7 +82,7 @@ def act(cue: str) -> None:
 
 
 CONTEXT = 1 << 17
-"""Context length in tokens unless option.max_model_len is set; the same as Llama 3.1's."""
+"""Context length in tokens unless option.max_model_len is set. Llama 3.1 has the same context length."""
 
 _MOST_WORDS = 1 << 20  # of a prompt
 _SHORT = 1 << 16  # characters; longer texts are split in many short calls, as other threads need the GIL
@@ -93,8 +93,8 @@ class EchoTokenizer:
     """Numbers the words of a prompt in order of first appearance, so each prompt has its own vocabulary.
 
     Args:
-        context: the engine's context length, in tokens. Longer prompts are accepted, up to `_MOST_WORDS` words, as they
-            may be truncated later.
+        context: the engine's context length, in tokens. Longer prompts are accepted up to `_MOST_WORDS` words, because
+            they may be truncated later.
     """
 
     vocabulary: Vocabulary | None = None

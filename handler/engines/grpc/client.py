@@ -27,9 +27,9 @@ _HEALTH_TIMEOUT = 25.0  # SGLang's health check generates a token, and waits up 
 _ABORT_TIMEOUT = 5.0
 _LOADS_TIMEOUT = 0.5
 _CONSTRAINT_FAILED = "smg-constraint-failed"
-"""Trailer that the servicers send if a request ended because of its own schema or grammar."""
+"""Trailer that servers send if a request failed because of its own schema or grammar."""
 _FOREIGN = ("handshake", "http1.x server", "Expected SETTINGS frame")
-"""Parts of the messages that gRPC returns if the server uses another protocol, or only one side uses TLS."""
+"""Parts of gRPC's error messages if the server uses a different protocol, or if only one side uses TLS."""
 _OF_THE_REQUEST = ("INVALID_ARGUMENT", "OUT_OF_RANGE")
 _OF_THE_OPERATOR = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND")
 _NEAR = 0.01  # tolerance for the length of a normalized embedding in bf16
@@ -86,8 +86,8 @@ class GrpcClient:
         """Ask the server for its model, and check that the server is healthy.
 
         Args:
-            generates: whether the model must generate text. Otherwise the model must compute embeddings, and a
-                request tests this.
+            generates: whether the model must generate text. Otherwise, the model must compute embeddings, which is
+                tested with a request.
 
         Raises:
             Failed: the server does not respond, is unhealthy, or has a model for another task.
@@ -110,7 +110,7 @@ class GrpcClient:
         return model._replace(dimensions=len(vector), normalizes=abs(length - 1) < _NEAR)
 
     async def _constrained_decoding_start(self) -> str:
-        """Return where the server starts to enforce structured output, or "" if the server does not report this."""
+        """Return the position from which the server enforces structured output, or "" if it does not report this."""
         with contextlib.suppress(Failed):  # older servers do not implement GetServerInfo
             request = self._contract.messages.GetServerInfoRequest()
             info = await self._ask(self._stub.GetServerInfo(request, timeout=INFO_TIMEOUT))
@@ -171,7 +171,7 @@ class GrpcClient:
             await self._stub.Abort(self._contract.abort(id), timeout=_ABORT_TIMEOUT)
 
     async def _ask(self, call: Any) -> Any:
-        """Await a call that does not serve a client's request. A refusal counts as a failure of the server."""
+        """Await a call that is not made for a client's request. A refusal is treated as a server failure."""
         try:
             return await self._answer(call)
         except Refused as error:
@@ -204,7 +204,7 @@ def _vector(answer: Any) -> Sequence[float]:
 
 
 def _channel(api: Any, url: str, connect_timeout: float) -> Any:
-    """Open a grpc or grpc.aio channel. For grpcs://, trust gRPC's own list of CAs, or the file in SSL_CERT_FILE."""
+    """Open a grpc or grpc.aio channel. For grpcs://, trust the CAs in SSL_CERT_FILE, or gRPC's own list."""
     import grpc
 
     parts = urlsplit(url)

@@ -1,6 +1,6 @@
 """The base class of the gRPC contracts. A contract is the protocol of one kind of server, published in smg-grpc-proto.
 
-Most messages are the same in two of the three contracts. This module contains what the contracts share.
+Most messages are the same in two of the three contracts. This module contains the code that the contracts share.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Model(NamedTuple):
         max_tokens: maximum number of tokens in the prompt and the response together; None if not reported.
         vocabulary: number of token ids in the model's vocabulary; None if not reported.
         eos: ids that end a response; empty if not reported.
-        num_pieces: number of ids in the tokenizer's vocabulary, excluding added tokens; None if not reported.
+        num_pieces: number of ids in the tokenizer vocabulary, excluding added tokens; None if not reported.
         generates: whether the model generates text; otherwise it computes embeddings.
         dimensions: number of dimensions of an embedding.
         normalizes: whether embeddings are normalized to length 1.
@@ -137,7 +137,7 @@ class Contract:
         return getattr(module, f"{self.service}Stub")(channel)
 
     def request(self, id: str, ids: Sequence[int], sampling: Sampling) -> Any:
-        """Return a Generate message. It also contains neutral values, as the server may have other defaults.
+        """Return a Generate message. It also contains neutral values, because the server may have different defaults.
 
         Raises:
             ValueError: the server does not support a value in `sampling`; the exception says why.
@@ -151,7 +151,7 @@ class Contract:
         )
 
     def own_stops(self, sampling: Sampling) -> bool:
-        """Return whether this engine must look for stop tokens in a response, because the server does not."""
+        """Return whether this engine must look for stop tokens in a response because the server does not."""
         return False
 
     def beside(self, sampling: Sampling) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _tops(lists: Any, count: int) -> list[Alternatives]:
 
 
 def statistics(loads: Sequence[Any]) -> EngineStatistics:
-    """Combine the loads of all ranks, as reported by the servers in response to GetLoads."""
+    """Combine the loads that the servers reported for all ranks in response to GetLoads."""
     usage = [min(max(load.token_usage, 0.0), 1.0) for load in loads if math.isfinite(load.token_usage)]
     if not usage:
         return EngineStatistics()
@@ -218,7 +218,7 @@ def statistics(loads: Sequence[Any]) -> EngineStatistics:
 def ranked(pairs: Any, count: int) -> Alternatives:
     """Return the `count` most likely ids with their log-probabilities, best first.
 
-    Servers add the chosen token to the most likely tokens, so they may return one token more than requested.
+    Servers add the chosen token to the most likely tokens, so they may return one more token than requested.
     """
     return sorted(pairs, key=lambda pair: -pair[1])[:count]
 
@@ -232,8 +232,8 @@ class GrpcCall(ResponseCheck):
 
     Attributes:
         message: the Generate message; each attempt has a new request id.
-        stopped: whether this engine has ended the response at a stop token. The server continues until the request is
-            aborted.
+        stopped: whether this engine has ended the response at a stop token. The server keeps generating until the
+            request is aborted.
 
     Raises:
         ValueError: the server does not support the request.
@@ -254,7 +254,7 @@ class GrpcCall(ResponseCheck):
 
     @property
     def awaits_finish_reason(self) -> bool:
-        """Whether only the message with the finish reason is still expected, as the last token has probably arrived."""
+        """Whether only the message with the finish reason is still missing, as the last token has probably arrived."""
         return self._num_ids == self._most or self._last in self._ends
 
     def read(self, response: Any, part: Part) -> bool:

@@ -120,7 +120,8 @@ class OwnFiles(NamedTuple):
         num_pieces: number of ids in the tokenizer's vocabulary, excluding added tokens; None if tokenizer.json does not
             specify it.
         eos: ids that end a response.
-        config_eos: the end ids in config.json. Servers may report these although generation_config.json replaces them.
+        config_eos: the end ids in config.json. Servers may report these ids even though generation_config.json
+            overrides them.
     """
 
     vocabulary: int | None
@@ -155,10 +156,10 @@ class OwnFiles(NamedTuple):
 class OwnServer:
     """A server that the engine starts on a free loopback port, and that ends together with the engine.
 
-    If the server ends by itself, the engine's process ends too, and the engine's supervisor restarts both.
+    If the server exits by itself, the engine process exits too, and the engine's supervisor restarts both.
 
     Args:
-        name: name of the server in the log. The command is not logged, as its flags may contain secrets.
+        name: name of the server in the log. The command is not logged, because its flags may contain secrets.
         command: command that starts the server, without the port.
     """
 
@@ -184,12 +185,12 @@ class OwnServer:
         self._stop_watch = end_with_process(self._process.pid, self._name)
 
     def check_port(self) -> None:
-        """Check that no other process listens on the port, as gRPC servers can share a port.
+        """Check that no other process listens on the port, because gRPC servers can share a port.
 
         This must be called before each connection.
 
         Raises:
-            Failed: another process listens on the port, or the server does not listen yet.
+            Failed: another process listens on the port, or the server is not listening yet.
         """
         if self._process is None or not _TCP[0].exists():  # not on Linux
             return
@@ -212,7 +213,7 @@ class OwnServer:
 
 @contextmanager
 def _default_signals() -> Iterator[None]:
-    """Let child processes that are started in this context end on SIGINT and SIGTERM. This process ignores both."""
+    """Make child processes started in this context end on SIGINT and SIGTERM, which this process ignores."""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -242,7 +243,7 @@ def command(contract: Contract, model: Path, config: Config, flags: Sequence[str
     """Return the command that starts a server with option.engine_python.
 
     Args:
-        flags: flags for the model's task. `option.engine_flags` come after these flags and override them.
+        flags: flags for the model's task. The flags in `option.engine_flags` come later and override them.
     """
     options = config.engine_options
     python = options["engine_python"]
@@ -322,7 +323,7 @@ class ContractEngine(RemoteEngine[C]):
         self._run_once()
 
     async def ask(self, server: RemoteServer, *, again: bool = False) -> None:
-        """Ask a server for its model after each new connection, as its model may have changed."""
+        """Ask a server for its model after each new connection, because its model may have changed."""
         if not self._clients[server.url].connected:
             server.known = False
         await super().ask(server, again=again)
@@ -347,7 +348,7 @@ class ContractEngine(RemoteEngine[C]):
         return step
 
     def statistics(self) -> EngineStatistics:
-        """Request the servers' statistics, and return the latest that arrived. An idle engine waits for a response."""
+        """Request the servers' statistics, and return the latest. An idle engine waits for a response."""
         if not self._contract.reports_load:
             return self._statistics
         rests = all(running.ended for running in self._running.values())
@@ -425,7 +426,7 @@ class GrpcPooling(ContractEngine[EmbedCall]):
     """Engine for embeddings; see `engines.base.Engine`. Requests have Pooling instead of Sampling.
 
     The server pools the token embeddings. The engine truncates the result to the requested dimensions, and normalizes
-    it if the model's files or the request say so.
+    it if the model's files or the request specify this.
     """
 
     generates = False

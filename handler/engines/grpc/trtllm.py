@@ -126,5 +126,5 @@ class TrtLlm(Contract):
 
 
 def _own(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
-    """Return a token's log-probability, or None if the server wrote 0 because it does not know the value."""
+    """Return a token's log-probability, or None if the server returned 0 because it does not know the value."""
     return logprob if not best or any(id == top_id for top_id, _ in best) else None

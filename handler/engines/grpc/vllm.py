@@ -19,7 +19,7 @@ def _folded(seed: int) -> int:
 
 
 def _with_chosen(num_tops: int) -> int:
-    """Add one to the number of alternatives unless it is 0: the server puts the chosen token before the others."""
+    """Add 1 to the number of alternatives unless it is 0, as the server puts the chosen token before them."""
     return num_tops and num_tops + 1
 
 

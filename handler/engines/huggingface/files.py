@@ -91,7 +91,7 @@ def check_safetensors(path: Path) -> None:
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
     """Return the header of a safetensors file, by tensor name, and the offset of the tensors' data in bytes.
 
-    The file contains the header's length in 8 bytes, the header as JSON, and the tensors
+    The file contains the length of the header in 8 bytes, the header as JSON, and the tensors
     (github.com/huggingface/safetensors).
 
     Raises:
@@ -124,9 +124,9 @@ OTHER_FORMATS = (
     "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "*.mlmodel",
     "original/*", "onnx/*", "openvino/*", "coreml/*",
 )  # fmt: skip
-"""Patterns for files with the same weights in formats that no engine here reads from a directory.
+"""Patterns for files that contain the same weights in formats that none of the engines reads from a directory.
 
-Mistral's `consolidated*.safetensors` are not among them, because vLLM reads them instead of `model*.safetensors`.
+They do not include Mistral's `consolidated*.safetensors`, which vLLM reads instead of `model*.safetensors`.
 """
 
 TORCH = ("pytorch_model*.bin",)
@@ -140,7 +140,7 @@ _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
 _ERRNO = re.compile(r"^\[Errno -?[0-9]+\] ")
 _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOKENS}")
-"""Matches secrets that must be hidden: tokens, which a hub may repeat in its response, and credentials in URLs."""
+"""Matches secrets that must be hidden: tokens, which a hub may include in its responses, and credentials in URLs."""
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
@@ -190,7 +190,7 @@ def download_descriptions(name: str, revision: str | None) -> Path:
 def download(
     name: str, revision: str | None, *, only: Sequence[str] | None = None, without: Sequence[str] = OTHER_FORMATS
 ) -> Path:
-    """Download the files of a model on the hub that huggingface_hub has not cached yet, and return their directory.
+    """Download a hub model, except for files that huggingface_hub has already cached, and return its directory.
 
     Args:
         revision: branch, tag or commit; None means the main branch.
@@ -231,7 +231,7 @@ def download(
 
 
 def cached() -> list[Any]:
-    """Return a `CachedRepoInfo` for each model in huggingface_hub's cache; [] without the package or a cache."""
+    """Return a `CachedRepoInfo` for each model in huggingface_hub's cache, or [] if there is no package or no cache."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -280,7 +280,7 @@ def fetch(
 ) -> str | None:
     """Download a model from the hub or S3; see `engines.fetch`.
 
-    From S3, all files are downloaded, or only descriptions if `download` is `download_descriptions`.
+    All files are downloaded from S3, or only descriptions if `download` is `download_descriptions`.
 
     Args:
         download: function that downloads a model from the hub unless it is cached.
@@ -347,7 +347,7 @@ _EXPECTED = f"a Hugging Face model directory, a hub's name (owner/model), or {mo
 
 
 def prepare_checkpoint(model_id: str | None) -> Path:
-    """Return the directory of `option.model_id`. If that is the demo model, convert it unless this was done before.
+    """Return the directory of `option.model_id`. If it is the demo model, convert it unless this has been done before.
 
     Raises:
         ConfigError: the model does not exist, or is not a directory in Hugging Face's format.
@@ -417,8 +417,9 @@ def load_tokenizer(config: EngineConfig) -> HfTokenizer:
 def eos_ids(config: EngineConfig) -> frozenset[int]:
     """Return the ids that end a response, for all engines.
 
-    These are the tokenizer's end token, and the ids in generation_config.json, or else in config.json. For a GGUF file,
-    they are the end ids in its header, which a directory converted from the file has in generation_config.json.
+    These are the tokenizer's end token, and the ids in generation_config.json or, if it has none, in config.json. For a
+    GGUF file, they are the end ids in its header, which a directory converted from the file has in
+    generation_config.json.
     """
     assert config.model is not None
     if config.model.suffix == ".gguf":
@@ -506,7 +507,7 @@ class Tensors:
         return tensor
 
     def raw(self, name: str) -> Any:
-        """Map a weight into memory as it is stored; BF16 numbers appear as 16-bit integers. See `weight` for errors."""
+        """Map a weight into memory as it is stored, with BF16 numbers as 16-bit integers. See `weight` for errors."""
         import numpy
 
         tensor = self.weight(name)

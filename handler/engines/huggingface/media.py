@@ -1,4 +1,4 @@
-"""Media in prompts for Hugging Face models: how many tokens an image or audio clip needs, and where the tokens are."""
+"""Media in prompts for Hugging Face models: the number and the positions of the tokens of an image or audio clip."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from handler.core.media import MEDIA, SAMPLE_RATE, FixedTokens, MediaTokens, Med
 from handler.engines.base import NO_MEDIA
 
 Read = Callable[[Mapping[str, Any], Path], MediaTokens | str | None]
-"""Type of a function that returns a model's token counter for one kind of media, or the reason why the model accepts no
-such media, or None if the type of model is unknown.
+"""Type of a function that returns a model's token counter for one kind of media, or the reason why the model does not
+accept these media, or None if the model type is unknown.
 """
 
 
@@ -46,12 +46,12 @@ _MAX_RATIO = 200  # of an image's sides; Qwen2-VL's limit
 
 @dataclass(frozen=True)
 class QwenTokens:
-    """Counts image tokens for Qwen2-VL and Qwen2.5-VL. The count grows with the number of pixels, within two limits.
+    """Counts image tokens for Qwen2-VL and Qwen2.5-VL. The count grows with the number of pixels, between two limits.
 
     Attributes:
         placeholder: id of an image's placeholder.
         text: text of the placeholder, including the tokens around it.
-        side: width and height, in pixels, of the square that becomes one token.
+        side: width and height, in pixels, of the square that corresponds to one token.
         least, most: minimum and maximum number of pixels of a resized image.
     """
 
@@ -114,7 +114,7 @@ def _llava(config: Mapping[str, Any]) -> MediaTokens | str:
 
 
 def _processor(model: Path) -> Mapping[str, Any]:
-    """Read the image processor's configuration from either of the two files in which transformers stores it."""
+    """Read the image processor configuration from either of the two files in which transformers stores it."""
     nested = model_files.read_json(model / "processor_config.json").get("image_processor")
     return nested if isinstance(nested, dict) else model_files.read_json(model / "preprocessor_config.json")
 
@@ -160,7 +160,8 @@ _READERS: Mapping[str, tuple[Read, Collection[str]]] = {
     "audio": (_read_audio, _AUDIO_CONFIGS),
 }
 """Maps each kind of media to a function that reads the configuration of supported model types, and to fields that
-config.json contains if the model accepts such media."""
+config.json contains if the model accepts these media.
+"""
 
 
 def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
@@ -241,7 +242,7 @@ def prompt_text(
 
     Args:
         text: text of the prompt or of its beginning; may be empty.
-        encode, decode: the engine's functions. They keep the special tokens in the text, and add none.
+        encode, decode: the engine's functions. They preserve the special tokens in the text, and do not add any.
 
     Raises:
         ValueError: the engine would encode the text as different ids.

@@ -1,6 +1,6 @@
-"""Reads pooling models' files, tokenizes texts for the models, and converts their output to embeddings and scores.
+"""Reads the files of pooling models, tokenizes texts, and converts the models' output to embeddings and scores.
 
-The files are `modules.json` and the files that it names, as in github.com/huggingface/sentence-transformers.
+The files are `modules.json` and the files that it lists, as in github.com/huggingface/sentence-transformers.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class PoolingFiles(NamedTuple):
     """How a model pools, according to its files.
 
     Attributes:
-        mode: which embedding represents a text: that of the first token (cls) or the last, or the mean or the maximum
-            (max) of all token embeddings.
+        mode: how a text is pooled: to the embedding of the first token (cls) or of the last token, or to the mean or
+            the maximum (max) of all token embeddings.
         normalize: whether embeddings are normalized to length 1 unless a request says otherwise.
         most_tokens: maximum number of tokens in a text, including special tokens; None means no limit.
         exclusive: whether exactly one of several labels applies.
@@ -79,7 +79,7 @@ class PoolingFiles(NamedTuple):
 
 
 def read_pooling(model: Path, option: str = "auto") -> PoolingFiles:
-    """Find out from a model's files how the model pools.
+    """Determine from the files of a model how it pools.
 
     Args:
         option: value of option.pooling, which overrides the files unless it is auto.
@@ -133,7 +133,7 @@ def _mode(file: Path) -> str:
 
 
 def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
-    """Return the smallest limit of the model, its tokenizer and its sentence-transformers configuration, or None."""
+    """Return the lowest limit of the model, its tokenizer and its sentence-transformers configuration, or None."""
     max_seq_length = model_files.read_json(model / "sentence_bert_config.json").get("max_seq_length")
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and "roberta" in str(config.get("model_type")):
@@ -154,11 +154,12 @@ class PoolingTokenizer(Tokenizer, Protocol):
 
         Args:
             most: maximum total number of tokens, including special tokens; None means no limit.
-            side: side from which tokens are removed, left or right, starting with the longer text. None means that
-                texts are not truncated.
+            side: side on which tokens are removed, left or right, beginning with the longer text. None means that texts
+                are not truncated.
 
         Returns:
-            The prompt, and the index of the second text's first token if the model needs that index, otherwise None.
+            The prompt, and the index of the first token of the second text, or None if the model does not need this
+            index.
 
         Raises:
             PromptTooLong: there are more than `most` tokens, and `side` is None or `most` leaves no room for text.
@@ -168,7 +169,7 @@ class PoolingTokenizer(Tokenizer, Protocol):
 def encode_pooled(
     request: Request, tokenizer: Tokenizer, info: EngineInfo | None = None, max_input_len: int | None = None
 ) -> tuple[Request, Prompt]:
-    """Tokenize a Pooling request. The engine, `option.max_input_len` and the request may each limit its length.
+    """Tokenize a Pooling request. The engine, `option.max_input_len` and the request itself can each limit its length.
 
     Raises:
         PromptTooLong: the text has too many tokens.
@@ -264,8 +265,8 @@ class HfPoolingTokenizer:
 def _has_types(model: Path) -> bool:
     """Return whether the model needs token_type_ids.
 
-    The model needs them if the tokenizer lists them as input and the model has more than one type. The file
-    tokenizer.json is not enough to decide this: it may assign types even if the model was trained without types.
+    The model needs them if the tokenizer lists them as input and the model has more than one type. This cannot be
+    determined from tokenizer.json alone, which may assign types even if the model was trained without types.
     """
     inputs = read_json(model / "tokenizer_config.json").get("model_input_names")
     if isinstance(inputs, list) and "token_type_ids" not in inputs:

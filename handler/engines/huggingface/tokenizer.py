@@ -27,7 +27,7 @@ class ContentForms(NamedTuple):
     Attributes:
         text: whether the content may be a string.
         parts: whether the content may be a list of parts.
-        placeholders: maps a kind of media to the text that represents a medium if the content must be a string.
+        placeholders: maps a kind of media to the text that represents each medium if the content must be a string.
     """
 
     text: bool
@@ -37,7 +37,8 @@ class ContentForms(NamedTuple):
     def adapt(self, messages: Objects) -> Messages:
         """Convert the content of messages to a type that the template supports.
 
-        If the content must be a string, each medium becomes a line with its placeholder before the text, as in vLLM.
+        If the content must be a string, each medium is replaced by a line with its placeholder before the text, as in
+        vLLM.
         """
         return [{**message, "content": self._content(message["content"])} for message in messages]
 
@@ -58,7 +59,7 @@ def find_forms(
     Args:
         render: function that applies the template, and raises an exception if the template fails.
         tokens: token counters for the kinds of media that the model accepts, by kind.
-        content_format: `string` or `openai` to choose a type; `auto` to find out which types work.
+        content_format: `string` or `openai` to use that type, or `auto` to detect the supported types.
     """
     placeholders = {kind: kind_tokens.text for kind, kind_tokens in tokens.items()}
     if content_format != "auto":
@@ -167,19 +168,19 @@ class HfTokenizer:
         return Prompt(text, self.ids(text, add_special_tokens=add_special_tokens), self.vocabulary)
 
     def ids(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """Encode a text as a batch of one, because `encode` would hold the GIL, e.g. for 0.2 s for 50,000 tokens."""
+        """Encode a text as a batch of size 1, as `encode` would hold the GIL, e.g. for 0.2 s with 50,000 tokens."""
         (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of a template's exception, e.g. from `raise_exception`, with the template's line."""
+    """Return the message of an exception from a template, e.g. from `raise_exception`, with the template line."""
     return f"{str(error) or type(error).__name__}{template_line(error)}"[:400]
 
 
 def template_line(error: BaseException) -> str:
-    """Return the end of an error message: the line of the chat template that raised the error; "" if unknown."""
+    """Return the end of an error message, with the line of the chat template that raised the error; "" if unknown."""
     line, at = getattr(error, "lineno", None), error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename == "<template>":  # jinja2's name of a template that is not a file
@@ -189,10 +190,10 @@ def template_line(error: BaseException) -> str:
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:
-    """Return the bytes that each id stands for. Raise ConfigError if they do not match the tokenizer's own decoding.
+    """Return the bytes of each token id. Raise ConfigError if they do not match what the tokenizer itself decodes.
 
-    Byte-level BPE writes a character for each byte. SentencePiece marks spaces and writes single bytes as `<0x0A>`. In
-    both, an added token represents its own text.
+    Byte-level BPE represents each byte by a character. SentencePiece uses a special character for spaces, and
+    represents single bytes as `<0x0A>`. In both, an added token represents its own text.
     """
     by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
     added = {id: token.content for id, token in tokenizer.added_tokens_decoder.items()}
@@ -226,8 +227,10 @@ def sentence_piece(piece: str) -> bytes:
 
 
 def _letters() -> dict[str, int]:
-    """Map GPT-2's characters to bytes: printable Latin-1 characters to their own bytes, and characters from code point
-    256 on to all other bytes.
+    """Map GPT-2's characters to bytes.
+
+    Printable Latin-1 characters are mapped to their own bytes, and characters from code point 256 on to all other
+    bytes.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -329,7 +332,7 @@ class MistralTokenizer:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a message to mistral_common's format: text only, short ids of tool calls, and their arguments as JSON."""
+    """Convert a message to mistral_common's format: text only, and tool calls with short ids and JSON arguments."""
     result = dict(message)
     if isinstance(parts := result.get("content"), list):
         if any(part["type"] != "text" for part in parts):

@@ -1,4 +1,4 @@
-"""Support for Whisper models in all engines: prompt tokens, timestamps, and the division of audio into pieces."""
+"""Support for Whisper models in all engines: prompt tokens, timestamps, and splitting of audio into pieces."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class WhisperIds(NamedTuple):
     Attributes:
         languages: ids by language code.
         suppressed: ids that must not occur in a transcript.
-        most: maximum number of tokens in the prompt and a piece's transcript together.
+        most: maximum number of tokens in the prompt and the transcript of a piece together.
     """
 
     start: int
@@ -50,18 +50,18 @@ class WhisperIds(NamedTuple):
         return self.no_timestamps + 1 + round(min(max(seconds, 0.0), WINDOW) / _STEP)
 
     def language_of(self, ids: Sequence[int]) -> str:
-        """Return the code of the language that a prompt specifies, or "" if it specifies none."""
+        """Return the code of the language that a prompt specifies, or "" if it does not specify any."""
         prefix = ids[list(ids).index(self.start) + 1 :]  # this skips a client's prompt
         return next((name for name, id in self.languages.items() if id in prefix), "")
 
     def in_language(self, ids: Sequence[int], language: str) -> list[int]:
-        """Return the prompt's ids with the language's id added. The prompt must not specify a language yet."""
+        """Return the ids of a prompt with the id of a language added. The prompt must not specify a language yet."""
         after = list(ids).index(self.start) + 1
         return [*ids[:after], self.languages[language], *ids[after:]]
 
 
 def whisper_ids(model: Path) -> WhisperIds:
-    """Read the special tokens' ids from generation_config.json.
+    """Read the ids of the special tokens from generation_config.json.
 
     Raises:
         ConfigError: a required id is missing.
@@ -107,7 +107,7 @@ def clip_of(request: EngineRequest) -> tuple[Any, Medium]:
 def cut(samples: Any) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each piece of a clip, in samples. A piece is at most `WINDOW` seconds long.
 
-    Each piece but the last ends at the quietest part of the last second of its window, as in vLLM's server.
+    Each piece except the last ends at the quietest part of the last second of its window, as in vLLM's server.
 
     Args:
         samples: the clip's samples as an array.

@@ -1,4 +1,4 @@
-"""Reads a response's events: token ids, log-probabilities, the finish reason and errors."""
+"""Reads the events of a response: token ids, log-probabilities, the finish reason and errors."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class EventReader:
 _ID = "token_id:"
 _MOST_WORDS = 4096  # maximum bytes quoted from a response, before keys are masked and the text is shortened further
 _OF_THE_REQUEST = (400, 413, 422)
-"""Statuses caused by the request. Other 4xx statuses not in `_FOR_NOW` are caused by keys, paths and models."""
+"""Statuses caused by the request itself. Other 4xx statuses not in `_FOR_NOW` are caused by keys, paths and models."""
 _HINTS = {
     401: "; set its key in the variable OPENAI_API_KEY",
     403: "; set its key in the variable OPENAI_API_KEY",
@@ -97,7 +97,7 @@ _HINTS = {
 _FOR_NOW = (408, 425, 429)
 """4xx statuses that indicate temporary failures."""
 _BUSY = (429, 503, 529)
-"""Statuses that an overloaded server returns; 529 is Anthropic's."""
+"""Statuses that an overloaded server returns. Anthropic uses 529."""
 _BUSY_WORDS = ("rate_limit_exceeded", "rate_limit_error", "overloaded_error")
 """Values of `code` or `type` in the error of an overloaded server: OpenAI's and Anthropic's."""
 _MOST_WAIT = 60.0  # maximum seconds that a client is told to wait; the server may have room earlier than it says
@@ -150,7 +150,7 @@ class EventAnswer(ResponseCheck):
         return bool(ids) and reason is None
 
     def _count(self, event: Event, part: Part) -> None:
-        """Read how many of the prompt's tokens were cached. Ignore errors, because the response is complete."""
+        """Read the number of cached prompt tokens. Ignore errors, because the response is complete."""
         with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
             count = orjson.loads(event.data)["usage"]["prompt_tokens_details"]["cached_tokens"]
             if type(count) is int and count > 0 and self._num_prompt:
@@ -186,7 +186,7 @@ def _token_id(name: str) -> int:
 
 
 def message(data: bytes) -> str:
-    """Return the message from an error's body, whatever the body's format, or else the beginning of the body."""
+    """Return the message in an error body of any format, or the beginning of the body if it has no message."""
     try:
         value: Any = orjson.loads(data)
     except ValueError:

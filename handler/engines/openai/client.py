@@ -90,7 +90,7 @@ class HttpClient:
     async def events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[list[Event]]]:
         """Send a request, and yield an iterator over the events of the response as they arrive.
 
-        If the context is left before the response ends, the connection is closed.
+        If the context exits before the response ends, the connection is closed.
 
         Raises:
             Refused: the server refuses the request.
@@ -134,7 +134,7 @@ class HttpClient:
 
 
 def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Model:
-    """Return the server's model with this name and kind. None stands for any name or any kind.
+    """Return the server's model with this name and kind. None matches any name or any kind.
 
     Raises:
         Failed: the server has no such model.
@@ -179,7 +179,7 @@ async def _read(content: Any) -> AsyncIterator[list[Event]]:
 
 
 def _check_encoding(headers: Mapping[str, str]) -> None:
-    """Raise Failed if a response is compressed. This was not requested, and data could expand enormously."""
+    """Raise Failed if a response is compressed. Compression was not requested, and the data could expand enormously."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in _PLAIN:
         raise Failed("sent a compressed response", f"Content-Encoding: {encoding[:100]}")

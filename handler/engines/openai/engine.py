@@ -52,7 +52,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         return EventAnswer(completion(self._kind, self._model, request.ids, sampling), request)
 
     async def stream(self, server: RemoteServer, running: Running[EventAnswer]) -> None:
-        """Read a response to the end, including the token counts after the finish_reason, and release the connection.
+        """Read a response to the end, including the token counts after `finish_reason`, and release the connection.
 
         Raises:
             Refused: the server refuses the request.

@@ -1,4 +1,4 @@
-"""The kinds of servers: which parameters each kind supports, and what a request's body contains.
+"""The kinds of servers: which parameters each kind supports, and what a request body contains.
 
 Sources: vLLM's `CompletionRequest` (vllm/entrypoints/openai/completion/protocol.py, 0.33); Dynamo's
 `NvCreateCompletionRequest` (lib/llm/src/protocols/openai, 1.6), and observations of its front end.
@@ -147,7 +147,7 @@ SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
 
 def completion(kind: str, model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    """Return the body for /v1/completions. It also contains neutral values, as the server may have other defaults.
+    """Return the body for /v1/completions. It also contains neutral values, as server defaults may differ.
 
     Raises:
         ValueError: the server does not support a value in `sampling`; the exception says why.

@@ -187,7 +187,7 @@ class OpenVino(NoAdapters):
     # -- one request ---------------------------------------------------------------------------------------------
 
     def _read(self, key: int, running: _Running, step: Step) -> bool:
-        """Read a request's results, and return whether the request has ended. Beams arrive together, at the end."""
+        """Read the results of a request, and return whether it has ended. All beams arrive together at the end."""
         sequences: dict[int, int] = {}
         ended = False
         while running.handle.can_read():
@@ -240,7 +240,7 @@ class Preparation:
 
     @cached_property
     def _check(self) -> OpenVinoCheck:
-        """The checker, created for the first schema or grammar, because its creation takes a quarter of a second."""
+        """The checker, which is created for the first schema or grammar because this takes a quarter of a second."""
         return OpenVinoCheck(self._config, self._tokenizer)
 
     def add(self, request: EngineRequest, start: Callable[[Scores | None], None]) -> None:
@@ -505,9 +505,9 @@ def _check_numbers(pipeline: Any) -> None:
 
 
 def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
-    """Return the CPU plugin's properties for a dtype. For models converted from GGUF, `auto` depends on the model.
+    """Return the CPU plugin properties for a dtype. For models converted from GGUF, `auto` depends on the model.
 
-    fp32 needs three properties. With only the precision hint, the KV cache and the activations for compressed weights
+    fp32 needs three properties. With only the precision hint, the KV cache and the activations of compressed weights
     would still be quantized. With all three, greedy responses are the same as those of transformers, and do not depend
     on other requests.
     """

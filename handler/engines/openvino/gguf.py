@@ -1,10 +1,10 @@
 """Converts GGUF files to OpenVINO directories, with the files' exact weights or with weights rounded to 8 bits.
 
 OpenVINO GenAI rounds the weights of a GGUF file. A weight in a Q4_1 or Q4_K block is `scale * q + minimum`. GenAI
-stores `scale * (q - zero)`, where `zero` is a 4-bit integer. This raises SmolLM2's perplexity by a quarter. So we save
-GenAI's graph and replace its matrices with those of the file. Matrices are matched by value: in a sample of rows, they
-may differ only by this rounding. A file or graph with an unknown layout is thus refused rather than served with wrong
-weights.
+stores `scale * (q - zero)`, where `zero` is a 4-bit integer. This raises SmolLM2's perplexity by a quarter. We
+therefore save GenAI's graph and replace its matrices with those of the file. Matrices are matched by value: a sample of
+their rows may differ only by this rounding. This way, a file or graph with an unknown layout is refused rather than
+served with wrong weights.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Weights = Literal["exact", "blocks", "rows"]
 FULL = frozenset({"F32", "F16", "BF16"})
 """Kinds of weights that are not quantized."""
 KEPT = {"Q4_0": "u4", "Q4_1": "u4", "Q4_K": "u4", "Q8_0": "i8"}
-"""Kinds of weights whose blocks `exact_blocks` keeps unchanged, with their formats."""
+"""Kinds of weights with blocks that `exact_blocks` leaves unchanged, with their formats."""
 _CHECKED = 1024  # maximum number of rows that are compared to find a matrix in the file
 _CHUNK = 4096  # rows of a matrix that are compared or quantized at a time
 _READ, _MATCHED = 0.5, 0.4  # fractions of the work: saving GenAI's graph, and matching its matrices
@@ -57,7 +57,7 @@ class _Matrix(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """A tensor from the file, the graph's node that it replaces, and the order of the tensor's rows in that node."""
+    """A tensor from the file, the node that it replaces in the graph, and the order of its rows in that node."""
 
     root: Any
     tensor: Any
@@ -70,9 +70,10 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
     Args:
         model: the file's graph from OpenVINO GenAI.
         path: the GGUF file.
-        weights: the format of the new weights. `exact` keeps blocks of the kinds in `KEPT`, and converts other kinds to
-            f32. `blocks` keeps the same blocks, but converts other kinds to 8 bits in groups of 32. `rows` converts all
-            weights to 8 bits with one scale per row. `blocks` and `rows` do not replace unquantized weights.
+        weights: the format of the new weights. `exact` leaves blocks of the kinds in `KEPT` unchanged, and converts
+            other kinds to f32. `blocks` leaves the same blocks unchanged, but converts other kinds to 8 bits in groups
+            of 32. `rows` converts all weights to 8 bits with one scale per row. `blocks` and `rows` do not replace
+            unquantized weights.
 
     Raises:
         ConfigError: the layout of the file or the graph is unknown.
@@ -98,10 +99,10 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
 
 
 class _Matcher:
-    """Finds the file's matrix for each of the graph's matrices.
+    """Finds the matching matrix in the file for each matrix of the graph.
 
     Attributes:
-        unmatched: the first row of each matrix that is not matched yet, by the matrix's name.
+        unmatched: the first row of each matrix that has not been matched yet, by matrix name.
     """
 
     def __init__(self, reader: Any) -> None:
@@ -111,12 +112,12 @@ class _Matcher:
 
     @property
     def done(self) -> float:
-        """The fraction of the weights that are matched."""
+        """The fraction of the weights that have been matched."""
         left = sum(int(self._tensors[name].n_elements) for name in self.unmatched)
         return 1 - left / sum(int(tensor.n_elements) for tensor in self._tensors.values())
 
     def match(self, root: Any, values_of: Callable[[Any], _Rows]) -> _Source | None:
-        """Return the file's matrix for a matrix of the graph, or None if no matrix matches.
+        """Return the matrix of the file that matches a matrix of the graph, or None if there is none.
 
         Args:
             root: the node of the graph's matrix.
@@ -138,7 +139,7 @@ class _Matcher:
         return _Source(root, self._tensors[name], orders[name])
 
     def _nearest(self, orders: dict[str, Any], values_of: Callable[[Any], _Rows], rows: int) -> str | None:
-        """Return the name of the file's matrix that is closest to the graph's matrix, or None if none matches.
+        """Return the name of the matrix in the file that is closest to the graph's matrix, or None if none matches.
 
         Only some rows are compared, or all rows if several matrices match.
         """
@@ -185,7 +186,7 @@ def _order(rows: int, heads: int | None) -> Any:
 
 
 def _apart(exact: Any, values: Any, slack: Any, period: Any) -> float:
-    """Return the sum of the absolute differences, or infinity if any of them cannot be explained by rounding."""
+    """Return the sum of the absolute differences, or infinity if rounding cannot explain all of them."""
     import numpy as np
 
     with np.errstate(invalid="ignore"):
@@ -216,7 +217,7 @@ def _replace_vectors(reader: Any, nodes: Iterable[Any]) -> list[str]:
 
 
 def _unreadable(reader: Any) -> list[str]:
-    """Return the names of tensors that GenAI ignores, or whose order differs between the file and the graph."""
+    """Return the names of tensors that GenAI ignores, or that are ordered differently in the file and the graph."""
     heads = _interleaved(reader)
     biases = [
         tensor.name
@@ -295,7 +296,7 @@ def _type(node: Any) -> str:
 
 
 def _whole(constant: Any, rows: Any) -> Any:
-    """Return rows of a constant's integers as f32. Of two 4-bit integers in a byte, the first is in the lower half."""
+    """Return rows of a constant's integers as f32. The lower half of a byte is the first of two 4-bit integers."""
     import numpy as np
 
     if _type(constant) != "u4":
@@ -331,7 +332,7 @@ def _matrix(source: _Source, weights: Weights) -> _Matrix:
 
 
 def _joined(form: str, parts: Iterable[tuple[Any, ...]]) -> _Matrix:
-    """Return a matrix with the rows of several matrices that have the same format."""
+    """Concatenate the rows of several matrices that have the same format."""
     import numpy as np
 
     return _Matrix(form, tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
@@ -351,7 +352,7 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
     """Return the format and arrays of a matrix of a kind in `KEPT`, or None for other kinds.
 
     A `u4` weight is `(whole - zero) * scale`. The zero points are not integers, but f32 represents them as exactly as
-    the file's minimums.
+    it represents the minimums in the file.
     """
     import numpy as np
     from gguf import GGMLQuantizationType as Kind
@@ -373,7 +374,7 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
 
 
 def _small_blocks(data: Any, *, has_minimum: bool) -> _Rows:
-    """Return scales, minimums and packed weights from blocks of 32 weights: Q4_1, or Q4_0, which stores no minimums."""
+    """Return scales, minimums and packed weights from blocks of 32 weights: Q4_1, or Q4_0, which has no minimums."""
     blocks = data.reshape(data.shape[0], -1, 20 if has_minimum else 18)
     numbers = _from_f16(blocks[..., :-16])
     scale = numbers[..., :1]
@@ -399,7 +400,7 @@ def _from_f16(data: Any) -> Any:
 
 
 def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
-    """Replace the graph's matrices with the file's, and join matrices that are multiplied by the same input.
+    """Replace the graph's matrices with those of the file, and join matrices that are multiplied by the same input.
 
     Joining matrices, such as the matrices for queries, keys and values, saves some microseconds per multiplication.
     Only the matrices for one input are in memory at a time.
@@ -418,7 +419,7 @@ def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
 
 
 def _product(root: Any) -> Any:
-    """Return the multiplication by a matrix, or None if the matrix is used several times or in another way."""
+    """Return the multiplication by a matrix, or None if the matrix is used more than once or in another way."""
     users = root.output(0).get_target_inputs()
     user = next(iter(users)).get_node() if len(users) == 1 else root
     return user if user.get_type_name() == "MatMul" and user.get_attributes()["transpose_b"] else None
@@ -439,7 +440,7 @@ def _join(products: Sequence[Any], matrices: Sequence[_Matrix]) -> None:
 
 
 def _nodes(matrix: _Matrix) -> Any:
-    """Build a matrix's nodes in a pattern that the CPU plugin multiplies without decompressing the weights first."""
+    """Build the nodes of a matrix in a pattern that the CPU plugin multiplies without decompressing the weights."""
     import numpy as np
     from openvino import Tensor, Type, op, opset13
 
@@ -467,7 +468,7 @@ def _interleaved(reader: Any) -> dict[str, int]:
 
 
 def _architecture(reader: Any) -> dict[str, Any]:
-    """Return the values of the architecture's keys, such as `.embedding_length` for `llama.embedding_length`."""
+    """Return the values of architecture-specific keys, such as `.embedding_length` for `llama.embedding_length`."""
     prefix = reader.get_field("general.architecture").contents()
     return {
         key.removeprefix(prefix): field.contents() for key, field in reader.fields.items() if key.startswith(prefix)
@@ -512,8 +513,8 @@ SCRIPT = "import sys; from handler.engines.openvino.gguf import main; main(*sys.
 def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
     """Convert a GGUF file to an OpenVINO directory, unless this was done before, and return the directory.
 
-    A container image may include the directory in `converted/` beside the file. Otherwise the directory is below
-    `cache`, or a note there says that the file's layout is unknown.
+    A container image may include the directory in `converted/` beside the file. Otherwise, the directory is created
+    below `cache`, or a note there records that the layout of the file is unknown.
 
     Args:
         source: the GGUF file.
@@ -582,7 +583,7 @@ def _changes(kinds: Set[str], weights: Weights) -> str:
 
 
 def writable(source: Path, cache: Path) -> Path:
-    """Return the GGUF file. If it is read-only, as model data are on SageMaker, return a copy of it below `cache`.
+    """Return the GGUF file, or a copy of it below `cache` if it is read-only, as model data is on SageMaker.
 
     OpenVINO's reader opens the file for writing, but writes nothing.
     """

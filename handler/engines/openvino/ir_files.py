@@ -77,14 +77,14 @@ def check_directory(directory: Path, names: Sequence[str]) -> None:
 
 
 def context_of(directory: Path) -> object:
-    """Return the context length in tokens that config.json specifies, unchecked; None if it specifies none."""
+    """Return the context length in tokens from config.json without checking it, or None if it is not specified."""
     config = model_files.read_text_config(directory)
     length = config.get("max_position_embeddings")
     return config.get("n_positions") if length is None else length
 
 
 def prefers_f32(directory: Path) -> bool:
-    """Return whether the converter marked the model as one that runs fastest in f32."""
+    """Return whether the converter recorded that the model runs fastest in f32."""
     return directory.is_dir() and model_files.read_json(directory / "config.json").get(PRECISION) == "f32"
 
 
@@ -175,11 +175,11 @@ _EXPORTS = {
     Task.RERANK: "text-classification",
     Task.TRANSCRIPTION: "automatic-speech-recognition-with-past",
 }
-"""The names of the tasks in optimum."""
+"""Maps each task to its name in optimum."""
 
 
 def download(model_id: str, revision: str | None) -> Path:
-    """Download a model from the hub. Download the weights last, as the other files determine which weights are needed.
+    """Download a model from the hub. The weights are downloaded last, as the other files determine which are needed.
 
     Raises:
         ConfigError: the model does not exist, the hub cannot be reached, or no available format can be loaded.
@@ -224,7 +224,7 @@ fetch = partial(files.fetch, download=download, is_name=files.is_hub_reference)
 
 
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION, quantization: Quantization | None = None) -> Path:
-    """Convert `source` to an OpenVINO directory below `cache`, unless this was done before. Return the directory."""
+    """Convert `source` to an OpenVINO directory below `cache` if this is necessary, and return the directory."""
     check_converter(source, cache, task, quantization)
     if why_not := unknown(source, task):
         (script, needed), by = _optimum(source, task), f"with optimum-intel, because {why_not}"

@@ -156,8 +156,8 @@ class OpenVinoTokenizer:
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         """Apply the chat template and encode the result, as transformers and vLLM do.
 
-        Special tokens in a message are not escaped, so its author can impersonate another role. Like transformers and
-        vLLM, this reads them as special tokens (docs/wire/chat.md).
+        Special tokens in a message are not escaped, so its author can impersonate another role. They are encoded as
+        special tokens, as in transformers and vLLM (docs/wire/chat.md).
         """
         if not self._tokenizer.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
@@ -184,7 +184,7 @@ class OpenVinoTokenizer:
         return text
 
     def _check_size(self, num_characters: int, name: str) -> None:
-        """Raise PromptTooLong early for text that cannot fit, as encoding it would hold the GIL for seconds."""
+        """Raise PromptTooLong early for text that cannot fit, because encoding it would hold the GIL for seconds."""
         if num_characters > self._limit * self._longest:
             raise PromptTooLong(name, -(-num_characters // self._longest), self._limit - 1, exact=False)
 
@@ -214,7 +214,7 @@ def _reason(error: Exception) -> str:
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:
-    """Return the bytes of every token, because OpenVINO's `decode` loses characters that span several tokens."""
+    """Return the bytes of each token, because OpenVINO's `decode` loses characters that span several tokens."""
     by_id = {id: piece for piece, id in tokenizer.get_vocab().items()}
     ids = range(max(by_id) + 1)
     hidden, visible = (tokenizer.decode([[id] for id in ids], skip_special_tokens=skip) for skip in (True, False))
@@ -240,6 +240,6 @@ def context_length(model: Path) -> int | None:
 
 
 def eos_ids(config: EngineConfig, tokenizer: Any) -> frozenset[int]:
-    """Return the ids of the end tokens specified by the model's files and OpenVINO's tokenizer."""
+    """Return the ids of the end tokens specified by the model's files and by OpenVINO's tokenizer."""
     own = tokenizer.get_eos_token_id()
     return files.eos_ids(config) | ({own} if own >= 0 else set())

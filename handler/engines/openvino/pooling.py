@@ -1,4 +1,4 @@
-"""The engine for pooling models on CPUs with OpenVINO. It batches texts of similar length, and pools in the graph."""
+"""The engine for pooling models on CPUs with OpenVINO. It batches texts of similar length and pools in the graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from handler.engines.openvino.graph_builder import GraphBuilder
 # The graph computes the same values as transformers' models of these names (arXiv 1810.04805, 1907.11692, 1911.02116).
 
 _FAMILIES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta."}
-"""Supported model types, with the prefix of their tensors' names in checkpoints with a task head."""
+"""Supported model types, with the prefix of their tensor names in checkpoints that have a task head."""
 
 
 def is_bert(model: Path) -> bool:
@@ -29,7 +29,7 @@ def is_bert(model: Path) -> bool:
 
 
 def has_bert_config(model: Path) -> bool:
-    """Return whether `bert_graph` supports the architecture specified in a directory's config.json."""
+    """Return whether `bert_graph` supports the architecture that config.json specifies."""
     config = model_files.read_json(model / "config.json")
     return (
         config.get("model_type") in _FAMILIES
@@ -67,7 +67,7 @@ class _Tensors:
 
 
 def _newer(name: str) -> str:
-    """Replace TensorFlow's name for a tensor, which old checkpoints use, with transformers' current name."""
+    """Replace the TensorFlow name of a tensor, which old checkpoints use, with the current transformers name."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
@@ -182,7 +182,7 @@ class OpenVinoPooling(NoAdapters):
         )
 
     def _warm_up(self) -> tuple[int, float]:
-        """Compile the kernels. Return the number of output dimensions, and the seconds that a one-token step takes."""
+        """Compile the kernels. Return the number of output dimensions, and the seconds for a one-token step."""
         first = [EngineRequest(0, [self._padding + 1], Pooling("embed"))]
         self._compute(first)
         began = time.monotonic()

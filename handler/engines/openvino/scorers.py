@@ -1,8 +1,8 @@
 """Computes the log-probabilities of prompts with a second copy of the model, in OpenVINO or, for GGUF files, in GenAI.
 
-The pipeline that generates responses cannot be used (measured with GenAI 2026.4). It reports no alternatives, confuses
-the logits of requests that share a step, and has no logits for tokens in its prefix cache. The second copy scores one
-prompt at a time. It is compiled when the first prompt needs it.
+The pipeline that generates responses cannot be used for this (as measured with GenAI 2026.4). It does not report
+alternatives, mixes up the logits of requests that share a step, and has no logits for tokens in its prefix cache. The
+second copy scores one prompt at a time. It is compiled when it is first needed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LogitScorer:
             self._current = None
 
     def step(self) -> Scores | None:
-        """Process a part of the current prompt. Return the prompt's scores after the last part, otherwise None."""
+        """Process a part of the current prompt. Return the scores of the prompt after the last part, otherwise None."""
         if self._current is None:
             if not self._waiting:
                 return None

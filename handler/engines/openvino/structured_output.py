@@ -1,4 +1,4 @@
-"""Structured output with OpenVINO GenAI, which contains xgrammar. Each schema or grammar is checked before its use.
+"""Structured output with OpenVINO GenAI, which contains xgrammar. Each schema or grammar is checked before it is used.
 
 GenAI compiles a grammar in a request's first step, and computes the allowed tokens in every later step. An error in any
 of these steps makes the whole batch fail. Each grammar is therefore tried first in a pipeline with a blank model and
@@ -96,20 +96,22 @@ def write_blank_model(directory: Path, num_logits: int, favourite: int | None = 
 
 
 MASK_SECONDS = 0.05
-"""Limit on the average CPU time, in seconds, for computing a step's allowed tokens. The whole batch waits meanwhile."""
+"""Limit on the average CPU time, in seconds, to compute the allowed tokens of a step. The whole batch waits for them.
+"""
 
 _SEEDS = (1, 2)  # one for each walk
 _STEPS = 64  # of a walk, unless the steps become slower and slower
 _MAX_STEPS = 200  # of a walk, also through an abridged grammar
 _FEW_PARTS = 4  # from this number of parts on, walks through them are shorter
 _TEMPERATURES = (1.0, 1.3)
-"""Temperatures for walks through abridged grammars. With the first, an allowed marker is drawn nearly always, and with
-the second, about half the time."""
+"""Temperatures for walks through abridged grammars. With the first temperature, an allowed marker is nearly always
+drawn, and with the second temperature, about half the time.
+"""
 
 _EVEN = 100.0  # the temperature at which all tokens are about equally likely
 
 _FIRST = StructuredOutput("choice", '["a"]')
-"""A choice that is compiled before a measurement, so that memory shared by all grammars is not counted."""
+"""A choice to compile before a measurement, so that memory shared by all grammars is not counted."""
 
 
 def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
@@ -168,7 +170,7 @@ class OpenVinoCheck:
     No threads start before the first compilation (`prepare`, `compile` or a call), so the process may fork until then.
 
     Args:
-        config: the engine's configuration, which names the model's files.
+        config: the engine configuration, which specifies the model files.
         tokenizer: the model's tokenizer from GenAI, or None to load it.
     """
 
@@ -192,7 +194,7 @@ class OpenVinoCheck:
             self.compile(_FIRST)
 
     def __call__(self, structured_output: StructuredOutput) -> int:
-        """Check a grammar, and return how many bytes GenAI will never free, because it keeps compiled grammars.
+        """Check a grammar. Return the number of bytes that GenAI will never free, because it caches compiled grammars.
 
         Raises:
             ValueError: the grammar is not supported by GenAI, or a step's allowed tokens take too long to compute.
@@ -218,7 +220,7 @@ class OpenVinoCheck:
         return kept
 
     def _abridged(self, structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
-        """Abridge a client's grammar, or the parts of its structural tag, so that short walks reach costly states.
+        """Abridge a client's grammar, or the parts of a structural tag, so that short walks reach costly states.
 
         Raises:
             ValueError: a rule is cyclic, or the grammar has a syntax error.
@@ -238,7 +240,7 @@ class OpenVinoCheck:
         return [StructuredOutput("grammar", text) for text in rules.abridged()] if by_client else ()
 
     def compile(self, structured_output: StructuredOutput) -> None:
-        """Compile a schema or grammar for all pipelines with this tokenizer, releasing the GIL meanwhile.
+        """Compile a schema or grammar for all pipelines with this tokenizer. This releases the GIL.
 
         Raises:
             ValueError: the schema or grammar is not supported by GenAI, or the model has no end token.
@@ -256,7 +258,7 @@ class OpenVinoCheck:
     ) -> None:
         """Time the first steps of a response, to check that its masks are computed fast enough.
 
-        A state's mask is computed only when the state is reached.
+        The mask of a state is computed only when the state is reached.
 
         Args:
             steps: number of steps after which the walk ends, unless the steps are getting slower.
@@ -312,7 +314,7 @@ structured_output_check = OpenVinoCheck
 
 
 def count_logits(model: Path) -> int | None:
-    """Return the number of logits, which may exceed the vocabulary size, or None if the model does not specify it."""
+    """Return the number of logits, which may exceed the vocabulary size. None if the model does not specify it."""
     import openvino
 
     if not model.is_dir():
@@ -344,9 +346,9 @@ class _Waiting(NamedTuple):
 class GrammarCompiler:
     """A queue of requests whose schemas or grammars are compiled one at a time. Not thread-safe.
 
-    GenAI locks its compiled grammars while it compiles, and a starting request needs that lock. No request is therefore
-    started during a compilation, because the whole engine would have to wait. Between two compilations, all requests
-    whose grammars have already been compiled are started.
+    GenAI locks its compiled grammars during a compilation, and needs the same lock to start a request. Requests are
+    therefore not started during a compilation, because the whole engine would have to wait. Between two compilations,
+    all requests whose grammars have been compiled are started.
 
     Args:
         compile: function that compiles a schema or grammar, or raises ValueError. It is called on a separate thread.
@@ -374,7 +376,7 @@ class GrammarCompiler:
         The result may include a request that was cancelled during its compilation.
 
         Args:
-            idle: whether the engine has no other work.
+            idle: whether the engine has no other requests to process.
         """
         ready: list[tuple[int, str]] = []
         patience = 0.0  # seconds; only the step that starts a compilation waits, so that others are not delayed

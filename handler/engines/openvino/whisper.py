@@ -25,7 +25,7 @@ _WAIT = 0.5  # seconds that a step waits for the first token
 
 @dataclass
 class _Clip:
-    """The audio of a request, with the start and end of each piece that has yet to be transcribed."""
+    """The audio of a request, with the start and end of each piece that has not been transcribed yet."""
 
     key: int
     ids: Sequence[int]

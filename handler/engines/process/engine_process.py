@@ -1,7 +1,7 @@
-"""An engine's process. It receives commands, sends one message per step, and ends when its host ends.
+"""The engine process. It receives commands, sends a message after each step, and ends when its host ends.
 
-An engine has its own process because it holds the GIL during steps, and must be killable. An engine whose steps take
-little time can run on a thread instead. The host's counterpart is `supervisor.py`.
+An engine has its own process because it holds the GIL during steps and must be killable. An engine with short steps can
+run on a thread instead. The counterpart in the host is `supervisor.py`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Cancel(NamedTuple):
 
 
 class EngineFailed(NamedTuple):
-    """Message that the engine raised an exception while loading or during a step. `trace` is "" for a ConfigError."""
+    """Message that the engine raised an exception during loading or during a step. `trace` is "" for a ConfigError."""
 
     reason: str
     trace: str
@@ -66,7 +66,7 @@ class Spec(NamedTuple):
 
 
 def run(load: Callable[[], Engine], channel: socket.socket) -> None:
-    """Load the engine, then step it until it raises an exception or the other end closes `channel`."""
+    """Load the engine, then step it until it raises an exception or `channel` is closed at the other end."""
     engine = None
     with contextlib.suppress(ChannelClosed), contextlib.closing(channel):
         try:
@@ -129,7 +129,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
 
 
 class _Reporter:
-    """Sends an engine's statistics at the start, and changed statistics regularly and when the last request ends."""
+    """Sends the engine statistics at the start, and after a change regularly and when the last request ends."""
 
     def __init__(self, engine: Engine, channel: socket.socket) -> None:
         self._engine = engine if isinstance(engine, Reporting) else None
@@ -149,7 +149,7 @@ class _Reporter:
 
 
 def _start(engine: Engine, command: EngineRequest | ChangeAdapter) -> Output | None:
-    """Run a command. Return the reply, or None if outputs will follow."""
+    """Run a command. Return the reply, or None if the engine will return outputs later."""
     try:
         if isinstance(command, EngineRequest):
             engine.add(command)

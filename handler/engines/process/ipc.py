@@ -1,4 +1,4 @@
-"""Messages on a byte stream between the handler's own processes: the length in four bytes, then a pickle."""
+"""Messages on a byte stream between the handler's own processes. A message is a length in four bytes and a pickle."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class MessageReader:
             flags: flags of `recv`, e.g. MSG_DONTWAIT to return at once.
 
         Returns:
-            The messages, or None if nothing has arrived and the call does not wait.
+            The messages, or None if nothing has arrived and the call is non-blocking.
 
         Raises:
             ChannelClosed: the other end is closed, or the channel's timeout has passed.

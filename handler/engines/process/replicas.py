@@ -1,4 +1,4 @@
-"""Several replicas that the batcher uses like a single engine. A failed replica loses only its own requests."""
+"""Several replicas that the batcher uses like a single engine. If a replica fails, only its own requests are lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_SESSIONS = 10_000
 _TOLERANCE = 4  # a conversation's replica may be busier than others by a quarter of the slots
 
 _OPEN_REASONING = re.compile(r"(?:<think>|</think>|\s)+$")
-"""Matches what a chat template may write at the beginning of a response, but omits in later turns."""
+"""Matches text that a chat template may write at the beginning of a response, but omits in later turns."""
 _MAX_REASONING = 64  # characters of a match
 
 
@@ -38,7 +38,8 @@ class Workload(NamedTuple):
     Attributes:
         replica: index of the replica.
         num_sequences: number of sequences that the replica is computing.
-        num_tokens: upper bound on the tokens that it has yet to compute, including prompts that it has not begun.
+        num_tokens: upper bound on the number of tokens still to be computed, including prompts that have not been
+            started.
     """
 
     replica: int
@@ -47,7 +48,7 @@ class Workload(NamedTuple):
 
 
 class _Beginning(NamedTuple):
-    """The beginning that later turns of a conversation share: the adapter, the media's digests, and the text."""
+    """The beginning that later turns of a conversation share: the adapter, the digests of the media, and the text."""
 
     adapter: int
     media: tuple[str, ...]
@@ -66,12 +67,12 @@ class Router:
     """Chooses a replica for each request, by these rules:
 
     1. A session stays on its replica while that replica can accept its requests.
-    2. A prompt that begins with an earlier prompt is the next turn of a conversation. It goes to the replica of the
-       longest such prompt, whose KV cache may still contain that prompt. It goes elsewhere if that replica has more
-       sequences than the least busy replica, by more than a quarter of the slots. Embedding and scoring requests never
-       count as turns.
+    2. A prompt that begins with an earlier prompt is the next turn of a conversation. It goes to the replica that
+       computed the longest earlier prompt, because that prompt may still be in its KV cache. It goes to another replica
+       if that replica has more sequences than the least busy replica, by more than a quarter of the slots. Embedding
+       and scoring requests never count as turns.
     3. Any other request goes to the replica with the fewest tokens to compute. In case of a tie, it goes to the replica
-       that was chosen longest ago.
+       that was chosen least recently.
 
     Args:
         slots: number of sequences that a replica computes at the same time.
@@ -135,7 +136,7 @@ class Router:
 
 
 def _beginning(prompt: Prompt) -> str:
-    """Return the text with which later turns of a conversation begin. If it has only ids, each becomes a character."""
+    """Return the text that later turns of a conversation begin with. If there is none, map ids to characters."""
     text = prompt.text or "".join(map(chr, prompt.ids))
     return text[:-_MAX_REASONING] + _OPEN_REASONING.sub("", text[-_MAX_REASONING:])
 
@@ -147,12 +148,12 @@ _MAX_SILENCE = 1.0  # seconds without a step after which a replica with requests
 
 
 class ReplicaReport(NamedTuple):
-    """State of a replica, and its counts since the server's start.
+    """State of a replica, and its counts since the server started.
 
     Attributes:
         number: index of the replica.
         num_active: number of running engine requests: single sequences and beam searches.
-        statistics: the engine's own statistics, or None until it reports any.
+        statistics: the engine's own statistics, or None if it has not reported any yet.
     """
 
     number: int
@@ -168,9 +169,9 @@ class Work(NamedTuple):
     """A sequence sent to an engine.
 
     Attributes:
-        origin: the client's request and its prompt, or None for a later part of a request.
+        origin: the client's request and prompt, or None for a later part of a request.
         began: number of steps that the engine had completed when the sequence was added.
-        moved_from: replica that had the sequence before, or None.
+        moved_from: replica that the sequence was moved from, or None.
     """
 
     request: EngineRequest
@@ -181,7 +182,7 @@ class Work(NamedTuple):
     moved_from: Replica | None = None
 
     def to_come(self, num_steps: int) -> int:
-        """Return an upper bound on the tokens still to be computed, including the prompt before the first step."""
+        """Return an upper bound on the tokens that remain to compute, including the prompt before the first step."""
         done = num_steps - self.began
         return max(self.num_tokens - done, 1) if done else self.num_prompt_tokens + self.num_tokens
 
@@ -194,8 +195,8 @@ class Replica:
         work: sequences by key.
         fresh: keys of the sequences without output so far.
         ended: keys of the sequences that ended in the last step.
-        left: keys of the sequences that were moved to other replicas while the engine was silent. This replica's
-            further output for them is ignored.
+        left: keys of the sequences that were moved to other replicas while the engine was silent. Any further output of
+            this replica for these sequences is ignored.
     """
 
     number: int
@@ -220,7 +221,7 @@ class Replica:
         self.engine.add(request)
 
     def drop(self, key: int) -> Work:
-        """Remove a sequence that has finished on this replica, or is about to leave it."""
+        """Remove a sequence that has finished on this replica, or is about to be moved to another replica."""
         work = self.work.pop(key)
         self.fresh.discard(key)
         if work.moved_from is not None:
@@ -242,7 +243,7 @@ class Replica:
         return Workload(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
 
     def takes(self, num_sequences: int) -> bool:
-        """Return whether the replica is ready, not silent (in a long step or hang), and has no work or enough slots."""
+        """Return whether the replica is ready, not silent (in a long step or hang), and idle or with enough slots."""
         has_room = not self.work or len(self.work) + num_sequences <= self.slots
         return has_room and self.engine.ready and self.engine.silence < _MAX_SILENCE
 
@@ -276,7 +277,7 @@ class _Change:
     detail: str = ""
 
     def fail(self, error: str | None, detail: str) -> None:
-        """Record a replica's error. Only the first error is kept."""
+        """Record an error of a replica. Later errors are ignored."""
         if self.error is None:
             self.error, self.detail = error, detail
 
@@ -292,7 +293,7 @@ class _Adapters:
         self._own_keys = itertools.count(-1, -1)
 
     def change(self, key: int, adapter: Adapter, *, drop: bool) -> None:
-        """Make all ready replicas load or drop an adapter. The others load the adapters when they become ready."""
+        """Make all ready replicas load or drop an adapter. Other replicas load the adapters when they become ready."""
         ready = [replica for replica in self._replicas if replica.engine.ready]
         self._changes[key] = _Change(adapter, drop, {replica.number for replica in ready})
         if drop:
@@ -303,12 +304,12 @@ class _Adapters:
             replica.engine.change_adapter(key, adapter, drop=drop)
 
     def load_all(self, replica: Replica) -> None:
-        """Make a replica's new engine load all adapters."""
+        """Make the new engine of a replica load all adapters."""
         for adapter in list(self._loaded.values()):
             replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
 
     def read(self, replica: Replica, output: Output) -> Iterator[Output] | None:
-        """Process a replica's reply to a command. Return the outputs for the batcher, or None for other outputs."""
+        """Process a replica's reply to a command. Return the outputs for the batcher, or None for any other output."""
         if output.key < 0:
             if output.error is not None:
                 reason = output.detail or output.error
@@ -324,7 +325,7 @@ class _Adapters:
         """Stop waiting for a failed replica's replies.
 
         Args:
-            failure: error with which pending commands end, or None if another replica is ready.
+            failure: error to end pending commands with, or None if another replica is ready.
         """
         for key, change in list(self._changes.items()):
             change.waiting.discard(replica.number)
@@ -350,9 +351,9 @@ class ReplicaSet:
     """Several engines with the same model, used by the batcher and the host like one `EngineSupervisor`.
 
     At startup, the set becomes ready when all engines are ready; later, it is ready as long as any engine is ready. If
-    an engine cannot be loaded at startup, the set is closed. If an engine fails or falls silent later, its sequences
-    without output move to other engines, each sequence at most once. If the engine failed, its other sequences end with
-    an error.
+    an engine cannot be loaded at startup, the set is closed. If an engine fails or becomes silent later, its sequences
+    without output are moved to other engines, each sequence at most once. If the engine has failed, its other sequences
+    end with an error.
 
     Args:
         engines: supervisors of the engines, which have been started.
@@ -423,10 +424,11 @@ class ReplicaSet:
         self._adapters.change(key, adapter, drop=drop)
 
     def step(self, timeout: float = 0.0) -> list[Step]:
-        """Return the steps of all replicas, waiting up to `timeout` seconds for one. Also check timers and restart
-        engines.
+        """Return the steps of all replicas, after waiting up to `timeout` seconds for the first step.
 
-        If a replica dies, hangs or raises an exception, its sequences move to other replicas or end with an error.
+        This also checks timers and restarts engines.
+
+        If a replica dies, hangs or raises an exception, its sequences are moved to other replicas or end with an error.
         """
         if timeout > 0:
             self._selector.select(timeout)
@@ -465,7 +467,7 @@ class ReplicaSet:
         self._tell()
 
     def restart_when_idle(self, replica: int) -> None:
-        """Restart a replica as soon as it has no running request, one replica at a time. Thread-safe."""
+        """Restart a replica as soon as it has no running requests. Replicas restart one at a time. Thread-safe."""
         self._to_restart.append(self._replicas[replica])
 
     @property
@@ -489,7 +491,7 @@ class ReplicaSet:
 
     @property
     def restarts(self) -> int:
-        """The number of restarts of all engines together."""
+        """The total number of restarts of all engines."""
         return sum(self.replica_restarts)
 
     @property
@@ -565,10 +567,10 @@ class ReplicaSet:
         replica.add(work.request, work.origin, earlier)
 
     def _choose(self, work: Work, silent: Replica | None = None) -> Replica | None:
-        """Return the replica for a sequence that moves away, or None if no replica has a free slot.
+        """Return the replica to move a sequence to, or None if no replica has a free slot.
 
         Args:
-            silent: the sequence's current replica, if that is silent. It is never chosen.
+            silent: the replica that the sequence is on, if that replica is silent. It is never chosen.
         """
         loads = [load for load in self._loads(1) if silent is None or load.replica != silent.number]
         if not loads:

@@ -1,4 +1,4 @@
-"""A sandbox for processing untrusted input, in a process that is started on demand and restarted after it has ended.
+"""A sandbox for untrusted input, in a process that is started on demand and restarted if it has ended.
 
 The sandbox compiles clients' schemas and grammars, parses large bodies and decodes images. The host uses `Sandbox`, and
 the process runs `main`.
@@ -42,7 +42,7 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 
 
 class Prepared(NamedTuple):
-    """Work that needs preparation: each fork calls `prepare` before its limits apply, because a fork loses threads."""
+    """Work that needs preparation. Each fork calls `prepare` before its limits apply, because forking loses threads."""
 
     work: Work
     prepare: Callable[[], object]
@@ -65,7 +65,7 @@ class Limits(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job. On the channel, `size` bytes of data follow it."""
+    """A job. It is followed by `size` bytes of data on the channel."""
 
     subject: Any
     limits: Limits
@@ -73,14 +73,14 @@ class Job(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Message that the process is ready for jobs, or, if there is a `reason`, that it failed to load and will end."""
+    """Message that the process is ready for jobs. If `reason` is set, loading failed and the process will end."""
 
     reason: str = ""
     trace: str = ""
 
 
 class Begun(NamedTuple):
-    """Message that a job is running. If no message about its end follows, it exceeded its limits or crashed."""
+    """Message that a job is running. If there is no later message about its end, it exceeded its limits or crashed."""
 
 
 class Done(NamedTuple):
@@ -101,11 +101,11 @@ class OutOfMemory(NamedTuple):
 
 
 class NotRun(Exception):
-    """The job was not run, or not completed, for a reason outside the job. The exception says why."""
+    """The job was not run or not completed for a reason unrelated to the job, which is in the message."""
 
 
 class TooBusy(NotRun):
-    """The job exceeded its limit on wall-clock time, because other work was using the processors."""
+    """The job exceeded its wall-clock limit because the processors were busy with other work."""
 
 
 class _ProcessLost(NotRun):
@@ -139,7 +139,7 @@ class Sandbox:
     sandbox.
 
     Args:
-        make: function that returns the function that does the work. `make` is pickled, and called in the process.
+        make: function that returns the work function. `make` is pickled, and called in the process.
         purpose: parts of messages.
     """
 
@@ -159,7 +159,8 @@ class Sandbox:
 
         Args:
             data: `job.size` bytes.
-            spent: function called with the CPU seconds that the job used, or with the limit if the job was stopped.
+            spent: function that is called with the CPU time of the job in seconds, or with the limit if the job was
+                stopped.
 
         Raises:
             LimitExceeded: the job was stopped.
@@ -440,7 +441,7 @@ def _apply(limits: Limits) -> None:
 
 
 def status_bytes(field: str) -> int:
-    """Return a field of /proc/self/status about this process's memory, in bytes."""
+    """Return a field of /proc/self/status about the memory of this process, in bytes."""
     with open("/proc/self/status", encoding="ascii") as status:
         fields = dict(line.split(":", 1) for line in status)
     return int(fields[field].split()[0]) << 10

@@ -1,6 +1,6 @@
 """The supervisor starts an engine, sends it commands, detects crashes and hangs, and restarts it.
 
-As the host may be an event loop, only calls with a timeout block.
+Only calls with a timeout block, because the host may be an event loop.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ log = logging.getLogger("handler.engine")
 
 @dataclass(frozen=True)
 class Placement:
-    """The environment and CPU cores of an engine's process.
+    """The environment and CPU cores of an engine process.
 
     Attributes:
-        environ: environment variables that are added to the host's and override them.
+        environ: environment variables that extend and override those of the host.
         cores: cores to which the process and its threads are pinned; if empty, the host's cores are used.
     """
 
@@ -61,7 +61,7 @@ def on_devices(devices: Sequence[str], count: int) -> list[Placement]:
 
 
 def on_cores(cores: Collection[int], count: int) -> list[Placement]:
-    """Divide cores among `count` processes, so that each gets adjacent cores. If there are too few, some are shared.
+    """Divide cores among `count` processes so that each gets adjacent cores. Cores are shared if there are too few.
 
     Args:
         cores: indices of the cores; empty if processes cannot be pinned to cores.
@@ -86,7 +86,7 @@ class EngineInstance:
 
     Attributes:
         reader: assembles the engine's messages.
-        failure: the reason for its failure that the engine itself reported, or None.
+        failure: the reason for a failure that the engine itself reported, or None.
         restart_requested: whether to restart the engine as soon as no request is running.
     """
 
@@ -122,13 +122,13 @@ class EngineInstance:
         return self._process.pid if self._process else None
 
     def put(self, command: Any) -> bool:
-        """Store a command for the next `flush`. Return whether it is the only stored command."""
+        """Queue a command for the next `flush`. Return whether it is the only queued command."""
         is_first = not self._unsent
         self._unsent += encode(command)
         return is_first
 
     def flush(self) -> None:
-        """Send the stored commands without waiting. If the channel is full, a thread sends the rest.
+        """Send the queued commands without waiting. If the channel is full, a thread sends the rest.
 
         The channel fills up when an engine does not read during a long step. If the engine has ended, `step` will
         notice this.
@@ -152,7 +152,7 @@ class EngineInstance:
                 self._num_late_sent += 1
 
     def stop(self, grace: float = 0.0) -> None:
-        """Close the channel, wait up to `grace` seconds, then kill the process. A hung thread is left running."""
+        """Close the channel, wait up to `grace` seconds, then kill the process. A thread that hangs is not stopped."""
         self._late.put(None)
         with contextlib.suppress(OSError):
             self.channel.shutdown(socket.SHUT_RDWR)
@@ -193,9 +193,9 @@ class Host(NamedTuple):
     """Functions of the event loop that steps an engine. By default, there is no loop.
 
     Attributes:
-        watch: called with a file descriptor at every start. When the descriptor is readable, `step` should be called.
-            The function is called with None before the descriptor is closed.
-        on_change: called with the state after every change and every failure of the engine.
+        watch: called with a file descriptor each time the engine starts. When the descriptor is readable, `step` should
+            be called. It is called with None before the descriptor is closed.
+        on_change: called with the state of the engine after each change of state and each failure.
         soon: schedules a callback after the callbacks that are ready to run, so that commands are sent together.
     """
 
@@ -206,10 +206,10 @@ class Host(NamedTuple):
 
 @dataclass
 class _HangTimer:
-    """Decides whether an engine hangs.
+    """Detects whether an engine hangs.
 
     Attributes:
-        silence: time since the latest of: a message, the start, and the first command after an idle time.
+        silence: time since the last message, the start, or the first command after an idle period, whichever is latest.
         expects_step: whether a working engine will return a step.
     """
 
@@ -242,14 +242,14 @@ class EngineSupervisor:
     """Runs an engine in a process or on a thread, and restarts it when it fails.
 
     `step` returns the engine's steps. After each failure, `step` raises `GenerationFailed` once, and all running
-    requests are lost. The engine is restarted after a pause that grows with each failure. Until the engine is ready,
+    requests are lost. The engine is restarted after a delay that grows with each failure. Until the engine is ready,
     `ready` is False and `add` must not be called.
 
     Args:
         spec: name and configuration of the engine.
         isolated: whether to run the engine in its own process rather than on a thread.
         timeout: number of seconds without a step after which an engine that has requests is considered hung. If the
-            engine's longest step takes longer, its duration applies instead, up to `load_timeout`.
+            longest step of the engine takes longer, the duration of that step applies instead, up to `load_timeout`.
         load_timeout: maximum time for loading the engine, in seconds.
         place: environment and cores of the process.
     """
@@ -305,7 +305,9 @@ class EngineSupervisor:
             self._send(Cancel(key))
 
     def step(self, timeout: float = 0.0) -> list[Step]:
-        """Return the engine's steps, waiting up to `timeout` seconds for one. Also check timers and restart the engine.
+        """Return the engine's steps, after waiting up to `timeout` seconds for the first step.
+
+        This also checks timers and restarts the engine.
 
         Raises:
             GenerationFailed: the engine died, hung or raised an exception, and all running requests are lost.
@@ -372,7 +374,7 @@ class EngineSupervisor:
 
     @property
     def silence(self) -> float:
-        """Seconds for which the engine has been silent although a step is expected; 0 if none is expected."""
+        """Time in seconds that the engine has been silent although a step is expected; 0 if no step is expected."""
         return self._hang_timer.silence.seconds if self._hang_timer.expects_step else 0.0
 
     @property

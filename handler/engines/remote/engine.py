@@ -33,7 +33,7 @@ _NOT_ENFORCED = {
     "vllm": "; with --reasoning-parser, it does so only after the reasoning has ended",
     "trtllm": "; without guided_decoding_backend, it never does so",
 }
-"""Maps a kind of server to the end of the error message about structured output that the server does not enforce."""
+"""Maps a kind of server to the end of the error message for structured output that the server does not enforce."""
 
 
 class RemoteCall(Protocol):
@@ -53,7 +53,7 @@ class Running(Generic[C]):
     """A request that was sent to a server.
 
     Attributes:
-        silence: time since the last token, or since the start.
+        silence: time since the last token, or since the start if no token has arrived.
         silent: whether the request was abandoned because the server was silent.
         held: end of the response, which is held back until the token counts arrive.
         ended: whether the caller has the complete response. The rest is read only to release the connection.
@@ -72,11 +72,12 @@ class Running(Generic[C]):
 
 @dataclass
 class Question:
-    """Probes that find out whether a server enforces structured output on a prompt.
+    """Probes that test whether a server enforces structured output on a prompt.
 
     Attributes:
-        silence: time since the last token of a probe, which counts for all requests that wait for the probes.
-        num_waiting: number of requests that wait for the probes. When the last of them stops waiting, the probes end.
+        silence: time since the last token of a probe. It applies to all requests that wait for the probes.
+        num_waiting: number of requests that wait for the probes. The probes end when no request waits for them any
+            more.
     """
 
     task: asyncio.Task[bool]
@@ -170,12 +171,12 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return True
 
     def begin(self, name: str, max_tokens: int | None, config: EngineConfig, failed: Mapping[str, Failed]) -> None:
-        """Set the engine's information to what the servers reported at startup.
+        """Set the engine information from the servers' reports at startup.
 
         Args:
             name: name of the engine.
             max_tokens: the servers' limit for the prompt and the response together; None if they do not report it.
-            failed: errors of the servers to which other servers are preferred for now, by address.
+            failed: errors of servers that failed, by address. For now, other servers are preferred.
 
         Raises:
             ConfigError: the limit is unknown.
@@ -327,8 +328,8 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     async def _enforces(self, server: RemoteServer, running: Running[C], request: EngineRequest) -> bool:
         """Return whether a server enforces a request's structured output, which depends on the server's flags.
 
-        If a server does not enforce it on every prompt, probes find out whether it does so on this prompt. vLLM with
-        --reasoning-parser enforces structured output if the reasoning has ended in the prompt
+        If a server does not enforce it on every prompt, probes test whether the server does so on this prompt. vLLM
+        with --reasoning-parser enforces structured output if the reasoning has ended in the prompt
         (vllm/v1/structured_output). vLLM also enforces it after the response's reasoning, which is enough for
         structured output that allows text.
         """
@@ -364,7 +365,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
                 await asyncio.wait([question.task])
 
     async def _probe(self, server: RemoteServer, ids: Sequence[int], cache_salt: str, silence: Silence) -> bool:
-        """Return whether three requests that each allow only one text get three different tokens."""
+        """Return whether three requests, each of which allows only a single text, get three different tokens."""
         task = asyncio.current_task()
         assert task is not None
         results: set[tuple[int, ...]] = set()
@@ -380,7 +381,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
     # -- servers -------------------------------------------------------------------------------------------------
 
     def _choose(self, tries: Counter[RemoteServer], busy: Mapping[RemoteServer, Failed]) -> RemoteServer:
-        """Choose a server for a request. Also start to check the servers whose pause is over.
+        """Choose a server for a request. Also start checks of the servers whose pause is over.
 
         Args:
             busy: servers that were too busy for this request.
@@ -392,7 +393,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return choose([server for server in self._servers if _may_be_asked(server, busy)], tries, now)
 
     async def ask(self, server: RemoteServer, *, again: bool = False) -> None:
-        """Make sure that a server serves the model. Query it unless it has confirmed this and not failed since.
+        """Ensure that a server serves the model. Query it unless it has confirmed this and has not failed since.
 
         Args:
             again: whether to ask the server even if it has not failed.
@@ -407,13 +408,13 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             raise error
 
     def _question(self, server: RemoteServer) -> asyncio.Task[Failed | None]:
-        """Return the server's running check. Start it if no check runs."""
+        """Return the running check of a server. Start a check if none is running."""
         if server.asking is None or server.asking.done():
             server.asking = self._loop.create_task(self._check(server))
         return server.asking
 
     async def _check(self, server: RemoteServer) -> Failed | None:
-        """Check a server. Return the reason why it cannot serve the model, or None if it can."""
+        """Check a server. Return the error if it cannot serve the model, or None if it can."""
         try:
             await self.check(server)
         except Failed as error:
@@ -486,12 +487,12 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 
 
 def _may_be_asked(server: RemoteServer, busy: Mapping[RemoteServer, Failed]) -> bool:
-    """Return whether a request may be sent to a server. A busy server that asked for a pause is not tried again."""
+    """Return whether a request may be sent to a server. A busy server that requested a pause is not tried again."""
     return server not in busy or not busy[server].retry_after
 
 
 def _is_plain(part: Part) -> bool:
-    """Return whether exactly one token has arrived and nothing else."""
+    """Return whether exactly one token and nothing else has arrived."""
     return len(part.ids) == 1 and not any((part.tops, part.finish, part.failure, part.prompt_logprobs, part.extras))
 
 
@@ -506,7 +507,7 @@ def _outputs(key: int, part: Part) -> Iterator[Output]:
 
 
 def _names(urls: Sequence[str]) -> list[str]:
-    """Return the servers' host names, for hiding them in messages. Omit plain words, which could mean anything."""
+    """Return the host names to hide in messages. Plain words are omitted, because they could mean anything."""
     hosts = [urlsplit(url) for url in urls]
     names = [host.hostname for host in hosts if host.hostname and not host.hostname.isalpha()]
     return [*(host.netloc for host in hosts), *names]

@@ -1,4 +1,4 @@
-"""Servers at `option.base_url`: their options and errors, checks of their responses, and the choice of a server."""
+"""Servers at `option.base_url`: options, errors, checks of responses, and the choice of a server."""
 
 from __future__ import annotations
 
@@ -83,14 +83,14 @@ class Failed(Exception):
     """The server failed or cannot serve. Another server may succeed, or the same server later.
 
     Attributes:
-        plain: what happened, for clients, as a verb phrase that follows "the server".
+        plain: description of the failure for clients, as a verb phrase that follows "the server".
         detail: details for the log: the server's message, or what the operator should change.
         lasts: whether the failure lasts until the operator changes something.
         broke_off: whether the connection was closed during the request, perhaps because of the request.
         busy: whether the server is overloaded and will recover by itself.
         silent: whether the server did not respond in time.
-        ill: whether the server says that it is unhealthy, or cannot be trusted.
-        retry_after: number of seconds that the server asked clients to wait; 0 if it did not ask.
+        ill: whether the server reports that it is unhealthy, or cannot be trusted.
+        retry_after: number of seconds to wait before a retry, as requested by the server; 0 if it did not request this.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ResponseCheck:
     def take(
         self, part: Part, ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Alternatives]
     ) -> None:
-        """Add tokens to `part`, with their log-probabilities and alternatives if the request asked for them.
+        """Add tokens to `part`, with their log-probabilities and alternatives if these were requested.
 
         Raises:
             Failed: there are more tokens than the request allows.
@@ -178,7 +178,7 @@ class ResponseCheck:
 def with_ends(sampling: Sampling, eos: Collection[int]) -> Sampling:
     """Add a model's end tokens to the stop tokens unless `ignore_eos` is set.
 
-    A server whose flags make it ignore generation_config.json might not know these tokens.
+    If a server's flags make it ignore generation_config.json, it might not know these tokens.
     """
     ends = () if sampling.ignore_eos else sorted(eos)
     return sampling._replace(stop_token_ids=tuple(dict.fromkeys((*sampling.stop_token_ids, *ends))))
@@ -201,13 +201,13 @@ _PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds without requests after a failure; dou
 class RemoteServer:
     """A remote server.
 
-    After a failure, a pause begins, in which the server gets requests only while no other server is preferred (see
-    `choose`). Then it is asked for its model, and gets a single request. When the first token of the response arrives,
+    A failure starts a pause, during which the server gets requests only if no other server is preferred (see `choose`).
+    After the pause, it is asked for its model and gets a single request. When the first token of the response arrives,
     the server gets requests as before.
 
     Attributes:
-        outstanding: number of prompt tokens of the server's running requests, plus the number of tokens that they may
-            generate at most.
+        outstanding: number of prompt tokens of the server's running requests, plus the maximum number of tokens that
+            they may generate.
         known: whether the server has confirmed that it serves the model, and has not failed since.
         asked_at: time of the last confirmation.
         asking: task that asks the server for its model; its result is the reason why the server cannot serve the model,
@@ -229,10 +229,10 @@ class RemoteServer:
         self._out_until = 0.0
 
     def failed(self, now: float, retry_after: float = 0.0) -> float:
-        """Begin a pause after a failure, and return its length in seconds. Return 0 if a pause is already under way.
+        """Start a pause after a failure, and return its length in seconds. Return 0 if a pause is already in progress.
 
         Args:
-            retry_after: number of seconds that the server asked clients to wait.
+            retry_after: number of seconds to wait before a retry, as requested by the server.
         """
         if self.is_out(now):
             return 0.0
@@ -247,7 +247,7 @@ class RemoteServer:
         self._on_trial = False
 
     def answered(self) -> None:
-        """Record a complete response, after which earlier failures no longer count."""
+        """Record a complete response, which clears all earlier failures."""
         self.num_failures, self._out_until = 0, 0.0
 
     def is_out(self, now: float) -> bool:
@@ -259,7 +259,7 @@ class RemoteServer:
 
 
 def choose(servers: Iterable[RemoteServer], tries: Counter[RemoteServer], now: float) -> RemoteServer:
-    """Choose a server for a request: if possible one that `serves`, then by fewest attempts, then by fewest tokens.
+    """Choose a server for a request: preferably a server that `serves`, then by fewest attempts, then by fewest tokens.
 
     Args:
         tries: number of attempts at this request, by server.
@@ -313,7 +313,7 @@ async def find_model(
     Args:
         ask: function that returns a server's response.
         fit: function that returns the model from a response. Its second argument is the model of the previous servers,
-            or None for the first server; if the two models differ, the function raises Failed.
+            or None for the first server; the function raises Failed if the two models differ.
         description: name of the expected model in the log.
         setting: text that precedes an address in messages.
 

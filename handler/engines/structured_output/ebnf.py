@@ -1,9 +1,9 @@
-"""A parser of grammars in xgrammar's EBNF, which also abridges grammars and regular expressions for short trials.
+"""A parser for grammars in xgrammar's EBNF, which also abridges grammars and regular expressions for short trials.
 
 A matcher follows all derivations of a response at once. If a rule can derive itself without any text, there are
-infinitely many derivations, so such rules are refused. A costly part may also come after so many harmless tokens that
-no trial reaches that part. `abridged` therefore returns grammars in which a single character may replace each part that
-can be long.
+infinitely many derivations, so such rules are refused. A costly part may also follow so many harmless tokens that a
+trial never reaches it. `abridged` therefore returns grammars in which a single character can replace each part that may
+be long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from handler.core.numbers import is_digits
 from handler.core.values import StructuredOutput
 
 MARKER = "~"
-"""The character that may replace a long part. Nearly every vocabulary contains it as a token."""
+"""The character that can replace a long part. Nearly every vocabulary contains it as a token."""
 
 LONG = 32
 """The number of characters or repetitions from which a part is considered long."""
@@ -63,7 +63,7 @@ _Choices = Sequence[Sequence[_Element]]
 
 
 class Grammar:
-    """A parsed grammar. Each pair of brackets becomes a rule too, with a generated name.
+    """A parsed grammar. Each pair of brackets is parsed as a rule with a generated name.
 
     Raises:
         Unreadable: the grammar has a syntax error or an undefined rule.
@@ -79,7 +79,7 @@ class Grammar:
         self._lengths = self._least_lengths()
 
     def cycle(self) -> Sequence[str]:
-        """Return rules that can derive one another without any text, or an empty sequence if no rules can."""
+        """Return rules that can derive one another without any text, or an empty sequence if there are none."""
         units = {name: set(self._units(choices)) for name, choices in self._rules.items()}
         return next(cycles(units), ())
 
@@ -115,7 +115,7 @@ class Grammar:
         return number > 0 and [token.text for token in self._tokens[number + 1 : number + 2]] == ["::="]
 
     def _least_lengths(self) -> Mapping[str, int]:
-        """Return the minimum number of characters that each rule derives, up to `LONG`."""
+        """Return the minimum number of characters derived by each rule, up to `LONG`."""
         callers: dict[str, list[str]] = {}
         for name, called in self._calls.items():
             for other in called:
@@ -131,7 +131,7 @@ class Grammar:
         return lengths
 
     def _units(self, choices: _Choices) -> Iterator[str]:
-        """Yield each rule that can be all that a sequence derives, because everything next to it can be empty."""
+        """Yield each rule that can form a whole sequence alone, because all other elements can be empty."""
         for sequence in choices:
             filled = [element for element in sequence if _length(element, self._lengths)]
             if len(filled) < 2:
@@ -139,7 +139,7 @@ class Grammar:
 
 
 def _length(element: _Element, lengths: Mapping[str, int]) -> int:
-    """Return the minimum number of characters that an element derives."""
+    """Return the minimum number of characters derived by an element."""
     return element.least * lengths.get(element.name, 1)
 
 
@@ -158,7 +158,7 @@ def acyclic(text: str) -> Grammar:
 
 
 def _abridged_macro(text: str) -> str:
-    """Abridge a regular expression that is quoted in a grammar. Return it unchanged if it is not a JSON string."""
+    """Abridge a quoted regular expression in a grammar. Return it unchanged if it is not a JSON string."""
     try:
         return json.dumps(abridged_expression(json.loads(text)), ensure_ascii=False)
     except ValueError:
@@ -364,7 +364,7 @@ _LISTED = re.compile(rf"(\\[^{MARKER}])|(?<![^[]-)\\?{MARKER}(?!-[^\]])")  # an 
 def without_marker(characters: str) -> str:
     """Exclude the marker from a class, such as `[^a]`, `[ -~]` or `[~a]`, to reserve it for long parts.
 
-    A class of the marker alone stays.
+    A class that contains only the marker is not changed.
     """
     if characters.startswith("[^"):
         return f"{characters[:-1]}{MARKER}]"
@@ -435,7 +435,7 @@ def _is_long(quantifier: re.Match[str]) -> bool:
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """Yield all strings that may be patterns, including values that only look like patterns."""
+    """Yield all strings that may be patterns, including values that merely look like patterns."""
     waiting = [schema]
     while waiting:
         match waiting.pop():

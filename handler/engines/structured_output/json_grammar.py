@@ -2,7 +2,7 @@
 
 xgrammar in GenAI always accepts any amount of whitespace, and small models often generate nothing else. These grammars
 allow only the whitespace that Python's `json.dumps` writes, and numbers with a limited number of digits. Schemas with
-unsupported keywords are left to xgrammar's own converter.
+unsupported keywords are converted by xgrammar itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def integers(limits: Mapping[str, Any]) -> str | None:
         limits: values of `minimum`, `exclusiveMinimum`, `maximum` and `exclusiveMaximum`.
 
     Returns:
-        One EBNF element, or None if a limit is not a number or no integer lies between the limits.
+        An EBNF element, or None if a limit is not a number or there is no integer between the limits.
     """
     return _between(limits, 0)
 
@@ -59,7 +59,7 @@ def _decimals(value: float) -> int:
 
 
 def _bounds(limits: Mapping[str, Any], decimals: int) -> tuple[int, int] | None:
-    """Return the smallest and largest number, in units of the last decimal; None if a limit is invalid or none fits."""
+    """Return the smallest and largest number in units of the last decimal; None if a limit is invalid or none fits."""
     if not all(map(_is_number, limits.values())):
         return None
     units = {name: Decimal(str(value)).scaleb(decimals) for name, value in limits.items()}
@@ -104,7 +104,7 @@ class _Range:
         self.grammar = either(others if zero is None else [f'"0" {zero}', *others])
 
     def _more(self, value: int, length: int) -> str | None:
-        """Return what may follow the first `length` digits, or None if no number in the range begins with them."""
+        """Return the grammar for the text after the first `length` digits, or None if no number begins with them."""
         inside = [self._contains(value, more) for more in range(self._digits - length + 1)]
         if None in inside:
             end = self._end(value)
@@ -126,7 +126,7 @@ class _Range:
         return False if most < self._low or least > self._high else None
 
     def _end(self, value: int) -> str | None:
-        """Return what may follow the integer part `value`, or None if no number with this part is in the range."""
+        """Return the grammar for the text after the integer part `value`, or None if the range has no such number."""
         least, most = max(self._low - value * self._unit, 0), min(self._high - value * self._unit, self._unit - 1)
         return self._fraction(least, most) if least <= most else None
 

@@ -1,7 +1,7 @@
 """Validates structured output by checking whether the engine can compile a client's schema or grammar.
 
-A few hundred characters can keep a compiler busy for hours or exhaust the memory. In the engine, this would stop every
-request. Each schema or grammar is therefore first compiled in a sandbox process with limits.
+A few hundred characters can keep a compiler busy for hours or exhaust the memory. In the engine, this would stall all
+requests. Each schema or grammar is therefore first compiled in a sandbox process with limits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COSTLY = re.compile(r'"(?:pattern|format)|[0-9]{3}')  # regular expressions, an
 
 
 def sort(subject: StructuredOutput) -> Hashable:
-    """Return a key that is often the same for one client's schemas or grammars, unless only some of them are costly.
+    """Return a key that is usually equal for all schemas or grammars of a client, unless only some of them are costly.
 
     The client itself is unknown, because all requests from SageMaker come from one address.
     """
@@ -49,11 +49,11 @@ def sort(subject: StructuredOutput) -> Hashable:
 
 
 class FairQueue(Generic[T]):
-    """A queue of several flows that take turns. Each flow is first in, first out. Thread-safe.
+    """A queue with several flows that take turns. Each flow is first in, first out. Thread-safe.
 
     Args:
-        capacity: maximum number of entries in all flows, or None for no limit. When it is exceeded, the longest flow
-            loses its newest entry.
+        capacity: maximum number of entries in all flows, or None for no limit. When it is exceeded, the newest entry of
+            the longest flow is removed.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
@@ -70,7 +70,7 @@ class FairQueue(Generic[T]):
         """Add an entry.
 
         Returns:
-            The entry that was removed because the queue was full, which may be the new entry, or None.
+            The entry that was removed because the queue was full (possibly the new entry), or None.
         """
         with self._changed:
             self._flows.setdefault(flow, deque()).append(item)
@@ -105,7 +105,7 @@ class FairQueue(Generic[T]):
                     del self._flows[flow]
 
     def close(self) -> None:
-        """Make all current and future calls of `get` return None."""
+        """Make all current and future calls to `get` return None."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -148,8 +148,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         refusal: the reason why the engine does not support the schema or grammar, or "" if it does.
-        seconds: the CPU time that the check took.
-        kept: number of bytes that the engine will not free until it ends.
+        seconds: CPU time that the check took.
+        kept: number of bytes that the engine will not free before it ends.
     """
 
     refusal: str = ""
@@ -183,14 +183,14 @@ class StructuredOutputValidator:
 
     Each check starts in a lane with a limit of 0.2 s of CPU time. If that is not enough, the check starts again in a
     lane with a higher limit, up to `seconds`. In each lane, grammars of the same sort wait for each other, and the
-    sorts take turns, so costly grammars hardly delay others. If a lane is full, the sort with the most entries loses
-    its newest entry.
+    sorts take turns, so costly grammars hardly delay other grammars. If a lane is full, the newest entry of the sort
+    with the most entries is removed.
 
     Args:
         make: function that returns the engine's check. The function is pickled, and called in the sandbox process.
         seconds: limit on a check's CPU time.
         memory: limit on a check's memory, in bytes.
-        engine: the engine to restart if it keeps too much memory for grammars.
+        engine: the engine to restart if it has allocated too much memory for grammars.
     """
 
     def __init__(
@@ -229,8 +229,8 @@ class StructuredOutputValidator:
         """Check a schema or grammar.
 
         Returns:
-            A new future, which cannot be cancelled. Its result is the reason for a refusal, or "". If the check could
-            not be completed, the future has an exception, such as `Unavailable`.
+            A new future, which cannot be cancelled. Its result is the reason for a refusal, or "" if there is none. If
+            the check cannot be completed, the future gets an exception, such as `Unavailable`.
         """
         future: Future[str] = Future()
         future.set_running_or_notify_cancel()
@@ -337,7 +337,7 @@ class StructuredOutputValidator:
 
 @dataclass
 class _Count:
-    """The schemas and grammars accepted since a replica's last start, all of which it may have compiled."""
+    """The schemas and grammars that were accepted since the last start of a replica, and that it may have compiled."""
 
     restarts: int
     hashes: set[int] = field(default_factory=set)
@@ -353,7 +353,7 @@ class _Kept:
         self._counts: dict[int, _Count] = {}
 
     def add(self, subject: StructuredOutput, verdict: Verdict) -> bool:
-        """Count a schema or grammar and return True. Return False if the engine may not keep so much memory."""
+        """Count a schema or grammar and return True. Return False if the engine would keep too much memory."""
         if self._engine is None or not verdict.kept:
             return True
         new = []

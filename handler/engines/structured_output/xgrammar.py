@@ -1,4 +1,4 @@
-"""Converts schemas to EBNF and tries grammars with the installed xgrammar, and finds keywords that xgrammar ignores."""
+"""Converts schemas to EBNF and tests grammars with the installed xgrammar, and finds keywords that xgrammar ignores."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def ebnf(kind: str, text: str) -> str:
 
 
 def has_own_rules(kind: str, text: str) -> bool:
-    """Return whether a text contains rules of the client, which may be costly, unlike xgrammar's rules for schemas."""
+    """Return whether a text contains a client's rules, which may be costly, unlike xgrammar's rules for schemas."""
     return kind in ("REGEX", "GRAMMAR") or any(name in text for name in ('"pattern', '"grammar"', '"regex"'))
 
 
 def said(error: Exception) -> str:
-    """Return xgrammar's message without timestamp and source location, or a general message if nothing is left."""
+    """Return xgrammar's message without timestamp and source location, or a generic message if nothing remains."""
     text = _FAILED.sub("", _PLACE.sub("", str(error).strip()))
     if "Check failed" in str(error) and not text.strip():
         return "xgrammar cannot compile the schema or grammar"
@@ -140,7 +140,7 @@ def contents(structured_output: StructuredOutput) -> Iterator[StructuredOutput]:
 
 
 def without_text(structured_output: StructuredOutput) -> StructuredOutput:
-    """Return the structured output without the free text that it may allow at the beginning."""
+    """Return the structured output without any free text that it allows at the beginning."""
     if not structured_output.allows_text:
         return structured_output
     tag = json.loads(structured_output.value)
@@ -172,7 +172,7 @@ _SHARES = (0.5, 0.9)  # fractions of steps that choose the marker if it is allow
 
 
 class Pace:
-    """The CPU times of a walk's steps.
+    """The CPU times of the steps of a walk.
 
     Args:
         limit: limit on a step's average CPU time, in seconds.
@@ -202,7 +202,8 @@ class Pace:
         """Raise ValueError if the steps are too slow.
 
         Args:
-            to_end: whether the walk has reached its maximum number of steps. Only then is the prediction checked.
+            to_end: whether the walk has reached its maximum number of steps. The prediction is checked only in this
+                case.
         """
         if self.is_slow:
             raise ValueError(f"each token takes the engine more than {self._limit:g} s")
@@ -218,8 +219,8 @@ class Walker:
     Args:
         vocabulary: maps each token's text to its id.
         size: number of ids in a mask.
-        mask: a torch tensor with one row, which has a bit for each id.
-        fill: function that writes the tokens that a matcher currently allows into the mask.
+        mask: a torch tensor with a single row that has a bit for each id.
+        fill: function that sets the mask to the tokens that a matcher currently allows.
         accept: function that advances a matcher by a token, and returns False if the response ends.
     """
 
@@ -241,7 +242,7 @@ class Walker:
         self._marker = vocabulary.get(MARKER)
 
     def start(self, make: Callable[[], Any]) -> None:
-        """Walk through the first tokens of two responses: of random tokens, and of the longest tokens.
+        """Walk through the first tokens of two responses, one with random tokens and one with the longest tokens.
 
         Args:
             make: function that returns a matcher in its initial state.
@@ -253,7 +254,7 @@ class Walker:
             self._walk(make(), longest=longest)
 
     def abridged(self, make: Callable[[], Any]) -> None:
-        """Walk through responses of an abridged grammar, which skip many of its long parts. See `start`."""
+        """Walk through responses to an abridged grammar that skip many of its long parts. See `start`."""
         for share in _SHARES:
             self._walk(make(), marked=share, steps=_MAX_STEPS)
 
@@ -261,8 +262,8 @@ class Walker:
         """Compute the masks of a response's first tokens, and measure the time.
 
         Args:
-            longest: whether to choose the longest of many allowed tokens instead of a random one.
-            marked: fraction of the steps that choose the marker if it is allowed.
+            longest: whether to choose the longest of many allowed tokens instead of a random token.
+            marked: fraction of the steps in which the marker is chosen if it is allowed.
             steps: number of steps with many allowed tokens. More steps follow if they are getting slower.
         """
         import numpy as np
@@ -295,7 +296,7 @@ class Walker:
 
 
 def forecast(seconds: Sequence[float], number: int) -> float:
-    """Predict the duration of step `number` from a line through the medians of the second and the last quarter."""
+    """Predict the duration of step `number` from a line through the medians of the second and last quarters."""
     quarter = len(seconds) // 4
     early, late = median(seconds[quarter : 2 * quarter]), median(seconds[-quarter:])
     return late + (late - early) / (2 * quarter) * (number - len(seconds))
@@ -367,7 +368,7 @@ def ignored(schema: Any, recent: bool) -> str | None:
 
 
 def cyclic_reference(schema: Any) -> str | None:
-    """Return a reference that leads back to itself through nothing but references, or None if there is none."""
+    """Return a reference that leads back to itself only through references, or None if there is none."""
     edges: dict[str, set[str]] = {}
     waiting = ["#"]
     while waiting:
@@ -436,7 +437,7 @@ def _idle(name: str, value: Any) -> bool:
 
 
 def _implied(schema: Mapping[str, Any]) -> str | None:
-    """Return the type that xgrammar assumes for a subschema without `type`, or None if it assumes none."""
+    """Return the type that xgrammar assumes for a subschema without `type`, or None if it does not assume any."""
     if any(name in schema for name in ("properties", "additionalProperties", "unevaluatedProperties")):
         return "object"
     return "array" if any(name in schema for name in ("items", "prefixItems", "unevaluatedItems")) else None
@@ -491,7 +492,7 @@ class _Types:
         self._num_lookups = 0
 
     def are(self, value: Any, head: str, types: Any) -> bool:
-        """Return whether `types` are redundant beside the keyword `head`, as it allows only values of these types."""
+        """Return whether `types` are redundant because the keyword `head` allows only values of these types."""
         allowed, actual = _names(types), self._of({head: value})
         return actual is not None and all(
             kind in allowed or (kind == "integer" and "number" in allowed) for kind in actual
@@ -538,7 +539,7 @@ def _type_of(value: Any) -> str:
 
 
 def _ignored_of_string(schema: Mapping[str, Any], _: bool) -> str | None:
-    """Return an ignored keyword or None. xgrammar enforces only the first of a known format, a pattern and lengths."""
+    """Return an ignored keyword or None. Of a known format, a pattern and lengths, xgrammar enforces only the first."""
     if isinstance(schema.get("format"), str) and schema["format"] not in _FORMATS:
         return "format"
     first = next((name for name in ("format", "pattern") if name in schema), None)

@@ -63,7 +63,7 @@ The source is llm-api/reference in the documentation of 1.0 to 1.3.0rc29.
 
 _LORA_MODULES = ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate")
 _LORA_CONFIG = ("tensorrt_llm._torch.peft.lora.config", "tensorrt_llm.lora_helper", "tensorrt_llm.lora_manager")
-"""Modules that define LoraConfig. The module of 1.3 is tried first, because the others print a warning in 1.3."""
+"""Modules that define LoraConfig. The 1.3 module is tried first, because the other modules print a warning in 1.3."""
 
 _MAX_INPUT_LEN = 1024  # LMI's default if max_output_len is set
 _CONTEXT_LENGTH = 2048  # tokens, if neither the options nor the model's files specify a context length
@@ -159,7 +159,7 @@ def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
 
 
 def _either(problems: Problems, **values: int | None) -> int | None:
-    """Return the value of an option that has two names, or None. Report a problem if the two values differ."""
+    """Return the value of an option that has two names, or None if unset. Report a problem if the values differ."""
     (first, value), (second, other) = values.items()
     if value is not None and other is not None and value != other:
         message = f"option.{first}={value} contradicts option.{second}={other}: set only one of them"
@@ -168,7 +168,7 @@ def _either(problems: Problems, **values: int | None) -> int | None:
 
 
 def _objects(config: EngineConfig) -> dict[str, Any]:
-    """Return the arguments that are objects and not empty. The value None turns CUDA graphs off."""
+    """Return the arguments that are non-empty objects. The value None disables CUDA graphs."""
     options = config.options.engine_options
     arguments: dict[str, Any] = {
         argument: {name: options[option] for option, name in names.items() if options.get(option) is not None}
@@ -260,7 +260,7 @@ def _construct(name: str, value: Any) -> Any:
 
 
 def import_name(name: str, *modules: str) -> Any:
-    """Import a name from the first of several modules that defines it, because TensorRT-LLM moves names.
+    """Import a name from the first of several modules that defines it, because TensorRT-LLM moves names around.
 
     Raises:
         ConfigError: no module defines the name.
@@ -295,7 +295,7 @@ def environment(config: EngineConfig) -> dict[str, str]:
 
 
 def leave_mpi(environ: MutableMapping[str, str]) -> None:
-    """Remove the variables set by mpirun, if mpirun started this process as in DJL's mpi_mode.
+    """Remove the variables set by mpirun if mpirun started this process, as in DJL's mpi_mode.
 
     With these variables, MPI would treat the engine's own workers as part of that run and fail to start them. Variables
     for the network are kept. If TensorRT-LLM's own launcher started this process, all variables are kept.
@@ -346,7 +346,7 @@ _OLDEST: Release = (1, 0)  # the first release in which `tensorrt_llm.LLM` uses 
 _OF_THE_IMAGE: Release = (1, 2)
 
 SAMPLING_DEFAULTS = MappingProxyType({"top_k": 5, "top_p": 0.85, "temperature": 0.8})
-"""LMI's defaults for TensorRT-LLM with do_sample (djl_python of DJL Serving)."""
+"""LMI's defaults for TensorRT-LLM when `do_sample` is set (djl_python of DJL Serving)."""
 
 _OTHER_SAMPLER = "option.sampler_type=TRTLLMSampler supports it, but returns no log-probabilities"
 _IGNORES = f"TorchSampler silently ignores it before TensorRT-LLM 1.3; {_OTHER_SAMPLER}"
@@ -398,7 +398,7 @@ def torch_sampler(arguments: Mapping[str, Any]) -> bool:
 
 
 def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
-    """Return whether a request can compute its whole prompt without using results from the prefix cache.
+    """Return whether a request can compute its whole prompt without results from the prefix cache.
 
     Since 1.2, a request can have a separate cache (`cache_salt`).
     """
@@ -482,7 +482,7 @@ def check_prompt(ids: Sequence[int], most: int, vocabulary: int) -> None:
 def background_error(llm: Any) -> Exception | None:
     """Return the first error from TensorRT-LLM's threads and workers that has not been raised yet, or None.
 
-    The executor keeps such errors in a queue, and raises them on the next request (`_error_queue` in
+    The executor stores these errors in a queue, and raises them on the next request (`_error_queue` in
     executor/executor.py, 1.0 to 1.4).
     """
     waiting = getattr(getattr(llm, "_executor", None), "_error_queue", None)

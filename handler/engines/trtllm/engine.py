@@ -1,6 +1,7 @@
 """The engine for TensorRT-LLM's LLM API with the PyTorch backend, 1.0 or later (nvidia.github.io/TensorRT-LLM/llm-api).
 
-The tests replace TensorRT-LLM with a double (`tests/doubles`). docs/trtllm.md lists what has not run on a GPU.
+The tests replace TensorRT-LLM with a double (`tests/doubles`). docs/trtllm.md lists the features that have not been
+tested on a GPU.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class TrtLlm:
         self._requests.run(self._submit(running, inputs, arguments, more))
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Check the adapter's rank. TensorRT-LLM loads an adapter when the first request uses it."""
+        """Check the rank of the adapter. TensorRT-LLM loads an adapter when a request first uses it."""
         if self._lora is not None:
             check_rank(Path(adapter.path), self._lora.max_lora_rank)
         self._checked_adapters.add(adapter.id)
@@ -224,7 +225,7 @@ class _Requests:
         task.add_done_callback(self._tasks.discard)
 
     def take_fresh(self) -> Collection[TrtRequest]:
-        """Return the requests with unread results, waiting briefly for some, or raise the engine's error."""
+        """Return the requests with unread results, after a short wait if necessary, or raise the engine's error."""
         if not self._fresh and self._broken is None:
             self._loop.run_until_complete(self._news())
         if not self._fresh and self._broken is not None:
@@ -317,7 +318,7 @@ class _Activity:
         self._silence = Silence()
 
     def begin(self) -> None:
-        """Begin to wait for a new request's results."""
+        """Start waiting for the results of a new request."""
         if not self._expects_results():
             self._silence.begin()
 
@@ -384,10 +385,10 @@ load_tokenizer = files.load_tokenizer
 
 
 class TrtRequest:
-    """A request in the engine. `one_token` and `outputs` return what is new since the last call of either method.
+    """A request in the engine. `one_token` and `outputs` return only new results since the last call to either method.
 
     Args:
-        own_stops: ids at which we stop, because the engine does not.
+        own_stops: ids at which the handler ends the response, because the engine does not.
         result: the object that `generate_async` returned, set as soon as it is known.
     """
 
@@ -405,7 +406,7 @@ class TrtRequest:
 
     @property
     def whole(self) -> bool:
-        """Whether the response is non-streaming, because only the last message contains the beams or all logits."""
+        """Whether the response must be non-streaming because only the last message contains the beams or all logits."""
         return self.sampling.num_beams > 1 or self.sampling.return_generation_logits
 
     @property
@@ -486,7 +487,7 @@ class TrtRequest:
         return beams
 
     def _ids(self, output: Any) -> Sequence[int]:
-        """Return all ids so far. If a stop id ended the response, include that id, although some versions remove it."""
+        """Return all ids so far. If a stop id ended the response, include it, although some versions remove the id."""
         ids, reason = output.token_ids, output.stop_reason
         if output.finish_reason == "stop" and isinstance(reason, int) and ids[-1:] != [reason]:
             return [*ids, reason]
@@ -540,7 +541,7 @@ class TrtRequest:
 
 
 def _logprob(entry: Any, id: int) -> float | None:
-    """Return a token's log-probability, or None if it is missing: old samplers omit it for unlikely tokens."""
+    """Return a token's log-probability, or None if it is missing. Old samplers omit it for unlikely tokens."""
     value = entry.get(id) if isinstance(entry, Mapping) else entry
     return getattr(value, "logprob", value)
 
@@ -566,12 +567,12 @@ class SteppedLoop(asyncio.SelectorEventLoop):
     """An event loop that other threads see as running until it is closed.
 
     A thread of TensorRT-LLM's proxy puts results into a request's queue, but wakes the reader only if
-    `loop.is_running()`. A request would never end if its reader were not woken for the last result
+    `loop.is_running()`. A request would never end if its reader was not woken for the last result
     (`_SyncQueue.notify_many` in tensorrt_llm/llmapi/utils.py and `dispatch_result_task` in executor/proxy.py, 1.0 to
     1.4). Before October 2025, the resulting error even shuts down an LLM whose executor is in the same process.
 
-    Callbacks from `call_soon_threadsafe` are kept until the loop runs again, so no notification is lost. With 256
-    streams, a loop on a separate thread took a tenth more CPU time per token.
+    Callbacks from `call_soon_threadsafe` are queued until the loop runs again, so no notification is lost. With 256
+    streams, a loop on a separate thread took 10 % more CPU time per token.
     """
 
     def __init__(self) -> None:
@@ -579,7 +580,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         super().__init__()
 
     def is_running(self) -> bool:
-        """Return the real state to the owner's thread, where asyncio checks it before running or closing the loop."""
+        """Return the real state on the owner's thread, where asyncio checks it before it runs or closes the loop."""
         if threading.get_ident() == self._owner:
             return super().is_running()
         return not self.is_closed()
@@ -647,6 +648,6 @@ class VisionPrompts:
 
 
 def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> VisionPrompts | None:
-    """Return the converter for a model that accepts images, or None if prompts are passed as ids."""
+    """Return the prompt converter for a model that accepts images, or None if prompts are passed as ids."""
     tokens = read_tokens(model, "image")
     return VisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None

@@ -47,7 +47,7 @@ class Model:
 
 
 def own_stops(sampling: Sampling, model: Model) -> bool:
-    """Return whether we look for stop ids ourselves.
+    """Return whether the handler must look for stop ids itself.
 
     The engine's `min_tokens` suppresses only `end_id`, and the engine's `ignore_eos` drops all stop ids.
     """
@@ -68,8 +68,8 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     """Return the arguments for end tokens and forbidden token sequences.
 
     If `end_id` is set, TensorRT-LLM adds no stop ids of its own, and -1 means no end token. TensorRT-LLM encodes
-    forbidden words only if `end_id` is not set. A beam search ends beams with `end_id`; a client's own end token is the
-    last of `stop_token_ids`.
+    forbidden words only if `end_id` is not set. A beam search ends beams with `end_id`. A client's own end token is the
+    last item of `stop_token_ids`.
     """
     arguments: dict[str, Any] = {}
     ids = frozenset() if own_stops(sampling, model) else stops(sampling, model)
@@ -113,8 +113,8 @@ def _top_k(sampling: Sampling, model: Model) -> dict[str, Any]:
 def _seed(sampling: Sampling, model: Model) -> dict[str, Any]:
     """Return the request's seed, or a random seed if the request has none.
 
-    TensorRT-LLM's default is the same for all requests, so equal requests would get equal responses (issue 1000 of
-    NVIDIA/TensorRT-LLM; with speculative decoding also in 1.3: issue 19487).
+    TensorRT-LLM's default seed is the same for all requests, so equal requests would get equal responses
+    (NVIDIA/TensorRT-LLM issue 1000; with speculative decoding also in 1.3, issue 19487).
     """
     return {"seed": random.getrandbits(64) if sampling.seed is None else sampling.seed}
 
@@ -135,7 +135,7 @@ def _context_logits(sampling: Sampling, model: Model) -> dict[str, Any]:
 
 
 def _forbidden(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Return the forbidden ids. TorchSampler ignores them, so `_bias` gives them a large negative bias instead."""
+    """Return the forbidden ids. TorchSampler ignores them, so `_bias` adds a large negative bias to them instead."""
     if model.torch_sampler or not sampling.bad_token_ids:
         return {}
     return {"bad_token_ids": list(sampling.bad_token_ids)}
@@ -212,7 +212,7 @@ def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
     """Return the arguments of SamplingParams. For `guided_decoding`, they contain a dict for GuidedDecodingParams.
 
     Raises:
-        ValueError: the engine would refuse a value, or fail on it after the request was submitted.
+        ValueError: the engine would refuse a value, or would fail because of the value after the request was submitted.
     """
     _check(sampling, model)
     return {

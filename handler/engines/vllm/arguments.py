@@ -73,7 +73,7 @@ def lmcache_environment(config: EngineConfig, environ: Mapping[str, str], worker
 
 
 def _config_file(config: EngineConfig) -> Path:
-    """Find LMCache's configuration file: beside serving.properties, or in the model's or the working directory."""
+    """Find LMCache's configuration file next to serving.properties, in the model directory or the working directory."""
     name: str = config.options.engine_options["lmcache_config_file"]
     paths = [home / name for home in (config.options.directory, config.model, Path()) if home is not None]
     file = next((path for path in paths if path.is_file()), None)
@@ -83,12 +83,12 @@ def _config_file(config: EngineConfig) -> Path:
 
 
 def _share(free: int, weights: int, workers: int) -> int:
-    """Return a worker's cache size in GiB. Reserve twice the weights' size, or a fifth of `free` if that is more."""
+    """Return a worker's cache size in GiB. Reserve twice the weights' size, or a fifth of `free` if that is larger."""
     return int(max(0, free - max(2 * weights, free // 5)) / workers / _GIB)
 
 
 def _weights(model: Path | None) -> int:
-    """Return the size of a checkpoint's weights in bytes, from its safetensors files or else from torch's files."""
+    """Return the size of a checkpoint's weights in bytes, from its safetensors files, or its torch files otherwise."""
     for pattern in ("*.safetensors", "*.bin"):
         if model is not None and (total := sum(file.stat().st_size for file in model.rglob(pattern))):
             return total
@@ -117,7 +117,7 @@ _CPU_CACHE_GIB = 4
 
 
 def environment(config: EngineConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of vLLM's processes. Options override `environ`, and `environ` overrides our defaults."""
+    """Return the environment of the vLLM processes. Options override `environ`, which overrides our defaults."""
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",  # without it, vLLM reports usage
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -207,7 +207,7 @@ def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_reasoning(arguments: Mapping[str, Any]) -> None:
-    """Refuse vLLM's own reasoning parser. With it, structured output is not enforced if there is no reasoning."""
+    """Refuse vLLM's own reasoning parser, with which structured output is not enforced if there is no reasoning."""
     own = arguments.get("structured_outputs_config")
     if arguments.get("reasoning_parser") or (isinstance(own, dict) and own.get("reasoning_parser")):
         raise ConfigError("vLLM's own reasoning_parser is not supported; use option.reasoning_parser")

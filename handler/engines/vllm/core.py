@@ -65,7 +65,7 @@ class CoreEngine:
         self._engine.abort_request(list(ids), internal=True)
 
     def _outputs(self) -> Sequence[Any]:
-        """Wait for the core's next outputs. If there are no requests, return at once, as no output would arrive."""
+        """Wait for the core's next outputs. Return immediately if there are no requests, as no output would arrive."""
         if not self._results.pending:
             return ()
         step = self._core.get_output()
@@ -117,7 +117,7 @@ class Pending:
         num_prompt_tops: number of alternatives to each prompt token.
         beam: index of the beam that the request continues, or None.
         id: vLLM's id for the request, or "" before the request is submitted to vLLM.
-        begun: whether the request, or an earlier part of it, has had any output.
+        begun: whether the request, or an earlier part of it, has produced any output.
         prompt_tops: alternatives to the prompt tokens so far.
         plain: whether an output consists only of tokens with their log-probabilities.
     """
@@ -137,7 +137,7 @@ class Pending:
         self.plain = not self.num_tops and self.prompt_logprobs is None and self.beam is None
 
     def take_prompt_scores(self) -> tuple[list[float | None] | None, list[Alternatives] | None]:
-        """Return the prompt's log-probabilities and alternatives on the first call, and (None, None) later."""
+        """Return the prompt's log-probabilities and alternatives on the first call, and (None, None) on later calls."""
         scores = self.prompt_logprobs, self.prompt_tops if self.num_prompt_tops else None
         self.prompt_logprobs, self.num_prompt_tops = None, 0
         self.__post_init__()
@@ -209,9 +209,10 @@ class Results:
 
 
 def _take_cached(pending: Pending, output: Any) -> int:
-    """Return how many prompt tokens were in the prefix cache. Only the first output of a request contains this number.
+    """Return the number of prompt tokens from the prefix cache. Only the first output of a request contains it.
 
-    The field is `num_cached_tokens` in the oldest versions, later in `prefill_stats` (vllm/v1/engine/__init__.py).
+    It is in the field `num_cached_tokens` in the oldest versions, and in `prefill_stats` in later versions
+    (vllm/v1/engine/__init__.py).
     """
     pending.begun = True
     stats = getattr(output, "prefill_stats", None) or output
@@ -252,7 +253,7 @@ def _beam_token(pending: Pending, output: Any) -> BeamToken:
 
 
 def _tops(scores: Any, count: int) -> list[list[tuple[int, float]]]:
-    """Return the most likely ids at each position. Omit column 0, which is the chosen id, whatever its rank."""
+    """Return the most likely ids at each position. Omit column 0, which always contains the chosen id."""
     ids, logprobs = scores.logprob_token_ids[:, 1 : count + 1], scores.logprobs[:, 1 : count + 1]
     return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 
@@ -292,7 +293,8 @@ class Statistics:
         """Return the current statistics.
 
         Args:
-            idle: whether the engine has no requests. The last step does not report this if its requests were cancelled.
+            idle: whether the engine has no requests. The statistics of the last step do not show this if its requests
+                were cancelled.
             num_preemptions: number of preemptions so far.
         """
         last = self._last

@@ -1,8 +1,8 @@
 """Extends vLLM's CPU worker, so that the prompt of a request with a seed may take several steps.
 
-vLLM's worker imports this module. After a step that computes only a part of a prompt, vLLM undoes the draw by restoring
-the generator's offset. A generator on a CPU has no offset, so without this module the worker would end, and all
-requests with it (`_bookkeeping_sync` in vllm/v1/worker/gpu_model_runner.py, 0.32).
+vLLM's worker imports this module. After a step that computes only a part of a prompt, vLLM undoes the random draw by
+restoring the generator's offset. A CPU generator has no offset, so without this module, the worker would crash and all
+requests would fail (`_bookkeeping_sync` in vllm/v1/worker/gpu_model_runner.py, 0.32).
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ class Vllm(CoreEngine):
             self._late += [failed(late, error) for late, error in refused]
 
     def step(self) -> Step:
-        """Do the necessary parts of LLMEngine.step, without its loggers and caches."""
+        """Run the necessary parts of LLMEngine.step, without its loggers and caches."""
         step, beam_tokens = self._results.read(self._outputs())
         others = step.others
         for token in beam_tokens:
@@ -251,7 +251,7 @@ def pooling_type(mode: str, where: str) -> str:
 class VllmPooling(NoAdapters, CoreEngine):
     """An engine whose requests contain `Pooling` instead of `Sampling`. See `engines.base.Engine`.
 
-    vLLM returns the pooled embedding or the logits. All further computation is done here, as in other engines.
+    vLLM returns the pooled embedding or the logits. All further computation takes place here, as in other engines.
     """
 
     no_adapters = NO_POOLED_LORA
@@ -522,7 +522,7 @@ _RANK_AXIS = {"lora_A.weight": 0, "lora_B.weight": 1}
 
 
 def check_weights(directory: Path) -> None:
-    """Check that an adapter's weights are finite and have the rank in adapter_config.json.
+    """Check that an adapter's weights are finite and have the rank specified in adapter_config.json.
 
     In measurements with vLLM 0.32, weights that are not finite corrupted the responses to all later requests, even
     without adapters.
@@ -555,7 +555,7 @@ def _tensors(directory: Path) -> list[tuple[str, Any]]:
 
 
 class LoraExclusion:
-    """A queue for two kinds of requests, in order of arrival. Only one of the kinds may be in the engine at a time.
+    """A queue for two kinds of requests, in order of arrival. The engine runs requests of only one kind at a time.
 
     `enter` starts a request at once if possible. `leave` starts requests that have waited.
     """
@@ -565,7 +565,7 @@ class LoraExclusion:
         self._waiting: deque[tuple[int, bool, Callable[[], None]]] = deque()
 
     def enter(self, key: int, kind: bool, start: Callable[[], None]) -> None:
-        """Call `start`, either now or in a later `leave`. If `start` fails now, the request is not added."""
+        """Call `start`, either now or in a later call to `leave`. If `start` fails now, the request is not added."""
         if self._waiting or not self._fits(kind):
             self._waiting.append((key, kind, start))
             return

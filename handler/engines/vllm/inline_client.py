@@ -1,4 +1,4 @@
-"""A patch of vLLM's SyncMPClient: the thread that steps the engine fetches the outputs itself.
+"""A patch for vLLM's SyncMPClient that lets the thread that steps the engine fetch the outputs itself.
 
 vLLM's own client has a thread that waits for the core, decodes each message and puts it into a queue. With few
 requests, waking that thread costs more than everything else in a step.
@@ -22,7 +22,7 @@ from handler.engines.base import Interrupted
 log = logging.getLogger("handler.engine")
 
 _ATTRIBUTES = {"is_dp", "outputs_queue", "output_queue_thread", "output_socket", "shutdown_path"}
-"""Attributes that the constructor of vLLM's client sets, beyond its base class (0.20 to 0.33)."""
+"""Attributes that the constructor of vLLM's client sets in addition to those of its base class (0.20 to 0.33)."""
 
 _USED = {"decoder", "resources", "utility_results"}
 """Attributes that the base class of vLLM's client sets and this patch uses."""
@@ -53,7 +53,7 @@ def patch_sync_client() -> Iterator[None]:
 def inline_client(core_client: ModuleType) -> type | None:
     """Return a client without an output thread, or None if vLLM's client differs from the clients of 0.20 to 0.33.
 
-    The code of the constructors is the only place that shows which attributes they set.
+    Only the code of the constructors shows which attributes they set.
     """
     try:
         _NAMES(core_client)
@@ -91,7 +91,7 @@ def _make_client(core_client: ModuleType) -> type:
             self._poller.register(fd, zmq.POLLIN)
 
         def get_output(self) -> Any:
-            """Wait for an output, in as few calls as possible: an engine on the same cores empties the CPU caches."""
+            """Wait for an output in as few calls as possible, as an engine on the same cores evicts the CPU caches."""
             outputs = self._fetched.popleft() if self._fetched else None
             while outputs is None:
                 if self._interrupted:

@@ -99,7 +99,9 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
 
 
 _OF_AUTO = "xgrammar"
-"""The backend that vLLM's core chooses for `auto`, because the first schema is simple and our own (`engine.py`)."""
+"""The backend that vLLM's core chooses for `auto`, because the handler itself sends a simple first schema
+(`engine.py`).
+"""
 
 CHECK_SECONDS = 0.1
 """Limit on the CPU time, in seconds, for verifying a schema or grammar. vLLM verifies it again for every request, while
@@ -118,7 +120,7 @@ _BACKENDS = {
 _ODD_SCHEMA = StructuredOutput(
     "json_schema", '{"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 5}}}'
 )
-"""A schema that makes vLLM import every backend that `auto` may choose. xgrammar alone refuses it."""
+"""A schema that makes vLLM import every backend that `auto` may choose. Only xgrammar refuses the schema."""
 
 _SAMPLES = (
     StructuredOutput("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'),

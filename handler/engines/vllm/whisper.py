@@ -1,6 +1,7 @@
 """The engine for transcription with Whisper on vLLM.
 
-Each piece of the audio is a separate request to vLLM. Several pieces run at once; their tokens are returned in order.
+Each piece of the audio is a separate request to vLLM. Several pieces run at once, but their tokens are returned in
+order.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
         return Step([], [], [], outputs)
 
     def _take(self, output: Output, outputs: list[Output]) -> _Clip | None:
-        """Process an output from vLLM. Return its clip, or None if the clip was cancelled or has failed."""
+        """Process an output from vLLM. Return its clip, or None if the clip was cancelled or failed."""
         clip, piece = self._asked.get(output.key), self._pieces.get(output.key)
         if clip is None:  # cancelled by an earlier output
             return None

@@ -1,7 +1,7 @@
 """The architecture of Llama, Mistral, Qwen and Gemma models, read from config.json.
 
-The defaults and rules are the same as in transformers' configuration classes. For an unsupported value,
-`UnknownDecoder` is raised before any weights are read; the exception names the value.
+The defaults and rules are the same as in transformers' configuration classes. If a value is unsupported,
+`UnknownDecoder` is raised with the name of the value, before any weights are read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Rotary(NamedTuple):
         return str(self.parameters.get("rope_type") or self.parameters.get("type") or "default")
 
     def frequencies(self) -> tuple[Any, float]:
-        """Return the frequencies, as many as half the head size, and the factor by which sine and cosine are scaled."""
+        """Return the frequencies, half as many as the head size, and the factor by which sine and cosine are scaled."""
         import numpy as np
 
         theta = float(self.parameters["rope_theta"])
@@ -88,7 +88,7 @@ def _attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:
 
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-"""Maps the name of an activation in config.json to the handler's name."""
+"""Maps the name of each activation in config.json to the handler's name for it."""
 
 _MAX_HEAD = 512  # largest head size; the CPU plugin's paged attention was tested with 16 to 256
 
@@ -107,7 +107,7 @@ class _Family:
         biases: attention matrices that always have biases, or None if config.json specifies them.
         head_norms: whether queries and keys are normalized.
         is_gemma: whether norms multiply by `1 + weight` and embeddings are scaled.
-        four_norms: whether the outputs of the attention and of the feed-forward network are normalized too.
+        four_norms: whether the outputs of the attention and the feed-forward network are also normalized.
     """
 
     architecture: str
@@ -163,7 +163,7 @@ FAMILIES = "Llama, Mistral, Qwen2, Qwen3 and Gemma"
 
 @dataclass(frozen=True)
 class Layer:
-    """Properties of one layer. `window` is the number of tokens that it attends to, or None for all."""
+    """Properties of a layer. `window` is the number of tokens that the layer attends to, or None for all tokens."""
 
     window: int | None
     rotary: Rotary

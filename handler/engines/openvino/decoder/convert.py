@@ -28,19 +28,19 @@ _LEAST_SCALE = 2.0**-14  # f16's smallest normal number
 
 
 class Quantization(NamedTuple):
-    """The number of bits per weight, and the number of weights that share a scale and a zero point (0: a whole row)."""
+    """The number of bits per weight, and the number of weights that share a scale and a zero point (0 for a row)."""
 
     bits: int
     group: int
 
 
 class Matrices:
-    """Creates nodes for matrices. It owns the memory that the nodes use, so it must live as long as the graph.
+    """Creates nodes for matrices. It owns the memory that the nodes use, so it must outlive the graph.
 
     Args:
         tensors: the checkpoint's tensors.
         scratch: a directory for files with quantized matrices.
-        how: the quantization, or None to keep the weights unchanged.
+        how: the quantization, or None for unchanged weights.
         weights: number of the model's weights, for progress reports.
     """
 
@@ -88,7 +88,7 @@ class Matrices:
         return opset13.convert(opset13.reshape(values, np.array(shape), False), np.float32)
 
     def _quantize(self, name: str, shape: tuple[int, int, int], bits: int) -> tuple[Any, Any, Any]:
-        """Return a matrix's quantized weights (in a file) with zero points and scales. 4-bit integers are packed."""
+        """Return a matrix's quantized weights (in a file), zero points and scales. 4-bit integers are packed."""
         import numpy as np
 
         count, size = shape[1:]
@@ -122,15 +122,15 @@ class Matrices:
 
 
 def _packed(numbers: Any) -> Any:
-    """Pack two 4-bit integers into each byte, the first in the lower half."""
+    """Pack two 4-bit integers into each byte, with the first integer in the lower half."""
     return numbers[..., ::2] | numbers[..., 1::2] << 4
 
 
 def quantize(groups: Any, bits: int) -> tuple[Any, Any, Any]:
     """Quantize groups of weights to integers, zero points and scales (float16). The last dimension is a group.
 
-    With 4 bits, a group's range is reduced by a tenth if this decreases the sum of squared errors, as is often the
-    case.
+    With 4 bits, the range of a group is reduced by a tenth if this decreases the sum of squared errors, which is often
+    the case.
     """
     import numpy as np
 
@@ -171,7 +171,7 @@ _COPIED = (
 
 
 def check_weights(model: Path, decoder: DecoderConfig) -> None:
-    """Check that a checkpoint contains the tensors that config.json describes, with the right shapes, and no others.
+    """Check that a checkpoint contains exactly the tensors that config.json describes, with the right shapes.
 
     Tensors that can be computed from the others may also be present.
 
@@ -267,8 +267,10 @@ def _write_graph(source: Path, target: Path, how: Quantization | None) -> None:
 
 
 def _rounding(name: str, columns: int, how: Quantization) -> Quantization:
-    """Return a matrix's quantization. It has 4 bits if `how` has 4 bits, the rows can be divided into groups, and the
-    matrix computes neither embeddings nor logits; otherwise it has 8 bits.
+    """Return the quantization of a matrix.
+
+    It has 4 bits if `how` has 4 bits, the rows can be divided into groups, and the matrix computes neither embeddings
+    nor logits. Otherwise, it has 8 bits.
     """
     sizes = [size for size in GROUP_SIZES if size <= how.group and columns % size == 0]
     if how.bits == 8 or name in (_EMBEDDINGS, _HEAD) or not sizes:

@@ -144,7 +144,7 @@ class _Builder(GraphBuilder):
         return values if factor == 1 else self._ops.multiply(values, self._real(factor))
 
     def _cached(self, index: int, kind: str, new: Any) -> Any:
-        """Append new keys or values to the earlier keys or values, which the graph keeps in a variable."""
+        """Append new keys or values to the earlier keys or values, which the graph stores in a variable."""
         from openvino import PartialShape, Type
         from openvino.op.util import Variable, VariableInfo
 
@@ -197,7 +197,7 @@ class _Builder(GraphBuilder):
         return self._slice(ops.select(allowed, self._real(0.0), self._real(-math.inf)), self._whole([0]), total, 3)
 
     def _range(self, start: Any, end: Any, axes: list[int]) -> Any:
-        """Return consecutive integers in a tensor of four dimensions, of which `axes` have the size 1."""
+        """Return consecutive integers as a tensor with four dimensions, of which `axes` have size 1."""
         return self._ops.unsqueeze(self._ops.range(start, end, self._whole(1), "i64"), self._whole(axes))
 
     # -- parts -------------------------------------------------------------------------------------------------------
