@@ -182,7 +182,8 @@ class MessagesReader(TurnsReader):
         """Read `system`, the earlier messages of the thread, and `messages`.
 
         Raises:
-            InvalidPayload: a message or a block is invalid. The error states its path and a valid form, but no text.
+            InvalidPayload: a message or a block is invalid. The error states its path and a valid form, but quotes no
+                text.
         """
         if body.get("system") is not None:
             self._read_content("system", body["system"], "system")
@@ -409,7 +410,7 @@ def read_reasoning_turns(value: Any) -> int | None:
     """Read `context_management`.
 
     Returns:
-        The number of messages at the end of the chat that keep their reasoning, or None if all messages keep it.
+        The number of messages, counted from the end, that keep their reasoning, or None if all messages keep it.
 
     Raises:
         InvalidParameter: the value is invalid, or contains an edit that does not clear reasoning.

@@ -228,7 +228,7 @@ class Reply(ABC):
         return False
 
     def token_encoder(self) -> TokenEncoder | None:
-        """Return an encoder for the next tokens of the only sequence, or None if `feed` must be called instead.
+        """Return an encoder for the next tokens of the only sequence, or None if `feed` must be called for now.
 
         The encoder is equivalent to `feed` with a delta of a single token, but faster.
         """

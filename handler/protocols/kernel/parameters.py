@@ -491,7 +491,7 @@ def _check_support(
 
 
 def parameter(entry: Parameter, context: ServerContext) -> Shape:
-    """Return the schema of a parameter, which may be null. Its description says so if it is unsupported."""
+    """Return the schema of a parameter, which may be null. A description says if the engine does not support it."""
     shape = dict(schema_of_reader(entry.read))
     if why := context.unsupported.get(entry.field):
         shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"

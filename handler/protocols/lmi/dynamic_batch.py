@@ -33,7 +33,10 @@ _NOT_HERE = f"only available with rolling batch; for TGI's details, send route=/
 
 
 _WITH_PROMPTS_SINCE = (0, 29)
-"""The first release whose documentation shows texts that begin with their prompts, as LMI 0.28 already returns them."""
+"""The first release for which texts begin with their prompts by default.
+
+LMI 0.28 also returned the prompts, but for 0.28 this server follows LMI's documentation, which shows none.
+"""
 
 
 class LmiDynamicBatch(Dialect):

@@ -77,7 +77,7 @@ class ResponseFormat(Protocol):
     def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:
         """Return an encoder for lines that contain only a token. It runs once per token and is on the hot path.
 
-        The encoder appends the text of each token to `texts`, whose length is then the index of the token.
+        The encoder appends each token's part of the whole text to `texts`, whose length is then the index of the token.
         """
 
     def last_chunk(self, chunk: Any, text: str, end: StreamEnd | None) -> Mapping[str, object]:

@@ -448,7 +448,7 @@ _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[[0-9]+
 
 
 def field_of(error: ServingError) -> str | None:
-    """Return the field at the start of a message about an invalid request, or None if there is none."""
+    """Return the field at the start of a message about an invalid request, or None if the message starts with none."""
     match = _NAME.match(error.message) if isinstance(error, InvalidPayload | InvalidParameter | TooLong) else None
     return next(filter(None, match.groups())) if match else None
 

@@ -360,7 +360,7 @@ CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of Fr
 
 
 _ANSWER_RULES = ("response_format", "text", "output_config")
-"""The field for structured output in each API. If a tool call is required, it is checked but has no effect."""
+"""The field for structured output in each API. If a tool call is required, the field is checked but has no effect."""
 
 
 class OpenAiChat(OpenAiDialect):

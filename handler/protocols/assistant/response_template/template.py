@@ -110,7 +110,8 @@ class Field(NamedTuple):
     """A field of the template. Each region of a response belongs to a field.
 
     Attributes:
-        open: the markers before a region, or None if everything outside the regions of other fields belongs to it.
+        open: the markers before a region, or None if everything outside the regions of other fields belongs to this
+            field.
         close: the markers after a region, or None if it ends with the response.
         make: creates the parser of one region's text.
         strips: whether the whitespace around a region's text is dropped.

@@ -61,7 +61,7 @@ class MinimaxM3(SectionedCalls):
         self.end_call()
 
     def _members(self, name: str, schemas: ToolSchema, schema: Any, *, listed: bool, depth: int) -> Steps[None]:
-        """Write the children of an element, up to its end tag, as a list or an object.
+        """Write the children of an element, up to its end, as a list or an object.
 
         Args:
             name: the name of the enclosing element.

@@ -15,8 +15,8 @@ _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
 class Harmony(CallParser):
     """Parses gpt-oss's tool calls.
 
-    A message is text after a header with its channel and possibly a recipient. A message to a function is a call, and
-    any other message is text. The response begins within a header, whose start is in the prompt.
+    A message has a header with its channel and possibly a recipient, and then text. A message to a function is a call,
+    and any other message is text. The response begins within a header, whose start is in the prompt.
     """
 
     begins = (_START, _CHANNEL)
