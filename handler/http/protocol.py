@@ -391,7 +391,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether to keep the connection open for a response. TLS always closes both directions."""
+        """Return whether to keep the connection open for a response. TLS closes both directions together."""
         self._eof = True
         if self._is_whole or self.scheme == "https":
             return False

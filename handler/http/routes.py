@@ -386,7 +386,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types dompurify"
 )
-"""Content Security Policy: pages load files only from this server, and create elements from text with DOMPurify."""
+"""Content Security Policy: pages load files only from this server, and create elements from text only via DOMPurify."""
 
 _GUARDS: Headers = [
     (b"content-security-policy", _POLICY.encode()),

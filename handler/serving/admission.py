@@ -48,7 +48,7 @@ INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version
 
 
 class InferenceRoutes:
-    """The inference routes of one model, as path templates with `{model}` and `{version}`.
+    """The inference routes of one model: path templates that contain `{model}` and `{version}`, and their dialects.
 
     Args:
         models: names of the model, starting with its primary name.
@@ -95,7 +95,7 @@ class Admission:
     """Decodes, parses and tokenizes requests. All methods must be called on the event loop thread.
 
     Args:
-        gate: gate that requests must pass before they join a dynamic batch, or None with rolling batches.
+        gate: gate for dynamic batches, which requests must pass before submission, or None with rolling batches.
         stepped: whether the event loop runs only when its host steps it.
 
     Attributes:
@@ -239,7 +239,7 @@ class Admission:
     async def _tokenizing(
         self, use: Callable[[Request, Sequence[Medium]], T], request: Request, size: int, media: Sequence[Medium]
     ) -> T:
-        """Call `use` with the request, either inline or on a thread. Long prompts have threads of their own.
+        """Call `use` with the request: inline, on a thread, or on a thread for long prompts.
 
         Args:
             size: size of the request body, in bytes.
@@ -257,8 +257,8 @@ class Admission:
         return await self._end(self._submit(use, size, apart=size >= LARGE))
 
     def write(self, feed: Callable[[], bytes], *, keeps: bool) -> asyncio.Future[bytes] | None:
-        """Call `feed`, which produces the end of a response, on a thread. Return None if the loop runs in steps, so
-        that `feed` must be called inline.
+        """Call `feed`, which produces the end of a response, on a thread. Return None if `feed` must be called
+        inline, because the loop runs in steps.
 
         Args:
             keeps: whether `feed` also stores the response, which must happen before the client receives it.

@@ -301,7 +301,7 @@ class BatchRunner:
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
     def _begin(self, found: Sequence[OpenBatch]) -> None:
-        """Start batches up to the number of lines that can run at once, and each owner's oldest batch if it is late."""
+        """Run at most as many batches as lines can run at once, and each owner's oldest batch if it is late."""
         owners, self._wanted = set[str](), set()
         for one in found:
             id, late = one.batch["id"], self.store.clock() - one.batch["created_at"] > 2 * _IDLE_SECONDS

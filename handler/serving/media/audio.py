@@ -50,7 +50,7 @@ def num_samples(size: Sequence[int]) -> int:
 
 def read_size(data: bytes) -> tuple[int, int, int]:
     """Return the samples per channel, the sample rate and the number of channels from a WAV or FLAC header. Return
-    zeros for other files.
+    zeros if the file has none.
 
     This takes only microseconds for any input. The decoder may find a different size.
 

@@ -19,7 +19,7 @@ ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
 
 
 def read_size(data: bytes) -> tuple[int, int]:
-    """Return the width and height from a JPEG, PNG, WebP or GIF header, or (0, 0) for other files.
+    """Return the width and height from a JPEG, PNG, WebP or GIF header, or (0, 0) if the file has none.
 
     This takes only microseconds for any input. The decoder may find a different size.
     """

@@ -271,7 +271,7 @@ class MediaLoader:
         return await self._fetcher.fetch(source.url, source.kind, take)
 
     def _measured(self, source: MediaSource, file: bytes) -> Load:
-        """Return the decoding job for a media file, with the number of units according to its header."""
+        """Return a media file to decode, with the number of units according to its header."""
         try:
             return self._load_of(source.kind, file, DECODERS[source.kind].read_size(file))
         except InvalidPayload as error:

@@ -457,7 +457,7 @@ class Metrics:
         self.registry.register(_Captured(counts))
 
     def count_opened(self) -> None:
-        """Count a request as TGI does: if it is accepted, has an invalid parameter, or the server is unavailable."""
+        """Count a request that TGI would count: it is accepted, or refused for a parameter or as unavailable."""
         if self._tgi is not None:
             self._tgi.count_opened()
 

@@ -24,7 +24,7 @@ class BatchGate:
     Args:
         config: configuration, which sets the number of requests in a batch (`batch_size`), how long a batch waits to be
             filled (`max_batch_delay`), how many requests may wait (`job_queue_size`), and how long a request may wait
-            (`option.predict_timeout`). The delay starts with the first waiting request, and starts again when the
+            (`option.predict_timeout`). The delay starts with the first waiting request, or anew when the
             previous batch has ended.
         max_lines: maximum number of lines from batch files in a dynamic batch (`option.batches_concurrency`, or half of
             the engine's sequences if that is 0).

@@ -1,4 +1,4 @@
-"""The lifecycle of a request: its phases, and its holdings, which are all released in `Life.enter`.
+"""The lifecycle of a request: its phases, and its holdings, which are all released in `Life._release`.
 
 A `RequestTask` takes these holdings:
 
