@@ -279,7 +279,7 @@ def _server(arguments: argparse.Namespace) -> tuple[str, str]:
 
 
 def _direct(url: str) -> dict[str, str]:
-    """Return environment variables so that requests to a URL on this machine bypass proxies."""
+    """Return environment variables that make requests to a URL on this machine bypass proxies."""
     host = urlsplit(url).hostname or ""
     if host not in ("127.0.0.1", "localhost", "::1"):
         return {}

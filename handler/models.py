@@ -191,7 +191,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
-    """Find a process that has opened or mapped one of the paths, or a file in one of them.
+    """Find a process that has opened or mapped one of the paths, or a file below one of them.
 
     Only processes that the current user may inspect are considered.
 

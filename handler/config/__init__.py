@@ -1,1 +1,1 @@
-"""The configuration: option tables, readers for the sources of options, and the files of models and users."""
+"""The configuration: option tables, and readers for their sources and for the files of models and users."""

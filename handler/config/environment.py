@@ -1,4 +1,4 @@
-"""Reads environment variables of SageMaker, DJL Serving and other software, and the number of GPUs for an engine."""
+"""Reads environment variables of SageMaker, DJL Serving and other software, and counts the GPUs for an engine."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def of_worker() -> dict[str, str]:
 def restore_text() -> None:
     """Restore variables in which Java has replaced each non-ASCII byte with a question mark.
 
-    Without a UTF-8 locale, Runtime.exec of the JDK cannot encode these variables. The environments of the parent
-    processes still contain the original values (proc(5)).
+    Without a UTF-8 locale, Runtime.exec of the JDK cannot encode these variables. The environments of this process's
+    ancestors still contain the original values (proc(5)).
     """
     pid = os.getppid()
     with contextlib.suppress(OSError):  # the process belongs to another user, or has ended

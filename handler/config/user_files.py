@@ -1,4 +1,4 @@
-"""Reads the user's model.py and requirements.txt in the model directory."""
+"""The user's model.py and requirements.txt in the model directory."""
 
 from __future__ import annotations
 

@@ -393,7 +393,7 @@ class InternalError(ServingError):
 
     @classmethod
     def of(cls, bug: BaseException) -> InternalError:
-        """Return the error that a client gets for a bug. It contains only the exception class, and the log the rest."""
+        """Return the error that a client gets for a bug. It contains only the exception class. The log has the rest."""
         return cls(f"internal error: {type(bug).__name__}")
 
 

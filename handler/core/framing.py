@@ -89,7 +89,7 @@ SSE_DONE = SSE._replace(end=b"data: [DONE]\n\n")
 
 
 def named_event(value: Mapping[str, Any]) -> bytes:
-    """Encode a server-sent event that is named after the `type` of its value, as in Anthropic's and OpenAI's APIs."""
+    """Encode a server-sent event named after the value's `type`, as in Anthropic's API and OpenAI's Responses API."""
     return b"event: %b\n" % value["type"].encode() + SSE.encode(value)
 
 
@@ -105,7 +105,7 @@ TOKEN_SLOTS = Token(NUMBER, SLOT, SLOT, False)
 
 
 def template(data: bytes) -> bytes:
-    """Convert an encoded event to a %-format string. Its placeholders are replaced by `%d` and `%b`.
+    """Convert an encoded event to a %-format string. The placeholders of the event are replaced by `%d` and `%b`.
 
     JSON contains no zero bytes, so text from a client cannot be mistaken for a placeholder.
     """

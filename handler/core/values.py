@@ -199,7 +199,7 @@ class Truncation(NamedTuple):
 
 
 def keep_last(most: int | None) -> Truncation | None:
-    """Return the truncation of a prompt to its last `most` tokens. -1 is the limit of the model, None disables it."""
+    """Return the truncation of a prompt to its last `most` tokens. -1 means the model's limit, None no truncation."""
     return None if most is None else Truncation(None if most == -1 else most)
 
 
@@ -311,8 +311,8 @@ class Heard(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """Values of a sequence other than its tokens. The engine passes them unchanged to the code that writes the
-    response.
+    """Values of a sequence other than its tokens. They are passed unchanged from the engine to the code that
+    writes the response.
 
     Attributes:
         context_logits: logits of the prompt, of shape [tokens, vocabulary]. Reported once, if requested.

@@ -57,7 +57,7 @@ class Sequence:
     """The tokens that a sequence has so far. `get_next_token` returns each token once.
 
     Args:
-        with_index: whether `get_next_token` also returns the index of the token, as it does since LMI 0.32.
+        with_index: whether `get_next_token` also returns the index of the token, as it has done since LMI 0.32.
     """
 
     def __init__(self, *, with_index: bool = True) -> None:

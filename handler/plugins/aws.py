@@ -282,7 +282,7 @@ def _parts(variable: str, spec: str) -> tuple[str, str]:
 
 
 def _file(source: str, home: Path, script: Path) -> Path | None:
-    """Return the file for a variable with the value `file.py` or `model`, or None if the value is a module name."""
+    """Return the file that a variable names as `file.py` or `model`, or None if the variable names a module."""
     if source == "model":
         return script
     return home / source if source.endswith(".py") else None

@@ -94,7 +94,7 @@ class ValueReply(WrappedReply):
             raise failed(self._formatter, "returned something that is not JSON", error) from None
 
     def _apply(self, value: Any) -> Any:
-        """Apply the formatter to a value. Omit `generated_text` if it is null, as LMI's examples take its length."""
+        """Apply the formatter to a value. Omit `generated_text` if it is null: LMI's examples take its length."""
         names = list(value) if isinstance(value, dict) and value.get(_TEXT, "") is None else []
         if names:
             del value[_TEXT]
@@ -323,8 +323,8 @@ class CustomReader:
         """Read a body.
 
         Returns:
-            The body as a dict for the parser of the API, and the object that the formatter returned (None if that is
-            the dict).
+            The body as a dict for the parser of the API, and the object that the formatter returned, or None if that
+            was also a dict.
 
         Raises:
             FormatterFailed: if the formatter failed.

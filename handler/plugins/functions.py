@@ -74,7 +74,7 @@ class OutputFormatter(NamedTuple):
     """A function that writes responses.
 
     Attributes:
-        unpacks_index: whether it expects `get_next_token` to return also the index of the token, as in LMI since 0.32.
+        unpacks_index: whether it expects `get_next_token` to also return the index of the token, as in LMI since 0.32.
     """
 
     name: str
@@ -490,7 +490,7 @@ class AdapterFormatters:
         self._note()
 
     def of(self, adapter: Adapter | None, base: Formatters) -> Formatters:
-        """Return the formatters for a request: those of its adapter, or of the model where the adapter has none."""
+        """Return the formatters for a request: its adapter's, and the model's for kinds that the adapter lacks."""
         own = None if adapter is None else self._by_path.get(adapter.path)
         if own is None:
             return base

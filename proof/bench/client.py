@@ -170,7 +170,7 @@ class Stage(IntEnum):
 
 
 class HttpReader:
-    """Reads one HTTP response, which may arrive in chunks of any size. Subclasses process the headers and body.
+    """Reads one HTTP response, which may arrive in pieces of any size. Subclasses process the headers and body.
 
     Attributes:
         stage: the received part of the response.
@@ -290,12 +290,12 @@ class AnswerReader(HttpReader):
 
 
 class BodyReader(HttpReader):
-    """A reader that stores the status, headers and body of a response, and the arrival times of its chunks.
+    """A reader that stores the status, headers and body of a response, and the arrival times of its pieces.
 
     Attributes:
         headers: headers with names in lower case. Values of repeated headers are joined with commas.
         body: the body so far.
-        pieces: the arrival times of the first chunks of the body. Their number is limited.
+        pieces: the arrival times of the first pieces of the body. Their number is limited.
     """
 
     max_bytes: ClassVar[int] = 64 << 20

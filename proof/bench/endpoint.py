@@ -207,7 +207,7 @@ class Plan:
     Attributes:
         clients: the number of clients for each level that is a closed loop. Ignored if there are rates.
         rates: the requests per second for each level that is an open loop.
-        requests: number of requests in each level. None means 4 per client and at least 8, or 50 in an open loop.
+        requests: number of requests in each level. None means 4 per client but at least 8, or 50 in an open loop.
     """
 
     clients: tuple[int, ...]

@@ -42,7 +42,7 @@ class Answer:
         asked: the request on one line for a report, without API keys.
         failure: the reason why the response is incomplete: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB` or
             `refused`; "" if it is complete.
-        pieces: the seconds from the start of the request to each chunk of the body.
+        pieces: the seconds from the start of the request to each piece of the body.
         arrivals: the seconds from the start of the request to each line or event of a stream.
         late: whether the response was ended by the time limit `--timeout` instead of a time limit in the contract.
     """

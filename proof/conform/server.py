@@ -378,7 +378,7 @@ class Server:
         skip("/invocations accepts neither inputs, nor messages, nor prompt")
 
     async def model(self) -> str:
-        """Return the model name for requests, which is either `--model` or the first name that the server lists."""
+        """Return the model name for requests: `--model`, or else the first name that the server lists."""
         if not self._model:
             for method, path in (("GET", "/v1/models"), ("POST", "/v2/repository/index")):
                 match (await self.ask(method, path, {} if method == "POST" else None)).value:

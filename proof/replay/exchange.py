@@ -65,7 +65,7 @@ class Times(NamedTuple):
 
     Attributes:
         first: time to the first byte of the body.
-        gap: mean time between chunks of the body, or None if there is only one chunk.
+        gap: mean time between pieces of the body, or None if there is only one piece.
         total: time to the end of the body.
     """
 
@@ -75,7 +75,7 @@ class Times(NamedTuple):
 
 
 def times_of(start: float, arrivals: Sequence[float], end: float) -> Times:
-    """Return the times of a response from the monotonic times of its start, chunks and end."""
+    """Return the times of a response from the monotonic times of its start, pieces and end."""
     first = (arrivals[0] if arrivals else end) - start
     gap = (arrivals[-1] - arrivals[0]) / (len(arrivals) - 1) if len(arrivals) > 1 else None
     return Times(first, gap, end - start)

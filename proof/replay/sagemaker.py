@@ -79,7 +79,7 @@ class _TooLong(Exception): ...
 
 
 def _arguments(request: Request) -> dict[str, Any]:
-    """Return the boto3 arguments. Paths other than /invocations are sent in the attribute `route`, as to AWS images."""
+    """Return boto3's arguments. A path other than /invocations is sent as the attribute `route`, as in AWS's images."""
     arguments: dict[str, Any] = {"Body": request.body}
     headers = {name.lower(): value for name, value in request.headers.items()}
     if request.path.partition("?")[0] not in ("/invocations", "/") and "route=" not in headers.get(_ATTRIBUTES, ""):
@@ -120,7 +120,7 @@ def _read(parts: Iterator[bytes], until: float) -> tuple[list[bytes], list[float
 
 
 def _failed(error: RequestFailed) -> Attempt:
-    """Return the error response of the container, or a lost response if the container did not respond."""
+    """Return the error response of the container, or a lost response if the container sent none."""
     response = getattr(error.__cause__, "response", None)
     if error.original_status and isinstance(response, Mapping) and response.get("OriginalMessage"):
         answer = Answer(error.original_status, "", str(response["OriginalMessage"]).encode())

@@ -25,7 +25,7 @@ class Foreign(NamedTuple):
             option with the same meaning.
         convert: the name of the conversion in `names.py` for the value, or "" if the value is not converted.
         unread: the other software that reads the variable, which the handler ignores.
-        heeded: the host that reads the variable itself, and its effect there.
+        heeded: the host that reads the variable itself, and how.
         instead: what to use instead of an option that only the Java side of DJL Serving reads.
         aliases: other names of the option.
     """

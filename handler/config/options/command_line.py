@@ -284,7 +284,7 @@ def add_flags(serve: Parser) -> None:
 
 
 def _flag_keys() -> dict[str, bool]:
-    """Return the keys of all options and native arguments, each with whether it is a switch."""
+    """Return the keys of all options and native arguments, and whether each of them is a switch."""
     arguments = [entry for engine in NAMES for entry in shipped(engine).arguments.items()]
     keys = {f"option.{name}": argument.types <= {"bool", "null"} for name, argument in arguments}
     server = shipped("vllm", "server").arguments.items()

@@ -38,7 +38,7 @@ def _argument(key: str, engine: str) -> Option | None:
 
 
 def option_key(name: str) -> str | None:
-    """Return the key of the option that DJL passes by a name without `option.`, or None if there is no such option."""
+    """Return the key of the option that DJL passes under a name without `option.`, or None if there is none."""
     key = next((name for name in (f"option.{name}", name) if name in KNOWN and _is_accepted(KNOWN[name], "")), None)
     if key is None:
         return None

@@ -1,4 +1,4 @@
-"""The unchanged TensorRT-LLM handler from upstream with an engine at no cost, so that only the handler is measured.
+"""The unchanged upstream TensorRT-LLM handler with an engine that costs nothing, so that only the handler is measured.
 
 This is the model.py of a worker. Packages that the handler imports and that need a GPU are replaced with stand-ins.
 """

@@ -141,7 +141,7 @@ class _Scanner:
             yield Unreadable(f"{self._name}: entry {number}", "the file is cut off")
 
     def _pass(self, data: bytes) -> Iterator[Unreadable]:
-        """Add scanned data to the current entry. Before the array, retain the last bytes, which may be its name."""
+        """Add scanned data to the current entry. Before the array, retain the last bytes, which may name the array."""
         if self._entry is None:
             if self._array is not _Array.WITHIN:
                 self._before = (self._before + data)[-_MAX_KEPT:]
