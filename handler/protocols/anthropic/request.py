@@ -54,7 +54,7 @@ from handler.protocols.kernel.messages import (
     string_at,
 )
 from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
-from handler.protocols.kernel.readers import NamedValue, integer, json_schema, show
+from handler.protocols.kernel.readers import NamedValue, integer, json_schema, only, show
 from handler.protocols.kernel.reply import PromptOnly
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, listing, nullable, record
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat, counted
@@ -69,12 +69,13 @@ EFFORTS = ("low", "medium", "high", "xhigh", "max")
         "format": {"type": ["object", "null"], "required": ["type", "schema"]},
         "effort": {"enum": [*EFFORTS, None]},
     },
-    additionalProperties=False,
+    additionalProperties=NULL,
 )
 def _output_config(value: Any) -> StructuredOutput | None:
     """Read `format`, a JSON schema for the whole response. `read_effort` reads `effort`."""
-    if not isinstance(value, dict) or value.keys() - {"format", "effort"}:
+    if not isinstance(value, dict):
         raise ValueError("must be an object with 'format', 'effort' or both")
+    only(value, "format", "effort")
     if value.get("effort") is not None and value["effort"] not in EFFORTS:
         raise ValueError(f"must have an 'effort' that is one of {', '.join(EFFORTS)}")
     if (format := value.get("format")) is None:

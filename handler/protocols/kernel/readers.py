@@ -380,7 +380,7 @@ def tgi_grammar(value: Any) -> StructuredOutput:
     if not isinstance(value, dict):
         raise ValueError("must be an object with 'type' and 'value'")
     kind, content = value.get("type"), value.get("value")
-    _only(value, "type", "value")
+    only(value, "type", "value")
     if kind == "json" or (kind == "json_object" and content is not None):
         return json_schema(content)
     if kind == "json_object":
@@ -388,7 +388,7 @@ def tgi_grammar(value: Any) -> StructuredOutput:
     if kind == "json_schema":
         if not isinstance(content, dict) or "schema" not in content:
             raise ValueError("must have a 'value' with 'schema'")
-        _only(content, "schema", "name")
+        only(content, "schema", "name")
         return json_schema(content["schema"])
     if kind == "regex":
         return regex(content)
@@ -404,22 +404,23 @@ def response_format(value: Any) -> StructuredOutput | None:
     """Read OpenAI's `response_format`. `strict` has no effect: engines always enforce a schema as far as they can."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind in ("text", "json_object"):
-        _only(value, "type")
+        only(value, "type")
         return StructuredOutput("json_object", "") if kind == "json_object" else None
     if kind != "json_schema":
         raise ValueError("must be an object with a 'type' that is text, json_object or json_schema")
-    _only(value, "type", "json_schema")
+    only(value, "type", "json_schema")
     content = value.get("json_schema")
     if not isinstance(content, dict) or not isinstance(content.get("schema"), dict):
         raise ValueError("must have a 'json_schema' with an object as its 'schema'")
-    _only(content, "schema", "name", "description", "strict")
+    only(content, "schema", "name", "description", "strict")
     return json_schema(content["schema"])
 
 
-def _only(value: dict[str, Any], *known: str) -> None:
-    for name in value:
-        if name not in known:
-            raise ValueError(f"has an unknown name {name[:64]!r}")
+def only(value: Mapping[str, Any], *known: str) -> None:
+    """Raise ValueError if an object has an unknown name whose value is not null. The message names it."""
+    for name, item in value.items():
+        if name not in known and item is not None:
+            raise ValueError(f"has an unknown name {name[:64]!r}; the names are {', '.join(known)}")
 
 
 def _json(value: Any) -> str:

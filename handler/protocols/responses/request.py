@@ -41,11 +41,12 @@ from handler.protocols.kernel.readers import (
     boolean,
     integer,
     metadata,
+    only,
     response_format,
     show,
     string,
 )
-from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
+from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, listing, nullable, record
 from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, OpenAiDialect, streaming
@@ -79,8 +80,9 @@ _SEND_ALL = "send all items as input"
 @accepts(type="object", properties={"format": {"type": ["object", "null"]}, "verbosity": {}})
 def _text(value: Any) -> StructuredOutput | None:
     """Read `text`. Its `format` follows the Responses API, and its `verbosity` has no effect."""
-    if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
+    if not isinstance(value, dict):
         raise ValueError("must be an object with 'format', 'verbosity' or both")
+    only(value, "format", "verbosity")
     format = value.get("format")
     if isinstance(format, dict) and format.get("type") == "json_schema":
         return response_format({"type": "json_schema", "json_schema": {k: v for k, v in format.items() if k != "type"}})
@@ -614,7 +616,7 @@ FIELDS: Mapping[str, Shape] = {
     **INPUT,
     **_OF_CHAT,
     **TOOLS,
-    "reasoning": nullable(record({}, _REASONING, additionalProperties=False)),
+    "reasoning": nullable(record({}, _REASONING, additionalProperties=NULL)),
 }
 _UNHEEDED = "tools[].function.strict"
 """The field that the chat reader reports as ignored if nothing enforces the schemas of tools."""
@@ -752,13 +754,15 @@ _CHAT = _Chat()
 
 def _effort(body: Mapping[str, Any]) -> Any:
     """Read `reasoning`, and return its effort."""
-    reasoning = body.get("reasoning")
-    if reasoning is None:
-        return None
-    if not isinstance(reasoning, dict) or reasoning.keys() - _REASONING.keys():
-        raise NamedValue("reasoning", reasoning).refused("must be an object with 'effort', 'summary' or both")
+    return NamedValue("reasoning", body.get("reasoning")).optional(_effort_of)
+
+
+def _effort_of(reasoning: Any) -> Any:
+    if not isinstance(reasoning, dict):
+        raise ValueError("must be an object with 'effort', 'summary' or both")
+    only(reasoning, *_REASONING)
     if (effort := reasoning.get("effort")) is not None and effort not in EFFORTS:
-        raise NamedValue("reasoning", reasoning).refused(f"'effort' must be one of {', '.join(EFFORTS)}")
+        raise ValueError(f"'effort' must be one of {', '.join(EFFORTS)}")
     return effort
 
 

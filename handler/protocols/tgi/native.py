@@ -12,7 +12,7 @@ from handler.core.media import MEDIA
 from handler.core.text import Prompt, spans
 from handler.core.values import Finish, Request, keep_last
 from handler.protocols.assistant.template import READERS, read_template
-from handler.protocols.assistant.tools.request import choose_format, lay_out
+from handler.protocols.assistant.tools.request import choose_format, lay_out, read_tools
 from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, Timing
 from handler.protocols.kernel.errors import Headers
@@ -490,7 +490,7 @@ class _TgiTokenize(Dialect):
 
 
 class _TgiChatTokenize(_TgiTokenize):
-    """The dialect of /chat_tokenize. The prompt of a chat is the same as on /v1/chat/completions."""
+    """The dialect of /chat_tokenize. The prompt of a chat is the same as on /v1/chat/completions, including tools."""
 
     name = "tgi_chat_tokenize"
     computes = True  # TGI counts these requests
@@ -498,18 +498,18 @@ class _TgiChatTokenize(_TgiTokenize):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict) or "messages" not in body:
             raise WrongType("missing field `messages`")
-        if body.get("tools"):
-            raise OutOfRange("`tools` are not rendered by this route")  # ignoring them would change the prompt
+        tools = read_tools(body, context)
         params = {name: item for name, item in body.items() if item is not None and name not in ("messages", "tools")}
         shaping = [NamedValue(name, params.pop(name)) for name in _TOKENIZE_SHAPING if name in params]
         options = {option.name: option.read(CHAT.parameters[option.name].read) for option in shaping}
         text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route renders text only"))
         messages, _, names = read_messages(body["messages"], text_only)
         template, unread = read_template(options, messages, context)
-        names = [*names, *unread, *(name for name in params if name not in _NO_EFFECT)]
+        names = [*names, *tools.unknown, *unread, *(name for name in params if name not in _NO_EFFECT)]
         ignored = report_unknown(names, body, context, generates=False)
-        messages, _ = lay_out(messages, (), context.chat_template, choose_format(context))
-        return prompt_request(Request("", messages=messages, template=template), _chat_tokens, self.errors, ignored)
+        messages, shown = lay_out(messages, tools.shown, context.chat_template, choose_format(context))
+        request = Request("", messages=messages, tools=shown, template=template)
+        return prompt_request(request, _chat_tokens, self.errors, ignored)
 
 
 TOKENIZE, CHAT_TOKENIZE = _TgiTokenize(), _TgiChatTokenize()

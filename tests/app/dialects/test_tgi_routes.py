@@ -309,6 +309,12 @@ def test_chat_tokenize(echo_server: LiveServer) -> None:
     assert "x-lmi-ignored-parameters" not in laid_out.headers
     answer = echo_server.post({**chat, "max_tokens": 1}, "/v1/chat/completions").json()
     assert len(laid_out.json()["tokenize_response"]) == answer["usage"]["prompt_tokens"]
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    for more in ({"tools": [tool]}, {"tools": [tool], "tool_choice": "none"}, {"tools": []}):
+        found = echo_server.post({**chat, **more}, "/chat_tokenize").json()
+        answer = echo_server.post({**chat, **more, "max_tokens": 1}, "/v1/chat/completions").json()
+        assert len(found["tokenize_response"]) == answer["usage"]["prompt_tokens"]
+        assert ("look" in found["templated_text"]) == (more == {"tools": [tool]})
     refusals: list[Any] = [{}, {"messages": []}, {**chat, "tools": [{}]}, {**chat, "continue_final_message": True}, []]
     for wrong in refusals:
         refused = echo_server.post(wrong, "/chat_tokenize")

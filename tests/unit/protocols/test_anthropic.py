@@ -275,6 +275,7 @@ def test_names_without_effect_are_listed_in_anthropic(more: dict[str, Any], list
         ),
         (body(thinking={"type": "much"}), 'thinking={"type": "much"}: must be an object whose \'type\''),
         (body(output_config={"effort": "huge"}), "must have an 'effort' that is one of low"),
+        (body(output_config={"effort": "low", "task_budget": 1}), "has an unknown name 'task_budget'; the names are"),
         (body(stop=["x"]), 'stop=["x"]: is not supported: use stop_sequences'),
         (body(mcp_servers=[{}]), "mcp_servers=[{}]: is not supported"),
         (body(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}), "only available edit is clear_"),

@@ -326,8 +326,11 @@ def test_structured_output_has_a_length_and_names_what_it_does_not_know() -> Non
     tagged = {"type": "json_schema", "value": {"schema": {"a": 1}, "name": "x"}}
     assert tgi_grammar(tagged).value == '{"a": 1}'
     for wrong, words in (
-        ({**tagged, "other": 1}, "has an unknown name 'other'"),
-        ({"type": "json_schema", "value": {"schema": {}, "strict": True}}, "has an unknown name 'strict'"),
+        ({**tagged, "other": 1}, "has an unknown name 'other'; the names are type, value"),
+        (
+            {"type": "json_schema", "value": {"schema": {}, "strict": True}},
+            "has an unknown name 'strict'; the names are schema, name",
+        ),
         ({"type": "json_schema", "value": {"name": "x"}}, "must have a 'value' with 'schema'"),
         ({"type": "regex"}, "must be a regular expression as a non-empty string"),
     ):

@@ -132,7 +132,7 @@ def test_what_cannot_be_followed_is_named_as_the_client_has_it(dialect: str, bod
         assert json.loads(call.errors.whole(caught.value).body)["error"]["param"] == wanted
 
 
-_CALLED = {
+_CALLED: dict[str, dict[str, Any]] = {
     "openai_chat": {**_CHAT, "tools": [_TOOL], "tool_choice": "required"},
     "lmi": {**_CHAT, "tools": [_TOOL], "tool_choice": "required"},
     "openai_responses": {
