@@ -58,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return 1
     if spec.model.upload is not None:
         with upload_progress(console) as report:
-            upload_models(spec, aws, report)
+            upload_models(spec, aws, look(aws, spec.name), report)
     model_name = make_model(aws, spec.name, job)
     say(console, f"{'created' if model_name else 'found'} {job.model.key}")
     name = arguments.job or name_of(aws, job)

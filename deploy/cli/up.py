@@ -104,7 +104,7 @@ def _deploy(
         return 1
     if uploads(spec):
         with upload_progress(console) as report_upload:
-            upload_models(spec, aws, report_upload)
+            upload_models(spec, aws, live, report_upload)
     with live_progress(console) as report:
         apply(aws, comparison.plan, preparation.resources_in_order, replace(options, report=report), run)
     before = live.config.tags.get(TAG_BEFORE) if command == "promote" and live.config is not None else None

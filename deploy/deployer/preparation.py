@@ -170,11 +170,16 @@ def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
     )
 
 
-def upload_models(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], None]) -> None:
-    """Upload each `model.path` of the specification. Files that are already in S3 are skipped."""
+def upload_models(spec: Spec, aws: Aws, live: Live, progress: Callable[[UploadProgress], None]) -> None:
+    """Upload each `model.path` of the specification. Files that are already in S3 are skipped.
+
+    Raises:
+        Refused: the upload would change files that are in use; see `check_data`.
+    """
     for server in servers(spec):
         model = server.model
         if model.directory is not None and model.upload is not None:
+            check_data(server, aws, live)  # again, as the files may have changed since the plan was made
             upload(
                 aws,
                 model.directory,

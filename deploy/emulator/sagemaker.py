@@ -313,8 +313,7 @@ class Operations:
                 raise Invalid("ExecutionRoleArn is required if a variant has no model.")
             variant.setdefault("InitialVariantWeight", 1.0)
         p.setdefault("EnableNetworkIsolation", False)
-        thing = self._state.create("endpoint-config", p["EndpointConfigName"], p, region)
-        return {"EndpointConfigArn": thing.arn}
+        return {"EndpointConfigArn": self._state.create("endpoint-config", p["EndpointConfigName"], p, region).arn}
 
     def _check_routing(self, routing: dict[str, Any]) -> None:
         """Check that prefix-aware routing has both of its fields, which the API model itself does not require."""

@@ -503,6 +503,33 @@ def test_up_sends_the_model_and_down_removes_it_with_the_logs(cloud: Cloud, tmp_
     assert logs.describe_log_groups()["logGroups"] == []
 
 
+@pytest.mark.parametrize("command", ["up", "update", "batch"])
+def test_files_that_change_before_the_answer_do_not_come_under_what_serves(
+    cloud: Cloud, tmp_path: Path, main: Deployer, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """What was compared may have changed while somebody read the plan."""
+    directory = tmp_path / "model"
+    directory.mkdir()
+    for name, content in MODEL.items():
+        (directory / name).write_bytes(content)
+    model = {**PLAIN["model"], "s3": None, "path": str(directory), "upload": "s3://models/mine/"}
+    batch = {"input": "s3://models/in/", "output": "s3://models/out"}
+    whole = {"model": model, "batch": batch, "instance": {"type": "ml.g6e.2xlarge"}, "scaling": None}
+    assert main(["up", file(tmp_path, **whole), "--yes", "--no-checks"]) == 0
+    serves = cloud.everything()
+    objects = cloud.client("s3").list_objects_v2(Bucket="models", Prefix="mine/")["Contents"]
+
+    def answered(question: str, **how: bool) -> bool:
+        (directory / "tokenizer.json").write_bytes(b"[]")
+        return True
+
+    monkeypatch.setattr(f"deploy.cli.{'batch' if command == 'batch' else 'up'}.confirm", answered)
+    changed = file(tmp_path, **whole, options={"max_tokens": 2})
+    assert main([command, changed, "--no-checks"]) == 2
+    assert cloud.client("s3").list_objects_v2(Bucket="models", Prefix="mine/")["Contents"] == objects
+    assert cloud.everything() == serves
+
+
 INTERRUPTED = """
 import sys
 sys.path.insert(0, {root!r})
