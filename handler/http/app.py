@@ -65,7 +65,7 @@ class App:
     """The ASGI application of a served model. It requires the ASGI extension that `http/protocol.py` defines.
 
     Args:
-        access: API keys and origins that are allowed to use the application.
+        access: the API keys and origins that are allowed to use the application.
         hosts: allowed values of the Host header. By default, all values are allowed.
         handlers: the user's handlers and middleware, which replace routes and run around them.
     """

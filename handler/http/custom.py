@@ -102,7 +102,7 @@ class HandleRoutes:
                 close_parts(result)
 
     def _is_called(self, scope: Scope) -> bool:
-        """Return whether the function serves this path, the path has the right model, and the model is in service."""
+        """Return whether the function serves this path, the path names this model, and the model is in service."""
         match = self._paths.fullmatch(scope["path"]) if scope["method"] == "POST" else None
         if match is None or self._model.availability.state in ("loading", "stopping"):
             return False
@@ -498,7 +498,7 @@ class _Json(JSONResponse):
 
 
 def _plain(value: Any) -> Any:
-    """Convert a value that is not serializable to JSON, like FastAPI's `jsonable_encoder`.
+    """Convert a value that is not serializable to JSON, as FastAPI's `jsonable_encoder` does.
 
     Raises:
         TypeError: the value cannot be converted.

@@ -36,8 +36,8 @@ class Access:
         keys: API keys, each of which grants access. If empty, no key is needed. They are omitted from the repr.
         origins: origins of web pages that may call the server from a browser; `*` allows all.
         hosts: allowed values of the Host header in addition to the names of this machine; `*` allows all.
-        certfile: PEM file with the certificate for HTTPS, or None for HTTP.
-        keyfile: PEM file with the private key, or None if `certfile` contains it.
+        certfile: the PEM file with the certificate for HTTPS, or None for HTTP.
+        keyfile: the PEM file with the private key, or None if `certfile` contains it.
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)

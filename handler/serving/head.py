@@ -45,7 +45,7 @@ class Head(NamedTuple):
         headers: headers by name in lower case.
         dialect: dialect of the route, or None for the configured dialect.
         media_type: content type in lower case without its parameters, or "" if it is missing.
-        adapter: LoRA adapter from the headers or the query string.
+        adapter: the LoRA adapter from the headers or the query string.
         formatters: formatters of the adapter, or else of the model.
         session: session from the headers.
     """

@@ -117,7 +117,7 @@ TASKS = {
     "automatic-speech-recognition": ("transcription",),
     "pooling": (),
 }
-"""Maps each task to its names in LMI, vLLM and Hugging Face. The names of `auto` let the model determine the task."""
+"""Maps each task to its other names in LMI, vLLM and Hugging Face. Names of `auto` let the model determine the task."""
 
 
 def _task(text: str) -> str:

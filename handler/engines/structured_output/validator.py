@@ -148,7 +148,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         refusal: the reason why the engine does not support the schema or grammar, or "" if it does.
-        seconds: CPU time that the check took.
+        seconds: the CPU time that the check took.
         kept: number of bytes that the engine will not free before it ends.
     """
 

@@ -61,8 +61,8 @@ class Tracer:
     environment variables.
 
     Args:
-        exporter: OpenTelemetry exporter class, as returned by `find_exporter`.
-        endpoint: URL of the receiver, or None to read it from the `OTEL_*` variables.
+        exporter: the OpenTelemetry exporter class, as returned by `find_exporter`.
+        endpoint: the URL of the receiver, or None to read it from the `OTEL_*` variables.
         model_name: name of the model in the spans.
     """
 
