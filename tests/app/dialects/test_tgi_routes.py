@@ -310,7 +310,8 @@ def test_chat_tokenize(echo_server: LiveServer) -> None:
     answer = echo_server.post({**chat, "max_tokens": 1}, "/v1/chat/completions").json()
     assert len(laid_out.json()["tokenize_response"]) == answer["usage"]["prompt_tokens"]
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    for more in ({"tools": [tool]}, {"tools": [tool], "tool_choice": "none"}, {"tools": []}):
+    with_tools: list[dict[str, Any]] = [{"tools": [tool]}, {"tools": [tool], "tool_choice": "none"}, {"tools": []}]
+    for more in with_tools:
         found = echo_server.post({**chat, **more}, "/chat_tokenize").json()
         answer = echo_server.post({**chat, **more, "max_tokens": 1}, "/v1/chat/completions").json()
         assert len(found["tokenize_response"]) == answer["usage"]["prompt_tokens"]

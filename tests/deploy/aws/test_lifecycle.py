@@ -514,7 +514,7 @@ def test_files_that_change_before_the_answer_do_not_come_under_what_serves(
         (directory / name).write_bytes(content)
     model = {**PLAIN["model"], "s3": None, "path": str(directory), "upload": "s3://models/mine/"}
     batch = {"input": "s3://models/in/", "output": "s3://models/out"}
-    whole = {"model": model, "batch": batch, "instance": {"type": "ml.g6e.2xlarge"}, "scaling": None}
+    whole: dict[str, Any] = {"model": model, "batch": batch, "instance": {"type": "ml.g6e.2xlarge"}, "scaling": None}
     assert main(["up", file(tmp_path, **whole), "--yes", "--no-checks"]) == 0
     serves = cloud.everything()
     objects = cloud.client("s3").list_objects_v2(Bucket="models", Prefix="mine/")["Contents"]
