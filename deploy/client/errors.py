@@ -171,7 +171,7 @@ def failure(error: BaseException) -> RequestFailed:
 
 
 def s3_failure(error: BaseException, advice: str) -> RequestFailed:
-    """Convert an error of a call to S3. `advice` replaces advice that is for calls to the model."""
+    """Return the exception for an error of a call to S3. `advice` replaces advice about calls to the model."""
     failed = failure(error)
     if isinstance(failed, (Broken, TimedOut)):
         failed.advice = advice

@@ -257,7 +257,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _some(headers: Mapping[str, str], *names: str) -> dict[str, str]:
-    """Return the headers with these names."""
+    """Return the headers whose names are in `names`."""
     return {name: headers[name] for name in names if name in headers}
 
 

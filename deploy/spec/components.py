@@ -56,10 +56,10 @@ def title(server: Spec) -> str:
 
 
 def with_parts_of_components(content: Any) -> Any:
-    """Return the content of a file with a model and an image at the top level, even if only the components have them.
+    """Return a specification with `model` and `image` at the top level, even if only its components have them.
 
-    The added model or image is that of the first component, and no component uses it: a component without its own gets
-    an empty section, so that the error message names this component.
+    What is added is copied from the first component. No component inherits it: a component without a `model` or `image`
+    gets an empty section, so that the error about the missing section names that component.
     """
     items = content.get("components") if isinstance(content, Mapping) else None
     if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):

@@ -232,7 +232,7 @@ class Component(Section):
 
 
 class Scaling(Section):
-    """Automatic scaling by concurrent requests, of the components' copies or else of the instances."""
+    """Automatic scaling by the number of concurrent requests: of copies if there are components, else of instances."""
 
     min: Count = Field(
         1, description="Minimum; 0 requires async, or components, whose requests fail until a copy is ready."

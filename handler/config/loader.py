@@ -253,7 +253,7 @@ def joined(source: Iterable[_Item]) -> list[_Item]:
         except (ValueError, RecursionError):
             plain.append(Problem(item.origin, root, f"{shown(root)}: nested too deeply"))
     overridden = (item for item in _only(Setting, plain) if item.key in last)
-    notes = (Note(str(item), "its dotted names override it, as in vLLM") for item in overridden)
+    notes = (Note(str(item), "overridden by its fields under dotted names, as in vLLM") for item in overridden)
     return [*plain, *last.values(), *notes]
 
 

@@ -153,8 +153,8 @@ class AsgiExchange:
         await _wait(self._event, seconds)
 
     async def send(self, message: Message) -> None:
-        """Send a message of the response. `BodyWriter` steps this coroutine to its first wait, so a task sends the
-        message.
+        """Send a message of the response. Nothing is sent before the first suspension, because `BodyWriter` runs this
+        coroutine up to there itself and leaves the rest to a task.
 
         Raises:
             OSError: the server could not send the message.

@@ -180,7 +180,7 @@ class ThreadedReply(WrappedReply):
         self._thread.run(functools.partial(self._returned, formatted), self._title, self._format, formatted)
 
     def _format(self, formatted: _Formatted) -> None:
-        """Format deltas on the thread, for at most one turn."""
+        """Format waiting deltas on the formatter thread until `_TURN` seconds have passed."""
         end = time.monotonic() + _TURN
         while self._waiting and self._phase is not _Phase.CLOSED:
             index, delta = self._waiting.popleft()

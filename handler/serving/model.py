@@ -145,7 +145,7 @@ class ServedModel:
         return task
 
     def refused(self, error: ServingError, dialect: Dialect | None = None, *, id: str = "-") -> RequestTask:
-        """Return a finished task for a request that is refused without being opened, and count the request."""
+        """Count a request that is refused without a call of `open`, and return its finished task."""
         task = self._make_task(RequestStats(id, self.metrics), Head(dialect=dialect))
         task.refuse(error)
         return task

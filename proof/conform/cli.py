@@ -70,12 +70,12 @@ def add_parser(commands: Any) -> None:
     end.add_argument(
         "--command",
         metavar="COMMAND",
-        help="the command that starts the server at URL, and exits on SIGTERM; for the rules about start and stop",
+        help="command that starts the server at URL and that exits on SIGTERM; the rules about start and stop need it",
     )
     end.add_argument(
         "--container",
         metavar="NAME",
-        help="the running container at URL (docker or podman), which exits on SIGTERM; for the rules about shutdown",
+        help="running container of the server at URL (docker or podman); the rules about shutdown send it SIGTERM",
     )
     parser.add_argument(
         "--ready",

@@ -249,6 +249,6 @@ def test_without_a_problem_nothing_is_started() -> None:
     ended = check_serve("--engine", "openvino", "--check", OPTION_ECHO_CUES="true")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == [
-        "ignored: option.echo_cues (environment variable OPTION_ECHO_CUES); only echo reads these words",
+        "ignored: option.echo_cues (environment variable OPTION_ECHO_CUES); only the echo engine reads these words",
         "no problems; engine: openvino, option.model_id: not set",
     ]

@@ -129,7 +129,7 @@ def describe(name: str, width: int | None = None) -> str:
     """Describe an option.
 
     Args:
-        name: any name of the option, with or without `option.`, or the name of its variable or of a foreign variable.
+        name: any name of the option, with or without `option.`, or of its variable, or of a variable of TGI or vLLM.
         width: the number of columns at which text wraps, or None to write each fact on one line.
 
     Raises:
@@ -146,7 +146,7 @@ def describe(name: str, width: int | None = None) -> str:
 
 
 def _foreign(name: str, width: int | None) -> list[str]:
-    """Return paragraphs that describe the effect of a foreign variable, or [] if the name is not foreign."""
+    """Describe what a variable of TGI or vLLM does here, in paragraphs. Return [] if the name is not one of these."""
     if name in VARIABLES:
         return [f"{name}\n{_line(VARIABLES[name].answer, width)}"]
     if not name.startswith(SM_VLLM):
@@ -159,7 +159,7 @@ def _foreign(name: str, width: int | None) -> list[str]:
 
 
 def _keys(name: str) -> list[str]:
-    """Return the keys of the options for a name or variable, or [] for a foreign variable without an option."""
+    """Return the keys of the options for a name or variable, or [] for a variable of TGI or vLLM without an option."""
     if name in VARIABLES:
         return [key_of(own) for own in sorted({*VARIABLES[name].owns.values()} - SECRET)]
     if name.startswith(SM_VLLM):

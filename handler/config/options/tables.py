@@ -248,9 +248,9 @@ _GPU = ("vllm", "trtllm")
 _GUIDED = ("openvino", *_GPU)
 
 ECHO = (
-    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "maximum tokens per second for each request; 0 disables the limit", engines=("echo",), idle="only echo limits its speed"),
+    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "maximum tokens per second for each request; 0 disables the limit", engines=("echo",), idle="only the echo engine has a speed limit"),
     Option("option.echo_tokenizer", "echo_tokenizer", path, None, "a Hugging Face directory with the tokenizer and chat template that echo uses; by default, words are tokens", engines=("echo",), idle="other engines use the model's tokenizer"),
-    Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise>, <hang>, <die> and <refuse> in a prompt make the engine do that (for tests)", engines=("echo",), idle="only echo reads these words"),
+    Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise>, <hang>, <die> and <refuse> in a prompt make the engine do that (for tests)", engines=("echo",), idle="only the echo engine reads these words"),
 )  # fmt: skip
 
 GUIDED = (

@@ -408,11 +408,12 @@ class OpenAiChat(OpenAiDialect):
         tool_fields: Mapping[str, Any],
         context: ServerContext,
     ) -> ParsedChat:
-        """Build the chat for the body of another API. `model` is read in the same way as in a chat.
+        """Build the chat for the body of another API. The field `model` is read in the same way as in a chat.
 
         Args:
-            fields: the other fields, under the names of `table`.
-            tool_fields: the fields of `TOOL_FIELDS`.
+            body: the body as the client sent it.
+            fields: the parameters under the chat's names for them, the keys of `table`.
+            tool_fields: the fields about tools under the chat's names, those in `TOOL_FIELDS`.
         """
         model = self.read_model(body, context)
         check_number(conversation.media, context)

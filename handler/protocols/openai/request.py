@@ -132,8 +132,8 @@ _COUNTS: TokenUsage = {"prompt_tokens": NUMBER, "completion_tokens": NUMBER, "to
 class Choice:
     """The state of one choice in a stream.
 
-    `text_event` is the template of chunks in which only the text changes. If chunks have token counts, it is the
-    template of the choice's part of a chunk. It is None before the first chunk, and if other fields also change.
+    `text_event` is the template of chunks in which only the text changes. If chunks also contain token counts, it is
+    only the template of the element of `choices`. It is None before the first chunk, and if other fields also change.
     """
 
     def __init__(self, index: int) -> None:

@@ -102,7 +102,7 @@ class TritonDocument(WholeReply):
         return texts, self._tensors(options.tensors, sequences), extras
 
     def _rank(self) -> list[SequenceOutput]:
-        """Return the sequences to show, in the order of their rank for `best_of` and beams, or else of their seeds."""
+        """Return the sequences to show: with `best_of` or beams the best ones, best first, else all by index."""
         sampling = self._options.request.sampling
         if sampling.num_beams == 1 and sampling.best_of <= sampling.n:
             return self._sequences

@@ -83,7 +83,7 @@ class Input:
         path: path of the file.
         endpoint: endpoint that every request must specify.
         config: configuration, which limits the size of a line and the number of requests. A longer line gets an error.
-            Reading ends with an error at a blank line whose number exceeds twice the limit of requests, because blank
+            A blank line beyond line number 2 x (maximum number of requests) ends reading with an error, because blank
             lines cost time too.
         decode_large: function that decodes a large line. It blocks the calling thread until the line is decoded.
         done: numbers of the lines to skip, counted from 1.

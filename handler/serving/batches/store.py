@@ -163,7 +163,7 @@ class BatchStore:
         return file
 
     def open(self, owner: str, id: str) -> tuple[OpenAiFile, BinaryIO]:
-        """Return the description of a file, and its open contents. The bytes count as used until these are closed.
+        """Return the description of a file and the file opened for reading. Its bytes count as used until it is closed.
 
         Raises:
             NotFound: the owner has no file with this id.

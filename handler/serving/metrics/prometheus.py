@@ -372,7 +372,7 @@ class _Captured(Collector):
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        text = "Requests of option.capture_requests by outcome: written, or dropped"
+        text = "Requests captured with option.capture_requests, by outcome: written or dropped"
         counts = zip((["written"], ["dropped"]), self._counts(), strict=True)
         yield _labelled(CounterMetricFamily, "lmi_captured_requests", text, ["outcome"], counts)
 

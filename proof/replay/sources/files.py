@@ -449,7 +449,7 @@ def from_member(member: Member, name: str) -> bytes:
 
 
 def is_status(value: Any) -> bool:
-    """Return whether a value is an HTTP status, or 0 for an unknown status."""
+    """Return whether a value is an HTTP status. An unknown status is recorded as 0, which is accepted too."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1000
 
 

@@ -33,7 +33,10 @@ from handler.core.errors import ConfigError
         ),
         ("HF_MODEL_ID", ["  type:        a string", "  environment: OPTION_MODEL_ID, HF_MODEL_ID"]),
         ("SERVING_BATCH_SIZE", ["  environment: SERVING_BATCH_SIZE", "  other names: max_dynamic_batch_size"]),
-        ("OPTION_ECHO_CUES", ["  engines:     echo; no effect with other engines: only echo reads these words"]),
+        (
+            "OPTION_ECHO_CUES",
+            ["  engines:     echo; no effect with other engines: only the echo engine reads these words"],
+        ),
         ("tensor_parallel_degree", ["  type:        a whole number of at least 1, or max"]),
         (
             "option.engine_args",
