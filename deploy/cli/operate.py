@@ -113,10 +113,7 @@ def add_scale(commands: Any) -> None:
 def _scale(arguments: argparse.Namespace) -> int:
     bounds = arguments.min is not None or arguments.max is not None
     if arguments.count is None and not bounds:
-        raise Refused(
-            "a count or a limit is required",
-            "Pass either the number of instances or copies, or limits with --min and --max.",
-        )
+        raise Refused("a count or a limit is required", "Pass a number of instances or copies, or --min and --max.")
     aws = Aws(arguments.region)
     what = scaling_target(aws, arguments.name, arguments.component)
     if bounds:

@@ -125,7 +125,8 @@ class Encoder:
             raise AnswerTooLong(request.names.max_new_tokens, num_prompt, needed, limit)
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
-        request = request._replace(messages=(), media=(), tools=())  # the prompt contains them now
+        if request.messages or request.media or request.tools:
+            request = request._replace(messages=(), media=(), tools=())  # the prompt contains them now
         limit, wanted = self.max_tokens(), request.sampling.max_new_tokens
         if limit is None or wanted <= (left := limit - len(prompt.ids)):
             return request

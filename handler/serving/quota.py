@@ -39,6 +39,9 @@ class Quota:
         """
         with self.lock:
             taken, small = self.taken + after - before, self._small
+            if before <= small >= after and taken <= self.most and large is None:  # as most changes are
+                self.taken = taken
+                return
             was_large, is_large = (before > small, after > small) if large is None else (large, large)
             by_large = self._taken_by_large + after * is_large - before * was_large
             if after > before and taken > self.most:

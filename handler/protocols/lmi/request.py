@@ -117,7 +117,8 @@ def without_overridden(
 
 def read_field(parameters: Mapping[str, Any], name: str) -> Any:
     """Read a field of `parameters` that is not a sampling parameter. Return None if it is absent."""
-    return NamedValue(f"parameters.{name}", parameters.get(name)).optional(REQUEST_FIELDS[name])
+    value = parameters.get(name)
+    return None if value is None else NamedValue(f"parameters.{name}", value).read(REQUEST_FIELDS[name])
 
 
 def read_stream(body: Mapping[str, Any]) -> bool | None:
@@ -275,10 +276,10 @@ class Lmi(Dialect):
             reply = StreamReply(self.format, request, framing, errors, parsed.outputs)
         else:
             reply = DocumentReply(self.format, request, parsed.outputs)
-        answered = ParsedRequest((request,), reply, errors, names, streams)
         if parameters.get(_FORMATTER) is not None:  # the client's own choice
-            return answered
-        return answered._replace(of_tokens=True, as_openai=openai_reply(request, context, streams=streams))
+            return ParsedRequest((request,), reply, errors, names, streams)
+        as_openai = openai_reply(request, context, streams=streams)
+        return ParsedRequest((request,), reply, errors, names, streams, of_tokens=True, as_openai=as_openai)
 
     def _framing(self, parameters: Mapping[str, Any], context: ServerContext, stream: bool | None) -> Framing:
         framing: Framing | None = read_field(parameters, _FORMATTER)
@@ -406,9 +407,18 @@ def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
 def _names(parameters: ParsedParameters) -> FieldNames:
     """Return the client's names for fields, for use in the errors of later checks."""
     names = parameters.names
-    default = LMI_NAMES._replace(
-        prompt=names.get("prompt_ids", LMI_NAMES.prompt),
-        stop_token_ids=names.get("end_id", LMI_NAMES.stop_token_ids),
-        logits=names.get("return_generation_logits", names.get("return_context_logits", LMI_NAMES.logits)),
-    )
-    return default._replace(**{field: name for field, name in names.items() if field in FieldNames._fields})
+    if names.items() <= _DEFAULT_NAMES:
+        return LMI_NAMES
+    return LMI_NAMES._replace(**{field: names[own] for own, field in _FIELDS_BY_PARAMETER.items() if own in names})
+
+
+_FIELDS_BY_PARAMETER = {
+    "prompt_ids": "prompt",
+    "end_id": "stop_token_ids",
+    "return_context_logits": "logits",
+    "return_generation_logits": "logits",
+    **{field: field for field in FieldNames._fields},
+}
+"""Maps a parameter to its field in `FieldNames`. Of several parameters for a field, the last one counts."""
+
+_DEFAULT_NAMES = LMI_NAMES._asdict().items()

@@ -163,23 +163,20 @@ class VllmMetrics(Collector):
         if request.queue is None:
             return
         self._num_prompt_tokens += request.num_prompt_tokens
-        values = {
-            "request_queue_time_seconds": request.queue,
-            "e2e_request_latency_seconds": request.total,
-            "request_inference_time_seconds": request.total - request.started,
-            "request_prompt_tokens": request.num_prompt_tokens,
-            "request_generation_tokens": request.num_tokens,
-        }
+        histograms = self._others
+        histograms["request_queue_time_seconds"].observe(request.queue)
+        histograms["e2e_request_latency_seconds"].observe(request.total)
+        histograms["request_inference_time_seconds"].observe(request.total - request.started)
+        histograms["request_prompt_tokens"].observe(request.num_prompt_tokens)
+        histograms["request_generation_tokens"].observe(request.num_tokens)
         if request.num_tokens:
-            values["request_prefill_time_seconds"] = request.first - request.started
-            values["request_decode_time_seconds"] = request.total - request.first
+            histograms["request_prefill_time_seconds"].observe(request.first - request.started)
+            histograms["request_decode_time_seconds"].observe(request.total - request.first)
         if per_token is not None:
-            values["request_time_per_output_token_seconds"] = per_token
-        for name, value in values.items():
-            self._others[name].observe(value)
+            histograms["request_time_per_output_token_seconds"].observe(per_token)
         for sampling in samplings:
-            self._others["request_params_n"].observe(sampling.n)
-            self._others["request_params_max_tokens"].observe(sampling.max_new_tokens)
+            histograms["request_params_n"].observe(sampling.n)
+            histograms["request_params_max_tokens"].observe(sampling.max_new_tokens)
         is_cut = request.outcome == "ok" and request.finish == Finish.LENGTH.value
         self._ended["length" if is_cut else _REASONS.get(request.outcome, "error")] += 1
 

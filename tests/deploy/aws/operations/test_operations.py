@@ -224,7 +224,7 @@ def test_bounds_need_scaling_and_sense(cloud: Cloud) -> None:
 
 def test_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scale", "chat"]) == 2
-    assert "Pass either the number of instances or copies, or limits with --min and --max." in capsys.readouterr().err
+    assert "Pass a number of instances or copies, or --min and --max." in capsys.readouterr().err
 
 
 # -- doctor ------------------------------------------------------------------------------------------------------------
