@@ -199,7 +199,7 @@ _ADVICE = {
 
 
 def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the environment, with the Hugging Face token from the secret in HF_TOKEN_SECRET_ARN if it is set.
+    """Return the environment, with the Hugging Face token from the secret in HF_TOKEN_SECRET_ARN if that is set.
 
     Raises:
         ConfigError: if the secret cannot be fetched, or if HF_TOKEN is also set.

@@ -152,7 +152,7 @@ response to the previous step.
 
 
 class Passive:
-    """The mode of the idle ranks of an MPI world. Rank 0 runs the engine and responds to all calls."""
+    """The mode of the idle ranks of an MPI world, which return empty Outputs. Rank 0 runs the engine and responds."""
 
     def answer(self, inputs: Input) -> Output:
         """Answer a call that contains one or more requests, or a step of a rolling batch."""

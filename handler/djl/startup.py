@@ -81,7 +81,7 @@ _EMBEDDED_ONLY = {
     "option.client_timeout": "DJL Serving has its own time limits",
     "option.keep_alive_timeout": "DJL Serving has its own time limits",
 }
-"""Maps each option of the embedded server to the reason why it has no effect in a worker, without routes or
+"""Maps each option of the embedded server to the reason why it has no effect in a worker. A worker has no routes or
 connections.
 """
 

@@ -53,8 +53,7 @@ _NO_SIZE = 0x09000000
 """A number greater than the size of any content. Four bytes of text, read as a number, are at least this large."""
 
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
-"""Content types of forms. Each form field is sent as a content, so the client chooses their number and names.
-"""
+"""Content types of forms. Java sends each field as a content, so the client chooses the number and the names."""
 
 _SOON = 0.5  # seconds to wait for more of a call if its count may have wrapped
 

@@ -96,7 +96,10 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
 
 @contextlib.contextmanager
 def _start() -> Iterator[Output]:
-    """Yield the response to the first call. If loading fails, it contains the error, which Java logs."""
+    """Yield the response to the first call.
+
+    If loading fails, the response contains the error, which Java logs before it drops the model.
+    """
     answer = Output()
     try:
         yield answer

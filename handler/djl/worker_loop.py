@@ -67,7 +67,7 @@ class WorkerLoop:
         return True
 
     def step(self, driver: EngineDriver, seconds: float) -> None:
-        """Wait for the engine for at most `seconds`, and deliver its output. The loop runs only for other events.
+        """Wait for the engine for at most `seconds`, and deliver its output, usually without running the loop.
 
         Starting and stopping asyncio's loop costs as much as the tokens of 20 requests. Timers and callbacks may be up
         to 100 ms late.

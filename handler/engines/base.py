@@ -378,7 +378,7 @@ class StructuredOutputCheck(Protocol):
         If the engine cannot enforce it, any exception may be raised; its message is the reason.
 
         Returns:
-            Number of bytes that the engine would never free, or None if it would free all of them.
+            Number of bytes that the engine would never free, or None if it would free everything.
         """
 
 

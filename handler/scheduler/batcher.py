@@ -222,7 +222,7 @@ class Background:
         self._waiting.setdefault(owner, {})[active.id] = active
 
     def take(self) -> ActiveRequest | None:
-        """Remove and return the next request. Return None if there is no such request, or no room for it."""
+        """Remove and return the next request. Return None if no request is waiting, or there is no room for it."""
         if not self._waiting:
             return None
         for index, (owner, active) in enumerate(self._next()):
@@ -265,7 +265,7 @@ class Background:
         """Return a started request that must make room, because an owner has waited too long for its first request.
 
         This is the newest request of the owner with the most sequences. Return None if no owner has waited too long, if
-        that owner has no other request, or if the newest request would not make enough room.
+        the owner with the most sequences has no other request, or if its newest request would not make enough room.
         """
         for owner, first in self._next():
             if owner in self._sequences or first.start_by > now:
@@ -532,7 +532,7 @@ class Batcher:
                 self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
-        """Yield one engine request for a beam search, or one per sample. If a seed is set, each sample gets its own."""
+        """Yield one engine request for a beam search, or one per sample. The samples' seeds differ if a seed is set."""
         request, prompt = active.request, active.prompt
         sampling = request.sampling
         active.unfinished = sampling.num_sequences
@@ -579,7 +579,7 @@ class Batcher:
         return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
 
     def _expire(self, now: float) -> list[Delta]:
-        """Fail requests that exceed the queue timeout or the time limit, or must make room for batches of others."""
+        """Fail requests that exceed the queue timeout or the time limit, or must make room for others' batches."""
         displaced = self._background.to_displace(now)
         late = [active for active in self._queue if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]

@@ -110,7 +110,7 @@ class GrpcClient:
         return model._replace(dimensions=len(vector), normalizes=abs(length - 1) < _NEAR)
 
     async def _constrained_decoding_start(self) -> str:
-        """Return the position from which the server enforces structured output, or "" if it does not report this."""
+        """Return where the server starts to enforce structured output, or "" if the server does not report this."""
         with contextlib.suppress(Failed):  # older servers do not implement GetServerInfo
             request = self._contract.messages.GetServerInfoRequest()
             info = await self._ask(self._stub.GetServerInfo(request, timeout=INFO_TIMEOUT))

@@ -231,7 +231,7 @@ def download(
 
 
 def cached() -> list[Any]:
-    """Return a `CachedRepoInfo` for each model in huggingface_hub's cache, or [] if there is no package or no cache."""
+    """Return a `CachedRepoInfo` for each model in huggingface_hub's cache, or [] without the package or a cache."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -280,7 +280,7 @@ def fetch(
 ) -> str | None:
     """Download a model from the hub or S3; see `engines.fetch`.
 
-    All files are downloaded from S3, or only descriptions if `download` is `download_descriptions`.
+    From S3, all files are downloaded, or only descriptions if `download` is `download_descriptions`.
 
     Args:
         download: function that downloads a model from the hub unless it is cached.

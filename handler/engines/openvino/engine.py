@@ -507,9 +507,9 @@ def _check_numbers(pipeline: Any) -> None:
 def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
     """Return the CPU plugin properties for a dtype. For models converted from GGUF, `auto` depends on the model.
 
-    fp32 needs three properties. With only the precision hint, the KV cache and the activations of compressed weights
-    would still be quantized. With all three, greedy responses are the same as those of transformers, and do not depend
-    on other requests.
+    fp32 needs three properties. With only the precision hint, the KV cache and the activations that are multiplied by
+    compressed weights would still be quantized. With all three, greedy responses are the same as those of transformers,
+    and do not depend on other requests.
     """
     if dtype == "auto":
         return {"INFERENCE_PRECISION_HINT": "f32"} if model is not None and prefers_f32(model) else {}

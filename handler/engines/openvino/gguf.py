@@ -440,7 +440,7 @@ def _join(products: Sequence[Any], matrices: Sequence[_Matrix]) -> None:
 
 
 def _nodes(matrix: _Matrix) -> Any:
-    """Build the nodes of a matrix in a pattern that the CPU plugin multiplies without decompressing the weights."""
+    """Build a matrix's nodes in a pattern that the CPU plugin multiplies without decompressing the weights first."""
     import numpy as np
     from openvino import Tensor, Type, op, opset13
 

@@ -224,7 +224,7 @@ fetch = partial(files.fetch, download=download, is_name=files.is_hub_reference)
 
 
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION, quantization: Quantization | None = None) -> Path:
-    """Convert `source` to an OpenVINO directory below `cache` if this is necessary, and return the directory."""
+    """Convert `source` to an OpenVINO directory below `cache`, unless this was done before. Return the directory."""
     check_converter(source, cache, task, quantization)
     if why_not := unknown(source, task):
         (script, needed), by = _optimum(source, task), f"with optimum-intel, because {why_not}"

@@ -96,8 +96,7 @@ def write_blank_model(directory: Path, num_logits: int, favourite: int | None = 
 
 
 MASK_SECONDS = 0.05
-"""Limit on the average CPU time, in seconds, to compute the allowed tokens of a step. The whole batch waits for them.
-"""
+"""Limit on the average CPU time, in seconds, to compute a step's allowed tokens. The whole batch waits for them."""
 
 _SEEDS = (1, 2)  # one for each walk
 _STEPS = 64  # of a walk, unless the steps become slower and slower

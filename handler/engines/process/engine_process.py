@@ -129,7 +129,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
 
 
 class _Reporter:
-    """Sends the engine statistics at the start, and after a change regularly and when the last request ends."""
+    """Sends the engine's statistics at the start, then regularly and when the last request ends, if they changed."""
 
     def __init__(self, engine: Engine, channel: socket.socket) -> None:
         self._engine = engine if isinstance(engine, Reporting) else None

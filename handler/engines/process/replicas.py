@@ -67,10 +67,10 @@ class Router:
     """Chooses a replica for each request, by these rules:
 
     1. A session stays on its replica while that replica can accept its requests.
-    2. A prompt that begins with an earlier prompt is the next turn of a conversation. It goes to the replica that
-       computed the longest earlier prompt, because that prompt may still be in its KV cache. It goes to another replica
-       if that replica has more sequences than the least busy replica, by more than a quarter of the slots. Embedding
-       and scoring requests never count as turns.
+    2. A prompt that begins with an earlier prompt is the next turn of a conversation. It goes to the replica of the
+       longest such prompt, whose KV cache may still contain that prompt. This rule ignores replicas that have more
+       sequences than the least busy replica, by more than a quarter of the slots. Embedding and scoring requests never
+       count as turns.
     3. Any other request goes to the replica with the fewest tokens to compute. In case of a tie, it goes to the replica
        that was chosen least recently.
 
@@ -136,7 +136,7 @@ class Router:
 
 
 def _beginning(prompt: Prompt) -> str:
-    """Return the text that later turns of a conversation begin with. If there is none, map ids to characters."""
+    """Return the text that later turns begin with. If the prompt has only ids, each id is mapped to a character."""
     text = prompt.text or "".join(map(chr, prompt.ids))
     return text[:-_MAX_REASONING] + _OPEN_REASONING.sub("", text[-_MAX_REASONING:])
 
@@ -243,7 +243,7 @@ class Replica:
         return Workload(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
 
     def takes(self, num_sequences: int) -> bool:
-        """Return whether the replica is ready, not silent (in a long step or hang), and idle or with enough slots."""
+        """Return whether the replica is ready, not silent (in a long step or hang), and idle or has enough slots."""
         has_room = not self.work or len(self.work) + num_sequences <= self.slots
         return has_room and self.engine.ready and self.engine.silence < _MAX_SILENCE
 

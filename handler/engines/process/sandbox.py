@@ -101,7 +101,7 @@ class OutOfMemory(NamedTuple):
 
 
 class NotRun(Exception):
-    """The job was not run or not completed for a reason unrelated to the job, which is in the message."""
+    """The job was not run or not completed for a reason unrelated to the job. The message contains the reason."""
 
 
 class TooBusy(NotRun):

@@ -193,8 +193,8 @@ class Host(NamedTuple):
     """Functions of the event loop that steps an engine. By default, there is no loop.
 
     Attributes:
-        watch: called with a file descriptor each time the engine starts. When the descriptor is readable, `step` should
-            be called. It is called with None before the descriptor is closed.
+        watch: called with a file descriptor each time the engine starts, and with None before the descriptor is closed.
+            When the descriptor is readable, `step` should be called.
         on_change: called with the state of the engine after each change of state and each failure.
         soon: schedules a callback after the callbacks that are ready to run, so that commands are sent together.
     """
@@ -249,7 +249,7 @@ class EngineSupervisor:
         spec: name and configuration of the engine.
         isolated: whether to run the engine in its own process rather than on a thread.
         timeout: number of seconds without a step after which an engine that has requests is considered hung. If the
-            longest step of the engine takes longer, the duration of that step applies instead, up to `load_timeout`.
+            longest step takes longer, as estimated while loading, the estimate applies instead, up to `load_timeout`.
         load_timeout: maximum time for loading the engine, in seconds.
         place: environment and cores of the process.
     """

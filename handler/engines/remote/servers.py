@@ -214,7 +214,7 @@ class RemoteServer:
             or None if it can.
         enforces_rules: whether the server enforces structured output on every prompt. After `enforces_until`, the
             server must be asked again.
-        num_failures: number of pauses since the server's last complete response.
+        num_failures: number of pauses since the server's last complete response, counted up to 8.
     """
 
     def __init__(self, url: str) -> None:

@@ -104,7 +104,10 @@ class _Range:
         self.grammar = either(others if zero is None else [f'"0" {zero}', *others])
 
     def _more(self, value: int, length: int) -> str | None:
-        """Return the grammar for the text after the first `length` digits, or None if no number begins with them."""
+        """Return the grammar for the text after the first `length` digits, which are `value`.
+
+        Return None if no number in the range begins with these digits.
+        """
         inside = [self._contains(value, more) for more in range(self._digits - length + 1)]
         if None in inside:
             end = self._end(value)

@@ -190,7 +190,7 @@ class StructuredOutputValidator:
         make: function that returns the engine's check. The function is pickled, and called in the sandbox process.
         seconds: limit on a check's CPU time.
         memory: limit on a check's memory, in bytes.
-        engine: the engine to restart if it has allocated too much memory for grammars.
+        engine: the engine to restart if it keeps too much memory for grammars.
     """
 
     def __init__(

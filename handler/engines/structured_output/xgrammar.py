@@ -254,7 +254,7 @@ class Walker:
             self._walk(make(), longest=longest)
 
     def abridged(self, make: Callable[[], Any]) -> None:
-        """Walk through responses to an abridged grammar that skip many of its long parts. See `start`."""
+        """Walk through responses that an abridged grammar allows, and skip many of its long parts. See `start`."""
         for share in _SHARES:
             self._walk(make(), marked=share, steps=_MAX_STEPS)
 

@@ -91,7 +91,7 @@ def _make_client(core_client: ModuleType) -> type:
             self._poller.register(fd, zmq.POLLIN)
 
         def get_output(self) -> Any:
-            """Wait for an output in as few calls as possible, as an engine on the same cores evicts the CPU caches."""
+            """Wait for an output in as few calls as possible, as an engine on the same cores clears the CPU caches."""
             outputs = self._fetched.popleft() if self._fetched else None
             while outputs is None:
                 if self._interrupted:

@@ -28,7 +28,7 @@ _LEAST_SCALE = 2.0**-14  # f16's smallest normal number
 
 
 class Quantization(NamedTuple):
-    """The number of bits per weight, and the number of weights that share a scale and a zero point (0 for a row)."""
+    """The number of bits per weight, and the number of weights that share a scale and a zero point (0: a whole row)."""
 
     bits: int
     group: int
