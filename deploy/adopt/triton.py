@@ -21,8 +21,8 @@ MISSING: Mapping[str, str] = table("triton")["missing"]
 _BACKEND = re.compile(r'^\s*(?:backend|platform)\s*:\s*"([\w.-]+)"', re.MULTILINE)
 _PARAMETER = re.compile(r'key\s*:\s*"(\w+)"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*"([^"]*)"')
 NAME = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
-_ENGINE = "gpt_model_path"
-"""Parameter with the directory of a TensorRT engine."""
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The C library limits the depth of a file. For PyYAML's own parser, 5,000 brackets are 10 s of computing."""
 
 
 def read_repository(artifact: Artifact, name: str, model: str | None) -> tuple[str, dict[str, str]]:
@@ -44,7 +44,7 @@ def read_repository(artifact: Artifact, name: str, model: str | None) -> tuple[s
     for path, text in files.items():
         backends.update(_BACKEND.findall(text))
         values |= dict(_PARAMETER.findall(text)) if path.endswith(".pbtxt") else _arguments(path, text)
-    has_engine = _ENGINE in values or artifact.weights.endswith(".engine")
+    has_engine = "gpt_model_path" in values or artifact.weights.endswith(".engine")
     is_trtllm = has_engine or "tensorrtllm" in backends or any(path.endswith(".yaml") for path in files)
     if not is_trtllm and "vllm" not in backends:
         holds = f"archive holds a Triton repository for the backend {', '.join(sorted(backends))}"
@@ -65,9 +65,10 @@ def read_repository(artifact: Artifact, name: str, model: str | None) -> tuple[s
 def _arguments(path: str, text: str) -> dict[str, Any]:
     """Return the engine's arguments from a YAML or JSON file."""
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):  # aliases would multiply the text
+        # Aliases would multiply the text.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _LOADER)):
             raise ValueError("it has YAML aliases")
-        return {str(key): value for key, value in yaml.safe_load(text).items()}
+        return {str(key): value for key, value in yaml.load(text, _LOADER).items()}
     except (yaml.YAMLError, AttributeError, ValueError, RecursionError) as error:
         raise Refused(f"the archive's {path} cannot be read: {str(error).splitlines()[0]}") from None
 

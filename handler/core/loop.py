@@ -176,7 +176,7 @@ def _ignore() -> None:
 # numbers of signals to the same socket, so the watcher also notices a SIGTERM that the loop does not handle.
 
 _WATCHER = Path(__file__).with_name("loop_watcher.py")
-_DUMP = getattr(signal, "SIGRTMAX", 0)  # at this signal the process writes its threads' stacks
+_DUMP = int(getattr(signal, "SIGRTMAX", 0))  # at this signal the process writes its threads' stacks
 _OPTION = "option.event_loop_timeout"
 
 

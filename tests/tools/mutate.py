@@ -238,7 +238,8 @@ def _keyed(root: Path) -> dict[Key, Place]:
             start = source.rfind(b"\n", 0, place.begin) + 1
             line = source[start:].split(b"\n", 1)[0].decode()
             like = line, place.begin - start, place.text
-            found[(place.path, *like, seen[like])] = place
+            key = place.path, *like, seen[like]
+            found[key] = place
             seen[like] += 1
     return found
 

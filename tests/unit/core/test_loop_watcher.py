@@ -1,7 +1,8 @@
-"""The watcher of the event loop on a kernel that does not count a thread's turns."""
+"""The watcher of the event loop: its start, and a kernel that does not count a thread's turns."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import itertools
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from handler.core import loop_watcher
+from handler.core import loop, loop_watcher
 
 
 @pytest.mark.parametrize("schedstat", ["0 0 0\n", "", "1000000000 0 5\n"])
@@ -42,3 +43,19 @@ def test_a_computing_loop_is_aborted_with_and_without_the_kernels_counts(
         receiving.setblocking(False)
         loop_watcher.watch(7, sending, receiving, 0, 0, 2.0)
     assert ended == [7]
+
+
+def test_a_started_watcher_sends_bytes_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of signals are enums, whose texts differ between versions of Python."""
+
+    async def watched() -> None:
+        heard = asyncio.Event()
+        monkeypatch.setattr(loop, "_read", lambda receiving: heard.set())
+        watch = loop.LoopWatch(60.0, signals=False)
+        watch.start()
+        try:
+            await asyncio.wait_for(heard.wait(), 30)
+        finally:
+            watch.stop()
+
+    asyncio.run(watched())

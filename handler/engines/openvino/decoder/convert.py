@@ -139,7 +139,8 @@ def quantize(groups: Any, bits: int) -> tuple[Any, Any, Any]:
         return whole
     cut = _quantize(groups, bits, _CUT)
     nearer = _error(groups, cut) < _error(groups, whole)
-    return tuple(np.where(nearer, *pair) for pair in zip(cut, whole, strict=True))
+    integers, zeros, scales = (np.where(nearer, *pair) for pair in zip(cut, whole, strict=True))
+    return integers, zeros, scales
 
 
 def _quantize(groups: Any, bits: int, part: float) -> tuple[Any, Any, Any]:
