@@ -166,10 +166,7 @@ INFERENCE: dict[str, tuple[str, str]] = {
     "/": ("TGI", "Respond as TGI, MindIE (option.root_schema) or text-embeddings-inference does at its root path"),
     "/generate": ("TGI", "Generate a non-streaming response to `inputs`"),
     "/generate_stream": ("TGI", "Generate a response to `inputs` as a stream of events"),
-    "/v1/chat/completions": (
-        "OpenAI",
-        "Respond to a chat, whole or as a stream; supports tools, images and structured output",
-    ),
+    "/v1/chat/completions": ("OpenAI", "Respond to a chat; supports streams, tools, images and structured output"),
     "/v1/completions": ("OpenAI", "Continue or score one or more prompts"),
     "/v1/responses": ("OpenAI", "Respond to a request of the Responses API"),
     "/v1/responses/input_tokens": ("OpenAI", "Count the tokens of a request to /v1/responses without answering it"),
@@ -184,10 +181,7 @@ INFERENCE: dict[str, tuple[str, str]] = {
     "/v2/models/{model}/versions/{version}/infer": ("Triton", _INFER + _OF_VERSION),
     "/v2/models/{model}/versions/{version}/generate": ("Triton", _TRITON_WHOLE + _OF_VERSION),
     "/v2/models/{model}/versions/{version}/generate_stream": ("Triton", _TRITON_STREAM + _OF_VERSION),
-    "/embed": (
-        "Text Embeddings Inference",
-        "Compute an embedding for each text; the response is a list without other fields",
-    ),
+    "/embed": ("Text Embeddings Inference", "Compute an embedding for each text; the response is only their list"),
     "/similarity": ("Text Embeddings Inference", "Compare a sentence with each of several other sentences"),
     "/rerank": ("Text Embeddings Inference", "Rank texts by how well they answer a query"),
     "/predict": ("Text Embeddings Inference", "Label texts, or pairs of texts"),
