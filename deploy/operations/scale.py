@@ -140,9 +140,9 @@ def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None)
             f"{what.target}: only components and asynchronous endpoints can scale to 0",
             "Set --min to 1 or more, or use `components` or `async` in the specification.",
         )
-    if low == 0 and f"{what.name}/wake" not in what.scaling.policies and what.kind is Kind.ENDPOINT:
+    if low == 0 and not what.scaling.wakes:
         raise Refused(
-            f"{what.target} could not scale up again from 0: the policy {what.name}/wake is missing",
+            f"{what.target} could not scale up again from 0: a policy of the type StepScaling is missing",
             "Set scaling.min: 0 in the specification and run `lmi deploy update`, which creates the policy.",
         )
     aws.client("application-autoscaling").register_scalable_target(

@@ -67,6 +67,7 @@ class Scaling:
     Attributes:
         target: the ResourceId of the scalable target.
         policies: names of the scaling policies.
+        wakes: whether a policy can scale from zero, which target tracking cannot.
         activities: descriptions of the most recent scaling activities, newest first.
     """
 
@@ -74,6 +75,7 @@ class Scaling:
     min: int
     max: int
     policies: tuple[str, ...] = ()
+    wakes: bool = False
     activities: tuple[str, ...] = ()
 
 
@@ -179,18 +181,16 @@ def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
         key = target["ResourceId"]
         policies = list(find("describe_scaling_policies", "ScalingPolicies", ResourceId=key))
         names = tuple(policy["PolicyName"] for policy in policies)
-        yield Scaling(key, target["MinCapacity"], target["MaxCapacity"], names)
+        wakes = any(policy["PolicyType"] != "TargetTrackingScaling" for policy in policies)
+        yield Scaling(key, target["MinCapacity"], target["MaxCapacity"], names, wakes)
 
 
 def _with_activities(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
     for item in scaling_of(aws, targets):
-        description = aws.client("application-autoscaling").describe_scaling_activities(
+        acts = aws.client("application-autoscaling").describe_scaling_activities(
             ServiceNamespace="sagemaker", ResourceId=item.target, MaxResults=_ACTIVITIES
-        )
-        lines = (
-            f"{act['StartTime']:%H:%M} {act['StatusCode']}: {act['Description']}"
-            for act in description["ScalingActivities"]
-        )
+        )["ScalingActivities"]
+        lines = [f"{act['StartTime']:%H:%M} {act['StatusCode']}: {act['Description']}" for act in acts]
         yield replace(item, activities=tuple(lines))
 
 

@@ -7,7 +7,8 @@ Sources: "Messages" in Anthropic's API reference, and the types in its Python pa
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
@@ -54,7 +55,7 @@ from handler.protocols.kernel.messages import (
     string_at,
 )
 from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
-from handler.protocols.kernel.readers import NamedValue, integer, json_schema, only, show
+from handler.protocols.kernel.readers import NamedValue, integer, json_schema, only, show, unread
 from handler.protocols.kernel.reply import PromptOnly
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, listing, nullable, record
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat, counted
@@ -80,8 +81,9 @@ def _output_config(value: Any) -> StructuredOutput | None:
         raise ValueError(f"must have an 'effort' that is one of {', '.join(EFFORTS)}")
     if (format := value.get("format")) is None:
         return None
-    if not isinstance(format, dict) or format.keys() != {"type", "schema"} or format["type"] != "json_schema":
+    if not isinstance(format, dict) or format.get("type") != "json_schema" or "schema" not in format:
         raise ValueError("must have a 'format' with 'type': 'json_schema' and 'schema'")
+    only(format, "type", "schema")
     return json_schema(format["schema"])
 
 
@@ -146,6 +148,8 @@ _FIELDS: Mapping[str, frozenset[str]] = {
 }
 """Maps each block type to its known fields, some of which never affect the response."""
 
+_SOURCE = frozenset({"type", "media_type", "data", "url"})
+
 _WHY: Mapping[str, str] = {
     "image": only_in("image"),
     "document": "send its text in a block of type 'text'",
@@ -198,7 +202,7 @@ class MessagesReader(TurnsReader):
                 raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
             if message.get("role") not in _ROLES:
                 raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
-            self._note("messages[]", message, frozenset({"role", "content"}))
+            self.unknown |= unread(message, "messages[]", ("role", "content"))
             self._read_content(message["role"], message.get("content"), f"{at}.content")
         if not self.chat:
             raise InvalidPayload("'messages' must not consist of x-anthropic-… lines only")
@@ -228,7 +232,8 @@ class MessagesReader(TurnsReader):
 
     def _read_block(self, role: str, block: Any, at: str) -> None:
         kind = block_type(block, at, _BLOCKS[role])
-        self._note("system[]" if at.startswith("system") else "messages[].content[]", block, _FIELDS[kind])
+        path = "system[]" if at.startswith("system") else "messages[].content[]"
+        self.unknown |= unread(block, path, _FIELDS[kind])
         if kind != "tool_result":
             self._add_shown()
         if kind == "text":
@@ -258,6 +263,7 @@ class MessagesReader(TurnsReader):
         check_taken("image", "image", at, self._context)
         source_block, name = block.get("source"), f"{at}.source"
         source = source_block if isinstance(source_block, dict) else {}
+        self.unknown |= unread(source, re.sub(r"\d+", "", name), _SOURCE)
         match source.get("type"):
             case "base64":
                 return read_base64("image", source.get("data"), f"{name}.data")
@@ -286,7 +292,7 @@ class MessagesReader(TurnsReader):
             for index, part in enumerate(content):
                 where = f"{at}.content[{index}]"
                 kind = block_type(part, where, ("text", "image"))
-                self._note("messages[].content[].content[]", part, _FIELDS[kind])
+                self.unknown |= unread(part, "messages[].content[].content[]", _FIELDS[kind])
                 if kind == "image":
                     self._shown.append(self._read_image(part, where))
                 else:
@@ -295,10 +301,6 @@ class MessagesReader(TurnsReader):
         if not isinstance(content, str | None):
             raise InvalidPayload(f"{at}.content must be a string or a list of blocks")
         return {"role": "tool", "tool_call_id": id, "name": self._calls[id], "content": content or ""}
-
-    def _note(self, at: str, value: Mapping[str, Any], known: frozenset[str]) -> None:
-        neutral: tuple[Any, ...] = (None, False, [])  # is_error: false, citations: []
-        self.unknown |= {f"{at}.{name}": None for name in value if name not in known and value[name] not in neutral}
 
 
 def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
@@ -332,8 +334,8 @@ _THINKING_FIELDS: Mapping[str, Shape] = {
     "display": {"enum": [*_DISPLAYS]},
 }
 THINKING: Mapping[str, Shape] = {
-    "thinking": nullable({**record(_THINKING_FIELDS), "required": ["type"], "additionalProperties": False}),
-    "context_management": nullable(record({}, {"edits": listing({"type": "object"})}, additionalProperties=False)),
+    "thinking": nullable({**record(_THINKING_FIELDS), "required": ["type"], "additionalProperties": NULL}),
+    "context_management": nullable(record({}, {"edits": nullable(listing(record({})))}, additionalProperties=NULL)),
 }
 """The schemas of the fields that `read_thinking` and `read_reasoning_turns` read."""
 
@@ -377,33 +379,19 @@ class Thinking(NamedTuple):
         return None if lacks or family is None or not family.closing else self.budget
 
 
-def _check_keys(field: NamedValue, value: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise InvalidParameter if an object in a field has an unknown key. The message names the key."""
-    for key in value:
-        if key not in known:
-            raise field.refused(f"{key[:64]!r} is unknown; the keys are {', '.join(known)}")
-
-
 def read_thinking(value: Any) -> Thinking:
-    """Read `thinking`.
-
-    Raises:
-        InvalidParameter: the value is invalid. The message says what is allowed.
-    """
-    field = NamedValue("thinking", value)
-    if value is None:
-        return Thinking()
+    """Read `thinking`."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in _ENABLED:
-        raise field.refused("must be an object whose 'type' is enabled, adaptive or disabled")
-    _check_keys(field, value, _THINKING_FIELDS)
+        raise ValueError("must be an object whose 'type' is enabled, adaptive or disabled")
+    only(value, *_THINKING_FIELDS)
     budget = value.get("budget_tokens")
     if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
-        raise field.refused("'budget_tokens' must be an integer of at least 1")
+        raise ValueError("'budget_tokens' must be an integer of at least 1")
     if kind == "enabled" and budget is None:
-        raise field.refused("'budget_tokens' is required")
+        raise ValueError("'budget_tokens' is required")
     if value.get("display") not in _DISPLAYS:
-        raise field.refused("'display' must be summarized, updates or omitted")
+        raise ValueError("'display' must be summarized, updates or omitted")
     return Thinking(_ENABLED[kind], budget if kind == "enabled" else None, value.get("display") != "omitted")
 
 
@@ -414,30 +402,29 @@ def read_reasoning_turns(value: Any) -> int | None:
         The number of messages, counted from the end, that keep their reasoning, or None if all messages keep it.
 
     Raises:
-        InvalidParameter: the value is invalid, or contains an edit that does not clear reasoning.
+        ValueError: the value is invalid, or contains an edit that does not clear reasoning.
     """
-    field = NamedValue("context_management", value)
-    edits = [] if value is None else value.get("edits", []) if isinstance(value, dict) else None
-    if (
-        not isinstance(edits, list)
-        or (value and value.keys() - {"edits"})
-        or not all(isinstance(edit, dict) for edit in edits)
-    ):
-        raise field.refused("must be an object with only 'edits', a list of objects")
+    edits = value.get("edits") if isinstance(value, dict) else value
+    edits = [] if edits is None else edits
+    if not isinstance(value, dict) or not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
+        raise ValueError("must be an object with 'edits', a list of objects")
+    only(value, "edits")
     kept = None
     for edit in edits:
         if edit.get("type") != "clear_thinking_20251015":
-            raise field.refused(
+            raise ValueError(
                 "is not supported: the only available edit is clear_thinking_20251015; send only the messages to keep"
             )
-        _check_keys(field, edit, ("type", "keep"))
-        match edit.get("keep") or {"type": "thinking_turns", "value": 1}:
+        only(edit, "type", "keep")
+        keep = edit.get("keep") or {"type": "thinking_turns", "value": 1}
+        only(keep, "type", "value")
+        match keep:
             case "all" | {"type": "all"}:
                 pass
             case {"type": "thinking_turns", "value": int(turns)} if turns > 0 and turns is not True:
                 kept = turns
             case _:
-                raise field.refused("'keep' must be all, or an object with 'type': 'thinking_turns' and a 'value'")
+                raise ValueError("'keep' must be all, or an object with 'type': 'thinking_turns' and a 'value'")
     return kept
 
 
@@ -453,13 +440,8 @@ def read_effort(body: Mapping[str, Any]) -> Any:
 _SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 """Prefixes of the `type` of tools that run on Anthropic's servers."""
 
-_NEUTRAL_TOOL_FIELDS: Mapping[str, Any] = {
-    "allowed_callers": ["direct"],
-    "defer_loading": False,
-    "eager_input_streaming": False,
-    "input_examples": [],
-}
-"""Maps each tool field to its neutral value. Any other value has no effect and is reported as ignored."""
+_DIRECT = ("allowed_callers", ["direct"])
+"""The field of a tool that says what is true of all tools here: the model calls them, not other tools."""
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -479,7 +461,7 @@ _CHOICE: Mapping[str, Shape] = {
 }
 TOOLS: Mapping[str, Shape] = {
     "tools": nullable(listing({**record(_TOOL), "required": ["name", "input_schema"]}, maxItems=MAX_TOOLS)),
-    "tool_choice": nullable({**record(_CHOICE), "required": ["type"], "additionalProperties": False}),
+    "tool_choice": nullable({**record(_CHOICE), "required": ["type"], "additionalProperties": NULL}),
 }
 """The schemas of the fields that `read_tools` and `read_choice` read."""
 
@@ -509,36 +491,25 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
         raise InvalidParameter(f"{at}.input_schema: must be a JSON schema object")
     function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
     function |= {"strict": tool["strict"]} if "strict" in tool else {}
-    others = {
-        name: item
-        for name, item in tool.items()
-        if name not in _TOOL and item not in (None, _NEUTRAL_TOOL_FIELDS.get(name))
-    }
+    others = {name: item for name, item in tool.items() if name not in _TOOL and (name, item) != _DIRECT}
     return {"type": "function", "function": {**others, **function}}
 
 
-def read_choice(value: Any, tools: Any) -> dict[str, Any]:
-    """Return `tool_choice` and `parallel_tool_calls` in the format of a chat request.
-
-    Raises:
-        InvalidParameter: the choice is invalid. The message says why.
-    """
-    if value is None:
-        return {}
-    field = NamedValue("tool_choice", value)
+def read_choice(value: Any, *, tools: Any) -> dict[str, Any]:
+    """Return `tool_choice` and `parallel_tool_calls` in the format of a chat request."""
     kind = value.get("type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in _CHOICE["type"]["enum"]:
-        raise field.refused("must be an object with a 'type' that is auto, any, tool or none")
-    _check_keys(field, value, _CHOICE)
+        raise ValueError("must be an object with a 'type' that is auto, any, tool or none")
+    only(value, *_CHOICE)
     single = value.get("disable_parallel_tool_use")
     if single is not None and not isinstance(single, bool):
-        raise field.refused("'disable_parallel_tool_use' must be true or false")
+        raise ValueError("'disable_parallel_tool_use' must be true or false")
     parallel = {} if single is None else {"parallel_tool_calls": not single}
     if kind != "tool":
         return {"tool_choice": _CHOICES[kind], **parallel}
     names = [tool.get("name") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     if value.get("name") not in names:
-        raise field.refused("'name' must be the name of one of the tools")
+        raise ValueError("'name' must be the name of one of the tools")
     return {"tool_choice": {"type": "function", "function": {"name": value["name"]}}, **parallel}
 
 
@@ -593,13 +564,15 @@ class AnthropicMessages(OpenAiDialect):
         elif body.get("max_tokens") is None:
             raise InvalidPayload("'max_tokens' is required")
         own, body = body, continued(body, context)
-        thinking = read_thinking(body.get("thinking"))
+        thinking = NamedValue("thinking", body.get("thinking")).optional(read_thinking) or Thinking()
         reader = MessagesReader(context)
         reader.read(body)
-        reader.clear_thinking(read_reasoning_turns(body.get("context_management")))
+        edits = NamedValue("context_management", body.get("context_management"))
+        reader.clear_thinking(edits.optional(read_reasoning_turns))
         arguments, unheeded = thinking.template_arguments(context)
         kwargs = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
-        choice, tools = read_choice(body.get("tool_choice"), body.get("tools")), read_tools(body.get("tools"))
+        tools, choice = body.get("tools"), NamedValue("tool_choice", body.get("tool_choice"))
+        called = choice.optional(partial(read_choice, tools=tools)) or {}
         fields = {
             **{name: body[name] for name in _SAME if name in body},
             "chat_template_kwargs": {**kwargs, **arguments} if isinstance(kwargs, dict) else kwargs,
@@ -609,7 +582,7 @@ class AnthropicMessages(OpenAiDialect):
         }
         ignored = self.unknown(body, context, *reader.unknown, *unheeded)
         keeping = make_keeping(own, context) if self.computes else None
-        chat = _CHAT.translate(body, fields, reader.conversation(), {**choice, "tools": tools}, context)
+        chat = _CHAT.translate(body, fields, reader.conversation(), {**called, "tools": read_tools(tools)}, context)
         ignored += [*map(in_own_words, chat.ignored), *self.no_effect(body)]
         return self._answer(chat._replace(ignored=ignored), thinking, keeping)
 

@@ -271,7 +271,7 @@ def report_unknown(
 ) -> list[str]:
     """Return the unknown names in a body that are reported in a response header.
 
-    A parameter of another dialect is not reported if its value is neutral.
+    A parameter of another dialect is not reported if its value is neutral, and no name is if its value is null.
 
     Args:
         names: the paths of the names that the dialect does not know.
@@ -290,7 +290,7 @@ def report_unknown(
             raise InvalidParameter(
                 f"{name}: is not supported: this route does not read what the field refers to; send the whole request"
             )
-        if _is_neutral(key, value):
+        if value is None or _is_neutral(key, value):
             continue
         if generates and isinstance(values, Mapping) and path != "chat_template_kwargs":  # its keys are the template's
             _check_heeded(name, key, value)

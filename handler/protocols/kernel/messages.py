@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidPayload
 from handler.core.media import MEDIA, MediaSource
 from handler.protocols.kernel.dialect import DEFAULT_MAX_MEDIA, ServerContext
+from handler.protocols.kernel.readers import unread
 from handler.protocols.kernel.schema import COUNT, NULL, TEXT, Shape, listing, nullable, record
 
 _SCHEMES = ("http", "https", "file")
@@ -211,6 +212,7 @@ class PartReader(NamedTuple):
         if word not in _TEXTS:
             raise InvalidPayload(f"{at}: {word[:64]!r} is not supported: {self._reason(word)}")
         text = part.get(field := _TEXTS[word])
+        self.unknown.update(unread(part, self.path, ("type", field)))
         if isinstance(text, str):
             return text
         if text is None and word in _PERHAPS_NULL:
@@ -232,9 +234,7 @@ class PartReader(NamedTuple):
         if part.get("file_id") is not None:
             raise InvalidPayload(f"{at}.file_id is not supported: files are not stored; send {field}")
         value, read = part.get(field), ("data", "format") if word == _AUDIO else ("url",)
-        self._note(self.path, part, ("type", field))
-        if isinstance(value, dict):
-            self._note(f"{self.path}.{field}", value, read)
+        self.unknown.update(unread(part, self.path, ("type", field)) | unread(value, f"{self.path}.{field}", read))
         if word == _AUDIO:
             if not isinstance(value, dict):
                 raise InvalidPayload(f"{at}.{word} must be an object with 'data' (the file in base64) and 'format'")
@@ -242,11 +242,6 @@ class PartReader(NamedTuple):
                 raise InvalidPayload(f"{at}.{word}.format must be one of {', '.join(AUDIO_FORMATS)}")
             return read_base64("audio", value.get("data"), f"{at}.{word}.data")
         return read_url(_KINDS[word], value.get("url") if isinstance(value, dict) else value, f"{at}.{field}")
-
-    def _note(self, path: str, value: Mapping[str, Any], read: tuple[str, ...]) -> None:
-        """Record names that have no effect, except `detail` of an image if it is "auto", which is the default."""
-        names = [name for name, item in value.items() if name not in read and item is not None]
-        self.unknown.update({f"{path}.{name}": None for name in names if (name, value[name]) != ("detail", "auto")})
 
 
 def _type(part: Any) -> Any:
@@ -290,9 +285,10 @@ def check_role(role: Any, at: str, roles: Sequence[str], context: ServerContext)
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 
 _THOUGHTS = ("reasoning", "reasoning_content")
+_ARGUMENTS = ("arguments", "parameters")  # huggingface_hub's type of a call has the second name, which TGI reads too
 
 _CALL = record(
-    {"function": record({"name": TEXT}, {"arguments": {"type": ["string", "object", "null"]}})},
+    {"function": record({"name": TEXT}, {name: {"type": ["string", "object", "null"]} for name in _ARGUMENTS})},
     {"id": nullable(TEXT), "type": TEXT, "index": COUNT},
 )
 _READ: Mapping[str, Mapping[str, Shape]] = {
@@ -344,10 +340,8 @@ def _read_message(value: Any, at: str, parts: PartReader, media: list[MediaSourc
     """Read a message, append its media to `media`, and add its unknown fields to those of `parts`."""
     if not isinstance(value, dict):
         raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
-    sent = {name: item for name, item in value.items() if item is not None}
-    message = _message(sent, at, parts, media)
-    known = ("role", "content", *_READ.get(message["role"], ()))
-    parts.unknown.update({f"messages[].{name}": None for name in sent if name not in known})
+    message = _message({name: item for name, item in value.items() if item is not None}, at, parts, media)
+    parts.unknown.update(unread(value, "messages[]", ("role", "content", *_READ.get(message["role"], ()))))
     return message
 
 
@@ -388,7 +382,7 @@ def _check_arguments(messages: list[Any]) -> None:
         return
     calls = [call for sent in lists if isinstance(sent, list) for call in sent]
     functions = [call.get("function") for call in calls if isinstance(call, dict)]
-    texts = [function.get("arguments") for function in functions if isinstance(function, dict)]
+    texts = [function.get(name) for function in functions if isinstance(function, dict) for name in _ARGUMENTS]
     sizes = [len(text) for text in texts if isinstance(text, str)]
     if max(sizes, default=0) > MAX_ARGUMENTS or sum(sizes) > MAX_ALL_ARGUMENTS:
         raise InvalidPayload(
@@ -408,9 +402,9 @@ def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidPayload(f"{at} must be an object whose 'function' has 'name' and 'arguments'")
-    arguments = function.get("arguments")
-    if arguments is None or arguments == []:
-        arguments = {}
+    unknown |= unread(call, "messages[].tool_calls[]", _CALL["properties"])
+    unknown |= unread(function, "messages[].tool_calls[].function", ("name", *_ARGUMENTS))
+    arguments: Any = next((function[name] for name in _ARGUMENTS if function.get(name) not in (None, [])), {})
     if isinstance(arguments, str):
         arguments = read_arguments(arguments, "messages[].tool_calls[].function.arguments", unknown)
     if not isinstance(arguments, dict):

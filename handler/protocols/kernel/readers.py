@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload
@@ -416,11 +416,23 @@ def response_format(value: Any) -> StructuredOutput | None:
     return json_schema(content["schema"])
 
 
-def only(value: Mapping[str, Any], *known: str) -> None:
-    """Raise ValueError if an object has an unknown name whose value is not null. The message names it."""
-    for name, item in value.items():
+def only(value: Any, *known: str) -> None:
+    """Raise ValueError if the value is an object with an unknown name that is not null. The message names it."""
+    for name, item in value.items() if isinstance(value, dict) else ():
         if name not in known and item is not None:
             raise ValueError(f"has an unknown name {name[:64]!r}; the names are {', '.join(known)}")
+
+
+def unread(value: Any, at: str, known: Collection[str]) -> dict[str, None]:
+    """Return the paths of an object's unknown names. Null, false, an empty list and "auto" request nothing.
+
+    Args:
+        value: the object. Any other value has no names.
+        at: the path of the value, such as `tools[]`.
+    """
+    items = value.items() if isinstance(value, dict) else ()
+    nothing: tuple[Any, ...] = (None, False, [], "auto")
+    return {f"{at}.{name}": None for name, item in items if name not in known and item not in nothing}
 
 
 def _json(value: Any) -> str:

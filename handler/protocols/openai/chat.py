@@ -418,7 +418,8 @@ class OpenAiChat(OpenAiDialect):
         model = self.read_model(body, context)
         check_number(conversation.media, context)
         fields = {**fields, "tool_choice": body.get("tool_choice")}  # the client's own value, for errors
-        return self.build(fields, model, conversation, read_tools(tool_fields, context), context)
+        tools = read_tools(tool_fields, context, body.get("tool_choice"))
+        return self.build(fields, model, conversation, tools, context)
 
     def build(
         self,

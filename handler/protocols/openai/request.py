@@ -37,13 +37,14 @@ from handler.protocols.kernel.readers import (
     json_schema,
     merge_adapters,
     number,
+    only,
     regex,
     response_format,
     show,
     tgi_grammar,
 )
 from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply
-from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, nullable, schema_of_reader
+from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, nullable, schema_of_reader
 from handler.protocols.kernel.texts import most_tokens
 from handler.protocols.openai.api import ERRORS, AnswerHead, StreamUsage, TokenUsage
 
@@ -295,7 +296,8 @@ def structured_outputs(value: Any) -> StructuredOutput | None:
     expected = f"must be an object with exactly one of {', '.join(_STRUCTURED_OUTPUT_READERS)}"
     items = value.items() if isinstance(value, dict) else ()
     constraints = {name: item for name, item in items if item is not None and item is not False}
-    if len(constraints) != 1 or not constraints.keys() <= _STRUCTURED_OUTPUT_READERS.keys():
+    only(constraints, *_STRUCTURED_OUTPUT_READERS)
+    if len(constraints) != 1:
         raise ValueError(expected)
     ((name, item),) = constraints.items()
     return _STRUCTURED_OUTPUT_READERS[name](item)
@@ -508,7 +510,7 @@ def read_stream(body: Mapping[str, Any], context: ServerContext) -> tuple[bool, 
 @accepts(
     type="object",
     properties={name: {"type": ["boolean", "null"]} for name in _STREAM_OPTIONS},
-    additionalProperties=False,
+    additionalProperties=NULL,
 )
 def read_usage(options: Any, *, force: bool = False) -> Usage:
     """Read `stream_options`.
@@ -518,9 +520,8 @@ def read_usage(options: Any, *, force: bool = False) -> Usage:
     """
     if not isinstance(options, dict):
         raise ValueError("must be an object")
+    only(options, *_STREAM_OPTIONS)
     for name, value in options.items():
-        if name not in _STREAM_OPTIONS:
-            raise ValueError(f"{name[:64]!r} is unknown; the options are {', '.join(_STREAM_OPTIONS)}")
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"{name!r} must be true or false")
     at_end = force or bool(options.get("include_usage"))
@@ -582,7 +583,7 @@ class OpenAiDialect(Dialect):
     def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:
         """List the unknown fields of the body, followed by `others`. Null fields count as absent."""
         known, harmless = self._known(), self._harmless()
-        names = [key for key, value in body.items() if value is not None and key not in known and key not in harmless]
+        names = [key for key in body if key not in known and key not in harmless]
         return report_unknown([*names, *others], body, context)
 
     def no_effect(self, body: Mapping[str, Any]) -> list[str]:

@@ -45,6 +45,7 @@ from handler.protocols.kernel.readers import (
     response_format,
     show,
     string,
+    unread,
 )
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, listing, nullable, record
 from handler.protocols.openai.api import OpenAiError
@@ -258,7 +259,7 @@ class InputReader(TurnsReader):
         return item
 
     def _item(self, item: Any, at: str) -> None:
-        kind = (item.get("type") or _implied_type(item)) if isinstance(item, dict) else None
+        kind = _type_of(item)
         if not isinstance(kind, str):
             raise InvalidPayload(f"{at} must be an object with 'type', or with 'role' and 'content'")
         if kind == "item_reference":
@@ -268,7 +269,7 @@ class InputReader(TurnsReader):
             )
         if kind not in _ITEMS:
             raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: the type must be {' or '.join(_ITEMS)}")
-        self.unknown |= {f"input[].{name}": None for name in item.keys() - _ITEMS[kind] if item[name] is not None}
+        self.unknown |= unread(item, "input[]", _ITEMS[kind])
         if kind.endswith("_output"):
             return self._output(item, at)
         self._add_shown()
@@ -287,11 +288,12 @@ class InputReader(TurnsReader):
             add_to_turn(self.chat, "system" if role == "developer" else role, content=part)
 
     def _reasoning(self, item: Mapping[str, Any], at: str) -> None:
-        parts = item.get("content") or item.get("summary") or []
+        field = "content" if item.get("content") else "summary"
+        parts = item.get(field)
         if not parts and item.get("encrypted_content"):  # only OpenAI can decrypt it
             self.unknown["input[].encrypted_content"] = None
         if parts:
-            add_to_turn(self.chat, "assistant", reasoning_content=self._text(parts, f"{at}.content"))
+            add_to_turn(self.chat, "assistant", reasoning_content=self._text(parts, f"{at}.{field}"))
 
     def _output(self, item: Mapping[str, Any], at: str) -> None:
         """Read the output of a tool call. Its images are added to the chat after all adjacent outputs."""
@@ -322,9 +324,7 @@ class InputReader(TurnsReader):
 
 def referenced(item: Any) -> str | None:
     """Return the id in an item reference, or None if the item is not a reference."""
-    if not isinstance(item, dict) or (item.get("type") or _implied_type(item)) != "item_reference":
-        return None
-    return item["id"] if isinstance(item.get("id"), str) else None
+    return item["id"] if _type_of(item) == "item_reference" and isinstance(item.get("id"), str) else None
 
 
 def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -342,9 +342,12 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
     return stored if item.get("status") else {**stored, "status": "completed"}
 
 
-def _implied_type(item: Mapping[str, Any]) -> str:
-    """Return the type of an item without `type`. Items that have only an id are references, and others are messages."""
-    return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
+def _type_of(item: Any) -> Any:
+    """Return the type of an item. Without `type`, items that have only an id are references, and others messages."""
+    if not isinstance(item, dict):
+        return None
+    implied = "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
+    return implied if item.get("type") is None else item["type"]
 
 
 # -- `tools` and `tool_choice`, translated to those of a chat ----------------------------------------------------------
@@ -367,6 +370,10 @@ TOOLS: Mapping[str, Shape] = {
 }
 """The schemas of the fields that `ToolsReader` and `read_choice` read."""
 
+_NAMED = ("type", "name", "namespace")
+_NAMESPACE = ("type", "name", "description", "tools")
+"""The known names of a tool that `tool_choice` names, and of a namespace."""
+
 
 class ToolsReader:
     """Reads the tools of one request, and translates them to chat tools.
@@ -375,7 +382,7 @@ class ToolsReader:
         tools: the tools in the format of a chat request, or the unchanged field if it is not a list. The chat reader
             checks names and schemas.
         origins: maps a tool's name in the prompt to its declaration, for custom tools and tools of a namespace.
-        ignored: the reasons for omitting tools, as fields for `x-lmi-ignored-parameters`.
+        ignored: the reasons for omitting tools and the paths of unknown names, for `x-lmi-ignored-parameters`.
         left_out: maps the names of omitted custom tools to these reasons.
         formats: the names of custom tools whose text must match a regular expression.
     """
@@ -394,9 +401,8 @@ class ToolsReader:
             InvalidParameter: a tool is neither a function nor a custom tool, or is malformed.
         """
         self.tools = value if not isinstance(value, list) else []
-        if isinstance(value, list):
-            for index, tool in enumerate(value):
-                self._tool(tool, f"tools[{index}]", "")
+        for index, tool in enumerate(value if isinstance(value, list) else ()):
+            self._tool(tool, f"tools[{index}]", "")
 
     def _tool(self, tool: Any, at: str, namespace: str) -> None:
         kind = tool.get("type") if isinstance(tool, dict) else None
@@ -408,6 +414,7 @@ class ToolsReader:
         if kind == "namespace" and not namespace and isinstance(tool.get("tools"), list):
             if not isinstance(tool.get("name"), str) or not tool["name"]:
                 raise InvalidParameter(f"{at}.name: must be a string")
+            self.ignored |= unread(tool, "tools[]", _NAMESPACE)
             for index, own in enumerate(tool["tools"]):
                 self._tool(own, f"{at}.tools[{index}]", tool["name"])
             return
@@ -423,8 +430,8 @@ class ToolsReader:
             self.origins[full_name(namespace, name)] = Origin(namespace, name, kind == CUSTOM)
             name = full_name(namespace, name)
         known = _TOOL_FIELDS.keys() - ({"format"} if kind == "function" else {"parameters", "strict"})
-        others = {key: item for key, item in tool.items() if key not in known and item not in (None, False)}
-        own = _of_custom(tool.get("format"), f"{at}.format") if kind == CUSTOM else tool
+        others = {key: item for key, item in tool.items() if key not in known}
+        own = NamedValue(f"{at}.format", tool.get("format")).read(_of_custom) if kind == CUSTOM else tool
         function = {"name": name, "description": tool.get("description"), "parameters": own.get("parameters")}
         function |= {"strict": own["strict"]} if "strict" in own else {}
         if kind == CUSTOM and function["strict"]:
@@ -469,22 +476,21 @@ class ToolsReader:
         return [function["name"] for function in functions if called or with_text or function.get("strict")]
 
 
-def _of_custom(format: Any, at: str) -> dict[str, Any]:
+def _of_custom(format: Any) -> dict[str, Any]:
     """Return the parameters of the function that replaces a custom tool. Its only parameter, `input`, is the text.
 
     Raises:
-        InvalidParameter: the format is neither text nor a regular expression.
+        ValueError: the format is neither text nor a regular expression.
     """
     text: dict[str, Any] = {"type": "string"}
+    only(format, "type", "syntax", "definition")
     match format:
         case None | {"type": "text"}:
             pass
         case {"type": "grammar", "syntax": "regex", "definition": str(expression)}:
             text["pattern"] = f"^(?:{expression})$"
         case _:
-            raise InvalidParameter(
-                f"{at}: must have 'type': 'text', or 'type': 'grammar' with 'syntax': 'regex' and 'definition'"
-            )
+            raise ValueError("must have 'type': 'text', or 'type': 'grammar' with 'syntax': 'regex' and 'definition'")
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     return {"parameters": schema, "strict": "pattern" in text}
 
@@ -499,7 +505,8 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
         return value
     known = [tool["function"]["name"] for tool in reader.tools] if isinstance(reader.tools, list) else []
     if value.get("type") == "allowed_tools":
-        return _allowed(value, known)
+        return _allowed(value, known, reader.ignored)
+    reader.ignored |= unread(value, "tool_choice", _NAMED)
     name = _name(value)
     if name not in known and (why := reader.left_out.get(name)):
         raise NamedValue("tool_choice", value).refused(f"{name} is omitted, because {why} is not supported")
@@ -511,11 +518,14 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
-def _allowed(value: Mapping[str, Any], known: Sequence[str]) -> Any:
+def _allowed(value: Mapping[str, Any], known: Sequence[str], ignored: dict[str, None]) -> Any:
     """Return the allowed tools in the format of a chat, without omitted tools. The chat reader checks them."""
+    ignored |= unread(value, "tool_choice", ("type", "mode", "tools"))
     tools = value.get("tools")
     if isinstance(tools, list):
         kept = [tool for tool in without_skipped(tools) if not _is_custom(tool) or _name(tool) in known]
+        for tool in kept:
+            ignored |= unread(tool, "tool_choice.tools[]", _NAMED)
         tools = [_function(tool) if isinstance(tool, dict) else tool for tool in kept]
     return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": tools}}
 
@@ -662,7 +672,8 @@ class OpenAiResponses(OpenAiDialect):
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: use {own}")
         keeps, keeper = read_kept(body, context) and self.computes, context.request.keeper
-        reader, tools, effort = InputReader(context), ToolsReader(), _effort(body)
+        reader, tools = InputReader(context), ToolsReader()
+        effort = NamedValue("reasoning", body.get("reasoning")).optional(_effort)
         reader.read(body)
         tools.read(body.get("tools"))
         choice = read_choice(body.get("tool_choice"), tools)
@@ -671,7 +682,7 @@ class OpenAiResponses(OpenAiDialect):
             "reasoning_effort": effort,
         }
         tool_fields = {
-            "tools": (tools.tools or None) if tools.ignored else tools.tools,  # no tools if all are left out
+            "tools": tools.tools,
             "tool_choice": choice,
             "parallel_tool_calls": body.get("parallel_tool_calls"),
         }
@@ -752,12 +763,8 @@ class _Chat(OpenAiChat):
 _CHAT = _Chat()
 
 
-def _effort(body: Mapping[str, Any]) -> Any:
+def _effort(reasoning: Any) -> Any:
     """Read `reasoning`, and return its effort."""
-    return NamedValue("reasoning", body.get("reasoning")).optional(_effort_of)
-
-
-def _effort_of(reasoning: Any) -> Any:
     if not isinstance(reasoning, dict):
         raise ValueError("must be an object with 'effort', 'summary' or both")
     only(reasoning, *_REASONING)

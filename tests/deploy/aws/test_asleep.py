@@ -93,13 +93,23 @@ def test_without_the_alarm_a_request_waits_for_ever(
     assert instances() == 0
 
 
+@pytest.mark.parametrize("kind", ["async", "components"])
 def test_what_wakes_it_comes_goes_and_is_mended(
-    cloud: Cloud, tmp_path: Path, main: Deployer, content: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    cloud: Cloud, tmp_path: Path, main: Deployer, content: dict[str, Any], capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
+    stem, wakes, others = NAME, "backlog", [f"{NAME}/5xx"]
+    if kind == "components":
+        instance = {"type": "ml.g6e.12xlarge", "managed": {"min": 0, "max": 2}}
+        content = {**content, "async": None, "instance": instance, "components": [{"name": "base"}]}
+        cloud.policies[content["role"]] = [printed(content, "execution-role")]
+        stem, wakes = f"{NAME}/base", "no-capacity"
+        others = [f"{name}/{metric}" for name in (NAME, stem) for metric in ("5xx", "model-errors")]
+    asleep = sorted([*others, f"{stem}/{wakes}"])
+    watched = others if kind == "async" else asleep  # without copies, a component has an alarm of that name too
     awake = {**content, "scaling": {**content["scaling"], "min": 1}}
     assert main(["up", written(tmp_path, awake), "--yes"]) == 0
-    assert alarms(cloud) == [f"{NAME}/5xx"]
-    with pytest.raises(Refused, match="could not scale up again from 0: the policy llama/wake is missing"):
+    assert sorted(alarms(cloud)) == watched
+    with pytest.raises(Refused, match="could not scale up again from 0: a policy of the type StepScaling is missing"):
         scale.set_bounds(Aws("us-east-1"), scale.scaling_target(Aws("us-east-1"), NAME), 0, None)
     path = written(tmp_path, content)
     assert main(["update", path, "--yes"]) == 0
@@ -107,18 +117,26 @@ def test_what_wakes_it_comes_goes_and_is_mended(
     assert main(["plan", path]) == 0
     assert "0 to" not in capsys.readouterr().out.splitlines()[-1]
     cloud.client("cloudwatch").put_metric_alarm(
-        **{**alarm_of(cloud), "Threshold": 2.0, "AlarmActions": ["arn:aws:sns:us-east-1:123456789012:other"]}
+        **{
+            **alarm_of(cloud, f"{stem}/{wakes}"),
+            "Threshold": 2.0,
+            "AlarmActions": ["arn:aws:sns:us-east-1:123456789012:other"],
+        }
     )
     assert main(["plan", path]) == 0
     shown = capsys.readouterr().out
-    assert "~ update alarm/llama/backlog" in shown
+    assert f"~ update alarm/{stem}/{wakes}" in shown
     assert "Threshold: 2.0 -> 1.0" in shown
     assert main(["up", path, "--yes"]) == 0
-    assert alarm_of(cloud)["Threshold"] == 1.0
+    assert alarm_of(cloud, f"{stem}/{wakes}")["Threshold"] == 1.0
+    assert main(["status", NAME, "--region", "us-east-1"]) == 0
+    assert "0 to 2" in (told := capsys.readouterr().out), told
+    assert f"{stem}/wake" in told
     assert main(["update", written(tmp_path, awake), "--yes"]) == 0
-    assert alarms(cloud) == [f"{NAME}/5xx"]
-    assert [name for _, _, name in cloud.scaling.policies] == [f"{NAME}/concurrency"]
-    assert main(["update", path, "--yes"]) == 0
+    assert sorted(alarms(cloud)) == watched
+    assert [name for _, _, name in cloud.scaling.policies] == [f"{stem}/concurrency"]
+    assert main(["update", written(tmp_path, content), "--yes"]) == 0
+    assert sorted(alarms(cloud)) == asleep
     assert main(["down", path, "--yes"]) == 0
     assert alarms(cloud) == []
     assert not cloud.scaling.policies
@@ -135,9 +153,9 @@ def test_a_sleeping_endpoint_is_not_set_to_zero_by_hand(
     assert "scales to zero by itself" in refused.value.advice
 
 
-def alarm_of(cloud: Cloud) -> dict[str, Any]:
+def alarm_of(cloud: Cloud, name: str) -> dict[str, Any]:
     """The alarm that wakes it, as PutMetricAlarm takes it."""
-    (alarm,) = cloud.client("cloudwatch").describe_alarms(AlarmNames=[f"{NAME}/backlog"])["MetricAlarms"]
+    (alarm,) = cloud.client("cloudwatch").describe_alarms(AlarmNames=[name])["MetricAlarms"]
     names = (
         "AlarmName", "MetricName", "Namespace", "Statistic", "Dimensions", "Period", "EvaluationPeriods",
         "DatapointsToAlarm", "Threshold", "ComparisonOperator", "TreatMissingData", "AlarmActions", "AlarmDescription",

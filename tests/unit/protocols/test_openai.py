@@ -242,7 +242,7 @@ def content(given: Any) -> dict[str, Any]:
         ({"stream": 2}, "stream=2: must be true or false"),
         ({"stream_options": {}}, "stream_options={}: needs stream=true"),
         ({"stream": True, "stream_options": []}, "stream_options=[]: must be an object"),
-        ({"stream": True, "stream_options": {"x": True}}, "stream_options={\"x\": true}: 'x' is unknown"),
+        ({"stream": True, "stream_options": {"x": True}}, "stream_options={\"x\": true}: has an unknown name 'x'"),
         (
             {"stream": True, "stream_options": {"include_usage": 2}},
             "stream_options={\"include_usage\": 2}: 'include_usage' must be true",

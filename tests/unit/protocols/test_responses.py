@@ -282,7 +282,11 @@ def test_a_custom_call_and_its_output_are_read() -> None:
         (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
         (body(tools=[LARK], tool_choice=LARK), "patch is omitted, because tools[].format.syntax=lark", "tool_choice"),
         (body(tools=[{**OWN, "tools": [LARK]}], tool_choice={**LARK, "namespace": "own"}), "own.patch is", None),
-        (body(tools=TOOLS, tool_choice={"type": "allowed_tools"}), "tool_choice.allowed_tools=", None),
+        (
+            body(tools=TOOLS, tool_choice={"type": "allowed_tools"}),
+            "allowed_tools\"}: must be an object with a 'mode'",
+            None,
+        ),
         (
             {"input": [{"type": "item_reference", "id": "x"}]},
             "'item_reference' is not supported: responses are not stored",
@@ -290,10 +294,14 @@ def test_a_custom_call_and_its_output_are_read() -> None:
         ),
         (
             body(tools=[{**PATCH, "format": "grammar"}]),
-            "tools[0].format: must have 'type': 'text', or 'type': 'grammar'",
+            "tools[0].format=\"grammar\": must have 'type': 'text', or 'type': 'grammar'",
             None,
         ),
-        (body(tools=[{**PATCH, "format": {"type": "grammar", "syntax": "regex"}}]), "tools[0].format: must have", None),
+        (
+            body(tools=[{**PATCH, "format": {"type": "grammar", "syntax": "regex"}}]),
+            'syntax": "regex"}: must have',
+            None,
+        ),
         ({"input": [output("x", type="custom_tool_call_output")]}, "no earlier custom_tool_call has this id", None),
         ({"input": [output("x")]}, 'input[0].call_id="call_1": no earlier function_call has', None),
         ({"input": [call(arguments="[" * 1_048_577)]}, "input[0].arguments has 1048577 characters; the maximum", None),

@@ -19,7 +19,7 @@ from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_
 from handler.protocols.assistant.tools.json_text import dumps
 from handler.protocols.assistant.tools.parsing import HF, NAME, CallsOrText, Format, NamedCall
 from handler.protocols.kernel.dialect import ServerContext
-from handler.protocols.kernel.readers import NamedValue, boolean, json_schema, structural_tag
+from handler.protocols.kernel.readers import NamedValue, boolean, json_schema, structural_tag, unread
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
 
 Message = Mapping[str, Any]
@@ -232,7 +232,7 @@ _FUNCTION: Mapping[str, Shape] = {
     "strict": nullable(FLAG),
 }
 _TOOL: Mapping[str, Shape] = {
-    "type": {"const": "function"},
+    "type": {"enum": ["function", None]},
     "function": {**record(_FUNCTION), "required": ["name"]},
 }
 TOOL_FIELDS: Mapping[str, Shape] = {
@@ -311,8 +311,11 @@ class Tools(NamedTuple):
         return self._replace(format=either, structured_output=ruled, unheeded=())
 
 
-def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
+def read_tools(body: Mapping[str, Any], context: ServerContext, sent: Any = None) -> Tools:
     """Read the `tools`, `tool_choice` and `parallel_tool_calls` of a body.
+
+    Args:
+        sent: the client's `tool_choice` for errors, if that of the body is translated from it. None if it is the same.
 
     Raises:
         InvalidParameter: a field is invalid. The message names it.
@@ -321,16 +324,17 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
         return Tools()
     tools, strict, unknown = _tools(NamedValue("tools", body.get("tools")))
     choice = NamedValue("tool_choice", body.get("tool_choice"))
+    own = choice if sent is None else choice._replace(value=sent)
     parallel = NamedValue("parallel_tool_calls", body.get("parallel_tool_calls")).optional(boolean)
-    choice, tools, allowed = _allowed(choice, tools)
-    mode, name = _choice(choice, [tool["function"]["name"] for tool in tools])
+    choice, tools, allowed = _allowed(choice, tools, unknown, own)
+    mode, name = _choice(choice, [tool["function"]["name"] for tool in tools], unknown)
     if not tools:
         if mode not in ("", "auto", "none"):
-            raise choice.refused("requires tools")
+            raise own.refused("requires tools")
         return Tools()
     if mode == "none":  # tools that the prompt does not show are not called
-        return Tools(unknown=unknown)
-    result = Tools(tools, mode or "auto", name, parallel is False, allowed, unknown=unknown)
+        return Tools(unknown=[*unknown])
+    result = Tools(tools, mode or "auto", name, parallel is False, allowed, unknown=[*unknown])
     format = choose_format(context)
     notation = _notation(context.chat_template, format)
     if notation is not None and notation.style not in context.structural_tags:
@@ -345,11 +349,11 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     called = [tool for tool in tools if name in ("", tool["function"]["name"])]
     if notation is not None:
         rule = calls(notation, called, single=result.single or bool(name))
-        return result._replace(format=format, structured_output=_rule(f"for {choice}", lambda: structural_tag(rule)))
-    schema = called[0]["function"]["parameters"] if name else _calls(tools, choice, single=result.single)
-    listed = _rule(f"for {choice}", lambda: json_schema(schema))
+        return result._replace(format=format, structured_output=_rule(f"for {own}", lambda: structural_tag(rule)))
+    schema = called[0]["function"]["parameters"] if name else _calls(tools, own, single=result.single)
+    listed = _rule(f"for {own}", lambda: json_schema(schema))
     if not name and (lost := _REFERENCE.search(listed.value)):
-        raise choice.refused(f"a tool's $ref {lost[1]!r} must begin with '#/$defs/' or '#/definitions/'")
+        raise own.refused(f"a tool's $ref {lost[1]!r} must begin with '#/$defs/' or '#/definitions/'")
     return result._replace(structured_output=listed)
 
 
@@ -390,7 +394,7 @@ def choose_format(context: ServerContext) -> Format | None:
 
 
 def _allowed(
-    choice: NamedValue, tools: list[Mapping[str, Any]]
+    choice: NamedValue, tools: list[Mapping[str, Any]], unknown: dict[str, None], own: NamedValue
 ) -> tuple[NamedValue, list[Mapping[str, Any]], frozenset[str] | None]:
     """Return the choice, the tools, and the names of the tools that may be called.
 
@@ -402,38 +406,48 @@ def _allowed(
         return choice, tools, None
     allowed = choice.value.get("allowed_tools")
     mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
-    names = {_function_name(tool) for tool in listed} if isinstance(listed, list) else set[str | None]()
+    at = "tool_choice.allowed_tools"
+    names = {_function_name(tool, f"{at}.tools[]", unknown) for tool in listed} if isinstance(listed, list) else {None}
     known = {tool["function"]["name"] for tool in tools}
     if mode not in ("auto", "required") or not names or not known.issuperset(names):
-        raise NamedValue("tool_choice.allowed_tools", allowed).refused(_ALLOWED)
+        raise (NamedValue(at, allowed) if own is choice else own).refused(_ALLOWED)
+    unknown |= unread(choice.value, "tool_choice", ("type", "allowed_tools")) | unread(allowed, at, ("mode", "tools"))
     shown = [tool for tool in tools if tool["function"]["name"] in names]
     return NamedValue(choice.name, mode), shown, frozenset(tool["function"]["name"] for tool in shown)
 
 
-def _function_name(value: Any) -> str | None:
+def _function(value: Any) -> Any:
+    """Return `function` of an object in OpenAI's format. Its type may be missing, as in vLLM and in TGI's client."""
+    return value.get("function") if isinstance(value, dict) and value.get("type") in (None, "function") else None
+
+
+def _function_name(value: Any, at: str, unknown: dict[str, None]) -> str | None:
     """Return the function name in an object in OpenAI's format, or None if there is none."""
-    function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
+    function = _function(value)
     name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
+    if not isinstance(name, str):
+        return None
+    unknown |= unread(value, at, ("type", "function")) | unread(function, f"{at}.function", ("name",))
+    return name
 
 
-def _choice(choice: NamedValue, names: Sequence[str]) -> tuple[str, str]:
+def _choice(choice: NamedValue, names: Sequence[str], unknown: dict[str, None]) -> tuple[str, str]:
     """Return the kind of a choice and the name of its tool. The name is "" if the choice has none."""
     value = choice.value
     if value is None:
         return "", ""
     if value in ("none", "auto", "required"):
         return value, ""
-    name = value if isinstance(value, str) else _function_name(value)  # a plain name as in TGI and its client
+    name = value if isinstance(value, str) else _function_name(value, choice.name, unknown)  # a string as in TGI
     if name is None or name not in names:
         raise choice.refused(_CHOICES)
     return "named", name
 
 
-def _tools(tools: NamedValue) -> tuple[list[Mapping[str, Any]], set[str], list[str]]:
+def _tools(tools: NamedValue) -> tuple[list[Mapping[str, Any]], set[str], dict[str, None]]:
     """Return the tools, the names of the strict tools, and the paths of unknown names."""
     if tools.value is None:
-        return [], set(), []
+        return [], set(), {}
     if not isinstance(tools.value, list) or len(tools.value) > MAX_TOOLS:
         raise tools.refused(f"must be a list of at most {MAX_TOOLS} tools")
     unknown = dict[str, None]()
@@ -442,12 +456,12 @@ def _tools(tools: NamedValue) -> tuple[list[Mapping[str, Any]], set[str], list[s
     if len(set(names)) < len(names):
         raise InvalidParameter("tools: two tools have the same name")
     strict = {name for name, tool in zip(names, tools.value, strict=True) if tool["function"].get("strict") is True}
-    return result, strict, list(unknown)
+    return result, strict, unknown
 
 
 def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
     """Return a tool in OpenAI's format with only the fields that the model sees."""
-    function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
+    function = _function(tool)
     if not isinstance(function, dict):
         raise InvalidParameter(f"{at}: must be an object with 'type': 'function' and 'function'")
     name, about, parameters = function.get("name"), function.get("description"), function.get("parameters")
@@ -459,8 +473,7 @@ def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
         raise InvalidParameter(f"{at}.function.parameters: must be a JSON schema object")
     if not isinstance(function.get("strict"), bool | None):
         raise InvalidParameter(f"{at}.function.strict: must be true or false")
-    unknown |= {f"tools[].{key}": None for key in tool if key not in _TOOL}
-    unknown |= {f"tools[].function.{key}": None for key in function if key not in _FUNCTION}
+    unknown |= unread(tool, "tools[]", _TOOL) | unread(function, "tools[].function", _FUNCTION)
     description = {} if about is None else {"description": about}
     return {"type": "function", "function": {"name": name, **description, "parameters": parameters or _NO_ARGUMENTS}}
 
