@@ -28,7 +28,8 @@ def render() -> str:
         )
     idle = ", ".join(f"`{option.key}`" for option in OPTIONS if option.idle)
     note = (
-        f"The server does not start with another engine's option. These only log a warning: {idle}.\n\n"
+        f"The server does not start with another engine's option, except with `echo`, which ignores it. "
+        f"These options only log a warning: {idle}.\n\n"
         "The embedded server ignores [DJL Serving's own keys](migrating/lmi.md#every-option-of-lmi), with a warning. "
         "`engine` may be Python, MPI or DeepSpeed, and `option.entryPoint` one of LMI's handlers or `handler.entry`.\n"
     )
