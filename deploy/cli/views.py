@@ -157,13 +157,13 @@ def _row(item: Placed) -> tuple[str, ...]:
 
 
 def _sum(sums: Sums) -> str:
-    """Return a sentence such as `First copies on 1 x ml.g6e.12xlarge: 3 of 4 GPUs: they fit.`"""
+    """Return a sentence such as `The components' first copies on 1 x ml.g6e.12xlarge: 3 of 4 GPUs: they fit.`"""
     if sums.instance is None:
         return "Whether the first copies fit together is not checked, as the instance type is unknown."
     rows = list(sums.rows())
     parts = ", ".join(f"{taken:g} of {has:g} {_NAMES[name]}" for name, taken, has in rows if taken)
     verdict = "they fit" if all(taken <= has for _, taken, has in rows) else "they do not fit together"
-    return f"First copies on {sums.count} x {sums.instance.name}: {parts or 'nothing'}: {verdict}."
+    return f"The components' first copies on {sums.count} x {sums.instance.name}: {parts or 'nothing'}: {verdict}."
 
 
 def _as_json(item: Placed) -> dict[str, Any]:

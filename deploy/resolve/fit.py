@@ -194,7 +194,7 @@ def fit(need: Need, instance: InstanceType, price: Price | None = None) -> Fit:
 
 
 def cpu_limit(instance: InstanceType, usable: float = _USABLE) -> float:
-    """Return the amount of memory on a CPU type that models may use, in GiB."""
+    """Return how much memory of a CPU instance models may use, in GiB."""
     return usable * (instance.ram_gib - 2)
 
 

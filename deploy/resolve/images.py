@@ -159,13 +159,13 @@ def choose_ami(setting: str, instance: InstanceType | None, cuda: tuple[int, int
         return Ami(None)
     if cuda is None:
         newest = AMI_CUDA_13 if instance is not None and instance.blackwell else None
-        host = f"on the newest host ({newest})" if newest else "on the default host, whose driver may be too old"
+        host = f"on the newest AMI ({newest})" if newest else "on the default AMI, whose driver may be too old"
         text = f"The image's CUDA version is unknown, so it runs {host}. Set image.cuda, e.g. 12.8 or 13.0."
         return Ami(newest, (text,))
     if cuda[0] >= 13:
         return Ami(AMI_CUDA_13)
     if instance is not None and instance.blackwell:
-        text = f"{instance.name} needs the newest host, where endpoints with CUDA {cuda[0]}.{cuda[1]} images have hung"
+        text = f"{instance.name} needs the newest AMI, where endpoints with CUDA {cuda[0]}.{cuda[1]} images have hung"
         return Ami(AMI_CUDA_13, (f"{text} in Creating. Prefer an image with CUDA 13.",))
     return Ami(AMI_CUDA_12)
 

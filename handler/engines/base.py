@@ -344,7 +344,7 @@ class Tokenizer(Protocol):
         """The vocabulary of every response, or None if each prompt has its own."""
 
     def encode(self, text: str) -> Prompt:
-        """Encode a prompt, and add the special tokens that the tokenizer usually adds, such as a first token.
+        """Encode a prompt, and add the special tokens that the tokenizer usually adds, such as the BOS token.
 
         Special tokens in the prompt are recognised, except by `MistralTokenizer`.
         """
@@ -454,8 +454,8 @@ def arguments(table: Mapping[str, Rule], sampling: Sampling, *more: Any) -> dict
     """Return the engine's arguments that correspond to a Sampling object.
 
     Args:
-        table: maps a Sampling field to its rule. A function that occurs more than once is called only once.
-        more: arguments to pass to the functions after `sampling`.
+        table: maps a Sampling field to its rule. If several fields share a function as their rule, it is called once.
+        more: arguments that functions receive after `sampling`.
     """
     values: dict[str, Any] = {}
     for name, rule in table.items():

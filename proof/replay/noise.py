@@ -114,10 +114,10 @@ class Noise:
                 self.learnt[f"{request.path.partition('?')[0]}: {item.name}"] = item.cls.value
 
     def _without_asking(self, kind: Kind, reference: Answer, changes: Sequence[Finding]) -> list[Finding]:
-        """Return the differences that are not volatile if no request can be sent again.
+        """Return the differences that count when requests cannot be sent again to find out which values are volatile.
 
-        In this case, a value is treated as volatile if it differs between successive responses of the reference. For
-        the first request of a kind, every value that differs between the sides is treated as volatile.
+        Values are then treated as volatile if they differ between successive responses of the reference. For the first
+        request of a kind, every value that differs between the sides is treated as volatile.
         """
         last, kind.last = kind.last, reference
         suspects = {item.key for item in changes if item.kind in VALUES}

@@ -220,7 +220,7 @@ class Options:
     enable_prefix_caching: bool | None = option(boolean, None, "reuse the KV cache of shared prompt prefixes; by default on with vllm and trtllm", "option.enable_kv_cache_reuse")
     # how long
     predict_timeout: float = option(number(0.1), 120.0, "maximum seconds that a request may wait to start; under DJL also the time limit of a dynamic batch", "option.predictTimeout")
-    request_time_limit: float | None = option(number(0), None, "maximum seconds from the queueing of a request for the engine until its end; only running requests are ended; 0 disables the limit; by default 900 under DJL Serving, otherwise none")
+    request_time_limit: float | None = option(number(0), None, "maximum seconds from when a request joins the engine's queue until its response ends; only running requests are ended; 0 disables the limit; by default 900 under DJL Serving, otherwise none")
     model_loading_timeout: float = option(number(1), 240.0, "maximum seconds for the engine to load; without effect on servers at option.base_url, which are waited for")
     engine_timeout: float = option(number(0.1), 60.0, "seconds without a step after which the engine counts as hung (tuning.md)")
     event_loop_timeout: float = option(number(0), 30.0, "seconds that the event loop may be blocked before the server aborts; 0 disables the limit")

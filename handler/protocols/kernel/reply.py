@@ -382,7 +382,7 @@ class TokenStream(Reply, ABC):
         return delta.finish
 
     def _end(self) -> bytes:
-        """Render the part after the last token of all sequences."""
+        """Render the end of the stream, after the last tokens of all sequences."""
         return self._framing.end
 
     def _broken_off(self, error: ServingError) -> bytes:

@@ -124,7 +124,7 @@ async def end(server: Server) -> None:
 
 @_rule(
     "anthropic.error",
-    "The body of a refusal has type error, and an error with type and message.",
+    "The body of a refusal has type=error, and an error object with a type and a message.",
     sources.ANTHROPIC_ERRORS,
 )
 async def error(server: Server) -> None:
@@ -133,7 +133,7 @@ async def error(server: Server) -> None:
     match answer.value:
         case {"type": "error", "error": {"type": "invalid_request_error", "message": str()}}:
             return
-    expect(False, "type error, and an error with type invalid_request_error and a message", answer)
+    expect(False, "a body with type=error, and an error object with type=invalid_request_error and a message", answer)
 
 
 @_rule("anthropic.stop", "A stop sequence ends the text, and stop_sequence names it.", sources.ANTHROPIC)

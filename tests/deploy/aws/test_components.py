@@ -83,7 +83,10 @@ def test_their_whole_life(cloud: Cloud, tmp_path: Path, main: Deployer, capsys: 
         assert line in said
     assert main(["plan", path]) == 0
     said = capsys.readouterr().out
-    assert "First copies on 1 x ml.g6e.12xlarge: 4 of 4 GPUs, 4096 of 393216 MB of memory: they fit." in said
+    assert (
+        "The components' first copies on 1 x ml.g6e.12xlarge: 4 of 4 GPUs, 4096 of 393216 MB of memory: they fit."
+        in said
+    )
     assert main(["up", path, "--yes"]) == 0
     objects = cloud.client("s3").list_objects_v2(Bucket="models", Prefix="mine/")["Contents"]
     assert {one["Key"] for one in objects} == {f"mine/{name}" for name in MODEL}

@@ -78,7 +78,7 @@ def test_the_life_of_both(two: Two, capsys: pytest.CaptureFixture[str]) -> None:
     assert "endpoint: shared is InService" in said(capsys)
     assert two("plan", two.guest) == 0
     told = said(capsys)
-    assert "First copies on 1 x ml.g6e.12xlarge: 4 of 4 GPUs" in told
+    assert "The components' first copies on 1 x ml.g6e.12xlarge: 4 of 4 GPUs" in told
     assert "chat" in told, "the other deployment's component takes GPUs too"
     assert "create_endpoint " not in told
     assert two("up", two.guest) == 0

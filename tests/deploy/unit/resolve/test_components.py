@@ -215,7 +215,10 @@ def test_plan_shows_the_fit_of_each_and_the_sum(tmp_path: Path, capsys: pytest.C
     )
     assert main(["plan", str(path), "--offline"]) == 0
     said = capsys.readouterr().out
-    assert "First copies on 1 x ml.g6e.12xlarge: 3 of 4 GPUs, 2048 of 393216 MB of memory: they fit." in said
+    assert (
+        "The components' first copies on 1 x ml.g6e.12xlarge: 3 of 4 GPUs, 2048 of 393216 MB of memory: they fit."
+        in said
+    )
     assert "org/small" in said
     assert main(["plan", str(path), "--offline", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["components"]
