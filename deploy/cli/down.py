@@ -53,10 +53,11 @@ def _run(arguments: argparse.Namespace) -> int:
         raise SpecError(f"--endpoint is {arguments.endpoint}, but the file's endpoint is {spec.endpoint or spec.name}")
     own = arguments.endpoint if arguments.endpoint != arguments.name else None
     name = spec.deployment if spec is not None else deployment_of(arguments.name, own)
-    only = " --shadow" if arguments.shadow else ""
+    only = "".join(f" --{flag}" for flag in ("shadow", "logs") if getattr(arguments, flag))
     aws = Aws(arguments.region or (spec.region if spec is not None else None))
     work = partial(_remove, aws, name, spec, out(), arguments)
-    return to_the_end(work, again=f"down{only}", remove=f"{down_command(name, aws.region)}{only}")
+    again = f"down{only}{' --data' * arguments.data}"
+    return to_the_end(work, again=again, remove=f"{down_command(name, aws.region)}{only}")
 
 
 def _remove(aws: Aws, name: str, spec: Spec | None, console: Console, arguments: argparse.Namespace, run: Run) -> int:

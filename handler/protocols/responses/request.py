@@ -370,7 +370,7 @@ TOOLS: Mapping[str, Shape] = {
 }
 """The schemas of the fields that `ToolsReader` and `read_choice` read."""
 
-_NAMED = ("type", "name", "namespace")
+_CHOSEN = ("type", "name", "namespace")
 _NAMESPACE = ("type", "name", "description", "tools")
 """The known names of a tool that `tool_choice` names, and of a namespace."""
 
@@ -506,7 +506,7 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
     known = [tool["function"]["name"] for tool in reader.tools] if isinstance(reader.tools, list) else []
     if value.get("type") == "allowed_tools":
         return _allowed(value, known, reader.ignored)
-    reader.ignored |= unread(value, "tool_choice", _NAMED)
+    reader.ignored |= unread(value, "tool_choice", _CHOSEN)
     name = _name(value)
     if name not in known and (why := reader.left_out.get(name)):
         raise NamedValue("tool_choice", value).refused(f"{name} is omitted, because {why} is not supported")
@@ -525,7 +525,7 @@ def _allowed(value: Mapping[str, Any], known: Sequence[str], ignored: dict[str, 
     if isinstance(tools, list):
         kept = [tool for tool in without_skipped(tools) if not _is_custom(tool) or _name(tool) in known]
         for tool in kept:
-            ignored |= unread(tool, "tool_choice.tools[]", _NAMED)
+            ignored |= unread(tool, "tool_choice.tools[]", _CHOSEN)
         tools = [_function(tool) if isinstance(tool, dict) else tool for tool in kept]
     return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": tools}}
 

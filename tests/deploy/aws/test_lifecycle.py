@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -478,7 +479,9 @@ def test_down_needs_to_know_what(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert "Pass only one of them" in capsys.readouterr().err
 
 
-def test_up_sends_the_model_and_down_removes_it_with_the_logs(cloud: Cloud, tmp_path: Path, main: Deployer) -> None:
+def test_up_sends_the_model_and_down_removes_it_with_the_logs(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
     s3, logs = cloud.client("s3"), cloud.client("logs")
     model = tmp_path / "model"
     model.mkdir()
@@ -497,6 +500,11 @@ def test_up_sends_the_model_and_down_removes_it_with_the_logs(cloud: Cloud, tmp_
     s3.put_object(Bucket="models", Key="mine/notes.txt", Body=b"somebody's")
     group = f"/aws/sagemaker/Endpoints/{NAME}"
     logs.create_log_group(logGroupName=group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("deploy.cli.down.delete_logs", Mock(side_effect=KeyboardInterrupt))
+        assert main(["down", path, "--yes", "--data", "--logs"]) == 128 + signal.SIGINT
+    told = f"run `lmi deploy down --logs --data` again; to delete everything, `lmi deploy down --name {NAME} --region "
+    assert f"{told}us-east-1 --logs`." in capsys.readouterr().err
     assert main(["down", path, "--yes", "--data", "--logs"]) == 0
     keys = [one["Key"] for one in s3.list_objects_v2(Bucket="models")["Contents"]]
     assert keys == [*(f"llama/{name}" for name in sorted(MODEL)), "mine/notes.txt"]
