@@ -63,7 +63,7 @@ test-dynamo: dev ## 2 min: the engine openai before our own server, and before D
 	unshare --map-root-user --net sh -c 'ip link set lo up && exec $(BIN)/pytest -m "not vllm" tests/engines_by_url'
 test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows
 	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn
-test-python: test-python-3.10 test-python-3.14 ## 2 min: half of the units and of the app on Python 3.10, the other on 3.14
+test-python: test-python-3.10 test-python-3.14 ## 3 min: half of the units and of the app on Python 3.10, with the processes, the other half on 3.14
 test-python-%: dev
 	$(BIN)/python -m tests.accept.python_versions $(VENV)-$* $* -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven

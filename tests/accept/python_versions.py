@@ -1,5 +1,7 @@
 """Run half of the units and of the app on another Python: `python -m tests.accept.python_versions ENVIRONMENT 3.10`.
 
+Processes of their own, whose arguments and signals few units see, run on the lowest one.
+
 The environment is created if need be. That Python is on PATH, or pyenv has it, or else it is one of Debian's newest
 suite, in a directory beside the environment (`debian.py`).
 """
@@ -29,6 +31,7 @@ LEFT_TO_ANOTHER = {
         *(f"tests/unit/{name}" for name in ("engines", "serving", "core", "djl", "scheduler", "replay")),
         *(f"tests/app/{name}" for name in ("serving", "http", "security", "media", "moves")),
         *("tests/app/test_replicas.py", "tests/app/test_fuzz.py", "tests/app/dialects/test_openapi.py"),
+        "tests/process",
     ),
 }
 """The versions share the folders: what runs, engines and servers, on the lowest one; what reads, on the newest."""
@@ -40,7 +43,7 @@ def main(directory: Path, version: str, *options: str) -> int:
     missing = [path for path in left if not (ROOT / path).exists()]
     assert not missing, f"not there: {missing}"
     ignored = [f"--ignore={path}" for path in left]
-    command = [*python, "-m", "pytest", *options, "-m", QUICK, "tests/unit", "tests/app", *ignored]
+    command = [*python, "-m", "pytest", *options, "-m", QUICK, "tests/unit", "tests/app", "tests/process", *ignored]
     return subprocess.run([*command, "--hypothesis-profile", "fewest"], cwd=ROOT).returncode
 
 

@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 
 from handler import cli
-from handler.core import loop
+from handler.core import child_processes, loop
 from handler.http import inference
 from handler.http import server as http_server
 from tests.environment import clean_environment
@@ -90,6 +90,7 @@ class AppServer(LiveServer):
             if not any(isinstance(handler, _Handler) for handler in root.handlers):
                 root.setLevel(logging.WARNING)  # as before the first server, for tests that look at the log
             sys.modules.pop("model", None)  # a model.py, which another server would take for its own name
+            child_processes._stopped = False  # set by a server that ends while it loads, for the whole process
 
     def _run(self) -> None:
         _threads.add(self._handler.begin())

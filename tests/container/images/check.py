@@ -3,6 +3,9 @@
 `cpu` is built whole, on a Debian made here. `trtllm` and `lmi` are built on stand-ins of their bases. From `cpu` runs
 what SageMaker and hardened clusters do: read-only model data, a read-only root, a user without capabilities, SIGTERM in
 the middle of an answer.
+
+`arm64`, which is run only by its name, is `cpu` for Arm. The machine must run such programs, as with Debian's qemu-user
+of sid. In an emulator the build takes half an hour or more.
 """
 
 from __future__ import annotations
@@ -81,10 +84,12 @@ class ContainerEngine:
 
     Args:
         scratch: where that is.
+        architecture: Debian's name of that of the images, or "" for this machine's.
     """
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, architecture: str = "") -> None:
         self._scratch = scratch
+        self._architecture = [f"--arch={architecture}"] if architecture else []
         places = ["--root", str(scratch / "storage"), "--runroot", str(scratch / "run")]
         self._places = [*places, "--storage-driver", "overlay"]
         if subprocess.run(["buildah", *self._places, "info"], capture_output=True).returncode:
@@ -108,10 +113,10 @@ class ContainerEngine:
     def make_debian(self) -> None:
         """An image of Debian's packages alone, as DEBIAN."""
         root = self._scratch / "debian"
-        debian.bootstrap(root, SUITE)
+        debian.bootstrap(root, SUITE, (), *self._architecture)
         archive = self._scratch / "debian.tar"
         call(["tar", "--create", "--file", str(archive), "--directory", str(root), "--exclude=./dev/*", "."])
-        self._podman("import", str(archive), DEBIAN)
+        self._podman("import", *self._architecture, str(archive), DEBIAN)
         archive.unlink()
         call(["rm", "--recursive", "--one-file-system", str(root)])
 
@@ -133,6 +138,7 @@ class ContainerEngine:
         """
         command = [
             "build",
+            *self._architecture,
             "--isolation",
             "chroot",
             "--network",
@@ -332,9 +338,11 @@ def check() -> None:
     scratch, *images = Path(sys.argv[1]), *sys.argv[2:]
     if os.path.ismount("/sys/fs/cgroup/unified"):
         call(["umount", "/sys/fs/cgroup/unified"])  # crun refuses a machine with both versions of cgroups
-    engine = ContainerEngine(scratch)
+    engine = ContainerEngine(scratch, "arm64" if images == ["arm64"] else "")
     with _timed(f"base: Debian's packages, by debootstrap; storage driver {engine.storage}"):
         engine.make_debian()
+    if images == ["arm64"]:
+        return _check_arm(engine, scratch)
     if "cpu" in images:
         _check_cpu(engine, scratch)
     if "again" in images:
@@ -359,6 +367,20 @@ def _check_cpu(engine: ContainerEngine, scratch: Path) -> None:
 
     with _timed("cpu: lmi conform stops the container") as done:
         _conforms(engine, done)
+
+
+def _check_arm(engine: ContainerEngine, scratch: Path) -> None:
+    """Without the demo model, which an emulator would convert for minutes."""
+    with _timed("arm64: build") as done:
+        done.append(f"{engine.build('cpu', {**_GIVEN, 'DEMO_MODEL': 'false'}, target='cpu'):.0f} MB")
+    with _timed("arm64: echo") as done, _running(engine, "cpu", [], {"OPTION_LLM_ENGINE": "echo"}) as container:
+        done.append(f"ready after {_ready(container, _START):.1f} s")
+        assert container.execute("uname", "-m") == "aarch64\n"
+        _generated(container, "France")
+        container.stop()
+        assert container.ended(_END) == 0
+    with _timed("arm64: read-only model data, converted at the start") as done:
+        _model_data(engine, scratch / "model", done)
 
 
 def _check_again(engine: ContainerEngine, scratch: Path) -> None:
