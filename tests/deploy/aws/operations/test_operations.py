@@ -203,6 +203,12 @@ def test_bounds_are_moved(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> N
     register(cloud, "inference-component/chat-a", 1, 2)
     assert cli.main(["scale", "chat", "--max", "5"]) == 0
     assert capsys.readouterr().out == "inference-component/chat-a: scales between 1 and 5\n"
+    assert cli.main(["scale", "chat", "4", "--min", "0", "--no-wait"]) == 2
+    assert "could not scale up again from 0" in capsys.readouterr().err
+    cloud.client("application-autoscaling").put_scaling_policy(
+        ServiceNamespace="sagemaker", ResourceId="inference-component/chat-a", PolicyName="somebody-wakes-it",
+        ScalableDimension="sagemaker:inference-component:DesiredCopyCount", PolicyType="StepScaling",
+    )  # fmt: skip
     assert cli.main(["scale", "chat", "4", "--min", "0", "--no-wait"]) == 0
     scaling = scale.scaling_target(aws(), "chat").scaling
     assert scaling is not None
