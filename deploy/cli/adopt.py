@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--container",
         choices=list(KINDS),
-        help="server in the endpoint's image, if the image's name does not show it (ours: lmi-handler)",
+        help="server in the endpoint's image, if the image's name does not show it; lmi-handler is this project",
     )
     parser.add_argument("--variant", help="production variant to adopt, if there are several; requires --name")
     parser.add_argument("--policy", action="store_true", help="print the IAM policy that adopt needs, and exit")

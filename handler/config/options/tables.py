@@ -397,7 +397,7 @@ def pytorch(text: str) -> str:
 
 TRTLLM = (
     # lengths and sizes
-    Option("option.max_output_len", "max_output_len", integer(1), None, "maximum tokens of a response; option.max_model_len becomes this plus option.max_input_len (then 1024 by default)", engines=_TRTLLM),
+    Option("option.max_output_len", "max_output_len", integer(1), None, "maximum tokens of a response; option.max_model_len becomes the sum of this option and option.max_input_len, whose default is then 1024", engines=_TRTLLM),
     Option("option.max_seq_len", "max_seq_len", integer(2), None, "TensorRT-LLM's name for option.max_model_len", engines=_TRTLLM),
     Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "TensorRT-LLM's name for option.max_num_batched_tokens", engines=_TRTLLM),
     Option("option.max_beam_width", "max_beam_width", integer(1), None, "maximum value of num_beams", engines=_TRTLLM),

@@ -57,17 +57,36 @@ from handler.protocols.kernel.messages import (
 from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
 from handler.protocols.kernel.readers import NamedValue, integer, json_schema, only, show, unread
 from handler.protocols.kernel.reply import PromptOnly
-from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, listing, nullable, record
+from handler.protocols.kernel.schema import (
+    FLAG,
+    NULL,
+    TEXT,
+    Shape,
+    accepts,
+    listing,
+    nullable,
+    record,
+    schema_of_reader,
+)
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, OpenAiDialect
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
+@accepts(type="object", required=["type", "schema"])
+def _output_format(value: Any) -> StructuredOutput:
+    """Read the format of the whole response, which the beta of structured outputs had at the top level of the body."""
+    if not isinstance(value, dict) or value.get("type") != "json_schema" or "schema" not in value:
+        raise ValueError("must have a format with 'type': 'json_schema' and 'schema'")
+    only(value, "type", "schema")
+    return json_schema(value["schema"])
+
+
 @accepts(
     type="object",
     properties={
-        "format": {"type": ["object", "null"], "required": ["type", "schema"]},
+        "format": nullable(schema_of_reader(_output_format)),
         "effort": {"enum": [*EFFORTS, None]},
     },
     additionalProperties=NULL,
@@ -79,12 +98,7 @@ def _output_config(value: Any) -> StructuredOutput | None:
     only(value, "format", "effort")
     if value.get("effort") is not None and value["effort"] not in EFFORTS:
         raise ValueError(f"must have an 'effort' that is one of {', '.join(EFFORTS)}")
-    if (format := value.get("format")) is None:
-        return None
-    if not isinstance(format, dict) or format.get("type") != "json_schema" or "schema" not in format:
-        raise ValueError("must have a 'format' with 'type': 'json_schema' and 'schema'")
-    only(format, "type", "schema")
-    return json_schema(format["schema"])
+    return None if value.get("format") is None else _output_format(value["format"])
 
 
 TABLE = Table(
@@ -93,6 +107,7 @@ TABLE = Table(
         "max_tokens": Parameter("max_new_tokens", integer(0)),
         "temperature": CHAT.parameters["temperature"],
         "output_config": Parameter("structured_output", _output_config),
+        "output_format": Parameter("structured_output", _output_format),
         **{name: CHAT.parameters[name] for name in ("chat_template_kwargs", "vllm_xargs", "watermarking")},
         "speed": unsupported("only the standard speed is available", "standard"),
         "compaction": unsupported("the server does not summarize conversations"),

@@ -359,8 +359,8 @@ CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of Fr
 """The example body in the OpenAPI document for all chat dialects, without `model`."""
 
 
-_ANSWER_RULES = ("response_format", "text", "output_config")
-"""The field for structured output in each API. If a tool call is required, the field is checked but has no effect."""
+_ANSWER_RULES = ("response_format", "text", "output_config", "output_format")
+"""The fields for structured output in each API. If a tool call is required, the field is checked but has no effect."""
 
 
 class OpenAiChat(OpenAiDialect):

@@ -34,7 +34,7 @@ def is_line(fields: Mapping[str, Member]) -> bool:
 
 
 def read(files: list[File]) -> Iterator[Request | Unreadable]:
-    """Yield the requests of files."""
+    """Yield the requests in the files."""
     for file in files:
         yield from read_lines(file, _request)
 

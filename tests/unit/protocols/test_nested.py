@@ -119,6 +119,7 @@ ANTHROPIC: list[dict[str, Any]] = [
         {"thinking": {"type": "enabled", "budget_tokens": 1024, "display": "omitted"}},
         {"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": CITY}}},
         {"context_management": {"edits": [EDIT]}},
+        {"output_format": {"type": "json_schema", "schema": CITY}},
     )),
 ]  # fmt: skip
 PROMPTS = [
