@@ -173,7 +173,7 @@ def test_what_cannot_be_sent_to_the_process_turns_guides_away(caplog: pytest.Log
     checks = StructuredOutputValidator(lambda: fake_guides.try_guide, seconds=1.0)
     checks.start()
     for value in ("one", "two", "three"):
-        with pytest.raises(Unavailable, match=r"cannot be checked .*pickle"):
+        with pytest.raises(Unavailable, match=r"cannot be checked .*local object"):
             outcome(checks, value)
     checks.close()
 
