@@ -278,7 +278,7 @@ class MessagesReader(TurnsReader):
         check_taken("image", "image", at, self._context)
         source_block, name = block.get("source"), f"{at}.source"
         source = source_block if isinstance(source_block, dict) else {}
-        self.unknown |= unread(source, re.sub(r"\d+", "", name), _SOURCE)
+        self.unknown |= unread(source, re.sub("[0-9]+", "", name), _SOURCE)
         match source.get("type"):
             case "base64":
                 return read_base64("image", source.get("data"), f"{name}.data")
