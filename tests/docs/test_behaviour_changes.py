@@ -52,6 +52,9 @@ BETTER = {
         _VERSIONS + "test_what_later_releases_brought_is_there_in_every_release"
     ),
     "a failed request": _LMI + "fails.txt",
+    "text of a dynamic batch in 0.28, without `return_full_text`": (
+        _VERSIONS + "test_a_dynamic_batchs_text_begins_with_its_prompt_since_0_29"
+    ),
     "`return_full_text` of a prompt with quotes": _LMI + "full_text.txt",
     "log-probabilities of a streamed chat": "tests/golden/chat/stream_top_logprobs.txt",
     "the text of a token in `prefill`": _LMI + "prefill.txt",
