@@ -212,7 +212,8 @@ class PartReader(NamedTuple):
         if word not in _TEXTS:
             raise InvalidPayload(f"{at}: {word[:64]!r} is not supported: {self._reason(word)}")
         text = part.get(field := _TEXTS[word])
-        self.unknown.update(unread(part, self.path, ("type", field)))
+        closed = ("closed",) if word == "thinking" else ()  # Mistral's mark of complete reasoning, as any is here
+        self.unknown.update(unread(part, self.path, ("type", field, *closed)))
         if isinstance(text, str):
             return text
         if text is None and word in _PERHAPS_NULL:
