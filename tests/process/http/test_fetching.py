@@ -124,7 +124,10 @@ def s3_fetching(bucket: Bucket, home: Path, port: int = 0) -> Iterator[tuple[sub
     """A server that has the small files and waits for the large one, and the process that downloads them."""
 
     def waits() -> bool:
-        whole = {f"a/{path.name}" for path in home.rglob("*.part/*") if int(path.stat().st_mtime) == 1772359200}
+        try:
+            whole = {f"a/{path.name}" for path in home.rglob("*.part/*") if int(path.stat().st_mtime) == 1772359200}
+        except FileNotFoundError:  # a file has got its last name meanwhile
+            return False
         large_asked = any(one.startswith("a/openvino_model.bin") for one in bucket.asked[before:])
         return process.poll() is not None or (whole == S3_SMALL.keys() and large_asked)
 
