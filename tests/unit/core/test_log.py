@@ -90,11 +90,12 @@ os.write(1, b'\\xff' + b'x' * 70000)
 logging.getLogger('handler').warning('of %s', 'ours')
 """
     )
-    *first, long, rest = out
+    first, pieces = out[:4], out[4:]  # where a long line is split depends on what the pipe holds when it is read
     assert (first[1], status) == ({"_aws": 1}, 0)
     assert brief([first[0], *first[2:]]) == [("INFO", "plain"), ("INFO", "{no object}"), ("INFO", "of a child")]
-    assert long["message"].startswith("without an end\ufffdxxx")
-    assert len(long["message"] + rest["message"]) == len("without an end") + 70001
+    long = "".join(piece["message"] for piece in pieces)
+    assert long.startswith("without an end\ufffdxxx")
+    assert len(long) == len("without an end") + 70001
     ours = ("WARNING", "of ours")
     assert ours in brief(err)
     written = [("ERROR", "(EngineCore pid=7) ERROR 11-26 of vLLM"), ("INFO", "10 %"), ("INFO", "20 %")]
