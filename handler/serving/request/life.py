@@ -104,12 +104,9 @@ class Life:
             self._release()
 
     def _release(self) -> None:
-        holdings, self._holdings = self._holdings, []
-        if self.phase is FINISHED:
-            self._holdings = [holding for holding in holdings if holding[0] is CLOSED]
-        for until, release in reversed(holdings):
-            if until > self.phase:
-                continue
+        due = [release for until, release in self._holdings if until <= self.phase]
+        self._holdings = [holding for holding in self._holdings if holding[0] > self.phase]
+        for release in reversed(due):
             try:
                 release()
             except Exception:  # one holding must not keep the others
