@@ -1,6 +1,13 @@
 # The module that DJL Serving imports: `option.entryPoint=handler.entry`. DJL calls the attribute of this module that
 # the property `handler` names, and a client's header can set that property if the front end does not check it. So this
-# module has only the functions that DJL may call, and every import is inside a function.
+# module has only the functions that DJL may call, and every import is inside a function, or its name is deleted.
+
+try:
+    import handler.djl.worker
+
+    del handler  # The module stays imported, so that DJL's first call can be answered in a millisecond.
+except ImportError:  # `handle` reports it
+    pass
 
 
 def handle(inputs):  # type: ignore[no-untyped-def]

@@ -6,12 +6,21 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent import futures
 from typing import Any
 
 from djl_python import Input, Output
 
-from handler.core.errors import GenerationFailed, InternalError, InvalidPayload, NotFound, ServingError, serving_error
+from handler.core.errors import (
+    GenerationFailed,
+    InternalError,
+    InvalidPayload,
+    NotFound,
+    ServingError,
+    Unavailable,
+    serving_error,
+)
 from handler.core.framing import JSON, dumps
 from handler.djl.batches import (
     DynamicBatch,
@@ -23,12 +32,12 @@ from handler.djl.batches import (
     seconds_early,
     start_items,
 )
+from handler.djl.turns import IN_ORDER, Turns
 from handler.djl.wire import (
     MAX_FIELD,
     DjlVersion,
     PieceWriter,
     Sent,
-    Unsent,
     batched,
     headers_of,
     is_batch,
@@ -141,14 +150,13 @@ def _read_call(inputs: Input, *, refuse_unknown: bool) -> AdapterCall:
 
 _JSON = {"Content-Type": JSON.content_type}
 
-_LOST_STEP = (
-    "a call about an adapter arrived while requests were running: DJL's rolling batch has lost the response to a step, "
-    "and will restart this worker after option.predict_timeout; with option.async_mode=true such calls are safe"
+_BUSY = (
+    "a call about an adapter arrived while requests were running, and is refused: DJL's rolling batch has lost the "
+    "response to a step, and will restart this worker after option.predict_timeout. Change adapters while no request "
+    "is running, or with option.async_mode=true"
 )
-"""Java keeps one future per connection. A second call replaces the future of the first call, and gets the response to
-the first call. If the worker answered both calls, one response would be left over, and each later step would get the
-response to the previous step.
-"""
+
+_NEXT_STEP = 0.2  # seconds within which Java makes a step if it is not waiting for the response to one
 
 
 class Passive:
@@ -163,16 +171,25 @@ class Passive:
         return Output()
 
 
+def seconds_of_call(predict_timeout: float) -> float:
+    """Return the maximum duration of a call in seconds, because Java kills the worker after `predict_timeout`."""
+    return max(0.1, predict_timeout - 1.0)
+
+
 class _Stepped:
     """Base class of the modes in which the worker's event loop runs within DJL's calls."""
 
-    def __init__(self, model: ServedModel, loop: WorkerLoop) -> None:
+    def __init__(self, model: ServedModel, loop: WorkerLoop, turns: Turns) -> None:
         self._loop = loop
-        self._seconds = max(0.1, model.config.predict_timeout - 1.0)  # Java kills the worker at predict_timeout
+        self._seconds = seconds_of_call(model.config.predict_timeout)
         self._adapters = AdapterCalls(model)
+        self._turns = turns
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
         """Change an adapter, and wait for the engine. The tokens of running requests queue up until then."""
+        return self._turns.of(self._change_adapter(inputs, what))
+
+    def _change_adapter(self, inputs: Input, what: str) -> Output:
         try:
             with self._loop.lock:
                 call = asyncio.wait_for(self._adapters.answer(inputs, what), self._seconds)
@@ -188,12 +205,15 @@ class _Stepped:
 class Rolling(_Stepped):
     """The mode in which each call is one step of all live requests."""
 
-    def __init__(self, model: ServedModel, loop: WorkerLoop, version: DjlVersion) -> None:
-        super().__init__(model, loop)
+    def __init__(self, model: ServedModel, loop: WorkerLoop, version: DjlVersion, turns: Turns = IN_ORDER) -> None:
+        super().__init__(model, loop, turns)
         self._batch = RollingBatch(model, loop, commits_early=version.commits_early, max_piece=version.max_piece)
         self._writer = PieceWriter(version)
 
     def answer(self, inputs: Input) -> Output:
+        return self._turns.of(self._answer(inputs))
+
+    def _answer(self, inputs: Input) -> Output:
         if not is_batch(inputs):  # a client's header `handler` has bypassed the rolling batch
             return refusal(InvalidPayload(_CHOSEN))
         properties = inputs.get_properties()
@@ -211,22 +231,37 @@ class Rolling(_Stepped):
         return Sent(self._writer.step(pieces, self._batch.fail_one))
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
-        answer = super().change_adapter(inputs, what)
-        if self._batch.num_requests:  # Java is making a step, or is about to
-            log.error("%s", _LOST_STEP)
-            return Unsent()
-        return answer
+        """Change an adapter, or refuse to while there are requests, because Java then drops the worker.
+
+        If Java had made a step before this call, it waits only for this response. Otherwise it makes a step now, and
+        waits only for the response to the step.
+        """
+        if self._batch.num_requests:
+            log.error("%s", _BUSY)
+            return self._turns.of(_without_contents(refusal(Unavailable(_BUSY))), _NEXT_STEP)
+        return self._turns.of(_without_contents(self._change_adapter(inputs, what)))
+
+
+def _without_contents(answer: Output) -> Output:
+    """Return the response to a call about an adapter in a rolling batch. Java reads only its status and message.
+
+    If Java takes it for the response to a step, all requests of the step fail. Contents would end Java's thread.
+    """
+    return Output(code=answer.code, message=answer.message)
 
 
 class Dynamic(_Stepped):
     """The mode in which each call is a whole batch, answered when all of its requests are finished."""
 
-    def __init__(self, model: ServedModel, loop: WorkerLoop) -> None:
-        super().__init__(model, loop)
+    def __init__(self, model: ServedModel, loop: WorkerLoop, turns: Turns = IN_ORDER) -> None:
+        super().__init__(model, loop, turns)
         self._batch = DynamicBatch(model, loop, self._seconds)
         self._streaming = model.config.enable_streaming
 
     def answer(self, inputs: Input) -> Output:
+        return self._turns.of(self._answer(inputs))
+
+    def _answer(self, inputs: Input) -> Output:
         try:
             with self._loop.lock:
                 if is_batch(inputs):
@@ -275,6 +310,67 @@ class Dynamic(_Stepped):
                     data, last = self._batch.next_bytes(task)
                 if data:
                     yield data
+
+
+class LoadFailed(Exception):
+    """A model that cannot be loaded. The reason has been logged."""
+
+
+class Reloading:
+    """The mode of a worker that replaces another one, while a thread loads its model.
+
+    The load call has already been answered (see `DjlVersion.calls_early`). Calls wait for the model.
+
+    Args:
+        loaded: a future of the mode of the loaded model. Its exception is LoadFailed.
+        seconds: a function that returns the maximum duration of a call in seconds.
+    """
+
+    def __init__(
+        self,
+        loaded: futures.Future[Rolling | Dynamic],
+        version: DjlVersion,
+        seconds: Callable[[], float],
+        turns: Turns,
+    ) -> None:
+        self._loaded = loaded
+        self._seconds = seconds
+        self._turns = turns
+        self._writer = PieceWriter(version)
+
+    def answer(self, inputs: Input) -> Output:
+        try:
+            mode = self._wait()
+        except ServingError as error:
+            return self._turns.of(self._refused(inputs, error))
+        return mode.answer(inputs)
+
+    def change_adapter(self, inputs: Input, what: str) -> Output:
+        try:
+            mode = self._wait()
+        except ServingError as error:
+            return self._turns.of(_without_contents(refusal(error)))
+        return mode.change_adapter(inputs, what)
+
+    def _wait(self) -> Rolling | Dynamic:
+        """Wait for the mode of the loaded model.
+
+        If the model cannot be loaded, end this process, so that Java starts another one. Java only does this when a
+        process ends during a call.
+        """
+        seconds = self._seconds()
+        try:
+            return self._loaded.result(seconds)
+        except futures.TimeoutError:
+            message = f"the model is being loaded again; not ready after {seconds:g} s (option.predict_timeout)"
+            raise Unavailable(message) from None
+        except LoadFailed:
+            raise SystemExit(1) from None
+
+    def _refused(self, inputs: Input, error: ServingError) -> Output:
+        if not is_batch(inputs):
+            return refusal(error)
+        return Sent(self._writer.refused_step(int(inputs.get_properties()["batch_size"]), error))
 
 
 class Async:

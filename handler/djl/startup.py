@@ -213,6 +213,42 @@ def _namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
+def note_load() -> None:
+    """Note that this worker has loaded its model, for those that will replace it (see `replaces_another`)."""
+    mark = _mark()
+    if mark is None:
+        return
+    try:
+        mark.unlink(missing_ok=True)
+        with mark.open("x") as file:
+            file.write(_owner(_java()))
+    except OSError as error:
+        log.warning("cannot write %s, so a worker that replaces this one will be called too early: %s", mark, error)
+
+
+def replaces_another() -> bool:
+    """Return whether a worker of the same DJL Serving process has already loaded its model on this connection."""
+    mark = _mark()
+    try:
+        return mark is not None and mark.read_text() == _owner(_java())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _mark() -> Path | None:
+    """Return the file of `note_load`, which lies beside the worker's socket. Java names the socket anew per worker."""
+    names = dict(zip(sys.argv, sys.argv[1:], strict=False))
+    return Path(f"{names['--sock-name']}.loaded") if "--sock-name" in names else None
+
+
+def _java() -> int:
+    """Return the process ID of DJL Serving, which starts the ranks of an MPI world with mpirun."""
+    parent = os.getppid()
+    if not environment.mpi_world()[0]:
+        return parent
+    return int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
     """Load the model, wait until its engine is ready, and return it. It runs until Java ends this process.
 

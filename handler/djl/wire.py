@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import select
+import socket
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -79,6 +80,7 @@ class DjlVersion(NamedTuple):
         passes_headers: whether the responses of a rolling batch have the headers that the worker sets.
         names_requests: whether the responses of LMI's rolling batch have a header `requestId` with Java's request ID.
         metric_types: whether a [METRICS] line may end with a type: c (counter), g (gauge) or h (histogram).
+        calls_early: whether Java calls a worker that replaces another before the worker has answered the load call.
     """
 
     length: struct.Struct
@@ -89,6 +91,7 @@ class DjlVersion(NamedTuple):
     passes_headers: bool
     names_requests: bool
     metric_types: bool
+    calls_early: bool
 
     @property
     def max_piece(self) -> int:
@@ -113,13 +116,15 @@ def installed_version() -> DjlVersion:
         passes_headers=version >= (0, 28),
         names_requests=version >= (0, 30),
         metric_types=version >= (0, 29),
+        calls_early=version < (0, 30),
     )
 
 
-def read_ahead(version: DjlVersion) -> None:
-    """Make djl_python read each Input with a `Reader`."""
+def read_ahead(version: DjlVersion) -> Reader:
+    """Make djl_python read each Input with a `Reader`, and return the reader."""
     reader = Reader(version.length)
     Input.read = lambda inputs, conn: reader.read(inputs, conn)
+    return reader
 
 
 class _Message(NamedTuple):
@@ -169,6 +174,17 @@ class Reader:
         inputs.properties.update(message.properties)
         inputs.content.keys, inputs.content.values = message.keys[:], message.values[:]
         inputs.function_name = message.properties.get("handler")
+
+    def has_next(self, seconds: float = 0.0) -> bool:
+        """Return whether Java has made another call than the last one read, or makes one within `seconds`."""
+        if self._received or self._source is None:
+            return bool(self._received)
+        if seconds:
+            select.select([self._source], [], [], seconds)
+        try:
+            return bool(self._source.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:  # there is no call, or no connection any more
+            return False
 
     def _next_message(self) -> _Message:
         if self._after_form:
@@ -286,6 +302,11 @@ _MAX_REASON = 1000
 _BATCH_KEY = re.compile(r"batch_([0-9]{3,})\.(.*)", re.DOTALL)  # more digits from 1,000 on
 
 
+def is_load(inputs: Input) -> bool:
+    """Return whether this Input is Java's first call, which has the model's properties and no contents."""
+    return not inputs.get_content().size() and not is_of_http(inputs.get_properties())
+
+
 def is_batch(inputs: Input) -> bool:
     """Return whether this Input is a batch that Java made, or a step of a rolling batch.
 
@@ -362,13 +383,6 @@ class Sent(Output):  # type: ignore[misc]
         self._then()
 
 
-class Unsent(Output):  # type: ignore[misc]
-    """A response that is not sent, because Java does not expect it."""
-
-    def send(self, cl_socket: Any) -> None:
-        pass
-
-
 class PieceWriter:
     """Encoder of responses: a map of strings for each piece, and the headers of responses that begin."""
 
@@ -406,6 +420,16 @@ class PieceWriter:
                 num = len(data)
                 values += (key, size(around + num), self._map, length.pack(num), data, more)
         return b"".join((self._start, _COUNT.pack(len(headers)), *headers, _COUNT.pack(len(pieces)), *values))
+
+    def loaded(self) -> bytes:
+        """Return the response to the load call."""
+        return self._start + _COUNT.pack(0) + _COUNT.pack(0)
+
+    def refused_step(self, size: int, error: ServingError) -> bytes:
+        """Return a response to a step that ends all of its requests, of which there are `size`, with an error."""
+        value = self.failure(FRONT_END.whole(error), error)
+        content = b"".join((self._key, _INT.pack(len(value)), value))
+        return b"".join((self._start, _COUNT.pack(0), _COUNT.pack(size), content * size))
 
     def _edge(self, index: int, piece: Piece) -> tuple[list[bytes], bytes]:
         """Return the headers and the value of a piece that begins or ends a response."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +17,25 @@ import djl_python
 from djl_python import Input, Output
 
 from handler.config import environment
+from handler.config.config import Config
 from handler.core.errors import ConfigError, Unavailable
 from handler.djl import startup
-from handler.djl.modes import Async, Dynamic, Passive, Rolling
-from handler.djl.startup import is_passive, prepare, report_metrics, steps_rolling
-from handler.djl.wire import installed_version, one_line, read_ahead, refusal
+from handler.djl.modes import Async, Dynamic, LoadFailed, Passive, Reloading, Rolling, seconds_of_call
+from handler.djl.startup import is_passive, prepare, read_properties, report_metrics, steps_rolling
+from handler.djl.turns import HasNext, Turns, Unsent
+from handler.djl.wire import DjlVersion, PieceWriter, Sent, installed_version, is_load, one_line, read_ahead, refusal
 from handler.djl.worker_loop import WorkerLoop
 
 log = logging.getLogger("handler.djl")
 
 _LOOK = 0.5  # seconds between checks of the engine while there are no calls
 
-mode: Passive | Rolling | Dynamic | Async | None = None
+_TOO_EARLY = (
+    "DJL Serving has made a call before the load call, and no longer expects a response: it will restart this worker "
+    "after option.predict_timeout"
+)
+
+mode: Passive | Rolling | Dynamic | Reloading | Async | None = None
 """The mode that answers all calls after the first, or None until the first call has loaded the model."""
 
 
@@ -36,15 +47,16 @@ def load(inputs: Input) -> Any:
     """
     environment.restore_text()
     properties = inputs.get_properties()
-    return _load_async(properties) if _is_async() else _load_stepped(properties)
+    if _is_async():
+        return _load_async(properties)
+    return _load_stepped(properties) if is_load(inputs) else _too_early()
 
 
 def adapters(inputs: Input, what: str) -> Any:
     """Answer DJL's call about a LoRA adapter. `what` is "register", "update" or "unregister"."""
     if mode is not None:
         return mode.change_adapter(inputs, what)
-    output = refusal(Unavailable("Model is not ready"))
-    return _awaitable(output) if _is_async() else output
+    return _awaitable(refusal(Unavailable("Model is not ready"))) if _is_async() else _too_early()
 
 
 def _is_async() -> bool:
@@ -59,22 +71,67 @@ async def _awaitable(output: Output) -> Output:
     return output
 
 
+def _too_early() -> Output:
+    log.error("%s", _TOO_EARLY)
+    return Unsent()
+
+
 def _load_stepped(properties: Mapping[str, Any]) -> Output:
     global mode
+    version = installed_version()
+    has_next = read_ahead(version).has_next  # also for a passive rank, which gets the same calls
+    if is_passive(properties, version):
+        mode = Passive()
+        return Output()
+    if version.calls_early and startup.replaces_another():
+        return _reload(properties, version, has_next)
     with _start() as answer:
-        version = installed_version()
-        read_ahead(version)  # also for a passive rank, which gets the same calls
-        if is_passive(properties, version):
-            mode = Passive()
-            return answer
-        config, formatters = prepare(properties, version, djl=djl_python.__version__)
-        loop = WorkerLoop()
-        model = loop.run(startup.load(config, formatters, Path(properties["model_dir"]), stepped=True))
-        report_metrics(model, version)
-        rolling = steps_rolling(config, properties, version)
-        mode = Rolling(model, loop, version) if rolling else Dynamic(model, loop)
-        loop.look_after(_LOOK)
+        mode, loop = _load_mode(properties, version, Turns(has_next))
+        threading.Thread(target=loop.look_after, args=(_LOOK,), name="look-after", daemon=True).start()
+        if version.calls_early:
+            startup.note_load()
     return answer
+
+
+def _load_mode(
+    properties: Mapping[str, Any], version: DjlVersion, turns: Turns
+) -> tuple[Rolling | Dynamic, WorkerLoop]:
+    config, formatters = prepare(properties, version, djl=djl_python.__version__)
+    loop = WorkerLoop()
+    model = loop.run(startup.load(config, formatters, Path(properties["model_dir"]), stepped=True))
+    report_metrics(model, version)
+    if steps_rolling(config, properties, version):
+        return Rolling(model, loop, version, turns), loop
+    return Dynamic(model, loop, turns), loop
+
+
+def _reload(properties: Mapping[str, Any], version: DjlVersion, has_next: HasNext) -> Output:
+    """Answer the load call of a worker that replaces another one, then load the model on another thread.
+
+    Java already calls this worker. Any call that comes before the response to the load call gets that response, and
+    the load call gets none. Java then kills the worker after option.model_loading_timeout.
+    """
+    global mode
+    began = time.monotonic()
+    loaded: Future[Rolling | Dynamic] = Future()
+
+    @functools.cache
+    def config() -> Config:
+        return read_properties(properties, asynchronous=False, djl=djl_python.__version__).config
+
+    turns = Turns(has_next, lambda: began + config().model_loading_timeout)
+
+    def load_and_look_after() -> None:  # on one thread, because the engine's process ends with it
+        with _start() as answer:
+            loaded_mode, loop = _load_mode(properties, version, turns)
+            loaded.set_result(loaded_mode)
+            loop.look_after(_LOOK)
+        if answer.code != 200:
+            loaded.set_exception(LoadFailed())
+
+    mode = Reloading(loaded, version, lambda: seconds_of_call(config().predict_timeout), turns)
+    thread = threading.Thread(target=load_and_look_after, name="reload", daemon=True)
+    return Sent(PieceWriter(version).loaded(), thread.start)
 
 
 async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[Output]:

@@ -84,7 +84,7 @@ class WorkerLoop:
         self._loop.stop()
 
     def close(self) -> None:
-        """Close the loop, and end the thread of `look_after`."""
+        """Close the loop, and end `look_after`."""
         self._closed.set()
         self._loop.close()
 
@@ -109,15 +109,11 @@ class WorkerLoop:
             self._set_timer()
 
     def look_after(self, period: float) -> None:
-        """Poll the loop every `period` seconds, on another thread.
+        """Poll the loop every `period` seconds until it is closed. This is for another thread than that of the calls.
 
         This way, an engine that dies between DJL's calls is restarted before the next request arrives.
         """
-
-        def look() -> None:
-            while not self._closed.wait(period):
-                with self.lock:
-                    if not self._closed.is_set():
-                        self.poll()
-
-        threading.Thread(target=look, name="look-after", daemon=True).start()
+        while not self._closed.wait(period):
+            with self.lock:
+                if not self._closed.is_set():
+                    self.poll()

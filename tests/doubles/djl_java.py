@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import socket
 import struct
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, InvalidStateError
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, TypeAlias
 
 from tests.doubles.djl_python import Connection, Input
+from tests.doubles.djl_python_engine import STARTED
 
 Call: TypeAlias = "tuple[dict[str, str | None], list[tuple[str | None, bytes]]]"
 
@@ -120,3 +128,91 @@ class _Wire:
     def pairs(self) -> Iterator[tuple[str, str]]:
         for _ in range(self.number(">h")):
             yield self.text(), self.text()
+
+
+class Answer(NamedTuple):
+    """What the worker has written about one call, whichever it was."""
+
+    code: int
+    message: str
+    properties: dict[str, str]
+    contents: list[bytes]
+
+
+class PyProcess:
+    """A worker and Java's connection to it, as PyProcess.java and Connection.java have them up to 0.36.
+
+    There is one future a connection. Each call puts its own in that place, and each message of the worker completes
+    the one that is there; where that is done already, the message is lost.
+
+    Args:
+        model: the model's directory; its parent has the socket.
+    """
+
+    def __init__(self, version: str, model: Path) -> None:
+        self._model = model
+        self._path = model.parent / "djl_sock.19000"
+        self._path.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "tests.doubles.djl_python_engine", "--version", version]
+        command += ["--sock-name", str(self._path), "--model-dir", str(model)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+        assert self.process.stdout is not None
+        while STARTED not in self.process.stdout.readline():
+            assert self.process.poll() is None
+        self._drain = threading.Thread(target=self.process.communicate, daemon=True)
+        self._drain.start()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(self._path))
+        self._future: Future[Answer] = Future()
+        self.num_messages = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def load(self, properties: Mapping[str, str]) -> Future[Answer]:
+        """Make the first call (PyProcess.startPythonProcess)."""
+        return self.send({**properties, "model_dir": str(self._model)})
+
+    def send(self, properties: Mapping[str, str], contents: Mapping[str, bytes] | None = None) -> Future[Answer]:
+        """Make a call (Connection.send)."""
+        future = self._future = Future()
+        call = {"handler": "handle", **properties}
+        self._socket.sendall(message(">i", dict(sorted(call.items())), list((contents or {}).items())))
+        return future
+
+    def step(self, *texts: str, old: int = 0, reset: bool = False) -> Future[Answer]:
+        """Make a step, in which requests for these texts join `old` ones."""
+        contents = {f"batch_{index:03d}.data": b"" for index in range(old)}
+        for index, text in enumerate(texts, old):
+            body = {"inputs": text, "parameters": {"max_new_tokens": 2}, "stream": True}
+            contents |= {f"batch_{index:03d}.data": json.dumps(body).encode(), f"batch_{index:03d}.seed": b"7"}
+        size = str(old + len(texts))
+        return self.send({"batch_size": size, **({"reset_rollingbatch": "true"} if reset else {})}, contents)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self._drain.join()
+        self._reader.join()
+        self._socket.close()
+
+    def _read(self) -> None:
+        with self._socket.makefile("rb") as stream, contextlib.suppress(OSError, struct.error):
+            while True:
+                answer = _read_answer(stream)
+                self.num_messages += 1
+                with contextlib.suppress(InvalidStateError):
+                    self._future.set_result(answer)
+        with contextlib.suppress(InvalidStateError):
+            self._future.set_exception(ConnectionError("Python worker disconnected."))
+
+
+def _read_answer(stream: BinaryIO) -> Answer:
+    def number(form: str) -> int:
+        found: int = struct.unpack(form, stream.read(struct.calcsize(form)))[0]
+        return found
+
+    def data() -> bytes:
+        return stream.read(number(">i"))
+
+    code, words = number(">h"), data().decode()
+    properties = {data().decode(): data().decode() for _ in range(number(">h"))}
+    return Answer(code, words, properties, [(data(), data())[1] for _ in range(number(">h"))])

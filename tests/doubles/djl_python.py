@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,9 +31,22 @@ class Output:
         self.stream = pieces
         return self
 
+    def send(self, connection: Any) -> None:
+        """Write the answer, as djl_python does since 0.28; without a stream, and each content by the same key."""
+        written = bytearray(struct.pack(">h", self.code))
+        self.write_utf8(written, self.message)
+        written += struct.pack(">h", len(self.properties))
+        for text in (text for pair in self.properties.items() for text in pair):
+            self.write_utf8(written, text)
+        written += struct.pack(">h", len(self.contents))
+        for value in self.contents:
+            self.write_utf8(written, "data")
+            written += struct.pack(">i", len(value)) + value
+        connection.sendall(bytes(written))
+
     @staticmethod
     def write_utf8(buffer: bytearray, text: str) -> None:
-        buffer += len(text).to_bytes(4, "big")
+        buffer += len(text.encode()).to_bytes(4, "big") + text.encode()
 
 
 class PairList:
@@ -75,6 +89,36 @@ class Input:
     def get_content(self) -> PairList:
         return self.content
 
+    def read(self, connection: Any) -> None:
+        """Read a call, field by field."""
+        for _ in range(_number(connection, ">h")):
+            name = _string(connection)
+            self.properties[name] = _string(connection)
+        for _ in range(_number(connection, ">h")):
+            self.content.keys.append(_string(connection))
+            self.content.values.append(_bytes(connection, _number(connection, ">i")))
+        self.function_name = self.properties.get("handler")
+
+
+def _string(connection: Any) -> str:
+    return _bytes(connection, _number(connection, ">i")).decode()
+
+
+def _number(connection: Any, form: str) -> int:
+    number: int = struct.unpack(form, _bytes(connection, struct.calcsize(form)))[0]
+    return number
+
+
+def _bytes(connection: Any, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        data += connection.recv(size - len(data)) or _closed()
+    return data
+
+
+def _closed() -> bytes:
+    raise ValueError("Connection disconnected")
+
 
 class Connection:
     """The Java side's: keeps what is written."""
@@ -86,8 +130,8 @@ class Connection:
         self.written += data
 
 
-def stand_in() -> types.ModuleType:
+def stand_in(version: str = "0.34.0") -> types.ModuleType:
     """Return the module `djl_python`."""
     module = types.ModuleType("djl_python")
-    vars(module).update(__version__="0.34.0", Input=Input, Output=Output)
+    vars(module).update(__version__=version, Input=Input, Output=Output)
     return module

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -204,7 +205,7 @@ def test_a_request_that_takes_too_long_is_ended_by_the_clock(start: Callable[...
 
 def test_an_engine_that_dies_at_rest_is_back_without_a_call(start: Callable[..., Stepped]) -> None:
     stepped = start()
-    stepped.loop.look_after(0.02)
+    threading.Thread(target=stepped.loop.look_after, args=(0.02,), daemon=True).start()
     with stepped.loop.lock:
         stepped.kill_engine()
     deadline = time.monotonic() + 20

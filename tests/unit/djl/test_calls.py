@@ -60,8 +60,11 @@ def test_a_change_of_an_adapter_is_answered_with_its_status(modes: Any, mode: st
         kind = modes.Rolling(bench.model, bench.loop, modes.installed_version())
     answer = kind.change_adapter(Input({"name": "a"}), "unregister")
     assert (answer.code, answer.message) == (200, "Adapter a unregistered")
-    assert json.loads(answer.data) == {"status": "Adapter a unregistered"}
-    assert answer.properties["Content-Type"] == "application/json"
+    if mode == "auto":  # Java could take it for the answer to a step
+        assert (answer.contents, answer.properties) == ([], {})
+    else:
+        assert json.loads(answer.data) == {"status": "Adapter a unregistered"}
+        assert answer.properties["Content-Type"] == "application/json"
 
 
 @pytest.mark.usefixtures("free")
@@ -416,9 +419,9 @@ def test_a_request_of_lmis_has_javas_id_from_the_release_that_names_it(wire: Any
     assert "requestId" not in wire.PieceWriter(wire.installed_version())._headers(task)
 
 
-def test_what_java_does_not_wait_for_is_not_sent(wire: Any) -> None:
+def test_what_java_does_not_wait_for_is_not_sent(modes: Any, wire: Any) -> None:
     java = Connection()
-    wire.Unsent().send(java)
+    modes.Unsent().send(java)
     assert java.written == b""
     done: list[bytes] = []
     wire.Sent(b"data", lambda: done.append(java.written)).send(java)

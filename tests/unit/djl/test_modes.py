@@ -47,13 +47,14 @@ def fail(*arguments: object) -> NoReturn:
 
 @pytest.fixture
 def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    ours = [f"handler.djl.{name}" for name in ("versions", "wire", "adapters", "modes", "worker")]
+    ours = [f"handler.djl.{name}" for name in ("wire", "turns", "modes", "worker")]
     for name in ours:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "djl_python", djl_python.stand_in())
     module = importlib.import_module("handler.djl.modes")
     versions = importlib.import_module("handler.djl.wire")
-    vars(module).update(installed_version=versions.installed_version, Reader=versions.Reader)
+    turns = importlib.import_module("handler.djl.turns")
+    vars(module).update(installed_version=versions.installed_version, Reader=versions.Reader, Unsent=turns.Unsent)
     yield module
     for name in ours:
         sys.modules.pop(name, None)
@@ -62,10 +63,15 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step after it would get that answer for its own, and every later step that of the one before."""
     bench = Bench()
-    rolling = modes.Rolling(bench.model, bench.loop, modes.installed_version())
+    has_next = [False]
+    turns = modes.Turns(lambda seconds: has_next[0])
+    rolling = modes.Rolling(bench.model, bench.loop, modes.installed_version(), turns)
     monkeypatch.setattr(AdapterRegistry, "check", fail)
     assert rolling.change_adapter(Input(), "register").code == 500
     rolling._batch.step(1, {0: item(ask("a b", 50, stream=True))})
+    refused = rolling.change_adapter(Input(), "register")
+    assert (refused.code, refused.contents) == (503, [])
+    has_next[0] = True
     assert isinstance(rolling.change_adapter(Input(), "register"), modes.Unsent)
     rolling._batch.reset()
 
@@ -227,8 +233,11 @@ def test_a_failed_start_is_the_first_calls_answer(modes: Any, asynchronous: bool
     async def awaited() -> Any:
         return await worker.adapters(Input(), "register")
 
-    answer = asyncio.run(awaited()) if asynchronous else worker.adapters(Input(), "register")
-    assert (answer.code, answer.message) == (503, "Model is not ready"), answer.message
+    if asynchronous:
+        answer = asyncio.run(awaited())
+        assert (answer.code, answer.message) == (503, "Model is not ready"), answer.message
+    else:  # the load call comes yet
+        assert isinstance(worker.adapters(Input(), "register"), modes.Unsent)
 
 
 BUGS = {

@@ -175,8 +175,8 @@ def test_a_loop_that_is_looked_after_runs_between_calls() -> None:
     loop, ran = WorkerLoop(), threading.Event()
     with loop.lock:
         loop._loop.call_soon(ran.set)
-        loop.look_after(0.001)
-        watch = next(thread for thread in threading.enumerate() if thread.name == "look-after")
+        watch = threading.Thread(target=loop.look_after, args=(0.001,))
+        watch.start()
         assert not ran.wait(0.02), "nor within a call"
     assert ran.wait(30)
     with loop.lock:
