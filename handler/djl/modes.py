@@ -211,21 +211,19 @@ class Rolling(_Stepped):
         self._writer = PieceWriter(version)
 
     def answer(self, inputs: Input) -> Output:
-        return self._turns.of(self._answer(inputs))
-
-    def _answer(self, inputs: Input) -> Output:
         if not is_batch(inputs):  # a client's header `handler` has bypassed the rolling batch
-            return refusal(InvalidPayload(_CHOSEN))
+            return self._turns.of(refusal(InvalidPayload(_CHOSEN)))
         properties = inputs.get_properties()
         size = int(properties["batch_size"])
         with self._loop.lock:
             try:
                 if properties.get("reset_rollingbatch") == "true":
                     self._batch.reset()
-                return self._sent(self._batch.step(size, batched(inputs)))
+                answer = self._sent(self._batch.step(size, batched(inputs)))
             except Exception as error:  # Java would fail every request with its own text
                 log.exception("a step of the rolling batch failed because of a bug")
-                return self._sent(self._batch.fail(size, InternalError.of(error)))
+                answer = self._sent(self._batch.fail(size, InternalError.of(error)))
+        return self._turns.of(answer)
 
     def _sent(self, pieces: Sequence[Piece]) -> Sent:
         return Sent(self._writer.step(pieces, self._batch.fail_one))
