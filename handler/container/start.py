@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from handler import __version__
+from handler.config.environment import warning_without_keys
 from handler.config.loader import read_config
 from handler.config.options.names import FRONTS
 from handler.container import djl
@@ -131,6 +132,8 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     if server:
         environ = ready if arguments.check else with_token(ready)
         return Start(server, environ, arguments.port, supervised=False)
+    if warning := warning_without_keys(arguments.host):
+        log.warning("%s", warning)
     scratch.mkdir(parents=True, exist_ok=True)
     name = djl.make_model(arguments, source, ready, scratch / "model", djl.version(home))
     configuration = djl.make_configuration(scratch, arguments)
