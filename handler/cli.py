@@ -193,7 +193,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     signals.install()  # before the slow imports
     with loop.importing():
         from handler.config.loader import read_server_config
-        from handler.http.security import OPEN, read_access
+        from handler.http.security import OPEN, read_access, warning_of
         from handler.http.server import serve
         from handler.serving.check import check
         from handler.serving.engine import read_sources
@@ -216,13 +216,17 @@ def _serve(arguments: argparse.Namespace) -> int:
     if not arguments.check:
         with log.captured(as_json):
             return serve(reading.config, arguments.host, arguments.port, signals, access, problems)
-    for line in _checked(reading, problems):
+    for line in _checked(reading, problems, warning_of(access, arguments.host)):
         print(line)
     return 0
 
 
-def _checked(reading: Reading, problems: Problems) -> Iterator[str]:
-    """Yield the lines that `lmi serve --check` prints. Raise a ConfigError after the warnings if there is a problem."""
+def _checked(reading: Reading, problems: Problems, warning: str) -> Iterator[str]:
+    """Yield the lines that `lmi serve --check` prints. Raise a ConfigError after the warnings if there is a problem.
+
+    Args:
+        warning: the warning about a server that anyone can use, or "".
+    """
     from handler.config.loader import misread_by_java
     from handler.config.user_files import describe_model_py, missing_formatters, requirements_file
     from handler.core.user_functions import Role
@@ -233,6 +237,7 @@ def _checked(reading: Reading, problems: Problems) -> Iterator[str]:
 
     config = reading.config
     yield from config.warnings
+    yield from filter(None, [warning])
     yield from misread_by_java(config.directory / "serving.properties") if config.directory else ()
     path = model_py(model_py_directory(config))
     downloads = downloads_of(config, reading.engine) if reading.engine else {}

@@ -382,7 +382,11 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
     with open(descriptor, "r+b") as output:
         server = subprocess.Popen(
             python("handler.cli:run", json.dumps(_serve_words(arguments))),
-            env={**os.environ, "LMI_API_KEY": os.environ.get("LMI_API_KEY") or key, "LMI_LOG_FORMAT": "text"},
+            env={
+                **environment.of_own_server(),
+                "LMI_API_KEY": os.environ.get("LMI_API_KEY") or key,
+                "LMI_LOG_FORMAT": "text",
+            },
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-_SETTINGS = ("OPTION_", "SERVING_", "HF_", "AWS_", "LMI_API_KEY")
+_SETTINGS = ("OPTION_", "SERVING_", "HF_", "AWS_", "LMI_API_KEY", "API_KEY", "VLLM_API_KEY")
 
 
 def clean_environment() -> dict[str, str]:

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 
 from tests.environment import clean_environment
+from tests.ports import free_port as free_port  # most tests import it with the servers
 
 logging.getLogger("httpx").setLevel(logging.WARNING)
 PATIENCE = 100.0
@@ -244,14 +245,3 @@ def events(server: LiveServer, path: str, body: dict[str, Any], *, end: Sequence
     count = len(lines) - len(end)
     assert lines[count:] == list(end)
     return [json.loads(line.removeprefix("data: ")) for line in lines[:count]]
-
-
-def free_port() -> int:
-    """Reserve a free port for a minute.
-
-    A connection to it is closed by its own side, which leaves TIME_WAIT. Linux then gives the port to no connection and
-    to nobody who binds port 0; a server that names it, with SO_REUSEADDR, gets it.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()):
-        listener.accept()[0].close()
-        return int(listener.getsockname()[1])

@@ -19,6 +19,7 @@ import aiohttp
 from deploy.emulator.endpoint import Component, Endpoint, Status
 from deploy.errors import DeployError, Failed
 from deploy.s3.archive import variable_of_key
+from handler.config.options.names import KEY_VARIABLES
 
 STOP_SECONDS = 30.0
 """Seconds between SIGTERM and SIGKILL."""
@@ -26,7 +27,7 @@ _LOOK = 0.05  # seconds between two checks of the exit status
 _TAIL = 20  # number of log lines to show on exit
 _LINE = 2**20  # bytes; longer log lines are dropped
 _OWN = ("OPTION_", "SERVING_", "SAGEMAKER_", "AWS_CONTAINER_", "HF_MODEL_ID", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN",
-        "MODEL_ID", "TENSOR_PARALLEL_DEGREE", "LMI_API_KEY")  # fmt: skip
+        "MODEL_ID", "TENSOR_PARALLEL_DEGREE", *KEY_VARIABLES)  # fmt: skip
 """Prefixes of environment variables that the process does not inherit, because they would configure the server."""
 
 

@@ -16,7 +16,7 @@ from deploy.resolve.decision import Decision
 from deploy.spec import Spec
 from deploy.spec.options import ADVICE, Setting, is_aws_image, misplaced, problems_error, settings_of, wrong_options
 from handler.config.options import ENVIRONMENT
-from handler.config.options.names import variable
+from handler.config.options.names import KEY_VARIABLES, variable
 
 MODEL_DATA = "/opt/ml/model"
 """Directory of the model data in the container (SageMaker's CreateModel, ModelDataSource)."""
@@ -120,10 +120,10 @@ def _defaults(spec: Spec, decision: Decision) -> Iterable[Setting]:
 
 def _refuse_secrets(settings: Iterable[Setting]) -> None:
     for name, value, origin in settings:
-        if name == "LMI_API_KEY":
+        if name in KEY_VARIABLES:
             raise Refused(
                 f"{origin}: on SageMaker, clients authenticate with SigV4 or bearer tokens, not with the server's keys",
-                "Omit LMI_API_KEY, and allow sagemaker:InvokeEndpoint for everyone who may call the endpoint (`lmi "
+                f"Omit {name}, and allow sagemaker:InvokeEndpoint for everyone who may call the endpoint (`lmi "
                 "deploy iam`).",
             )
         if is_secret(name, value):

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.config.options.names import hub_token
+from handler.config.options.names import KEY_VARIABLES, KEYS, hub_token
 from handler.core.errors import ConfigError
 from handler.core.numbers import is_digits
 from handler.core.user_functions import INSTEAD
 
 _SECRETS = (
     "OPENAI_API_KEY",
-    "LMI_API_KEY",
+    *KEY_VARIABLES,
     "HF_TOKEN",
     "HUGGING_FACE_HUB_TOKEN",
     "HF_API_TOKEN",
@@ -119,9 +120,44 @@ def otlp_protocol() -> str:
     return next((value for name in names if (value := os.environ.get(name))), "http/protobuf")
 
 
+def on_sagemaker() -> bool:
+    """Return whether SageMaker runs this process, which gives containers a role, but not ECS's metadata."""
+    return "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI" in os.environ and "ECS_CONTAINER_METADATA_URI_V4" not in os.environ
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether the text is an IP address that only this machine reaches."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def warning_without_keys(host: str) -> str:
+    """Return a warning about a server without keys, or "" if only this machine or SageMaker can reach it.
+
+    Args:
+        host: the address or host name that the server listens on.
+    """
+    if host == "localhost" or is_loopback(host) or on_sagemaker():
+        return ""
+    return (
+        f"no API key is set, and the server listens on {host}: anyone who can reach the port can use the model; set "
+        f"{KEYS}=KEY,..., or listen on 127.0.0.1"
+    )
+
+
 def api_key() -> str:
     """Return the first API key in `LMI_API_KEY`, or "" if it is not set."""
-    return os.environ.get("LMI_API_KEY", "").split(",")[0].strip()
+    return os.environ.get(KEYS, "").split(",")[0].strip()
+
+
+def of_own_server() -> dict[str, str]:
+    """Return the environment for a server that this program starts for itself, with LMI_API_KEY as the only key.
+
+    Variables with keys of other servers would require a key that this program does not send.
+    """
+    return {name: value for name, value in os.environ.items() if name == KEYS or name not in KEY_VARIABLES}
 
 
 def server_key() -> str:

@@ -22,14 +22,16 @@ import javaproperties
 from handler.config import lmi_version
 from handler.config.config import Config
 from handler.config.engines import LLM_ENGINES
-from handler.config.options import COMMON, ENVIRONMENT, KNOWN, OPTIONS, SERVER_ENVIRONMENT, Option
+from handler.config.options import COMMON, ENVIRONMENT, KNOWN, OPTIONS, Option
 from handler.config.options.names import (
+    KEY_VARIABLES,
     SECRET,
     SM_VLLM,
     Note,
     Own,
     Unknown,
     find_option,
+    is_unknown,
     key_of,
     translate,
     unknown_option,
@@ -192,10 +194,9 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Unknown]:
     for name, value in environ.items():
         origin = f"environment variable {name}"
         key = key_of(name)
-        if name.startswith("SERVING_") and key not in KNOWN:
-            if key not in SERVER_ENVIRONMENT:
-                yield unknown_variable(name)
-        elif name.startswith(("OPTION_", "SERVING_")):
+        if is_unknown(name):
+            yield unknown_variable(name)
+        elif name.startswith("OPTION_") or (name.startswith("SERVING_") and key in KNOWN):
             yield Setting(key, value, origin)
     for name, key in ENVIRONMENT.items():
         # As in LMI, `OPTION_*` overrides these names.
@@ -204,18 +205,29 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Unknown]:
             yield Setting(key, environ[name], f"environment variable {name}")
 
 
-def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[Setting | Problem | Note]:
-    """Yield the settings from the environment variables of TGI, Hugging Face and AWS.
+def from_foreign_variables(
+    environ: Mapping[str, str], engine: str, *, java: bool = False
+) -> Iterator[Setting | Problem | Note]:
+    """Yield the settings from the environment variables of other servers, and problems with those that protect one.
 
     Args:
         environ: the environment.
         engine: the engine that the options select, or "" if they select no engine.
+        java: whether DJL Serving runs the handler. It reads its own variables, but checks no keys.
     """
+    if java:
+        environ = {name: value for name, value in environ.items() if not name.startswith("SERVING_")}
+        yield from (_unchecked(name) for name in KEY_VARIABLES if environ.get(name))
     for item in translate(environ, engine):
         if not isinstance(item, Own):
             yield item
         elif item.name not in environ and item.name not in SECRET:
             yield Setting(key_of(item.name), item.value, f"environment variable {item.foreign}")
+
+
+def _unchecked(name: str) -> Problem:
+    why = "DJL Serving checks no keys: unset it, or use the embedded server (LMI_FRONT=embedded, or `lmi serve`)"
+    return Problem(f"environment variable {name}", name, why)
 
 
 _Item: TypeAlias = Setting | Problem | Note | Unknown
@@ -454,7 +466,8 @@ def read_config(
         [*from_overrides(overrides)],
     ]
     engine = named_engine([*_only(Setting, chain(*own)), *settings], "")
-    sources: list[list[_Item]] = [[*from_foreign_variables(environ, engine)], *own]  # later ones override earlier ones
+    foreign = from_foreign_variables(environ, engine, java=java)
+    sources: list[list[_Item]] = [[*foreign], *own]  # later ones override earlier ones
     reader = _Reader([*map(joined, sources)], settings, environ, java=java, djl=djl, auto=auto)
     fields, engine_options = reader.fields(), reader.engine_options()
     idle = reader.idle(fields, engine_options)
@@ -728,7 +741,7 @@ def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tup
     options = [option] if option.argument else KNOWN[option.key]
     refusals = [_refusal(candidate, setting) for candidate in options]
     if all(refusals):  # an invalid value is refused with any engine
-        return _wrong_value(option, setting, refusals[0]), why
+        return _wrong_value(option, setting, refusals[0]), ""
     if not engine or why:
         return None, why
     names = " and ".join(name for option in options for name in option.engines)

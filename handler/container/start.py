@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from handler import __version__
+from handler.config.environment import warning_without_keys
 from handler.config.loader import read_config
 from handler.config.options.names import FRONTS
 from handler.container import djl
@@ -25,7 +26,7 @@ from handler.container.arguments import (
     read_arguments,
     translated_environment,
 )
-from handler.container.supervisor import run_as_init, supervise
+from handler.container.supervisor import Address, run_as_init, supervise
 from handler.core.devices import Driver, DriverCheck, check_driver, read_driver
 from handler.core.errors import ConfigError, Problem, Problems, refuse
 from handler.core.log import captured, set_up
@@ -47,13 +48,13 @@ class Start(NamedTuple):
     """A server's command and environment.
 
     Attributes:
-        supervised: whether this process must drain the server at SIGTERM, because the server does not drain itself.
+        supervised: where DJL Serving listens, which this process must drain at SIGTERM and restart. None if the server
+            does this itself.
     """
 
     command: list[str]
     environ: Mapping[str, str]
-    port: int
-    supervised: bool
+    supervised: Address | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.error("cannot start: %s", error)
         return 1
     sys.stderr.flush()
-    if start.supervised:
+    if start.supervised is not None:
         with captured(as_json):
-            return supervise(start.command, start.environ, start.port)
+            return supervise(start.command, start.environ, start.supervised)
     if os.getpid() == 1:
         return run_as_init(start.command, start.environ)
     # A signal that arrives now stays pending until `lmi serve` has installed its handlers.
@@ -130,12 +131,15 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
         ready["LD_LIBRARY_PATH"] = ":".join(filter(None, [gpus.library_path, environ.get("LD_LIBRARY_PATH")]))
     if server:
         environ = ready if arguments.check else with_token(ready)
-        return Start(server, environ, arguments.port, supervised=False)
+        return Start(server, environ, supervised=None)
+    if warning := warning_without_keys(arguments.host):
+        log.warning("%s", warning)
     scratch.mkdir(parents=True, exist_ok=True)
     name = djl.make_model(arguments, source, ready, scratch / "model", djl.version(home))
     configuration = djl.make_configuration(scratch, arguments)
     command = djl.command(home, configuration, name, scratch / "model", gpu=driver is not None)
-    return Start(command, with_token(djl.environment(home, ready, scratch)), arguments.port, supervised=True)
+    address = Address(arguments.host, arguments.port, name)
+    return Start(command, with_token(djl.environment(home, ready, scratch)), supervised=address)
 
 
 def _model_of(options: Sequence[str]) -> str | None:

@@ -2,22 +2,27 @@
 
 SageMaker sends SIGTERM to the container and kills it after 30 seconds. The supervisor passes the signal on to the
 server when all responses have been sent, and kills the server before SageMaker would. Java does not report which
-connections are waiting for a response, or whether its Python worker has died. The supervisor therefore asks the kernel
-when bytes were last received and sent on each connection (sock_diag(7), tcp_info).
+connections are waiting for a response, or that its Python worker has died. The supervisor therefore asks the kernel
+when bytes were last received and sent on each connection (sock_diag(7), tcp_info), and which processes live. It asks
+Java whether the model was loaded, and whether the thread that calls the worker still runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import logging
 import os
 import signal
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from handler.core.numbers import is_digits
 
@@ -30,6 +35,9 @@ _POLL = 2.0  # seconds between checks of the worker
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 PATIENCE = 6.0  # seconds without a worker; if Java starts another worker, it does so within two
+_MOST_LOSSES = 3  # losses in a row before the model is loaded, after which a model that was loaded once is given up
+_ANSWER_SECONDS = 5.0  # for an answer of Java
+_MOST_ANSWER = 1 << 20  # bytes
 _WORKER = b"djl_python_engine.py"  # also in the command line of mpirun, if that runs the worker
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
@@ -139,41 +147,155 @@ def _is_worker(process: Path, group: int) -> bool:
     return False
 
 
+# -- what Java says ----------------------------------------------------------------------------------------------
+
+
+class Address(NamedTuple):
+    """Where DJL Serving listens, and the name of its model."""
+
+    host: str
+    port: int
+    model: str
+
+
+class JavaWatch:
+    """Asks DJL Serving on a separate thread, so that a server that does not answer delays no signal.
+
+    In async mode, a request that arrives just when the worker has died ends the thread in Java that calls the worker.
+    Java starts another worker process, but no thread. Each request then gets 503, and /ping stays 200.
+
+    Args:
+        patience: the number of seconds after which a model without such a thread counts as lost.
+
+    Attributes:
+        is_ready: whether /ping has returned 200, which it only does after the model is loaded.
+        is_lost: whether no thread has called the worker for `patience` seconds.
+    """
+
+    def __init__(self, address: Address, patience: float = PATIENCE) -> None:
+        self._address = address
+        self._patience = patience
+        self._idle_since: float | None = None
+        self._ended = threading.Event()
+        self.is_ready = False
+        self.is_lost = False
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stop(self) -> None:
+        self._ended.set()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_POLL):
+            # It cannot be reached, is busy, or is another server.
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                self._ask()
+
+    def _ask(self) -> None:
+        if not self.is_ready:
+            self.is_ready = self._get("/ping")[0] == 200
+        status, body = self._get(f"/models/{quote(self._address.model, safe='')}")
+        now = time.monotonic()
+        if status != 200 or not self.is_ready or not _is_without_thread(json.loads(body)):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        self.is_lost = self._idle_since is not None and now - self._idle_since > self._patience
+
+    def _get(self, path: str) -> tuple[int, bytes]:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._address.host, self._address.host)
+        connection = http.client.HTTPConnection(host, self._address.port, timeout=_ANSWER_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read(_MOST_ANSWER)
+
+
+def _is_without_thread(described: Any) -> bool:
+    """Return whether no worker is running, though the model should have one.
+
+    Args:
+        described: the answer to GET /models/NAME, in which a worker whose thread has ended is `UNLOADING`, and is
+            missing after a minute.
+    """
+    try:
+        groups = [group for version in described for model in version["models"] for group in model["workerGroups"]]
+        num_wanted = sum(group["minWorkers"] for group in groups)
+        states = [worker["status"] for group in groups for worker in group["workers"]]
+    except (TypeError, KeyError):
+        return False
+    return num_wanted > 0 and "READY" not in states
+
+
 # -- the server --------------------------------------------------------------------------------------------------
 
 
-def supervise(
-    command: Sequence[str], environ: Mapping[str, str], port: int, *, drain: float = DRAIN, end: float = END
-) -> int:
-    """Run a server on `port` until it exits or this process gets SIGTERM or SIGINT.
+class _Server:
+    """DJL Serving in a process group of its own, and what tells whether it can still serve."""
 
-    The server runs in a separate process group, and is restarted if it loses its worker. Orphaned processes are reaped,
-    because this process may be process 1 of a container.
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], address: Address, patience: float) -> None:
+        self.child = os.posix_spawn(command[0], list(command), dict(environ), setpgroup=0, setsigmask=())
+        self._worker = WorkerWatch(self.child, patience)
+        self._java = JavaWatch(address, patience)
+
+    @property
+    def was_ready(self) -> bool:
+        return self._java.is_ready
+
+    def is_lost(self) -> bool:
+        return self._worker.is_lost() or self._java.is_lost
+
+    def end(self) -> None:
+        """Kill the server with its workers and their engines, and reap it."""
+        self._java.stop()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):  # it was reaped when it exited
+            os.waitpid(self.child, 0)
+
+
+def supervise(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    address: Address,
+    *,
+    drain: float = DRAIN,
+    end: float = END,
+    patience: float = PATIENCE,
+) -> int:
+    """Run DJL Serving until it exits, cannot load the model, or this process gets SIGTERM or SIGINT.
+
+    The server runs in a separate process group, and is restarted if it loses its worker. If the worker is lost before
+    the model was ever loaded, or `_MOST_LOSSES` times in a row before it is loaded again, this function gives up.
+    Orphaned processes are reaped, because this process may be process 1 of a container.
 
     Returns:
-        The server's exit status, or 0 after a signal.
+        The server's exit status, 1 if the model cannot be loaded, or 0 after a signal.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    child = _start(command, environ)
-    watch = WorkerWatch(child)
-    status: int | None = None
+    server = _Server(command, environ, address, patience)
+    losses_left = 1
     try:
-        while status is None:
-            received = signal.sigtimedwait(_SIGNALS, _POLL)
+        while True:
+            received = signal.sigtimedwait(_SIGNALS, min(_POLL, patience))
             if received is not None and received.si_signo != signal.SIGCHLD:
-                return _stop(child, port, signal.Signals(received.si_signo).name, drain, end)
-            status = _reap(child)
-            if status is None and watch.is_lost():
-                log.error("DJL Serving has lost its worker and has not started a new one: restarting DJL Serving")
-                _kill(child)
-                os.waitpid(child, 0)
-                child = _start(command, environ)
-                watch = WorkerWatch(child)
-        log.error("the server exited unexpectedly with status %d", status)
-        return status
+                return _stop(server.child, address.port, signal.Signals(received.si_signo).name, drain, end)
+            if (status := _reap(server.child)) is not None:
+                log.error("the server exited unexpectedly with status %d", status)
+                return status
+            if server.was_ready:
+                losses_left = _MOST_LOSSES
+            if not server.is_lost():
+                continue
+            losses_left -= 0 if server.was_ready else 1
+            if not losses_left:
+                log.error("DJL Serving's worker cannot load the model: giving up; the lines above say why")
+                return 1
+            log.error("DJL Serving has lost its worker and has not started a new one: restarting DJL Serving")
+            server.end()
+            server = _Server(command, environ, address, patience)
     finally:
-        _kill(child)
-        _reap(child)
+        server.end()
+        _reap(server.child)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
@@ -196,16 +318,6 @@ def run_as_init(command: Sequence[str], environ: Mapping[str, str]) -> int:
         else:
             os.kill(child, number)  # the process still exists, because only `_reap` waits for it
     return status
-
-
-def _start(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    return os.posix_spawn(command[0], list(command), dict(environ), setpgroup=0, setsigmask=())
-
-
-def _kill(child: int) -> None:
-    """Kill the server with its workers and their engines."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
 
 
 def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:

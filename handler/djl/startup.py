@@ -313,7 +313,6 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
     ignored_keys = (key for key in config.origins if key in _EMBEDDED_ONLY)
     warnings = [*config.warnings, *misread_by_java(file)]
     warnings += [f"ignored: {key} ({config.where(key)}); {_EMBEDDED_ONLY[key]}" for key in ignored_keys]
-    warnings += ["ignored: LMI_API_KEY; DJL Serving checks no keys"] * bool(environment.api_key())
     config = replace(config, warnings=tuple(warnings), cloudwatch_metrics_interval=0.0)
     if config.replicas != "1":
         message = "under DJL Serving, write minWorkers and maxWorkers instead (documentation: scaling)"

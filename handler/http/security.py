@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import functools
 import hmac
-import ipaddress
 import re
 import ssl
-from collections.abc import Iterable, MutableMapping, Sequence, Set
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from starlette.routing import Match, Route
 from starlette.types import Scope, Send
 
+from handler.config import environment
+from handler.config.environment import is_loopback
+from handler.config.options.names import KEY_VARIABLES, KEYS
 from handler.core.errors import ConfigError, Unauthorized
 from handler.http.inference import SHARED, Endpoint, Headers, Inference, send_answer, send_refusal
 from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
 from handler.protocols.registry import dialects
 from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key
 
-KEYS_VARIABLE = "LMI_API_KEY"
+_ORIGINS = "CORS_ALLOW_ORIGIN"  # as in TGI and TEI
 ANY_ORIGIN = ANY_HOST = "*"
 
 _KEY = re.compile(r"[!-+\--~]{1,1024}")  # characters allowed in headers, except the comma, which separates keys
@@ -59,9 +61,9 @@ def read_access(
     hosts: Iterable[str] = (),
     environ: MutableMapping[str, str],
 ) -> Access:
-    """Return the access settings from the command line and LMI_API_KEY.
+    """Return the access settings from the command line, LMI_API_KEY and the variables of other servers for keys.
 
-    The variable is removed from `environ`, because later child processes and model.py do not need the keys.
+    The variables are removed from `environ`, because later child processes and model.py do not need the keys.
 
     Raises:
         ConfigError: an option or a file is invalid. The message contains its name, but never a key.
@@ -69,31 +71,44 @@ def read_access(
     all_keys = [*keys]
     if any(not _KEY.fullmatch(key) for key in all_keys):
         raise ConfigError("--api-key: a key must be 1 to 1024 visible ASCII characters without commas")
-    if KEYS_VARIABLE in environ:
-        variable_keys = [key.strip() for key in environ.pop(KEYS_VARIABLE).split(",")]
-        if any(not _KEY.fullmatch(key) for key in variable_keys):  # also if empty, because a key was intended
-            raise ConfigError(
-                f"environment variable {KEYS_VARIABLE}: must be keys, separated by commas, each of 1 to 1024 visible "
-                "ASCII characters; unset it to run the server without keys"
-            )
-        all_keys += variable_keys
+    for name in KEY_VARIABLES:
+        text = environ.pop(name, None)
+        if text or (text is not None and name == KEYS):  # an empty variable of another server sets no key there either
+            all_keys += _keys_in(name, text)
     if certfile is None and keyfile is not None:
         raise ConfigError("--ssl-keyfile: requires --ssl-certfile")
     if certfile is not None:
         check_certificate(certfile, keyfile)
     return Access(
         keys=tuple(dict.fromkeys(all_keys)),
-        origins=frozenset(map(_origin, origins)),
+        origins=frozenset([*map(_origin, origins), *_origins_in(environ)]),
         hosts=frozenset(map(_host, hosts)),
         certfile=certfile,
         keyfile=keyfile,
     )
 
 
-def _origin(text: str) -> str:
+def _keys_in(name: str, text: str) -> list[str]:
+    """Return the keys in an environment variable. An empty text is refused, because a key was intended."""
+    keys = [key.strip() for key in text.split(",")]
+    if any(not _KEY.fullmatch(key) for key in keys):
+        raise ConfigError(
+            f"environment variable {name}: must be keys, separated by commas, each of 1 to 1024 visible "
+            "ASCII characters; unset it to run the server without keys"
+        )
+    return keys
+
+
+def _origins_in(environ: Mapping[str, str]) -> list[str]:
+    texts = environ.get(_ORIGINS, "").split(",")
+    return [_origin(text, f"environment variable {_ORIGINS}={text}") for text in texts if text]
+
+
+def _origin(text: str, source: str = "") -> str:
     origin = text.strip().lower()
     if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
-        raise ConfigError(f"--allow-origin {text}: must be * or an origin like https://example.com, without a path")
+        source = source or f"--allow-origin {text}"
+        raise ConfigError(f"{source}: must be * or an origin like https://example.com, without a path")
     return origin
 
 
@@ -246,7 +261,7 @@ class AllowedHosts:
             host: host from the command line, which is always allowed.
             address: address that the socket listens on.
         """
-        is_checked = bool(access.hosts) or (not access.keys and _is_loopback(address))
+        is_checked = bool(access.hosts) or (not access.keys and is_loopback(address))
         if not is_checked or ANY_HOST in access.hosts:
             return cls(None)
         return cls([*_LOCAL, host.lower(), *access.hosts])
@@ -256,7 +271,7 @@ class AllowedHosts:
         if self._names is None or not header:
             return True
         name = _name(header)
-        return name in self._names or _is_loopback(name)
+        return name in self._names or is_loopback(name)
 
     @staticmethod
     def refusal(header: str) -> str:
@@ -276,11 +291,9 @@ def _name(header: str) -> str:
     return (match[1] or match[2] or "").lower().removesuffix(".") if match else header
 
 
-def _is_loopback(name: str) -> bool:
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+def warning_of(access: Access, host: str) -> str:
+    """Return a warning if other machines can reach the server at this address and need no key, or "" otherwise."""
+    return "" if access.keys else environment.warning_without_keys(host)
 
 
 # -- CORS: web pages of other origins that may call the server, always without cookies ---------------------------------

@@ -30,7 +30,7 @@ from handler.engines.process.supervisor import State
 from handler.http.app import App, users_functions
 from handler.http.inference import headers_by_name, send_answer, send_json
 from handler.http.protocol import LoopTurns, Protocol
-from handler.http.security import OPEN, Access, AllowedHosts
+from handler.http.security import OPEN, Access, AllowedHosts, warning_of
 from handler.plugins.functions import Formatters
 from handler.protocols.api import ModelState
 from handler.protocols.kernel.errors import FRONT_END
@@ -205,7 +205,10 @@ def serve(
         with later_problems:
             formatters = users_functions(config)
         later_problems.check()
-        hosts = AllowedHosts.of(access, host, listener.getsockname()[0])
+        address = listener.getsockname()[0]
+        if warning := warning_of(access, address):
+            log.warning("%s", warning)
+        hosts = AllowedHosts.of(access, host, address)
         return loop.run(_serve(config, listener, formatters, access, hosts, signals))
 
 

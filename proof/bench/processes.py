@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import multiprocessing
-import os
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from handler.config import environment
 from handler.core import loop
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling
@@ -70,8 +70,8 @@ def process(
     command: Sequence[str], *, timeout: float = 30.0, variables: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
     """Start a server process that writes `listening on URL` to stderr when it is ready."""
-    environment = {**os.environ, **(variables or {})}
-    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    variables = {**environment.of_own_server(), **(variables or {})}
+    running = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     output = _Output(running)
     try:
         yield Server(output.url(timeout), running.pid)

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import urllib.request
 import urllib.response
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -37,19 +38,21 @@ http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_
 """
 _SUPERVISE = """
 import logging, os, sys
-from handler.container.supervisor import supervise
+from handler.container.supervisor import Address, supervise
 logging.basicConfig(level="INFO", stream=sys.stderr)
-port, drain, end = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
-sys.exit(supervise(sys.argv[4:], os.environ, port, drain=drain, end=end))
+address = Address("127.0.0.1", int(sys.argv[1]), "llama")
+drain, end, patience = map(float, sys.argv[2:5])
+sys.exit(supervise(sys.argv[5:], os.environ, address, drain=drain, end=end, patience=patience))
 """
 
 
 @contextmanager
 def supervised(
-    *, code: str = _SERVER, drain: float = 20, end: float = 28
+    *, code: str = _SERVER, drain: float = 20, end: float = 28, patience: float = 6, arguments: Sequence[str] = ()
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     port = free_port()
-    command = [sys.executable, "-c", _SUPERVISE, str(port), str(drain), str(end), sys.executable, "-c", code, str(port)]
+    numbers = map(str, (port, drain, end, patience))
+    command = [sys.executable, "-c", _SUPERVISE, *numbers, sys.executable, "-c", code, str(port), *arguments]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         yield process, port
@@ -134,6 +137,78 @@ def test_nothing_is_left_of_its_group() -> None:
 def test_the_server_s_own_end_is_the_container_s(code: str, status: int) -> None:
     with supervised(code=code) as (process, _):
         assert process.wait(30) == status
+
+
+# -- a server that cannot load the model, or whose thread for the worker has ended: a double of Java ------------------
+
+
+# Each start does what the next word of a file says: `fails` (the worker dies while it loads), `serves`, or it loads and
+# then no thread calls the worker: `idles`, `forgets` (a minute later).
+_JAVA = """
+import http.server, json, pathlib, subprocess, sys, time
+port, file, record = int(sys.argv[1]), pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+first, *rest = file.read_text().split()
+file.write_text(" ".join(rest or [first]))
+with record.open("a") as lines: lines.write(first + " ")
+seconds = 1 if first == "fails" else 600
+worker = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({seconds})", "djl_python_" + "engine.py"])
+if first == "fails":
+    worker.wait(); time.sleep(600)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = {"llama": {"status": "Healthy"}}
+        if self.path == "/models/llama":
+            status = "READY" if first == "serves" else "UNLOADING"
+            workers = [] if first == "forgets" else [{"id": 1, "status": status}]
+            body = [{"models": [{"workerGroups": [{"minWorkers": 1, "maxWorkers": 1, "workers": workers}]}]}]
+        self.send_response(200); self.end_headers(); self.wfile.write(json.dumps(body).encode())
+    def log_message(self, *args): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+class Java:
+    """The double under the supervisor: what each of its starts does, and what they were."""
+
+    def __init__(self, directory: Path, starts: str) -> None:
+        self._record = directory / "record"
+        self._starts = directory / "starts"
+        self._starts.write_text(starts)
+
+    @property
+    def arguments(self) -> list[str]:
+        return [str(self._starts), str(self._record)]
+
+    @property
+    def started(self) -> list[str]:
+        return self._record.read_text().split() if self._record.exists() else []
+
+
+def test_a_model_that_was_never_loaded_ends_the_container(tmp_path: Path) -> None:
+    java = Java(tmp_path, "fails")
+    with supervised(code=_JAVA, patience=0.5, arguments=java.arguments) as (process, _):
+        assert process.wait(60) == 1
+        assert java.started == ["fails"]
+        assert process.stderr is not None
+        assert "cannot load the model: giving up; the lines above say why" in process.stderr.read()
+
+
+@pytest.mark.parametrize("lost", ["idles", "forgets"])
+def test_a_model_that_no_thread_of_java_serves_is_started_again(tmp_path: Path, lost: str) -> None:
+    java = Java(tmp_path, f"{lost} {lost} serves")
+    with supervised(code=_JAVA, patience=0.5, arguments=java.arguments) as (process, port):
+        wait_for(lambda: len(java.started) == 3, 60, "it was not started again")
+        open_when_listening(port, "/ping").close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    assert java.started == [lost, lost, "serves"]
+
+
+def test_a_model_that_was_loaded_once_may_fail_twice_in_a_row_but_not_three_times(tmp_path: Path) -> None:
+    java = Java(tmp_path, "idles fails fails idles fails fails fails")
+    with supervised(code=_JAVA, patience=0.5, arguments=java.arguments) as (process, _):
+        assert process.wait(90) == 1
+    assert java.started == ["idles", "fails", "fails", "idles", "fails", "fails", "fails"]
 
 
 # -- when DJL Serving's worker counts as lost --------------------------------------------------------------------------

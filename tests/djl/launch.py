@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from tests.djl import home, jars
 from tests.djl.processes import group_members
-from tests.servers import free_port
+from tests.ports import free_port
 
 MODEL = "model"  # the name it is served under: /predictions/model
 _VAGUE = ("prediction failure", "invoke handler failure", "service.invoke_handler_async() failure")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import extras
 from tests.djl import home, jars
 from tests.djl.servers import skipped_without_java
 from tests.environment import clean_environment
@@ -30,8 +31,9 @@ def java() -> None:
 
 def make_djl(log: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.djl", "--port=0", *arguments]
+    packages = extras.only(("cpu", "deploy", "djl"), log.parent / "packages")
     with log.open("wb") as out:
-        return subprocess.Popen(command, stderr=out, env={**clean_environment(), **(env or {})})
+        return subprocess.Popen(command, stderr=out, env={**clean_environment(), **packages, **(env or {})})
 
 
 @pytest.mark.parametrize("end", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM])

@@ -42,6 +42,21 @@ def test_the_map_has_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines())) <= 120
 
 
+@pytest.mark.parametrize("words", [
+    ["--api-key", "a,b"], ["--api-key-file", "keys"], ["--admin-api-key", "x"], ["--ssl-certfile", "/missing.pem"],
+    ["--ssl-cert-file", "c.pem"], ["--ssl-key-file", "k.pem"], ["--ssl-keyfile", "k.pem"], ["--ssl-ca-certs", "c.pem"],
+    ["--ssl-keyfile-password", "x"], ["--cors-allow-origin", "https://a.b"], ["--allowed-origins", '["https://a.b"]'],
+    ["--http-restricted-api", "health:k=v"], ["--grpc-use-ssl"], ["--grpc-server-cert", "c.pem"],
+    ["--middleware", "m"], ["-o", "option.api_key=x"],
+], ids=" ".join)  # fmt: skip
+def test_a_flag_that_protects_another_server_is_not_dropped(words: list[str]) -> None:
+    try:
+        status = main(["serve", "--engine", "echo", "--check", *words])
+    except SystemExit as stopped:
+        status = int(stopped.code or 0)
+    assert status == 2
+
+
 def test_without_a_command_the_map_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     assert "  lmi serve [MODEL]" in capsys.readouterr().out

@@ -51,10 +51,10 @@ def test_the_page_has_codexs_settings() -> None:
     variables, words, *_ = AGENTS["codex"].settings(SERVED)
     assert words[::2] == ["-c"] * (len(words) // 2)
     # The launch has names of its own, so that what a user wrote from the page does not change it.
-    lines = [word.replace("lmi_launch", "lmi").replace("LMI_LAUNCH_KEY", "LMI_KEY") for word in words[1::2]]
+    lines = [word.replace("lmi_launch", "lmi").replace("LMI_LAUNCH_KEY", "LMI_API_KEY") for word in words[1::2]]
     assert tomllib.loads("\n".join(lines)) == tomllib.loads(documented("toml", "model_provider"))
     assert variables == {"LMI_LAUNCH_KEY": "none"}
-    assert documented("sh", "codex exec").startswith("LMI_KEY=none ")
+    assert documented("sh", "codex exec").startswith("LMI_API_KEY=none ")
     page = documented("toml", "model_provider") + documented("sh", "codex exec")
     assert "lmi_launch" not in page
     assert "LMI_LAUNCH_KEY" not in page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -98,13 +99,38 @@ def _similar(name: str, engine: str) -> Iterator[str]:
     yield from (f"{NAMES[engine]}'s 'option.{near}'" for near in _nearest(name, names) if near not in bare)
 
 
-def unknown_variable(name: str) -> Unknown:
-    """Describe an unknown variable SERVING_X, and suggest a similar variable if there is one."""
+OWN_VARIABLES = frozenset({
+    "LMI_API_KEY", "LMI_CACHE", "LMI_DEFAULT_MODEL", "LMI_FRONT", "LMI_HOST", "LMI_LOG_FORMAT", "LMI_LOG_LEVEL",
+    "LMI_SCRATCH", "LMI_UNKNOWN_OPTIONS",
+    "LMI_ACCEPT_AWS", "LMI_DEBUG_NODE", "LMI_LAUNCH_KEY", "LMI_REHEARSAL", "LMI_URL",
+})  # fmt: skip
+"""Variables LMI_X: first those of the server, then those of its tools, examples and base images."""
+
+_OF_KUBERNETES = re.compile(r"LMI_(.+_)?(SERVICE_(HOST|PORT)(_.+)?|PORT(_[0-9]+_.+)?)")
+"""Variables that Kubernetes sets in each container for a service whose name begins with `lmi`."""
+
+
+def is_unknown(name: str) -> bool:
+    """Return whether a variable has a name of this package or of DJL Serving, SERVING_X or LMI_X, but is unknown."""
+    if name.startswith("LMI_"):
+        return name not in OWN_VARIABLES and not _OF_KUBERNETES.fullmatch(name)
     key = key_of(name)
-    bare = {key_name for key_name in KNOWN if not key_name.startswith("option.")} | SERVER_ENVIRONMENT
-    near = [f"SERVING_{key_name.upper()}" for key_name in _nearest(key, bare)]
-    if f"option.{key}" in KNOWN:
+    return name.startswith("SERVING_") and key not in KNOWN and key not in SERVER_ENVIRONMENT
+
+
+def unknown_variable(name: str) -> Unknown:
+    """Describe an unknown variable SERVING_X or LMI_X, and suggest a similar variable if there is one."""
+    key = key_of(name)
+    if name.startswith("LMI_"):
+        own_names = {own.removeprefix("LMI_") for own in OWN_VARIABLES}
+        near = [
+            f"LMI_{own}" for own in difflib.get_close_matches(name.removeprefix("LMI_"), own_names, n=1, cutoff=0.6)
+        ]
+    elif f"option.{key}" in KNOWN:
         near = [f"OPTION_{key.upper()}"]
+    else:
+        bare = {key_name for key_name in KNOWN if not key_name.startswith("option.")} | SERVER_ENVIRONMENT
+        near = [f"SERVING_{key_name.upper()}" for key_name in _nearest(key, bare)]
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return Unknown(name, f"environment variable {name}", f"unknown setting{hint}", bool(near))
 
@@ -185,7 +211,13 @@ class Note(NamedTuple):
 VARIABLES = {name: line for names in VARIABLES_OF.values() for name, line in names.items()}
 """The foreign variables in foreign.json, by name."""
 
-SECRET = frozenset({"HF_TOKEN"})
+KEYS = "LMI_API_KEY"
+"""Variable with the keys that the embedded server requires from clients, separated by commas."""
+
+SECRET = frozenset({"HF_TOKEN", KEYS})
+
+KEY_VARIABLES = (KEYS, *(name for name, variable in VARIABLES.items() if variable.same == KEYS))
+"""Variables with keys for clients: ours, and those of other servers."""
 
 FRONTS = ("djl", "embedded")
 """Values of LMI_FRONT, which selects the HTTP server of the container."""
@@ -208,6 +240,27 @@ def _graph_sizes(value: str, engine: str) -> str | None:
     return None if sizes == [0] else json.dumps(sizes)
 
 
+def _one_key(value: str, engine: str) -> str:
+    if "," in value:
+        raise ValueError(f"it contains a comma, which separates keys here; set {KEYS}=KEY,... instead")
+    return value
+
+
+_PROTECTING = re.compile(r"--(http-restricted|grpc-restricted|grpc-use-ssl|grpc-server-|grpc-root-cert)")
+
+
+def _triton_flags(value: str, engine: str) -> None:
+    if _PROTECTING.search(value):
+        raise ValueError(
+            f"its keys and certificates are not read; set {KEYS}=KEY,..., and `lmi serve --ssl-certfile` for TLS"
+        )
+
+
+def _address(value: str, engine: str) -> None:
+    if value.lower().startswith("https"):
+        raise ValueError("`lmi serve --ssl-certfile` and `--ssl-keyfile` serve HTTPS")
+
+
 _CONVERSIONS: dict[str, Callable[[str, str], str | None]] = {
     "": lambda value, engine: value,
     "boolean": lambda value, engine: json.dumps(_truth(value)),
@@ -215,6 +268,9 @@ _CONVERSIONS: dict[str, Callable[[str, str], str | None]] = {
     "fp8": lambda value, engine: value.replace("e4m3fn", "e4m3"),
     "graphs": _graphs,
     "graph sizes": _graph_sizes,
+    "one key": _one_key,
+    "triton flags": _triton_flags,
+    "address": _address,
 }
 """Functions that convert the value of a foreign variable for an engine. They return None if the value has no effect,
 and raise ValueError if it is invalid.

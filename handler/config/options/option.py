@@ -84,7 +84,7 @@ end with `per_token`, are not secrets.
 """
 _NO_MARK = "".join(rf"(?<!\b{name})(?<!_{name})" for name in (*_MARKS, "per"))
 _SECRET = re.compile(
-    rf"(?i)(\btoken|{_NO_MARK}_token|(\b|_)(api_?keys?|password|secret))[\"']?\s*[:=]|\bhf_[a-z0-9]{{16}}|://[^/\s]*@"
+    rf"(?i)(\btoken|{_NO_MARK}_token|(\b|_)(api_?keys?|password|secret))[\"']?\s*[:=]|\bhf_[a-z0-9]{{16}}|://[^/\s]*@|-restricted-(api|protocol)"
     rf"|(?-i:{TOKENS})"
 )
 _SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_token=true

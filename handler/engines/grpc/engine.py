@@ -21,6 +21,7 @@ from uuid import uuid4
 
 from handler.config import model_files
 from handler.config.config import Config
+from handler.config.options.names import KEY_VARIABLES
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Extras, Finish, Pooling, Task
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics, Step, Tokenizer
@@ -38,7 +39,7 @@ __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load"
 
 _OWN_HOST = "127.0.0.1"
 _OWN_END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
-_WITHHELD = ("PYTHONPATH", "PYTHONHOME", "LMI_API_KEY")
+_WITHHELD = ("PYTHONPATH", "PYTHONHOME", *KEY_VARIABLES)
 """Environment variables that are withheld from a server that the engine starts."""
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _MOST_SILENT = 3  # failures in a row, of which the last is a timeout, after which the engine restarts its server

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from handler.core.errors import ConfigError
 from handler.http.inference import Endpoint
 from handler.http.routes import ASSETS
-from handler.http.security import Access, ApiKeys, Keys, read_access
+from handler.http.security import Access, ApiKeys, Keys, read_access, warning_of
 from handler.protocols.registry import INVOCATIONS
 from tests.app.server import serve
 from tests.environment import clean_environment
@@ -311,6 +311,41 @@ def test_keys_come_from_both_sources_and_leave_the_environment() -> None:
     assert "hidden-key" not in repr(read("hidden-key"))
 
 
+@in_one_test("name", ["API_KEY", "VLLM_API_KEY", "LLAMA_API_KEY"])
+def test_keys_of_other_servers_are_required_and_leave_the_environment(name: str) -> None:
+    environ = {name: "their-key", "OTHER": "x"}
+    assert read("flag", environ=environ).keys == ("flag", "their-key")
+    assert environ == {"OTHER": "x"}
+    assert read(environ={name: ""}).keys == ()  # as in those servers
+    with pytest.raises(ConfigError, match=f"environment variable {name}: must be keys") as found:
+        read(environ={name: "sec ret"})
+    assert "sec ret" not in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["API_KEY", "VLLM_API_KEY"])
+def test_a_server_moved_with_its_key_variable_is_not_open(name: str) -> None:
+    tgi = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
+    chat = {"model": "lmi", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+    with serve("--engine", "echo", env={name: "secret-one"}) as server:
+        for path, body in {"/generate": tgi, "/invocations": tgi, "/v1/chat/completions": chat}.items():
+            assert server.post(body, path).status_code == 401
+            assert server.post(body, path, headers=bearer("secret-one")).status_code == 200
+    assert "secret" not in server.log
+
+
+def test_a_server_that_others_reach_without_a_key_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", raising=False)
+    for host in ("127.0.0.1", "127.0.0.9", "::1", "localhost"):
+        assert warning_of(Access(), host) == ""
+    for host in ("0.0.0.0", "::", "10.1.2.3", "lmi.example.com"):
+        assert warning_of(Access(keys=("key",)), host) == ""
+        assert f"the server listens on {host}: anyone" in warning_of(Access(), host)
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/v2/credentials/x")
+    assert warning_of(Access(), "0.0.0.0") == ""  # SageMaker
+    monkeypatch.setenv("ECS_CONTAINER_METADATA_URI_V4", "http://169.254.170.2/v4/x")
+    assert warning_of(Access(), "0.0.0.0") != ""
+
+
 @in_one_test("key", ["", "with space", "a,b", "\u00e9", "x" * 1025, "line\n"])
 def test_a_key_that_no_header_could_bear(key: str) -> None:
     with pytest.raises(ConfigError, match="--api-key: a key must be 1 to 1024 visible ASCII") as found:
@@ -336,6 +371,13 @@ def test_origins(origin: str) -> None:
 def test_what_is_no_origin(origin: str) -> None:
     with pytest.raises(ConfigError, match="--allow-origin"):
         read(origins=[origin])
+
+
+def test_tgis_variable_sets_an_origin_too() -> None:
+    environ = {"CORS_ALLOW_ORIGIN": "https://a.example"}
+    assert read(origins=["https://b.example"], environ=environ).origins == {"https://a.example", "https://b.example"}
+    with pytest.raises(ConfigError, match=r"environment variable CORS_ALLOW_ORIGIN=a\.b/c: must be"):
+        read(environ={"CORS_ALLOW_ORIGIN": "a.b/c"})
 
 
 # -- certificates ------------------------------------------------------------------------------------------------

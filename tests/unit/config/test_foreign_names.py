@@ -361,7 +361,7 @@ def test_options_beat_foreign_names() -> None:
 def test_no_variable_is_passed_over(name: str) -> None:
     """It sets something, is refused, or has no effect and says so; those that others or a host read say nothing."""
     config, problems, _ = reading({name: "7"})
-    heeded = f"environment variable {name}" in config.origins.values() or VARIABLES[name].same == "HF_TOKEN"
+    heeded = f"environment variable {name}" in config.origins.values() or str(VARIABLES[name].same) in SECRET
     told = any(name in text for text in (*map(str, problems), *config.warnings))
     assert bool(heeded or told) is not bool(VARIABLES[name].unread or VARIABLES[name].heeded)
 
@@ -383,6 +383,81 @@ def test_a_multi_model_endpoint_is_refused_by_name() -> None:
     assert problem.name == "SAGEMAKER_MULTI_MODEL"
     assert "inference components" in problem.message
     assert not reading({"SAGEMAKER_MULTI_MODEL": "false"}).problems
+
+
+# -- what protects a server: keys, TLS and addresses of other servers, and misspelt names of ours ----------------------
+
+
+@in_one_test("name", ["API_KEY", "VLLM_API_KEY", "LLAMA_API_KEY"])
+def test_a_key_of_another_server_is_read_and_may_not_differ_from_ours(name: str) -> None:
+    assert not reading({name: "one"}).problems
+    assert not reading({name: "one", "LMI_API_KEY": "one"}).problems
+    (problem,) = reading({name: "one", "LMI_API_KEY": "two"}).problems
+    assert str(problem) == f"environment variables {name} and LMI_API_KEY contradict each other: remove one"
+
+
+@in_one_test("name", ["API_KEY", "VLLM_API_KEY"])
+def test_a_single_key_with_a_comma_is_not_split(name: str) -> None:
+    (problem,) = reading({name: "one,two"}).problems
+    assert "comma" in problem.message
+    assert "one" not in problem.message
+
+
+@in_one_test(("name", "value"), [
+    ("SM_SGLANG_API_KEY", "hidden"), ("SM_SGLANG_ADMIN_API_KEY", "hidden"),
+    ("SM_SGLANG_SSL_KEYFILE_PASSWORD", "hidden"),
+    ("SM_SGLANG_SSL_CERTFILE", "c.pem"), ("SM_LLAMA_CPP_API_KEY", "hidden"), ("LLAMA_ARG_SSL_CERT_FILE", "c.pem"),
+    ("LLAMA_ARG_SSL_KEY_FILE", "k.pem"), ("LLAMA_ARG_HOST", "127.0.0.1"), ("MIES_CONFIG_JSON_PATH", "/config.json"),
+    ("SERVING_CERTIFICATE_FILE", "c.pem"), ("SERVING_PRIVATE_KEY_FILE", "k.pem"), ("SERVING_KEYSTORE", "k.p12"),
+    ("SERVING_INFERENCE_ADDRESS", "https://0.0.0.0:8443"), ("SERVING_MANAGEMENT_ADDRESS", "HTTPS://127.0.0.1:8444"),
+    ("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "--log-verbose=1 --http-restricted-api=health:key=hidden"),
+    ("SAGEMAKER_TRITON_ADDITIONAL_ARGS", "--grpc-use-ssl=true"), ("SM_VLLM_API_KEY", "hidden"),
+    ("SM_VLLM_SSL_CERTFILE", "c.pem"), ("SM_VLLM_ALLOWED_ORIGINS", '["https://a.b"]'),
+])  # fmt: skip
+def test_what_protects_another_server_is_refused_if_it_is_not_read(name: str, value: str) -> None:
+    """With echo too, which replaces another engine, but not its server."""
+    for engine in ("echo", "openvino"):
+        _, problems, _ = reading({name: value, "OPTION_LLM_ENGINE": engine})
+        (problem,) = problems
+        assert name in str(problem)
+        assert "hidden" not in str(problem)
+
+
+@in_one_test("name", ["option.api_key", "option.ssl_certfile", "option.allowed_origins"])
+def test_a_refused_option_is_not_said_to_be_ignored_too(name: str) -> None:
+    config, problems, _ = reading({}, f"{name}=x", "option.llm_engine=echo")
+    assert len(problems) == 1
+    assert config.warnings == ()
+
+
+@in_one_test(("name", "meant"), [
+    ("LMI_API_KEYS", "LMI_API_KEY"), ("LMI_APIKEY", "LMI_API_KEY"), ("LMI_KEY", "LMI_API_KEY"),
+    ("LMI_LOGLEVEL", "LMI_LOG_LEVEL"), ("LMI_CACHE_DIR", "LMI_CACHE"),
+])  # fmt: skip
+def test_a_misspelt_variable_of_ours_is_refused(name: str, meant: str) -> None:
+    (problem,) = reading({name: "hidden"}).problems
+    assert str(problem) == f"environment variable {name}: unknown setting; did you mean {meant!r}?"
+
+
+def test_other_variables_with_our_prefix_are_named_but_not_those_of_a_kubernetes_service() -> None:
+    service = {
+        "LMI_SERVICE_HOST": "10.0.0.1", "LMI_SERVICE_PORT": "80", "LMI_SERVICE_PORT_HTTP": "80",
+        "LMI_PORT": "tcp://10.0.0.1:80", "LMI_PORT_80_TCP": "tcp://10.0.0.1:80",
+        "LMI_CACHE_PORT_80_TCP_ADDR": "10.0.0.1",
+    }  # fmt: skip
+    assert reading(service).checked().warnings == ()
+    (warning,) = reading({**service, "LMI_FOO": "1"}).checked().warnings
+    assert warning.startswith("ignored: environment variable LMI_FOO; no option has this name")
+
+
+def test_every_variable_of_ours_is_known() -> None:
+    root = Path(__file__).parents[3]
+    sources = [path for part in ("handler", "deploy", "proof") for path in (root / part).rglob("*.py")]
+    quoted = {name for path in sources for name in re.findall(r'"(LMI_[A-Z_]+)"', path.read_text())}
+    image = {*re.findall(r"^(?:ENV|   ) *(LMI_[A-Z_]+)=", (root / "Dockerfile").read_text(), re.MULTILINE)}
+    assert image
+    assert {"LMI_API_KEY", "LMI_CACHE"} <= quoted
+    assert reading(dict.fromkeys(quoted | image - {"LMI_UNKNOWN_OPTIONS"}, "warn")).checked().warnings == ()
 
 
 # -- foreign.json: whoever adds a name to it is told of a slip ---------------------------------------------------------

@@ -31,6 +31,8 @@ KINDS = {
     "refused": "Refused",
 }
 MANY = ("No effect", "Refused")
+PROTECTING = ("vllm", "sglang", "llama.cpp", "mindie", "djl")
+"""Groups of variables that protect a server."""
 _PAGE = re.compile(r"\(documentation: ([\w-]+)\)")
 _LINK = r"([\1](../\1.md))"
 OTHERS = "for other reasons, which `lmi options NAME` gives"
@@ -98,6 +100,7 @@ def render() -> dict[Path, str]:
     """Each page with its generated parts."""
     parts = {
         "lmi": {"options": _lmi()},
+        "README": {"variables": _variables(name for group in PROTECTING for name in VARIABLES_OF[group])},
         "tgi": {"variables": _tgi()},
         "aws-vllm": {"variables": _variables(VARIABLES_OF["aws-vllm"]), "arguments": _vllm()},
         "triton": {"variables": _variables(VARIABLES_OF["triton"]), "parameters": _parameters()},
@@ -159,7 +162,8 @@ def _list(title: str, reasons: dict[str, list[str]]) -> str:
 
 
 def _tgi() -> str:
-    return _variables(VARIABLES.keys() - VARIABLES_OF["aws-vllm"].keys() - VARIABLES_OF["triton"].keys())
+    others = {name for group in ("aws-vllm", "triton", *PROTECTING) for name in VARIABLES_OF[group]}
+    return _variables(VARIABLES.keys() - others)
 
 
 def _variables(names: Iterable[str]) -> str:
@@ -220,7 +224,7 @@ def answer(name: str, engine: str) -> str:
     return "supported" if option.key == name else f"same as `{option.key}`"
 
 
-@pytest.mark.parametrize("page", ["lmi", "tgi", "aws-vllm", "triton"])
+@pytest.mark.parametrize("page", ["README", "lmi", "tgi", "aws-vllm", "triton"])
 def test_the_documents_are_up_to_date(page: str) -> None:
     path = DOCUMENTS / f"{page}.md"
     assert path.read_text() == render()[path], "`python -m tests.unit.config.test_migrating_document` writes it"

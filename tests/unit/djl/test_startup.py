@@ -76,10 +76,18 @@ def test_options_of_the_embedded_server_alone_are_said_to_have_no_effect(tmp_pat
     assert warning.startswith(f"ignored: option.{option.partition('=')[0]} (serving.properties, line 1); DJL Serving ")
 
 
-def test_keys_that_nobody_checks_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LMI_API_KEY", "secret")
-    (warning,) = read(tmp_path).warnings
-    assert warning == "ignored: LMI_API_KEY; DJL Serving checks no keys"
+@pytest.mark.parametrize("name", ["LMI_API_KEY", "API_KEY", "VLLM_API_KEY", "LLAMA_API_KEY"])
+def test_keys_that_nobody_would_check_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "hidden")
+    with pytest.raises(ConfigError, match=f"{name}: DJL Serving checks no keys: unset it") as found:
+        read(tmp_path)
+    assert "hidden" not in str(found.value)
+
+
+def test_djl_servings_own_variables_are_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVING_CERTIFICATE_FILE", "cert.pem")
+    monkeypatch.setenv("SERVING_INFERENCE_ADDRESS", "https://127.0.0.1:8443")
+    assert read(tmp_path).warnings == ()
 
 
 def test_several_models_are_djl_servings_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
