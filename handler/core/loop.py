@@ -14,6 +14,7 @@ import functools
 import gc
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -77,6 +78,13 @@ class Begun(Coroutine[Any, Any, T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError("this coroutine must be run by a task")
+
+
+def has_unread(transport: asyncio.BaseTransport) -> bool:
+    """Return whether bytes, or the end of the stream, have arrived that the event loop has not read yet."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:

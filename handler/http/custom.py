@@ -28,7 +28,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handler.config.config import Config
-from handler.core.errors import BadRequest, InternalError, ServingError, UnsupportedMedia, error_text
+from handler.core.errors import BadRequest, InternalError, Overloaded, ServingError, UnsupportedMedia, error_text
 from handler.core.log import of_request
 from handler.core.numbers import is_digits
 from handler.http.inference import (
@@ -38,6 +38,7 @@ from handler.http.inference import (
     again,
     encoded,
     headers_by_name,
+    log_slow_client,
     read_body,
     send_error,
 )
@@ -176,9 +177,13 @@ async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange)
     elif parts is None:
         headers.append((b"content-length", str(len(body)).encode()))
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    while parts is not None and (part := await _unless_gone(parts.next(), exchange)) is not None:
-        if data := part.body if isinstance(part, Broken) else part:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+    try:
+        while parts is not None and (part := await _unless_gone(parts.next(), exchange)) is not None:
+            if data := part.body if isinstance(part, Broken) else part:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+    except Overloaded:
+        log_slow_client(scope)
+        return exchange.drop()
     if parts is None or not exchange.is_over:
         await send({"type": "http.response.body", "body": body})
 

@@ -26,6 +26,7 @@ from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, r
 from handler.serving.head import PATH_MODEL, QUERY_ADAPTER
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
+from handler.serving.request.life import CLOSED
 from handler.serving.request.task import RequestTask, ignored_header
 
 log = logging.getLogger("handler.server")
@@ -310,6 +311,12 @@ class BodyWriter:
             self.phase = phase
             self._channel.wake()
 
+    def close(self) -> None:
+        """Stop writing, and drop the bytes that have not been written."""
+        self._break()
+        if self._task is not None:
+            self._task.cancel()
+
     async def _catch_up(self, sending: Coroutine[Any, Any, None], waiting: Any, size: int) -> None:
         try:
             await _go_on(sending, waiting)
@@ -461,16 +468,21 @@ class _ResponseSender:
         await self._start_stream()
         task, exchange = self._task, self._exchange
         writer = BodyWriter(self._send, exchange, task.memory.set_unsent)
+        task.hold(writer.close, CLOSED)
         task.on_bytes = writer.pull  # at the end of each step
         writer.pull(task)
         task.write_tokens_to(exchange)
         await _end_of(writer, exchange, task.keep_alive)
         if not exchange.is_over:  # the connection cannot be written to any more
             if writer.phase is Writing.OVERFLOWED:
-                id = self._scope["request_id"]
-                message = "request %s: the connection is closed because the client reads too slowly"
-                log.info(message, id, extra=of_request(id))
+                log_slow_client(self._scope)
             exchange.drop()
+
+
+def log_slow_client(scope: Scope) -> None:
+    """Log that a connection is closed because more bytes wait for its client than may be held."""
+    id = scope["request_id"]
+    log.info("request %s: the connection is closed because the client reads too slowly", id, extra=of_request(id))
 
 
 async def _end_of(writer: BodyWriter, exchange: AnyExchange, keep_alive: bytes) -> None:

@@ -233,7 +233,7 @@ class Admission:
         if not request.media:
             return ()
         loaded = await self._end(self._media.load(request.media, head.owner))
-        hold(loaded.reservation.give_back)
+        hold(loaded.reservation.close)
         return loaded.media
 
     async def _tokenizing(

@@ -6,7 +6,8 @@ import asyncio
 import functools
 import logging
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
@@ -33,12 +34,15 @@ from handler.plugins.handle import (
     next_part,
     next_part_async,
 )
-from handler.serving.quota import Count
+from handler.serving.quota import Count, Quota, Share
 from handler.serving.request.gate import BatchGate, Turn
 
 log = logging.getLogger("handler.formatters")
 
 T = TypeVar("T")
+
+_MOST_AHEAD = 1 << 24
+"""Bytes that a plain function produces ahead of its client while no other request waits for the function."""
 
 
 class CustomHandle:
@@ -48,9 +52,12 @@ class CustomHandle:
     A call that takes longer than option.predict_timeout is abandoned, and its request gets status 503. A request for a
     plain function also gets 503 if `job_queue_size` calls are waiting. A request for a coroutine function also gets 503
     if there are already `job_queue_size` running calls and open streams.
+
+    Args:
+        memory: memory quota of all requests. It limits the parts that wait for their clients.
     """
 
-    def __init__(self, handle: Handle, config: Config) -> None:
+    def __init__(self, handle: Handle, config: Config, memory: Quota) -> None:
         self._handle = handle
         self.role = handle.role
         self._start_limit = config.model_loading_timeout
@@ -60,9 +67,10 @@ class CustomHandle:
         if handle.is_async:
             self._runs = _SideBySide(handle, config.predict_timeout, config.job_queue_size)
         else:
-            if config.rolling_batch != "disable":
-                config = replace(config, batch_size=1)
-            self._runs = _OneByOne(handle, config.predict_timeout, BatchGate(config))
+            limit, size = config.predict_timeout, config.batch_size if config.rolling_batch == "disable" else 1
+            # A call that hangs is noticed a little late. The calls behind it must not fail with it.
+            gate = BatchGate(replace(config, batch_size=size, predict_timeout=1.1 * limit))
+            self._runs = _OneByOne(handle, limit, gate, memory)
 
     def request(self, contents: dict[str, bytes], properties: dict[str, str]) -> Call:
         """Create the function's input from a request."""
@@ -111,7 +119,7 @@ def close_parts(result: Result) -> None:
 
 
 class _Parts:
-    """The remaining parts of a streamed response.
+    """The remaining parts of a streamed response. Each part is produced when the client has taken the previous one.
 
     Attributes:
         ended: set when all parts have been produced, or the parts were closed.
@@ -141,6 +149,80 @@ class _Parts:
             self._runs.end(self._parts)
 
 
+class _PartsAhead:
+    """The remaining parts of a plain function's response, which are produced ahead of a slow client.
+
+    As in DJL Serving, a client does not hold up the function for other requests. If nobody else waits for the function,
+    it is at most `_MOST_AHEAD` bytes ahead.
+
+    Args:
+        is_wanted: returns whether other requests wait for the function.
+    """
+
+    def __init__(self, parts: _Parts, memory: Quota, is_wanted: Callable[[], bool]) -> None:
+        self._parts, self._is_wanted = parts, is_wanted
+        self._memory, self._most = Share(memory), memory.most
+        self._unsent = deque[bytes | Broken]()
+        self._changed = asyncio.Event()
+        self._error: Overloaded | None = None
+        self.ended = parts.ended
+
+    async def produce(self) -> None:
+        """Produce all parts, until the end or until they are closed."""
+        while (part := await self._parts.next()) is not None:
+            self._add(part)
+            while self._memory.size > _MOST_AHEAD and not (self._is_wanted() or self.ended.is_set()):
+                await self._next_change()
+        self.note_change()
+
+    def _add(self, part: bytes | Broken) -> None:
+        """Store a part for the client. If there is no memory for it, the response ends."""
+        try:
+            if self._memory.size + _size(part) > self._most:
+                raise Overloaded(
+                    f"a client has not read {self._most} bytes of its stream (option.requests_total_bytes)"
+                )
+            self._memory.take(_size(part))
+            self._unsent.append(part)
+        except Overloaded as error:
+            self._error = error
+            self.close()
+        self.note_change()
+
+    async def next(self) -> bytes | Broken | None:
+        """Return the next part, or None after the last part. The previous part has been sent.
+
+        Raises:
+            Overloaded: too many bytes wait for clients.
+        """
+        self._memory.give_back(self._memory.size - sum(map(_size, self._unsent)))
+        self.note_change()
+        while not (self._unsent or self.ended.is_set()):
+            await self._next_change()
+        if self._error is not None:
+            raise self._error
+        return self._unsent.popleft() if self._unsent else None
+
+    def close(self) -> None:
+        """Close the parts, and drop those that have not been sent."""
+        self._parts.close()
+        self._unsent = deque(maxlen=0)  # a part that is being produced is dropped too
+        self._memory.close()
+        self.note_change()
+
+    def note_change(self) -> None:
+        """Wake the function or the client, which may be waiting for the other one."""
+        self._changed.set()
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+def _size(part: bytes | Broken) -> int:
+    return len(part.body if isinstance(part, Broken) else part)
+
+
 class _Waiting(NamedTuple):
     item: Call
     future: asyncio.Future[Result]
@@ -152,11 +234,14 @@ class _OneByOne:
     Args:
         limit: maximum duration of a call, in seconds.
         gate: gate that groups requests into batches. Each batch is passed to the function in one call.
+        memory: memory quota of all requests.
     """
 
-    def __init__(self, handle: Handle, limit: float, gate: BatchGate) -> None:
+    def __init__(self, handle: Handle, limit: float, gate: BatchGate, memory: Quota) -> None:
         self._handle = handle
         self._gate = gate
+        self._memory = memory
+        self._streaming: _PartsAhead | None = None
         self._thread = FormatterThread(asyncio.get_running_loop().call_soon_threadsafe, limit, late=Unavailable)
         self._calls: dict[Turn, _Waiting] = {}
         self._serving: asyncio.Task[None] | None = None
@@ -165,13 +250,16 @@ class _OneByOne:
         turn = self._gate.join()
         self._calls[turn] = waiting = _Waiting(item, asyncio.get_running_loop().create_future())
         turn.add_done_callback(self._begin)
+        if self._streaming is not None:
+            self._streaming.note_change()  # it must not wait for its client any longer
         try:
+            await self._gate.wait(turn)
             return await waiting.future
-        except asyncio.CancelledError:
+        except BaseException:
             if not turn.done():
                 self._leave(turn)
-            if waiting.future.done() and not waiting.future.cancelled():  # the result arrived at the same moment
-                close_parts(waiting.future.result())
+            if not waiting.future.cancel() and not (waiting.future.cancelled() or waiting.future.exception()):
+                close_parts(waiting.future.result())  # the result arrived at the same moment
             raise
 
     def _leave(self, turn: Turn) -> None:
@@ -204,7 +292,8 @@ class _OneByOne:
 
     def _with_parts(self, result: Result) -> Result:
         if isinstance(result, Answer) and result.parts is not None:
-            return result._replace(parts=_Parts(result.parts, self))
+            parts = _PartsAhead(_Parts(result.parts, self), self._memory, lambda: self._gate.num_waiting > 0)
+            return result._replace(parts=parts)
         return result
 
     def _begin(self, turn: Turn) -> None:
@@ -223,7 +312,7 @@ class _OneByOne:
                 if isinstance(result, Answer) and result.parts is not None:
                     if gone:
                         result.parts.close()
-                    await result.parts.ended.wait()
+                    await self._stream(result.parts)
         except Exception as error:  # no request must wait forever
             for waiting in calls:
                 if not waiting.future.done():
@@ -231,6 +320,13 @@ class _OneByOne:
         finally:
             for turn in batch:
                 self._leave(turn)
+
+    async def _stream(self, parts: _PartsAhead) -> None:
+        self._streaming = parts
+        try:
+            await parts.produce()
+        finally:
+            self._streaming = None
 
 
 def _close(parts: Any) -> None:

@@ -68,12 +68,12 @@ class ServedModel:
         self.preprocessor = preprocessor
         self.availability = Availability(config.name, engine)
         self.receiving = Count()
-        handle = preprocessor.formatters.handle
-        self.handle = None if handle is None else CustomHandle(handle, config)
         gate = None
         if config.rolling_batch == "disable" and not stepped:
             gate = BatchGate(config, max_lines=self.max_batch_lines)
         self.admission = Admission(config, preprocessor, gate, stepped=stepped)
+        handle = preprocessor.formatters.handle
+        self.handle = None if handle is None else CustomHandle(handle, config, self.admission.memory)
         batcher = Batcher(
             ReasoningEngine(engine, self.context.vocabulary),
             adapters.registry,

@@ -266,6 +266,8 @@ class Preprocessor:
             facts = facts._replace(keeper=OwnersKeeper(self.store, head.owner), recalled=recalled)
         context = self.context if facts == NO_REQUEST else replace(self.context, request=facts)
         call = self.dialect_of(head).parse(body.value, context)
+        if facts.keeper is not None:
+            call = call._replace(end=facts.keeper.end)
         if call.take_prompt is None:  # models for any task can tokenize a prompt
             for request in call.requests:
                 check_task(request, self.context.task)

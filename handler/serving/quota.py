@@ -69,7 +69,12 @@ BODY_MEMORY = 3
 
 
 class Share:
-    """The share of a quota that a request holds. Deleting the object releases the share. Thread-safe."""
+    """The share of a quota that a request holds. Closing or deleting the object releases the share. Thread-safe.
+
+    A closed share remains empty: a thread or a writer may still count for a request that has ended.
+    """
+
+    _is_closed = False
 
     def __init__(self, quota: Quota) -> None:
         self._quota, self.size = quota, 0
@@ -78,7 +83,7 @@ class Share:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.give_back()
+        self.close()
 
     def take(self, amount: int) -> None:
         """Increase the share by an amount.
@@ -96,7 +101,7 @@ class Share:
             Overloaded: the remaining amount is too small.
         """
         with self._quota.lock:
-            if size != self.size:
+            if size != self.size and not self._is_closed:
                 self._quota.change(self.size, size)
                 self.size = size
 
@@ -105,4 +110,10 @@ class Share:
         with self._quota.lock:
             self.set(0 if amount is None else self.size - amount)
 
-    __del__ = give_back
+    def close(self) -> None:
+        """Release the entire share. Later changes have no effect."""
+        with self._quota.lock:
+            self.set(0)
+            self._is_closed = True
+
+    __del__ = close

@@ -364,11 +364,15 @@ class ResponseStore:
             raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
         return self._submit(lambda: self._database.delete(owner, id))
 
-    def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> object:
-        """Register a response in progress. It is registered as long as the returned object exists."""
+    def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> InProgress:
+        """Register a response in progress. It is registered until `end` or `keep`, while the returned object exists."""
         one = InProgress(owner, answer)
         self._in_progress[id] = one
         return one
+
+    def end(self, id: str) -> None:
+        """Remove a response in progress that is not stored, if it is registered."""
+        self._in_progress.pop(id, None)
 
     def keep(self, owner: str, answer: KeptAnswer) -> bool:
         """Store a complete response, and return whether it was stored. This must be called within `write`."""
@@ -382,7 +386,7 @@ class ResponseStore:
             log.exception("a bug in the server: a response could not be stored")
             return False
         finally:
-            self._in_progress.pop(answer.id, None)
+            self.end(answer.id)
         return True
 
     def close(self) -> None:
@@ -454,23 +458,33 @@ def _done(value: T) -> Future[T]:
 
 
 class InProgress:
-    """A response in progress. It is registered in the store as long as its reply refers to this object."""
+    """A response in progress. The `OwnersKeeper` of its request refers to this object."""
 
     def __init__(self, owner: str, answer: Mapping[str, Any]) -> None:
         self.owner, self.answer = owner, answer
 
 
-class OwnersKeeper(NamedTuple):
-    """A view of the store that stores the responses of one owner."""
+class OwnersKeeper:
+    """A view of the store for one request, which stores the responses of the request's owner."""
 
-    store: ResponseStore
-    owner: str
+    def __init__(self, store: ResponseStore, owner: str) -> None:
+        self._store, self._owner = store, owner
+        self._in_progress: dict[str, InProgress] = {}
+        self._has_ended = False
 
-    def begin(self, id: str, answer: Mapping[str, Any]) -> object:
-        return self.store.begin(self.owner, id, answer)
+    def begin(self, id: str, answer: Mapping[str, Any]) -> None:
+        self._in_progress[id] = self._store.begin(self._owner, id, answer)
+        if self._has_ended:  # in the meantime, on another thread
+            self._store.end(id)
 
     def keep(self, answer: KeptAnswer) -> bool:
-        return self.store.keep(self.owner, answer)
+        return self._store.keep(self._owner, answer)
+
+    def end(self) -> None:
+        """End the responses in progress, which are not stored any more, and those that begin later."""
+        self._has_ended = True
+        for id in list(self._in_progress):
+            self._store.end(id)
 
 
 def configured_store(config: Config) -> ResponseStore | None:

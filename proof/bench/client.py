@@ -24,6 +24,7 @@ import httptools
 
 from handler.config import environment
 from handler.core.errors import ConfigError
+from handler.core.loop import has_unread
 
 PERCENTILES = (50, 90, 99)
 
@@ -199,7 +200,12 @@ class HttpReader:
         self._now = now
         self.stage = self.stage or Stage.HEAD
         self._unread += len(data)
-        self._parser.feed_data(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            if not self.complete:
+                raise
+            self.keep_alive = False  # the server sent more than the response
         if self._unread > MAX_HEAD and not self.complete:
             self.refused = f"more than {MAX_HEAD >> 10} KiB of headers"
 
@@ -207,6 +213,10 @@ class HttpReader:
         """Record that the server closed the connection cleanly."""
 
     # -- callbacks of httptools ----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            raise ValueError("the server sent more than the response")
 
     def on_header(self, name: bytes, value: bytes) -> None: ...
 
@@ -437,6 +447,8 @@ class Connection(asyncio.Protocol, Generic[R]):
     async def exchange(self, request: bytes, timeout: float) -> str:
         """Send a request, and read the response with a new `reader`. Return the kind of failure, or "" on success."""
         self.reader = self._new_reader()
+        if self.closed:
+            return _CUT
         self._done = self._loop.create_future()
         self._transport.write(request)
         # A timer is cheaper than asyncio.wait_for, which creates a task.
@@ -454,6 +466,12 @@ class Connection(asyncio.Protocol, Generic[R]):
         """
         return error == _CUT and self.reader.stage is Stage.NOTHING
 
+    def is_clean(self) -> bool:
+        """Return whether a request may be sent. If bytes that answer no request have arrived, close the connection."""
+        if not self.closed and has_unread(self._transport):
+            self.close()
+        return not self.closed
+
     def close(self) -> None:
         self.closed = True
         self._transport.abort()
@@ -468,6 +486,9 @@ class Connection(asyncio.Protocol, Generic[R]):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
 
     def data_received(self, data: bytes) -> None:
+        if self._done is None or self._done.done():  # no request waits for these bytes
+            self.close()
+            return
         try:
             self.reader.feed(data, time.monotonic())
         except httptools.HttpParserError:
@@ -526,7 +547,7 @@ class Pool(Generic[R]):
         Returns:
             The reader of the response, and the kind of failure, or "" on success.
         """
-        if self._idle and not (connection := self._idle.pop()).closed:
+        if self._idle and (connection := self._idle.pop()).is_clean():
             error = await self._exchange(connection, request, timeout)
             if not connection.was_closed_before(error):
                 return connection.reader, error

@@ -357,6 +357,14 @@ def test_a_request_is_sent_again_where_its_idle_connection_was_closed(answers: i
     assert asyncio.run(run()) == ["", "" if answers == 2 else "connection cut"]
 
 
+@pytest.mark.parametrize("more", [b"{}", b"H", HEAD % b"text/plain" + b"0\r\n\r\n"])
+def test_what_comes_behind_an_answer_is_no_part_of_it(more: bytes) -> None:
+    reader = BodyReader()
+    reader.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" + more, 0.0)
+    assert (reader.complete, bytes(reader.body), reader.keep_alive) == (True, b"ok", False)
+    assert reader.headers == {"content-length": "2"}
+
+
 def test_the_times_of_tiny_pieces_are_bounded() -> None:
     reader = BodyReader()
     reader.feed(HEAD % b"text/plain", 0.0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from handler.config import model_files
 from handler.config.model_files import tokenizer_template
-from handler.core.errors import ConfigError, GenerationFailed, InvalidPayload
+from handler.core.errors import ConfigError, InvalidPayload
 from handler.core.media import MediaTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, Objects, TemplateOptions
@@ -141,7 +141,7 @@ class HfTokenizer:
             InvalidPayload: the model has no chat template, or the template raises an exception for these messages.
             GenerationFailed: the template has a syntax error.
         """
-        from jinja2 import TemplateSyntaxError
+        from handler.engines.huggingface.chat_template import render_error
 
         if not self._tokenizer.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
@@ -152,10 +152,8 @@ class HfTokenizer:
                 add_generation_prompt=options.add_generation_prompt,
                 **dict(options.arguments),
             )
-        except TemplateSyntaxError as error:
-            raise GenerationFailed(f"the model's chat template is broken: {_reason(error)}") from None
         except Exception as error:  # whatever a template raises on a client's values
-            raise InvalidPayload(f"'messages': the model's chat template refuses them: {_reason(error)}") from None
+            raise render_error(error) from None
         if options.continue_final_message:
             text = cut_after(text, last_text(messages[-1]))
         return self._encode(text, "messages", add_special_tokens=False)
@@ -172,21 +170,6 @@ class HfTokenizer:
         (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
-
-
-def _reason(error: Exception) -> str:
-    """Return the message of an exception from a template, e.g. from `raise_exception`, with the template line."""
-    return f"{str(error) or type(error).__name__}{template_line(error)}"[:400]
-
-
-def template_line(error: BaseException) -> str:
-    """Return the end of an error message, with the line of the chat template that raised the error; "" if unknown."""
-    line, at = getattr(error, "lineno", None), error.__traceback__
-    while at is not None:
-        if at.tb_frame.f_code.co_filename == "<template>":  # jinja2's name of a template that is not a file
-            line = at.tb_lineno
-        at = at.tb_next
-    return "" if line is None else f" (line {line} of the template)"
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:

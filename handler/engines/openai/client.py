@@ -49,6 +49,8 @@ class HttpClient:
     def __init__(self, connect_timeout: float, *, tls: bool) -> None:
         import aiohttp
 
+        from handler.engines.openai.connector import CleanConnector
+
         self._untrusted = aiohttp.ClientConnectorCertificateError
         self._unreachable = aiohttp.ClientConnectorError
         self._errors = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
@@ -58,7 +60,7 @@ class HttpClient:
         authorization = {"authorization": f"Bearer {key}"} if key else {}
         # The engine notices silence itself: a timer for each read would take more time than the read.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=ssl.create_default_context() if tls else True),
+            connector=CleanConnector(limit=0, ssl=ssl.create_default_context() if tls else True),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
             headers={"content-type": "application/json", "accept-encoding": "identity", **authorization},
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -157,8 +159,13 @@ def _noting_reuse() -> Any:
         if context.trace_request_ctx is not None:
             context.trace_request_ctx["reused"] = True
 
+    async def forget(session: object, context: Any, params: object) -> None:
+        if context.trace_request_ctx is not None:  # the connection that was to be reused was not clean
+            context.trace_request_ctx.clear()
+
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(note)
+    trace.on_connection_create_start.append(forget)
     return trace
 
 

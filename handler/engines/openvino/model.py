@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,17 @@ from handler.core.values import PLAIN_TEMPLATE, Objects, Task, TemplateOptions
 from handler.engines.base import EngineConfig
 from handler.engines.downloads import UnknownLayout
 from handler.engines.huggingface import files
+from handler.engines.huggingface.chat_template import (
+    ChatTemplate,
+    render_error,
+    shows_system,
+    special_tokens,
+    without_system,
+)
 from handler.engines.huggingface.files import check_checkpoint
 from handler.engines.huggingface.media import media_tokens, no_images
 from handler.engines.huggingface.pooling import read_pooling
-from handler.engines.huggingface.tokenizer import ContentForms, find_forms, last_text
+from handler.engines.huggingface.tokenizer import find_forms, last_text
 from handler.engines.huggingface.whisper import WhisperTokenizer, whisper_ids
 from handler.engines.openvino.decoder.convert import Quantization
 from handler.engines.openvino.gguf import converted_model, default_weights, writable
@@ -130,21 +136,22 @@ def find_model(model_id: str, config: EngineConfig) -> model_files.ModelFiles:
 
 
 class OpenVinoTokenizer:
-    """A tokenizer based on OpenVINO GenAI. See `engines.base.Tokenizer`."""
+    """A tokenizer based on OpenVINO GenAI. See `engines.base.Tokenizer`.
+
+    Chat templates are rendered as by transformers. GenAI's own renderer lacks many features that templates use.
+    """
 
     def __init__(self, model: Path, chat_template: str | None = None) -> None:
         import openvino_genai
 
         self._tokenizer = openvino_genai.Tokenizer(str(model))
-        chat_template = chat_template or model_files.tokenizer_template(self._tokenizer.chat_template, model)
-        if chat_template:  # GenAI raises an error for ""
-            self._tokenizer.chat_template = chat_template
+        own = self._tokenizer.get_original_chat_template()
+        self.chat_template = str(chat_template or model_files.tokenizer_template(own, model) or "")
+        self._template = ChatTemplate(self.chat_template, {**_end_tokens(self._tokenizer), **special_tokens(model)})
         self.vocabulary = _vocabulary(self._tokenizer)
-        self.chat_template = str(self._tokenizer.chat_template or "")
         self.media_tokens: Mapping[str, MediaTokens] = media_tokens(model) if is_vision(model) else {}
-        self._forms: ContentForms | None = None
-        if self.media_tokens and self.chat_template:
-            self._forms = find_forms(lambda messages: self._render(messages, PLAIN_TEMPLATE), self.media_tokens)
+        self._forms = find_forms(self._template.render, self.media_tokens) if self.chat_template else None
+        self._has_system = shows_system(self._template.render)
         # Some tokenizers have a built-in limit and silently truncate longer prompts.
         self._longest = max(map(len, self.vocabulary.pieces))  # bytes
         self._limit = self._tokenizer.encode("a " * _LONG).input_ids.shape[1]
@@ -159,29 +166,30 @@ class OpenVinoTokenizer:
         Special tokens in a message are not escaped, so its author can impersonate another role. They are encoded as
         special tokens, as in transformers and vLLM (docs/wire/chat.md).
         """
-        if not self._tokenizer.chat_template:
+        if not self.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
         # The template adds at least one token to each message.
         self._check_size(sum(_size(message) + self._longest for message in messages), "messages")
         self._check_size(sum(map(_size, tools)), "tools")
         try:
-            chat = [dict(message) for message in messages] if self._forms is None else self._forms.adapt(messages)
-            text = self._render(chat, options, tools)
-        except Exception as error:  # the type depends on whether the template, its input or GenAI is at fault
-            raise InvalidPayload(f"'messages': the model's chat template refuses them: {_reason(error)}") from None
+            text = self._template.render(
+                self._adapted(messages),
+                tools,
+                dict(options.arguments),
+                add_generation_prompt=options.add_generation_prompt,
+            )
+        except Exception as error:  # whatever a template raises on a client's values
+            raise render_error(error) from None
         if options.continue_final_message:
             text = cut_after(text, last_text(messages[-1]))
         self._check_size(len(text), "messages")
         return self._encode(text, "messages", add_special_tokens=False)
 
-    def _render(self, messages: list[dict[str, Any]], options: TemplateOptions, tools: Objects = ()) -> str:
-        text: str = self._tokenizer.apply_chat_template(
-            messages,
-            options.add_generation_prompt,
-            tools=[dict(tool) for tool in tools] or None,
-            extra_context=dict(options.arguments) or None,
-        )
-        return text
+    def _adapted(self, messages: Objects) -> Objects:
+        """Convert messages to what the template supports. If it has no system role, a user's message has its text."""
+        if not self._has_system:
+            messages = without_system(messages)
+        return messages if self._forms is None else self._forms.adapt(messages)
 
     def _check_size(self, num_characters: int, name: str) -> None:
         """Raise PromptTooLong early for text that cannot fit, because encoding it would hold the GIL for seconds."""
@@ -197,6 +205,12 @@ class OpenVinoTokenizer:
         return Prompt(text, ids, self.vocabulary, SharedMedia(text, ()) if self.media_tokens else None)
 
 
+def _end_tokens(tokenizer: Any) -> dict[str, str]:
+    """Return the first and the last token of a text, which a GGUF file names, as variables of the chat template."""
+    tokens = {"bos_token": tokenizer.get_bos_token(), "eos_token": tokenizer.get_eos_token()}
+    return {name: token for name, token in tokens.items() if token}
+
+
 def _size(value: Any) -> int:
     """Count the characters of all strings in a JSON value, except keys."""
     if isinstance(value, Mapping):
@@ -204,13 +218,6 @@ def _size(value: Any) -> int:
     if isinstance(value, list | tuple):
         return sum(map(_size, value))
     return len(value) if isinstance(value, str) else 0
-
-
-def _reason(error: Exception) -> str:
-    """Extract the template's message and line from GenAI's error, which also quotes a source file and the template."""
-    text = str(error).rpartition("Minja's error: ")[2]
-    match = re.match(r"(.*?) at row ([0-9]+), column", text, re.DOTALL)
-    return f"{match[1].strip()[:300]} (line {match[2]} of the template)" if match else text.strip()[:300]
 
 
 def _vocabulary(tokenizer: Any) -> Vocabulary:

@@ -259,6 +259,7 @@ class ParsedRequest(NamedTuple):
         stops: the `Request.id` of requests that this request stops, or "".
         num_repeated: the number of bytes of the request, apart from prompts and parameters, that the response repeats.
             Bytes that it repeats n times count n times.
+        end: called when the request has finished, in whichever way. It ends what the reply has begun in the server.
     """
 
     requests: Sequence[Request]
@@ -275,6 +276,7 @@ class ParsedRequest(NamedTuple):
     take_prompt: Callable[[Prompt], None] | None = None
     stops: str = ""
     num_repeated: int = 0
+    end: Callable[[], object] = bool
 
 
 RequestShape = Callable[[ServerContext], Shape]
@@ -487,11 +489,14 @@ class KeptAnswer(NamedTuple):
 class Keeper(Protocol):
     """Stores the responses of one client."""
 
-    def begin(self, id: str, answer: Mapping[str, Any]) -> object:
-        """Record that a response is in progress for as long as the returned object exists."""
+    def begin(self, id: str, answer: Mapping[str, Any]) -> None:
+        """Record that a response is in progress until it is stored or its request ends."""
 
     def keep(self, answer: KeptAnswer) -> bool:
         """Store a finished response, and return whether it was stored. This call blocks."""
+
+    def end(self) -> None:
+        """Record that the request has ended, and with it its response in progress."""
 
 
 class RequestContext(NamedTuple):
@@ -523,16 +528,13 @@ class Keeping:
 
     def __init__(self, keeper: Keeper, kind: Kind, previous: str, items: Sequence[KeptItem]) -> None:
         self._keeper, self._kind, self._previous, self._given = keeper, kind, previous, items
-        self._in_progress: object = None
 
     def begin(self, id: str, answer: Mapping[str, Any]) -> None:
         """Record that the response is in progress."""
-        self._in_progress = self._keeper.begin(id, answer)
+        self._keeper.begin(id, answer)
 
     def end(
         self, id: str, head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], *, failed: bool = False
     ) -> bool:
         """Store the finished response, and return whether it was stored. This call blocks."""
-        kept = self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))
-        self._in_progress = None
-        return kept
+        return self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))

@@ -244,7 +244,7 @@ class MediaLoader:
             )
             reservation.give_back(sum(len(file) for file in files) - given)  # the fetched files are not used any more
         except BaseException:
-            reservation.give_back()
+            reservation.close()
             raise
         return LoadedMedia(tuple(media), reservation)
 

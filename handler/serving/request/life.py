@@ -6,12 +6,14 @@ A `RequestTask` takes these holdings:
     FINISHED      the background task, if it has to wait     `RequestTask.start`
                   the formatter's delivery of deltas         `RequestTask._accept`
                   the timer of the request's own timeout     `RequestTask._accept`
+                  the mark of a stored response in progress  `RequestTask._accept`
                   the memory of media                        `Admission._load_media`
                   the turn at the gate                       `RequestTask._wait_for_batch`
                   the sequences in the engine and the sink   `RequestTask._run`
                   the fast path                              `RequestTask._open_fast_path`
     CLOSED        the share of the memory quota              `RequestTask.__init__`
                   the entry in `Admission.tasks`             `RequestTask.__init__`
+                  the writer of a stream and its backlog     `_ResponseSender._send_stream`
 
 Nothing else is a holding: calls of a user's `handle` (`http/custom.py`) have no task, `RequestTask.close` ends the
 capture, and `Held.line` (`serving/batches/runner.py`) counts the memory of a batch line. Releasing sequences that have

@@ -140,7 +140,7 @@ class RequestTask(Life):
         itself = weakref.ref(self)  # a task that nobody closes is freed too
         admission.tasks.add(self)
         self.hold(lambda: admission.tasks.discard(itself()), CLOSED)
-        self.hold(self.memory.give_back, CLOSED)
+        self.hold(self.memory.close, CLOSED)
 
     # -- the response that the host sends ------------------------------------------------------------------------
 
@@ -344,6 +344,7 @@ class RequestTask(Life):
             self.hold(reply.close)
             parsed = parsed._replace(reply=reply)
         self.parsed = parsed
+        self.hold(parsed.end)
         self.enter(PARSED)
         if (timeout := min((request.timeout for request in parsed.requests), default=math.inf)) < math.inf:
             expired = Overloaded("Request timeout expired")  # Triton's words

@@ -1,4 +1,4 @@
-"""The model's chat template, as GenAI applies it: every kind of model files, and what it does with odd messages."""
+"""The model's chat template with OpenVINO's tokenizer: every kind of model files, and what becomes of odd messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from handler.core.errors import InvalidPayload, PromptTooLong
+from handler.core.errors import GenerationFailed, InvalidPayload, PromptTooLong
 from handler.core.values import TemplateOptions
 from handler.engines.base import EngineConfig
 from handler.engines.echo.engine import EchoTokenizer
@@ -92,9 +92,30 @@ def test_what_the_template_refuses_is_refused_in_its_words(demo_model: Path, tmp
         strict.encode_chat(MESSAGES)
 
 
+@pytest.mark.parametrize(
+    ("template", "wanted"),
+    [
+        ("{% for m in messages %}{{ m.role | capitalize }}: {{ m.content[-1] }}{% endfor %}", "System: .User: ?"),
+        ("{{ messages | tojson(ensure_ascii=False) }}", json.dumps(MESSAGES, ensure_ascii=False)),
+        ("{{ messages[0].content[0].text }}{{ messages[-1].content[0].text }}", "Be brief.Hé?"),
+        ("{{ bos_token }}{{ eos_token }}", "<|im_start|><|im_end|>"),
+    ],
+)
+def test_a_prompt_is_that_of_transformers(template: str, wanted: str, demo_model: Path) -> None:
+    """GenAI's own renderer refuses the first two."""
+    model = prepare(str(demo_model), EngineConfig())
+    assert OpenVinoTokenizer(model, template).encode_chat(MESSAGES).text == wanted
+
+
+def test_a_broken_template_is_no_fault_of_the_client(demo_model: Path) -> None:
+    tokenizer = OpenVinoTokenizer(prepare(str(demo_model), EngineConfig()), "a\n{% if %}")
+    with pytest.raises(GenerationFailed, match=r"template is broken: .*\(line 2 of the template\)$"):
+        tokenizer.encode_chat(MESSAGES)
+
+
 def test_tools_go_to_a_template_that_has_a_place_for_them_in_chat_template(demo_model: Path, tmp_path: Path) -> None:
     template = (
-        "{% for tool in tools %}T:{{ tool | tojson }}{% endfor %}"
+        "{% for tool in tools or [] %}T:{{ tool | tojson }}{% endfor %}"
         "{% for m in messages %}{{ m.role }}:{{ m.content }}"
         "{% for call in m.tool_calls %}C:{{ call.function.name }}={{ call.function.arguments | tojson }}{% endfor %}"
         "{% endfor %}A:"

@@ -385,6 +385,30 @@ def test_a_client_that_leaves_too_much_unread_overflows() -> None:
     run(story)
 
 
+def test_a_writer_that_is_closed_waits_for_its_client_no_longer() -> None:
+    """By gRPC, nothing else ends it: the room in the outbox never comes."""
+
+    async def story() -> None:
+        sent, counted, tasks = list[Any](), list[int](), asyncio.all_tasks()
+
+        async def send(message: Any) -> None:
+            await asyncio.Event().wait()
+            sent.append(message)
+
+        channel: Any = Channel()
+        writer = BodyWriter(send, channel, counted.append)
+        writer.write(b"a")
+        writer.write(b"b")
+        before, (writing,) = [*counted], asyncio.all_tasks() - tasks
+        writer.close()
+        await asyncio.wait([writing], timeout=20)
+        writer.write(b"c")
+        assert asyncio.all_tasks() == tasks
+        assert (writer.phase, sent, counted) == (Writing.BROKEN, [], before)
+
+    run(story)
+
+
 def test_a_stream_that_ends_while_its_client_is_full_ends_in_order() -> None:
     async def story() -> None:
         room, sent = asyncio.Event(), list[Any]()

@@ -17,6 +17,9 @@ from handler.core.user_functions import Role
 from handler.plugins.handle import Answer, Broken, Call, Handle, PassOn
 from handler.serving import custom_handle
 from handler.serving.custom_handle import CustomHandle, _Parts, _SideBySide, close_parts
+from handler.serving.quota import Quota
+
+PLENTY = Quota(1 << 30, 0, 0, "too much")
 
 
 def test_the_end_of_the_server_ends_the_watch_of_a_hung_loop() -> None:
@@ -95,6 +98,7 @@ def told(
     story: Callable[[CustomHandle], Awaitable[None]],
     *,
     role: Role = Role.ALONE,
+    memory: Quota = PLENTY,
     properties: dict[str, str] | None = None,
     **options: Any,
 ) -> None:
@@ -112,7 +116,7 @@ def told(
 
     async def main() -> None:
         given = Handle(function, role, properties or {"a": "first"}, {"b": "always"})
-        made = CustomHandle(given, Config(**options))
+        made = CustomHandle(given, Config(**options), memory)
         try:
             await story(made)
         finally:
@@ -330,15 +334,26 @@ def test_a_stream_of_a_client_that_went_is_closed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_plain_function_is_not_called_before_a_stream_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, calls = threading.Event(), list[bool]()
+
+    def made() -> Iterator[bytes]:
+        yield b"1"
+        ended.wait(20)
+
+    def respond(item: Call) -> Answer:
+        calls.append(ended.is_set())
+        return Answer(200, parts=made())
+
     async def story(handle: CustomHandle) -> None:
         first = await handle.answer(handle.request({}, {}))
         second = asyncio.ensure_future(handle.answer(handle.request({}, {})))
-        done, _ = await asyncio.wait([second], timeout=0.05)
-        assert not done
-        close_parts(first)
+        assert await first.parts.next() == b"1"  # type: ignore[union-attr]
+        ended.set()
         close_parts(await asyncio.wait_for(second, 20))
+        close_parts(first)
 
-    told(monkeypatch, plain, lambda item: Answer(200, parts=Closing(b"1")), story)
+    told(monkeypatch, plain, respond, story)
+    assert calls == [False, True]
 
 
 def test_calls_that_wait_at_the_end_are_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,3 +431,126 @@ def test_what_is_no_stream_has_no_parts_to_close() -> None:
     parts = mock.Mock(spec=_Parts)
     close_parts(Answer(200, parts=parts))
     parts.close.assert_called_once_with()
+
+
+# -- a client that reads slowly holds up nobody else -------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+class Large(Closing):
+    """Parts of 1 MiB, as many as are asked for."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.num_made, self._most = 0, most
+
+    def __next__(self) -> bytes:
+        if self.num_made == self._most:
+            raise StopIteration
+        self.num_made += 1
+        return bytes(MIB)
+
+
+def streams(parts: Large) -> Respond:
+    return lambda item: Answer(200, parts=parts) if item.content else Answer(200, body=b"next")
+
+
+def test_who_waits_for_the_function_does_not_wait_for_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, memory = Large(40), Quota(100 * MIB, 0, 0, "too much")
+
+    async def story(handle: CustomHandle) -> None:
+        slow = await handle.answer(handle.request({"data": b"1"}, {}))
+        assert isinstance(slow, Answer)
+        following = await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)
+        assert isinstance(following, Answer)
+        assert (following.body, parts.num_made, memory.taken) == (b"next", 40, 40 * MIB)
+        assert await slow.parts.next() == bytes(MIB)
+        assert memory.taken == 40 * MIB  # the part may not have been sent yet
+        while await slow.parts.next() is not None:
+            pass
+        assert memory.taken == 0
+        close_parts(slow)
+        assert memory.taken == 0
+
+    told(monkeypatch, plain, streams(parts), story, memory=memory)
+
+
+def test_while_nobody_waits_the_function_is_not_far_ahead_of_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = Large(40)
+
+    async def story(handle: CustomHandle) -> None:
+        slow = await handle.answer(handle.request({"data": b"1"}, {}))
+        assert isinstance(slow, Answer)
+        for taken in range(1, 41):
+            assert await slow.parts.next() == bytes(MIB)
+            assert parts.num_made <= taken + 17
+        assert await slow.parts.next() is None
+
+    told(monkeypatch, plain, streams(parts), story)
+
+
+def test_a_client_for_whose_bytes_there_is_no_memory_loses_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, memory = Large(40), Quota(20 * MIB, 0, 0, "too much")
+
+    async def story(handle: CustomHandle) -> None:
+        slow = await handle.answer(handle.request({"data": b"1"}, {}))
+        assert isinstance(slow, Answer)
+        following = await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)
+        assert isinstance(following, Answer)
+        assert (following.body, memory.taken, parts.closed.is_set()) == (b"next", 0, True)
+        with pytest.raises(Overloaded):
+            await slow.parts.next()
+        close_parts(slow)
+
+    told(monkeypatch, plain, streams(parts), story, memory=memory)
+
+
+def test_what_a_client_leaves_unread_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a part that the function returns after the client has gone."""
+    begun, free, memory = threading.Event(), threading.Event(), Quota(100 * MIB, 0, 0, "too much")
+
+    def made() -> Iterator[bytes]:
+        yield bytes(MIB)
+        begun.set()
+        free.wait(20)
+        yield bytes(MIB)
+
+    async def story(handle: CustomHandle) -> None:
+        gone = await handle.answer(handle.request({"data": b"1"}, {}))
+        await asyncio.to_thread(begun.wait, 20)
+        assert memory.taken == MIB
+        close_parts(gone)
+        assert memory.taken == 0
+        free.set()
+        assert (await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)).body == b"next"  # type: ignore[union-attr]
+        assert memory.taken == 0
+
+    parts = made()
+    respond: Respond = lambda item: Answer(200, parts=parts) if item.content else Answer(200, body=b"next")  # noqa: E731
+    told(monkeypatch, plain, respond, story, memory=memory)
+
+
+def test_a_request_does_not_wait_for_the_function_forever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part of the other client's stream comes in time, but there is no end to them."""
+    closed = threading.Event()
+
+    def endless() -> Iterator[bytes]:
+        try:
+            while True:
+                yield b"x"
+                closed.wait(0.01)
+        finally:
+            closed.set()
+
+    async def story(handle: CustomHandle) -> None:
+        stream = await handle.answer(handle.request({"data": b"1"}, {}))
+        refused = await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)
+        assert isinstance(refused, Answer)
+        assert (refused.status, b"option.predict_timeout" in refused.body) == (503, True)
+        close_parts(stream)
+        assert (await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)).body == b"next"  # type: ignore[union-attr]
+
+    parts = endless()
+    respond: Respond = lambda item: Answer(200, parts=parts) if item.content else Answer(200, body=b"next")  # noqa: E731
+    told(monkeypatch, plain, respond, story, predict_timeout=0.2)

@@ -23,7 +23,7 @@ from handler.djl.batches import Item
 from handler.protocols.kernel.dialect import KeptAnswer, Recalled, Wanted, kept_items
 from handler.serving import stored_responses
 from handler.serving.head import owner_by_key, owner_of
-from handler.serving.stored_responses import ResponseDatabase, ResponseStore, configured_store
+from handler.serving.stored_responses import OwnersKeeper, ResponseDatabase, ResponseStore, configured_store
 from tests.one_test import in_one_test
 from tests.stepped import Bench, Clock, benches
 
@@ -263,19 +263,26 @@ def test_the_store_is_closed_with_the_server() -> None:
     assert not store._thread.is_alive()
 
 
-def test_an_answer_in_progress_is_known_while_it_is_held(store: ResponseStore) -> None:
-    held = store.begin(ANN, "a", {"id": "a", "status": "in_progress"})
+def test_an_answer_in_progress_is_known_until_its_request_ends(store: ResponseStore) -> None:
+    held = OwnersKeeper(store, ANN)
+    held.begin("a", {"id": "a", "status": "in_progress"})
     assert recall(store, "a").state == "in_progress"
     assert recall(store, "a", owner=BOB).state == "missing"
     assert store.response(ANN, "a").result(10) == {"id": "a", "status": "in_progress"}
     assert store.response(BOB, "a").result(10) is None
     keep(store, answer("a"))
     assert recall(store, "a").state == "found"
-    assert held is not None
-    gone: Any = store.begin(ANN, "b", {})
+    held.begin("b", {})
+    assert recall(store, "b").state == "in_progress"
+    held.end()
+    held.begin("c", {})  # on a thread of a formatter
+    assert [recall(store, id).state for id in "abc"] == ["found", "missing", "missing"]
+    gone: Any = OwnersKeeper(store, ANN)
+    gone.begin("d", {})
+    assert recall(store, "d").state == "in_progress"
     del gone
     gc.collect()
-    assert recall(store, "b").state == "missing"
+    assert recall(store, "d").state == "missing"
 
 
 def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,6 +490,23 @@ def test_a_conversation_goes_on_by_its_id(bench: Bench) -> None:
     second = send(bench, {"input": "three", "max_output_tokens": 2, "previous_response_id": first["id"]})
     assert second["previous_response_id"] == first["id"]
     assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+def test_a_response_is_in_progress_until_its_request_ends(bench: Bench) -> None:
+    """Somebody may refer to the request for longer."""
+    store = bench.model.preprocessor.store
+    assert store is not None
+    body = {"input": "one two", "max_output_tokens": 60, "stream": True}
+    pieces = bench.batch.step(1, {0: Item(json.dumps(body).encode(), {"route": "/v1/responses", **KEY})})
+    data = b""
+    while b"resp_" not in (data := data + pieces[0].data):
+        pieces = bench.batch.step(1, {})
+    id, owner = "resp_" + data.split(b"resp_")[1].split(b'"')[0].decode(), owner_of(KEY)
+    assert store.response(owner, id).result(10)["status"] == "in_progress"  # type: ignore[index]
+    tasks = [*bench.model.admission.tasks]
+    bench.batch.reset()
+    assert store.response(owner, id).result(10) is None
+    assert tasks
 
 
 def test_another_key_finds_nothing(bench: Bench) -> None:

@@ -59,6 +59,18 @@ def test_a_request_of_any_amount_leaves_the_small_ones_their_room() -> None:
     assert quota.taken == 10
 
 
+def test_a_closed_share_stays_empty() -> None:
+    """A writer or a thread of a request that has ended may still count."""
+    quota = Quota(10, spare=0, small=2, words="full")
+    with Share(quota) as share:
+        share.take(5)
+    share.set(7)
+    share.take(3)
+    share.give_back(2)
+    share.take(11)
+    assert (share.size, quota.taken) == (0, 0)
+
+
 def test_a_part_of_a_share_can_be_given_back() -> None:
     quota = Quota(10, spare=0, small=0, words="full")
     share = Share(quota)
