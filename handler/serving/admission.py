@@ -204,7 +204,7 @@ class Admission:
         """
         media = await self._load_media(request, head, hold)
         encoded = await self._tokenizing(self.preprocessor.encoder.encode, request, size, media)
-        if (trial := self.preprocessor.encoder.try_structured_output(request)) is not None:
+        if (trial := self.preprocessor.encoder.try_structured_output(request, head.owner)) is not None:
             check_structured_output(request, await self._end(trial))
         return encoded
 

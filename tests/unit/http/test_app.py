@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from unittest import mock
 
-from handler.http import app as http_app
 from handler.http.app import Budgeted
 
 
@@ -29,7 +28,7 @@ def test_a_costly_call_takes_at_most_its_share_and_is_never_older_than_its_calle
     async def story() -> None:
         clock = Clock()
         paced = Budgeted(clock.call, lambda: clock.now, lambda: clock.cpu)
-        with mock.patch.object(http_app.asyncio, "sleep", clock.sleep):
+        with mock.patch("handler.http.app.asyncio.sleep", clock.sleep):
             for number in range(1, 21):
                 clock.now += 0.001
                 assert await paced.get() == b"%d" % number
@@ -47,7 +46,7 @@ def test_callers_that_wait_share_one_call() -> None:
             clock.now += seconds
 
         paced = Budgeted(clock.call, lambda: clock.now, lambda: clock.cpu)
-        with mock.patch.object(http_app.asyncio, "sleep", sleep):
+        with mock.patch("handler.http.app.asyncio.sleep", sleep):
             for _ in range(3):
                 clock.now += 0.001
                 await paced.get()
