@@ -254,7 +254,7 @@ class RequestTask(Life):
                 memory.body += recalled.size
                 decoded_size += recalled.size
             parse = functools.partial(admission.preprocessor.parse, decoded, self._head, recalled)
-            parsed = await admission.run(memory.body, parse)
+            parsed = await admission.run(memory.body, parse, self._head.owner)
             if self._capture is not None:
                 decoded_size += len(body)
             memory.settle(decoded_size, parsed.num_repeated)
@@ -384,7 +384,7 @@ class RequestTask(Life):
         keeps = self.parsed is not None and self.parsed.keeps
         if not (keeps or (delta.error is None and reply.takes_long(delta))):
             return None
-        return self._admission.write(functools.partial(reply.feed, index, delta), keeps=keeps)
+        return self._admission.write(functools.partial(reply.feed, index, delta), self._head.owner, keeps=keeps)
 
     def _put(self, reply: Reply, data: bytes, delta: Delta) -> None:
         """Buffer bytes of the response, and notify the host at the end of the engine's step."""
