@@ -32,13 +32,13 @@ class FairQueue(Generic[T]):
     def __len__(self) -> int:
         return self._sizes.total()
 
-    def has_room(self, most: int, owner: Hashable) -> bool:
-        """Return whether an owner may add an entry to a queue that should have at most `most` entries. If the queue is
+    def has_room(self, limit: int, owner: Hashable) -> bool:
+        """Return whether an owner may add an entry to a queue that should have at most `limit` entries. If the queue is
         full, an owner still has its equal share.
         """
         with self._changed:
             num_owners = len({*self._owners, owner})
-            return len(self) < most or self._sizes[owner] < most // num_owners
+            return len(self) < limit or self._sizes[owner] < limit // num_owners
 
     def put(self, flow: Hashable, item: T, owner: Hashable = "") -> T | None:
         """Add an entry.

@@ -180,7 +180,7 @@ class Options:
     # sessions
     enable_stateful_sessions: bool | None = option(_switch, None, "stateful sessions (sessions.md); by default on in LMI's async mode")
     sessions_expiration: int = option(integer(1, 10**9), 1200, "seconds until a session expires")
-    sessions_max: int = option(integer(1, 10**6), 10000, "maximum number of open sessions; opening another gets 503")
+    sessions_max: int = option(integer(1, 10**6), 10000, "maximum number of open sessions; another gets 503, or replaces one of the API key with the most")
     sessions_path: str | None = option(path, None, "directory for the sessions' files; by default /dev/shm/sagemaker_sessions, in memory")
     # stored responses (wire/responses.md)
     responses_store: str = option(path, "off", "where responses and Anthropic's threads are stored: off, memory or a directory (wire/responses.md)")

@@ -246,6 +246,8 @@ class RequestTask(Life):
             body = await admission.inflate(body, self._head, memory)
             memory.body = len(body)
             decoded = await admission.decode(body, self._head, memory)
+            if decoded.session_call:
+                self._capture = None  # its response contains the id of the session
             value, decoded_size = decoded.value, decoded.size
             recalled = None
             if admission.preprocessor.store is not None:
