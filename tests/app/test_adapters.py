@@ -611,9 +611,6 @@ def test_adapters_come_from_the_model_and_a_root_and_code_from_the_model_alone(t
                 400,
                 True,
             )
-            url = f"{server.url}/v1/load_lora_adapter"
-            loaded = http.post(url, json={"lora_name": name, "lora_path": str(src)})
-            assert (loaded.status_code, "only from the model's directory" in loaded.text) == (404, True)
         update = call(server, "POST", "/plain/update", params={"src": str(elsewhere / "away")})
         assert update.status_code == 400
         refused = register(server, "codes", root / "codes")
