@@ -321,9 +321,7 @@ def test_a_list_of_objects_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch)
     with serve_bucket({**{f"a/{name}": data for name, data in MODEL.items()}, "b/xconfig.json": b"{}"}) as bucket:
         of(bucket, monkeypatch)
         bucket.strays = True
-        with pytest.raises(
-            ConfigError, match="the list of its objects cannot be read: .*'b/xconfig.json' is not below"
-        ):
+        with pytest.raises(ConfigError, match=r"cannot be read: .*'b/xconfig.json' is not below"):
             s3.download("s3://b/a")
 
 
