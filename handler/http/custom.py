@@ -50,7 +50,7 @@ from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON
 from handler.serving.admission import INVOKE
 from handler.serving.custom_handle import CustomHandle, close_parts
-from handler.serving.head import ATTRIBUTES
+from handler.serving.head import ATTRIBUTES, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
 from handler.serving.user_code import users_files
@@ -87,7 +87,7 @@ class HandleRoutes:
             return
         try:
             call = self._call(scope, body)
-            self._model.check_room()
+            self._model.check_room(owner_of(scope["headers_by_name"]))
         except ServingError as error:
             return await send_error(scope, send, error)
         exchange: AnyExchange = scope["extensions"][EXCHANGE]

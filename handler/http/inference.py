@@ -23,7 +23,7 @@ from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.http.urls import query_of
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
-from handler.serving.head import PATH_MODEL, QUERY_ADAPTER
+from handler.serving.head import PATH_MODEL, QUERY_ADAPTER, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.request.task import RequestTask, ignored_header
@@ -405,7 +405,9 @@ class Inference:
             return
         try:
             body = await read_body(scope, receive, self._model.config.max_request_size, self._model, task.memory)
-            self._model.check_room()  # the queue may have filled up while the body was received
+            self._model.check_room(
+                owner_of(scope["headers_by_name"])
+            )  # the queue may have filled up while the body was received
             await task.parse(body)  # from here on the request is answered even after SIGTERM
         except ServingError as error:
             task.refuse(error)

@@ -129,7 +129,7 @@ class ServedModel:
             if route is not None:
                 head = Head(headers, self.admission.routes.dialect(route))
             head = self.preprocessor.read_head(head)
-            self.check_room()
+            self.check_room(head.owner)
             if self.handle is not None and self.handle.role is Role.ALONE:
                 raise RouteNotFound(
                     "no engine is loaded, and handle of model.py does not serve this route: use POST /invocations"
@@ -159,10 +159,10 @@ class ServedModel:
     ) -> RequestTask:
         return RequestTask(self.admission, self.driver, stats, head, on_bytes, capture)
 
-    def check_room(self) -> None:
-        """Raise `Unavailable` if a new request would be refused."""
+    def check_room(self, owner: str) -> None:
+        """Raise `Unavailable` if a new request of this owner would be refused."""
         self.availability.check_engine()
-        (self.admission.gate or self.driver.batcher).check_room()
+        (self.admission.gate or self.driver.batcher).check_room(owner)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
