@@ -36,6 +36,10 @@ _NOT_WITH_AWS = {
 }
 
 
+_OF_ADAPTERS = ["option.enable_lora=true", "option.adapters_root=/", "option.adapters_code=true"]
+"""Options of a server whose adapters the emulator registers, from any directory of this machine."""
+
+
 def add_emulation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("emulation of AWS")
     group.add_argument(
@@ -225,7 +229,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     if arguments.model and arguments.model.endswith(_SPECIFICATION) and Path(arguments.model).is_file():
         return _plan_of_specification(arguments)
     adapters = _adapters(arguments.adapters, (BASE,))
-    options = arguments.options + (["option.enable_lora=true"] if adapters else [])
+    options = arguments.options + (_OF_ADAPTERS if adapters else [])
     port = arguments.container_port or free_port()
     url = (arguments.container or f"http://127.0.0.1:{port}").rstrip("/")
     components = {BASE: Component(), **{name: Component(name) for name in adapters}} if adapters else {}

@@ -73,6 +73,10 @@ def with_arguments(spec: Spec, options: Sequence[str], engine: str | None) -> Sp
     return result
 
 
+ADAPTERS_ANYWHERE = {"OPTION_ADAPTERS_ROOT": "/", "OPTION_ADAPTERS_CODE": "true"}
+"""Variables that allow adapters in any directory of this machine, because only the emulator registers them."""
+
+
 def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: Mapping[str, str]) -> Started:
     """Return the processes to start for a specification.
 
@@ -168,7 +172,7 @@ def _variables(server: Spec, name: str) -> dict[str, str]:
     if server.model.context is not None:
         environ.setdefault("OPTION_MAX_MODEL_LEN", str(server.model.context))
     if any(item.adapters for item in server.components):
-        environ["OPTION_ENABLE_LORA"] = "true"
+        environ |= {"OPTION_ENABLE_LORA": "true", **ADAPTERS_ANYWHERE}
     if server.network.isolated:
         environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     return {**environ, **_model(server, f"component {name}: " if name else "")}

@@ -107,7 +107,7 @@ def read_archive(packed: Any) -> Artifact:
         problem = f"it cannot be read as a tar.gz: {error}"
         return Artifact(problem=problem, fault=problem)
     options = [path for path in contents if path.name == OPTIONS_FILE]
-    texts = {str(path): data.decode(errors="replace") for path, data in contents.items() if path not in options}
+    texts = {str(path): data.decode(errors="replace") for path, data in contents.items() if path.name != OPTIONS_FILE}
     tops = {path.parts[0] for path in places if path.parts and not path.parts[0].startswith(".")}
     read = Artifact(
         repository=texts,

@@ -53,14 +53,18 @@ def objects(aws: Aws, prefix: Prefix) -> list[Entry]:
 
     Raises:
         NotThere: the bucket does not exist.
+        Failed: the response contains an object that is not under the prefix.
     """
     contents = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=prefix.bucket, Prefix=prefix.key)
     try:
-        return [Entry(item["Key"][len(prefix.key) :], item["Size"]) for item in contents]
+        listed = [(item["Key"], item["Size"]) for item in contents]
     except ClientError as error:
         if error_code(error) == "NoSuchBucket":
             raise NotThere(f"there is no bucket {prefix.bucket}", f"aws s3 mb s3://{prefix.bucket}") from None
         raise
+    if outside := next((key for key, _ in listed if not key.startswith(prefix.key)), None):
+        raise Failed(f"s3://{prefix.bucket}/{prefix.key}: the list of its objects contains {outside!r}")
+    return [Entry(key[len(prefix.key) :], size) for key, size in listed]
 
 
 def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:

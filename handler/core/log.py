@@ -91,7 +91,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         if getattr(record, "is_object", False):
-            return str(record.msg)
+            return _escaped(str(record.msg))
         at = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
         line: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -103,9 +103,18 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[0] is not None:
             line["traceback"] = self.formatException(record.exc_info)
         try:
-            return json.dumps(line, ensure_ascii=False, default=str, allow_nan=False)
+            return _escaped(json.dumps(line, ensure_ascii=False, default=str, allow_nan=False))
         except ValueError:  # a field is NaN, or refers to itself
-            return json.dumps({name: str(value) for name, value in line.items()}, ensure_ascii=False)
+            return _escaped(json.dumps({name: str(value) for name, value in line.items()}, ensure_ascii=False))
+
+
+def _escaped(line: str) -> str:
+    """Return a JSON text with escapes for all characters that are not printable, such as line separators and marks that
+    reverse the direction of text. Those below U+007F can only be outside of strings.
+    """
+    if line.isprintable():
+        return line
+    return "".join(c if c < "\x7f" or c.isprintable() else json.dumps(c)[1:-1] for c in line).replace("\x7f", r"\u007f")
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 has no parameter there

@@ -17,7 +17,8 @@ TOKENS = (
 # -- credentials of requests, which are never recorded -----------------------------------------------------------------
 
 _CREDENTIALS = re.compile(
-    r"auth|cookie|token|secret|signature|credential|passw|api[-_]?key|subscription-key|(?:^|[-_.])(?:key|sig|jwt)$",
+    r"auth|cookie|token|secret|signature|credential|passw|api[-_]?key|subscription-key|session-id"
+    r"|(?:^|[-_.])(?:key|sig|jwt)$",
     re.IGNORECASE,
 )
 """Matches the names of headers and query parameters whose values are credentials."""

@@ -279,6 +279,8 @@ def _pages(client: Any, source: _Source) -> Iterator[list[_Object]]:
 
 def _object(item: Mapping[str, Any], prefix: str) -> _Object:
     key, size = item["Key"], item["Size"]
+    if not key.startswith(prefix):
+        raise ValueError(f"{key!r} is not below the prefix {prefix!r}")
     if size < 0:
         raise ValueError(f"an object has the size {size}")
     return _Object(key, key[len(prefix) :], size, int(item["LastModified"].timestamp()), item["ETag"])

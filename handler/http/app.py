@@ -6,12 +6,14 @@ everything else here.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+import math
 import os
 import time
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -57,6 +59,9 @@ from handler.serving.user_code import model_formatters
 
 log = logging.getLogger("handler.server")
 
+_SHARE = 0.05  # share of the event loop's time for /metrics, of which a rendering takes milliseconds
+_MAX_CREDIT = 0.25  # seconds of CPU time that /metrics may save up
+
 _TRANSFORM = 100
 """Maximum total size of the payloads that SageMaker batch transform sends concurrently, in megabytes."""
 
@@ -78,6 +83,7 @@ class App:
         handlers: Handlers | None = None,
     ) -> None:
         self._model = model
+        self._rendered = Budgeted(model.metrics.render)
         self._hosts = hosts or AllowedHosts(None)
         records = Records(model) if model.config.batch_transform else Inference(model)
         invoke = Endpoint({"POST": records})
@@ -218,14 +224,55 @@ class App:
         )
 
     async def _metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
-        metrics = self._model.metrics
-        await send_answer(scope, send, HttpResponse(200, metrics.content_type, metrics.render()))
+        text = await self._rendered.get()
+        await send_answer(scope, send, HttpResponse(200, self._model.metrics.content_type, text))
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (refused := registry.refuse_path(scope["path"], self._model.context.task)) is not None:
             return await send_refusal(scope, send, refused)
         message = "Requested resource is not found, please refer to API document."
         await send_error(scope, send, RouteNotFound(message))
+
+
+class Budgeted:
+    """Makes a costly call on the event loop within a budget of CPU time. Callers that wait share the next result, which
+    is never older than their own call.
+
+    Args:
+        call: the call, which returns bytes.
+        now: function that returns the time, in seconds.
+        cpu: function that returns the CPU time of the thread, in seconds.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[], bytes],
+        now: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._call, self._now, self._cpu = call, now, cpu
+        self._turn = asyncio.Lock()  # one caller continues per iteration of the event loop
+        self._credit, self._counted_at = _MAX_CREDIT, now()
+        self._result, self._result_at = b"", -math.inf
+
+    async def get(self) -> bytes:
+        """Return the result of a call that began after this one."""
+        called_at = self._now()
+        async with self._turn:
+            if self._result_at < called_at:
+                if (missing := -self._count()) > 0:
+                    await asyncio.sleep(missing / _SHARE)
+                self._result_at, before = self._now(), self._cpu()
+                self._result = self._call()
+                self._credit -= self._cpu() - before
+            return self._result
+
+    def _count(self) -> float:
+        """Return the CPU time that may be spent now, in seconds. It is negative after an expensive call."""
+        now = self._now()
+        self._credit = min(_MAX_CREDIT, self._credit + _SHARE * (now - self._counted_at))
+        self._counted_at = now
+        return self._credit
 
 
 def grpc_routes(model: ServedModel) -> list[Route]:

@@ -27,6 +27,7 @@ from handler.core.errors import (
 from handler.core.loop import run_in_daemon_thread
 from handler.http.inference import GIVEN_UP, Endpoint, Handle, declared_length, read_body, send_refusal, send_start
 from handler.http.routes import Answered, json_handler
+from handler.http.urls import query_of
 from handler.protocols.kernel.body import decode
 from handler.protocols.openai.api import ERRORS, Page, listed, read_page
 from handler.protocols.openai.batches import read_batch, read_file
@@ -90,7 +91,7 @@ class BatchRoutes:
         """
 
         async def answer(scope: Scope, receive: Receive) -> Answered:
-            page = read_page(QueryParams(scope["query_string"]), *limits)
+            page = read_page(QueryParams(query_of(scope)), *limits)
             items, has_more = await self._call(method, _owner(scope), page)
             return listed(items, has_more=has_more), ()
 

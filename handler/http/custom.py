@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from decimal import Decimal
 from enum import Enum
 from http import HTTPStatus
@@ -43,6 +43,7 @@ from handler.http.inference import (
     send_error,
 )
 from handler.http.protocol import EXCHANGE, AnyExchange, AsgiExchange
+from handler.http.urls import query_of
 from handler.plugins.aws import STANDARDS, Handlers
 from handler.plugins.foreign_handlers import VLLMS_OWN, missing
 from handler.plugins.handle import Answer, Broken, Call, PassOn
@@ -50,7 +51,7 @@ from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON
 from handler.serving.admission import INVOKE
 from handler.serving.custom_handle import CustomHandle, close_parts
-from handler.serving.head import ATTRIBUTES
+from handler.serving.head import ATTRIBUTES, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
 from handler.serving.user_code import users_files
@@ -87,7 +88,7 @@ class HandleRoutes:
             return
         try:
             call = self._call(scope, body)
-            self._model.check_room()
+            self._model.check_room(owner_of(scope["headers_by_name"]))
         except ServingError as error:
             return await send_error(scope, send, error)
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
@@ -125,7 +126,7 @@ class HandleRoutes:
         if "handler" in properties:
             raise BadRequest("The handler can't be overridden in a request")
         properties["requestId"] = scope["request_id"]
-        contents = _fields(scope["query_string"].decode("latin-1"))
+        contents = _encoded(query_of(scope, "surrogateescape"))
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media.startswith("multipart/"):
             raise UnsupportedMedia(
@@ -142,7 +143,11 @@ def _fields(text: str) -> dict[str, bytes]:
     try:
         pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS, errors="surrogateescape")
     except ValueError:
-        raise BadRequest(f"the form or query has more than {_MOST_FIELDS} fields") from None
+        raise BadRequest(f"the form has more than {_MOST_FIELDS} fields") from None
+    return _encoded(pairs)
+
+
+def _encoded(pairs: Iterable[tuple[str, str]]) -> dict[str, bytes]:
     return {name: value.encode(errors="surrogateescape") for name, value in pairs}
 
 

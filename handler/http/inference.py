@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable,
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, cast
-from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
@@ -21,9 +20,10 @@ from handler.core.log import of_request
 from handler.core.loop import start_now
 from handler.core.numbers import is_digits
 from handler.http.protocol import EXCHANGE, AnyExchange
+from handler.http.urls import query_of
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
-from handler.serving.head import PATH_MODEL, QUERY_ADAPTER
+from handler.serving.head import PATH_MODEL, QUERY_ADAPTER, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.request.life import CLOSED
@@ -398,8 +398,12 @@ class Inference:
         headers = scope["headers_by_name"]
         if name not in (None, own[0]):
             headers = {**headers, PATH_MODEL: name}
-        if adapters := parse_qs(scope["query_string"].decode("latin-1")).get("adapter"):
-            headers = {**headers, QUERY_ADAPTER: adapters[-1]}
+        try:
+            adapter = dict(query_of(scope)).get("adapter")
+        except ServingError as error:
+            return self._model.refused(error, self._dialect, id=id)
+        if adapter:
+            headers = {**headers, QUERY_ADAPTER: adapter}
         return self._model.open(headers, self._dialect, path=path_of(scope), id=id, on_bytes=on_bytes)
 
     async def _parse(self, scope: Scope, receive: Receive, task: RequestTask) -> None:
@@ -408,7 +412,9 @@ class Inference:
             return
         try:
             body = await read_body(scope, receive, self._model.config.max_request_size, self._model, task.memory)
-            self._model.check_room()  # the queue may have filled up while the body was received
+            self._model.check_room(
+                owner_of(scope["headers_by_name"])
+            )  # the queue may have filled up while the body was received
             await task.parse(body)  # from here on the request is answered even after SIGTERM
         except ServingError as error:
             task.refuse(error)

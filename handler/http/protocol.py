@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from handler.core.errors import BadRequest, ServingError, Unavailable
 from handler.core.numbers import is_digits
 from handler.http import uvicorn_internals as uvicorn_internals  # checks the installed version
+from handler.http.urls import unquoted
 from handler.protocols.kernel.errors import FRONT_END, SERVER, ErrorFormat, retry_headers
 
 EXCHANGE = "lmi.http.exchange"
@@ -208,11 +209,15 @@ LINGER_SECONDS = 2.0
 An immediate close would reset the connection, and the client might lose a response that it has not read yet.
 """
 _MAX_HEAD = 1 << 16  # maximum size of request line, headers and trailers, in bytes; SageMaker sends a few hundred
+_MAX_LINE = 1 << 13  # maximum size of the request line, in bytes, as in nginx and Apache
+_LINE_OVERHEAD = len("  HTTP/1.1")  # bytes of the request line besides the method and the target
 MAX_FIELDS = 128  # maximum number of headers and trailers; Apache and gunicorn allow 100
 _PIECE = 1 << 11  # bytes of a head or of chunks that are parsed at a time
 _MAX_PARTS = 64  # maximum pieces and parts of bodies of a connection that are parsed before it waits for a turn
 _MAX_AHEAD = 1 << 16  # bytes behind a pipelined request; the connection is not read while more are held
 _HEAD_END = b"\r\n\r\n"
+_MAX_TURN_BYTES = 1 << 15  # bytes of heads that are parsed in an iteration of the event loop before others must wait
+_SHORT_HEAD = 512  # maximum size of a head that need not wait for others, as that of a health check, in bytes
 _MAX_BEGUN = 16  # maximum number of requests that begin in an iteration of the event loop,
 _MAX_QUICK = 8  # of which this many have no body; a page may take milliseconds
 _MAX_CALLS = 1024  # maximum number of calls in an iteration, including calls of clients that have left
@@ -227,7 +232,7 @@ class LoopTurns:
     In each iteration, the loop reads all connections with new bytes, so the work that one connection starts delays the
     others. Heads are parsed first. While clients connect, only heads of GET and HEAD requests are parsed. Then requests
     begin in turns, a few per iteration, and fewer while many clients connect. Requests without a body begin before
-    other requests.
+    other requests. Long heads, and requests with long paths, share a number of bytes per iteration.
 
     Attributes:
         num_new: number of connections that clients have made in this iteration.
@@ -236,8 +241,18 @@ class LoopTurns:
     def __init__(self) -> None:
         self._quick = deque[Callable[[], object]]()
         self._others = deque[Callable[[], object]]()
-        self.num_new = self._num_begun = 0
+        self.num_new = self._num_begun = self._num_bytes = 0
         self._is_due = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether heads must wait for the next iteration, because this one has processed too many bytes of heads."""
+        return self._num_bytes >= _MAX_TURN_BYTES
+
+    def note_bytes(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
+        """Count bytes of heads, whose processing takes time in proportion."""
+        self._num_bytes += number
+        self._expect(loop)
 
     def note_connection(self, loop: asyncio.AbstractEventLoop) -> None:
         """Count a new connection in this iteration."""
@@ -262,7 +277,7 @@ class LoopTurns:
         self._expect(loop)
         calls = self._quick if quick else self._others
         calls.append(call)
-        if not later and len(self._quick) + len(self._others) == 1:
+        if not (later or self.is_spent) and len(self._quick) + len(self._others) == 1:
             self._begin(calls, min(self._begin_limit(), _MAX_QUICK if quick else _MAX_BEGUN))
 
     def _expect(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -274,8 +289,8 @@ class LoopTurns:
         return max(1, _MAX_BEGUN - _NEW_CONNECTION * self.num_new)
 
     def _begin(self, calls: deque[Callable[[], object]], limit: int) -> None:
-        for _ in range(min(len(calls), _MAX_CALLS)):  # calls that are added meanwhile are for later iterations
-            if self._num_begun >= limit:
+        for number in range(min(len(calls), _MAX_CALLS)):  # calls that are added meanwhile are for later iterations
+            if self._num_begun >= limit or (number and self.is_spent):
                 return
             self._num_begun += 1
             if calls.popleft()() is False:
@@ -283,7 +298,7 @@ class LoopTurns:
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due, limit = False, self._begin_limit()
-        self.num_new = self._num_begun = 0
+        self.num_new = self._num_begun = self._num_bytes = 0
         if not (self._quick or self._others):
             return
         self._expect(loop)
@@ -320,6 +335,10 @@ class _HeadTooLarge(BadRequest):
     status = 431
 
 
+class _LineTooLong(BadRequest):
+    status = 414
+
+
 def _refusal(error: ServingError, errors: ErrorFormat = SERVER) -> bytes:
     answer = errors.whole(error)
     headers = [
@@ -339,6 +358,7 @@ _TOO_MUCH = (
     f"the request's headers or trailers are too long or too many: at most {_MAX_HEAD} bytes and {MAX_FIELDS} fields"
 )
 _TOO_LARGE = _HeadTooLarge(_TOO_MUCH)
+_TOO_LONG = _LineTooLong(f"the request line, which contains the path and the query, has more than {_MAX_LINE} bytes")
 _STOPPING = Unavailable("the server is stopping")
 
 
@@ -359,6 +379,7 @@ class Protocol(HttpToolsProtocol):
 
     _in_head = False
     _in_body = False  # in the body or the trailers of the newest request
+    _line_size = 0  # bytes of the newest request line
     _head_size = 0  # bytes of request line, headers and trailers that were parsed
     _num_fields = 0  # number of headers and trailers that were parsed
     _num_left = 0  # bytes of the newest request's body that are not parsed yet, if its head says how many
@@ -465,11 +486,17 @@ class Protocol(HttpToolsProtocol):
         elif self._in_body and not self.pipeline:
             self._limit_reading()
             self._turns.soon(self.loop, self._advance)
-        elif self._turns.num_new and not data.startswith(_QUICK_METHODS):
+        elif self._must_wait(data):
             self._limit_reading()
             self._turns.soon(self.loop, self._advance, later=True)
         else:
             self._advance()
+
+    def _must_wait(self, data: bytes) -> bool:
+        """Return whether a head that begins or continues with `data` is parsed only in a later iteration."""
+        if self._turns.is_spent and self._head_size + len(data) > _SHORT_HEAD:
+            return True
+        return self._turns.num_new > 0 and not data.startswith(_QUICK_METHODS)
 
     def _limit_reading(self) -> None:
         """Stop or resume reading. A disconnect of the client is noticed only while the connection is read."""
@@ -505,6 +532,8 @@ class Protocol(HttpToolsProtocol):
         try:
             self._parse(data)
         except httptools.HttpParserError:
+            if self._line_size > _MAX_LINE:
+                return self._stop(_refusal(_TOO_LONG))
             if self._head_size <= _MAX_HEAD:
                 self.logger.warning("Invalid HTTP request received.")
                 return self._stop(_refusal(_INVALID))
@@ -538,13 +567,14 @@ class Protocol(HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._unparsed = 0
         self._head_size += size
+        self._turns.note_bytes(self.loop, size)
         if self._head_size > _MAX_HEAD:
             raise httptools.HttpParserError("the head is too large")
 
     # -- callbacks of the parser ---------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._in_head, self._head_size, self._num_fields, self._unparsed = True, 0, 0, 0
+        self._in_head, self._line_size, self._head_size, self._num_fields, self._unparsed = True, 0, 0, 0, 0
         if self._current is None:
             self._unset_keepalive_if_required()
         super().on_message_begin()
@@ -552,6 +582,9 @@ class Protocol(HttpToolsProtocol):
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
         super().on_url(url)
+        self._line_size = len(self.parser.get_method()) + len(self.url) + _LINE_OVERHEAD
+        if self._line_size > _MAX_LINE:
+            raise httptools.HttpParserError("the request line is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._num_fields += 1
@@ -563,7 +596,12 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return
+        escaped = httptools.parse_url(self.url) if b"%" in self.url else None
+        if escaped is not None:
+            self.url = b"/"  # uvicorn would unquote the path with urllib, which takes milliseconds
         super().on_headers_complete()
+        if escaped is not None:
+            self._set_path(escaped)
         self.cycle.transport = self._cycle_transport  # type: ignore[assignment]
         self._in_head, self._in_body = False, True
         length = dict(self.headers).get(b"content-length", b"")
@@ -583,6 +621,13 @@ class Protocol(HttpToolsProtocol):
         extensions: dict[str, Any] = {EXCHANGE: exchange}
         self.scope["extensions"] = extensions
 
+    def _set_path(self, url: Any) -> None:
+        """Set the path and the query in the scope of the newest request, whose task has not run yet."""
+        path = url.path or b"/"  # it is missing from an absolute URL without a path
+        self.scope["path"] = unquoted(path)
+        self.scope["raw_path"] = path
+        self.scope["query_string"] = url.query or b""
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         method, path = cycle.scope["method"], cycle.scope["path"]
         if method in ("GET", "HEAD") and path in _PROBES:
@@ -590,6 +635,7 @@ class Protocol(HttpToolsProtocol):
 
         def start() -> bool:
             if not cycle.disconnected:
+                self._turns.note_bytes(self.loop, len(cycle.scope["raw_path"]))
                 super(Protocol, self)._start_asgi_task(cycle, app)
             return not cycle.disconnected
 

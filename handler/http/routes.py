@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect
@@ -38,6 +37,7 @@ from handler.http.inference import (
     send_refusal,
 )
 from handler.http.protocol import EXCHANGE, AnyExchange
+from handler.http.urls import query_of
 from handler.protocols.anthropic import api as anthropic
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
 from handler.protocols.api import AdapterChange, Adapters, DescribedAdapter
@@ -101,7 +101,7 @@ class ModelRoutes:
         most, began = self._model.context.most_tokens(), self._model.availability.started_at
         models = [anthropic.model(id, began, most) for id in self._ids()]
         try:
-            page = anthropic.page(models, QueryParams(scope["query_string"]))
+            page = anthropic.page(models, QueryParams(query_of(scope)))
         except ServingError as error:
             return await send_answer(scope, send, ANTHROPIC_ERRORS.whole(error))
         return await send_json(scope, send, 200, page)
@@ -243,7 +243,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _query(scope: Scope) -> dict[str, str]:
-    pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    pairs = query_of(scope)
     values = dict(pairs)
     if len(values) < len(pairs):
         raise BadRequest("the query contains a parameter twice")
@@ -335,7 +335,7 @@ class ResponseRoutes:
                     self._model.availability.check_open()
                 if store is None:
                     raise NotFound("responses are not stored on this server (option.responses_store)")
-                query = QueryParams(scope["query_string"])
+                query = QueryParams(query_of(scope))
                 value = await answer(store, owner_of(scope["headers_by_name"]), id, query)
                 whole = HttpResponse(200, JSON.content_type, dumps(value))
                 memory.take(len(whole.body))
@@ -423,7 +423,7 @@ class PageRoutes:
         handlers: dict[str, Handle] = {
             "/": self._root,
             "/docs": functools.partial(_send_file, _DIRECTORY / "docs.html"),
-            "/api-doc/openapi.json": self._document,
+            "/api-doc/openapi.json": self._send_document,
             **{path: functools.partial(_send_file, file) for path, file in ASSETS.items()},
         }
         return [Route(path, Endpoint({"GET": handler})) for path, handler in handlers.items()]
@@ -442,12 +442,17 @@ class PageRoutes:
         else:
             await send_json(scope, send, 503, UNHEALTHY, [vary])
 
-    async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _send_document(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send_answer(scope, send, HttpResponse(200, "application/json", self._document))
+
+    @functools.cached_property
+    def _document(self) -> bytes:
+        """The OpenAPI document as JSON, built once, because this takes several milliseconds of the event loop."""
         served = (_served(route, route.app) for route in self._routes() if isinstance(route.app, Endpoint))
         routes = [served_route for served_route in served if served_route.path not in ASSETS]
         has_sessions = self._model.config.stateful_sessions
         openapi = document(routes, self._model.context, locked=self._locked, has_sessions=has_sessions)
-        await send_answer(scope, send, HttpResponse(200, "application/json", dumps(openapi)))
+        return dumps(openapi)
 
 
 def _served(route: Route, endpoint: Endpoint) -> DocumentedRoute:

@@ -172,13 +172,21 @@ class RequestQueue(Generic[Item]):
         next_one = self._order[index] if index < len(self._order) else None
         return 0 if next_one is None or next_one.priority != priority else next_one.turn
 
+    def __getitem__(self, id: int) -> Item:
+        return self._items[id][1]
+
     def first(self) -> Item:
         """Return the next item without removing it."""
-        return self._items[self._first_id()][1]
+        return self._items[self.first_id][1]
+
+    @property
+    def priority(self) -> int:
+        """The priority of the next item."""
+        return self._items[self.first_id][0].priority
 
     def take(self) -> Item:
         """Remove and return the next item."""
-        id = self._first_id()
+        id = self.first_id
         self._overtakes = 0 if id == next(iter(self._items)) else self._overtakes + 1
         rank, item = self._items[id]
         self._remove(rank)
@@ -189,12 +197,83 @@ class RequestQueue(Generic[Item]):
         if id in self._items:
             self._remove(self._items[id][0])
 
-    def _first_id(self) -> int:
+    @property
+    def first_id(self) -> int:
+        """The id of the next item."""
         return next(iter(self._items)) if self._overtakes >= MAX_OVERTAKES else self._order[0].id
 
     def _remove(self, rank: _Rank) -> None:
         del self._items[rank.id]
         del self._order[bisect.bisect_left(self._order, rank)]
+
+
+class OwnerQueues(Generic[Item]):
+    """A `RequestQueue` for each owner. Owners take turns among the items of the lowest priority number.
+
+    After MAX_OVERTAKES items in a row that are newer than the oldest one, the owner of the oldest item has its turn.
+    """
+
+    def __init__(self) -> None:
+        self._queues: dict[str, RequestQueue[Item]] = {}  # by owner, whose turn was last comes last
+        self._owners: dict[int, str] = {}  # by id, in order of arrival
+        self._overtakes = 0
+        self._next: str | None = None  # the owner whose turn is next, or None if this is not known
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def __iter__(self) -> Iterator[Item]:
+        """Iterate over the items in order of arrival."""
+        return (self._queues[owner][id] for id, owner in self._owners.items())
+
+    def add(self, id: int, priority: int, item: Item, owner: str = "", *, follows: bool = False) -> None:
+        """Add an item. The arguments are those of `RequestQueue.add`."""
+        self._queues.setdefault(owner, RequestQueue()).add(id, priority, item, follows=follows)
+        self._owners[id] = owner
+        self._next = None
+
+    def first(self) -> Item:
+        """Return the next item without removing it."""
+        return self._queues[self._next_owner()].first()
+
+    def take(self) -> Item:
+        """Remove and return the next item."""
+        owner = self._next_owner()
+        queue = self._queues.pop(owner)
+        id = queue.first_id
+        self._overtakes = 0 if id == next(iter(self._owners)) else self._overtakes + 1
+        item = queue.take()
+        del self._owners[id]
+        if queue:
+            self._queues[owner] = queue
+        self._next = None
+        return item
+
+    def discard(self, id: int) -> None:
+        """Remove an item. Unknown ids are ignored."""
+        owner = self._owners.pop(id, None)
+        if owner is not None:
+            self._queues[owner].discard(id)
+            if not self._queues[owner]:
+                del self._queues[owner]
+            self._next = None
+
+    def newest_of_largest(self, owner: str) -> int | None:
+        """Return the id of the newest item of the owner with the most items, or None if `owner` would have as many with
+        another item.
+        """
+        largest = max(self._queues, key=lambda other: len(self._queues[other]), default=owner)
+        own = len(self._queues[owner]) if owner in self._queues else 0
+        if largest == owner or len(self._queues[largest]) <= own + 1:
+            return None
+        return next(id for id, other in reversed(self._owners.items()) if other == largest)
+
+    def _next_owner(self) -> str:
+        if self._next is None:
+            oldest = next(iter(self._owners.values()))
+            due = self._overtakes >= MAX_OVERTAKES
+            self._next = oldest if due else min(self._queues, key=lambda owner: self._queues[owner].priority)
+        return self._next
 
 
 class Background:
@@ -282,7 +361,7 @@ class Background:
 class Batcher:
     """A queue of requests in front of an engine. It starts requests in order and returns their deltas step by step.
 
-    Request ids are unique for the lifetime of the process. A request waits in a `RequestQueue` until the engine has
+    Request ids are unique for the lifetime of the process. A request waits in `OwnerQueues` until the engine has
     room for all its sequences. If a request fails, only that request ends. If the engine fails, all running requests
     end, and queued requests wait for the next engine.
 
@@ -326,7 +405,8 @@ class Batcher:
         self.lines: list[bytes] = []
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
-        self._queue = RequestQueue[ActiveRequest]()
+        self._queue = OwnerQueues[ActiveRequest]()
+        self._displaced: list[Delta] = []  # the last deltas of requests that had to leave the full queue
         self._background = Background(max_background)
         self._in_engine: dict[int, RunningRequest] = {}  # by the engine's key
         self._running: dict[int, ActiveRequest] = {}
@@ -354,17 +434,39 @@ class Batcher:
     def idle(self) -> bool:
         return not self._running and not self._queue
 
-    def check_room(self) -> None:
-        """Raise `Overloaded` if the queue is full."""
-        if len(self._queue) >= self._max_queued:
-            raise Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
+    def check_room(self, owner: str = "") -> None:
+        """Raise `Overloaded` if the queue is full, and no other owner has more requests in it."""
+        if len(self._queue) >= self._max_queued and self._queue.newest_of_largest(owner) is None:
+            raise self._full()
+
+    def _full(self) -> Overloaded:
+        return Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
+
+    def _make_room(self, owner: str) -> None:
+        """If the queue is full, fail the newest request of the owner with the most requests in it.
+
+        Raises:
+            Overloaded: no other owner has more requests.
+        """
+        self.check_room(owner)
+        if len(self._queue) >= self._max_queued and (newest := self._queue.newest_of_largest(owner)) is not None:
+            self._displaced.append(self._failed(newest, 0, self._full()))
 
     def submit(
-        self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None, *, follows: bool = False
+        self,
+        request: Request,
+        prompt: Prompt,
+        started: Callable[[], None] = lambda: None,
+        owner: str = "",
+        *,
+        follows: bool = False,
     ) -> int:
         """Accept a request, and return the id that identifies its deltas.
 
+        If the queue is full, the newest request of another owner may have to leave it.
+
         Args:
+            owner: owner of the request, or "" without an owner.
             started: called when the engine gets the request, possibly before `submit` returns.
             follows: whether this request comes from the same body as the previously accepted request. If so, it is
                 accepted even if the queue is full.
@@ -374,13 +476,13 @@ class Batcher:
             InvalidPayload: the request's adapter was unregistered after the request was read.
         """
         if not follows:
-            self.check_room()
+            self._make_room(owner)
         request = self._adapters.current(request)
         now = time.monotonic()
         ends = now + self._queue_timeout, now + self._time_limit
         active = ActiveRequest(next(self._ids), request, prompt, *ends, started)
         if request.background is None:
-            self._queue.add(active.id, request.priority, active, follows=follows)
+            self._queue.add(active.id, request.priority, active, owner, follows=follows)
         else:
             active.start_by = now + _PATIENCE
             self._background.add(request.background, active)
@@ -412,11 +514,11 @@ class Batcher:
         """Return the deltas of all completed engine steps, after waiting up to `timeout` seconds for the first step."""
         self.fast_paths.clear()
         self.lines.clear()
+        deltas, self._displaced = self._displaced, []
         try:
             step = join(self._engine.step(timeout))
         except Exception as error:  # the engine is foreign code: fail its requests and keep serving
-            return self._fail_all(error)
-        deltas: list[Delta] = []
+            return [*deltas, *self._fail_all(error)]
         self._deliver_columns(step, deltas)
         for output in step.others:
             self._deliver(output, deltas)
@@ -519,7 +621,7 @@ class Batcher:
         while (active := self._background.take()) is not None:
             now = time.monotonic()
             active.start_by, active.end_by = now + self._queue_timeout, now + self._time_limit
-            self._queue.add(active.id, active.request.priority, active)
+            self._queue.add(active.id, active.request.priority, active, active.request.background or "")
         while self._queue:
             first = self._queue.first()
             full = self._in_engine and len(self._in_engine) + first.request.sampling.num_sequences > self._max_active

@@ -459,16 +459,56 @@ class AdapterRegistry:
         link.engine.change_adapter(key, command.adapter, drop=command.then is None)
 
 
+class AdapterRoots(NamedTuple):
+    """The directories from which clients may register adapters.
+
+    Attributes:
+        own: directories of the model, whose code the server may run.
+        others: further directories.
+        runs_code: whether the server also runs code from `others`.
+    """
+
+    own: Sequence[Path] = ()
+    others: Sequence[Path] = ()
+    runs_code: bool = False
+
+    def check(self, src: str, base: Path | None) -> None:
+        """Check the directory of an adapter without reading it. `src` and `base` are those of `adapter_path`.
+
+        Raises:
+            BadRequest: it is in none of the directories.
+        """
+        if not _is_below(_local(src, base), (*self.own, *self.others)):
+            raise BadRequest(
+                f"src={src}: adapters can be registered only from the model's directory and from option.adapters_root"
+            )
+
+    def allow_code(self, directory: Path) -> bool:
+        """Return whether the server may run the code of an adapter."""
+        return self.runs_code or _is_below(directory, self.own)
+
+
+def _is_below(path: Path, roots: Iterable[Path]) -> bool:
+    """Return whether a path is in one of the directories after symbolic links have been followed."""
+    try:
+        resolved = path.resolve()
+        return any(resolved.is_relative_to(root.resolve()) for root in roots)
+    except (OSError, RuntimeError, ValueError):  # a loop of links, or a null character
+        return False
+
+
 class AdapterHome(NamedTuple):
     """The adapter registry of a model, and the adapters to register at startup.
 
     Attributes:
         registry: registry of the model, empty at first.
         at_start: directories of the adapters next to the model or in option.lora_modules, by name.
+        roots: directories from which clients may register adapters.
     """
 
     registry: AdapterRegistry
     at_start: Mapping[str, Path] = MappingProxyType({})
+    roots: AdapterRoots = AdapterRoots()
 
 
 # -- calls that change adapters: parameters that DJL's query and SageMaker's body share --------------------------------

@@ -27,7 +27,7 @@ from handler.serving.media.loader import MediaLoader, media_rules
 from handler.serving.preprocessor import Decoded, Preprocessor
 from handler.serving.quota import BODY_MEMORY, Count, Quota, Share
 from handler.serving.request.gate import BatchGate
-from handler.serving.turns import TurnThreads
+from handler.serving.turns import Flow, TurnThreads
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ class Admission:
             return body
         limit = self.preprocessor.context.config.max_request_size
         call = functools.partial(inflate, body, limit, lambda size: memory.take(BODY_MEMORY * size))
-        return await self._end(self._submit(call, len(body), apart=False))
+        return await self._end(self._submit(call, len(body), head.owner, apart=False))
 
     async def decode(self, body: bytes, head: Head, memory: Share) -> Decoded:
         """Decode a body. An input formatter of model.py runs on its own thread.
@@ -160,7 +160,7 @@ class Admission:
         if title := self.preprocessor.input_formatter(head):
             decoded: Decoded = await self._end(self.formatters.submit(title, decode))
             return decoded
-        return await self.run(len(body), decode)
+        return await self.run(len(body), decode, head.owner)
 
     async def recall(self, body: Decoded, size: int, head: Head, memory: Share) -> Recalled | None:
         """Load the stored responses that a body of `size` bytes refers to.
@@ -176,7 +176,10 @@ class Admission:
                 room to store the new response.
         """
         store, dialect = self.preprocessor.store, self.preprocessor.dialect_of(head)
-        if store is None or (wanted := await self.run(size, functools.partial(dialect.wanted, body.value))) is None:
+        if store is None:
+            return None
+        wanted = await self.run(size, functools.partial(dialect.wanted, body.value), head.owner)
+        if wanted is None:
             return None
         if wanted.keeps and size > store.most_bytes:
             raise InvalidPayload(
@@ -184,7 +187,7 @@ class Admission:
             )
         owner = head.owner
         if wanted.keeps:
-            store.check_calls()
+            store.check_calls(owner)
         if wanted.keeps and store.may_be_full:
             await self._end(store.check_room(owner, size))
         if not wanted.previous and not wanted.items:
@@ -203,8 +206,8 @@ class Admission:
                 structured output.
         """
         media = await self._load_media(request, head, hold)
-        encoded = await self._tokenizing(self.preprocessor.encoder.encode, request, size, media)
-        if (trial := self.preprocessor.encoder.try_structured_output(request)) is not None:
+        encoded = await self._tokenizing(self.preprocessor.encoder.encode, request, size, media, head.owner)
+        if (trial := self.preprocessor.encoder.try_structured_output(request, head.owner)) is not None:
             check_structured_output(request, await self._end(trial))
         return encoded
 
@@ -225,8 +228,13 @@ class Admission:
         if self._num_tokenizing.value >= MOST_TOKENIZING:
             raise Overloaded(f"too many requests are being tokenized: {MOST_TOKENIZING}")
         with self._num_tokenizing:
-            encoder = self.preprocessor.encoder
-            await self._tokenizing(lambda *arguments: take(encoder.tokenize(*arguments)), request, size, media)
+            await self._tokenizing(
+                lambda *arguments: take(self.preprocessor.encoder.tokenize(*arguments)),
+                request,
+                size,
+                media,
+                head.owner,
+            )
 
     async def _load_media(self, request: Request, head: Head, hold: Hold) -> Sequence[Medium]:
         """Load a request's media and hold their memory. If the caller is cancelled, the downloads are cancelled too."""
@@ -237,7 +245,12 @@ class Admission:
         return loaded.media
 
     async def _tokenizing(
-        self, use: Callable[[Request, Sequence[Medium]], T], request: Request, size: int, media: Sequence[Medium]
+        self,
+        use: Callable[[Request, Sequence[Medium]], T],
+        request: Request,
+        size: int,
+        media: Sequence[Medium],
+        owner: str,
     ) -> T:
         """Call `use` with the request: inline, on a thread, or on a thread for long prompts.
 
@@ -248,34 +261,35 @@ class Admission:
             return use(request, media)
         call = functools.partial(use, request, media)
         size += sum(len(medium.data) for medium in media)  # the media are copied
-        return await self._end(self._submit(call, size, apart=is_long(request)))
+        return await self._end(self._submit(call, size, owner, apart=is_long(request)))
 
-    async def run(self, size: int, use: Callable[[], T]) -> T:
+    async def run(self, size: int, use: Callable[[], T], owner: str) -> T:
         """Call `use`, which processes a body of `size` bytes, either inline or on a thread for bodies of this size."""
         if size < _PARSE_INLINE:
             return use()
-        return await self._end(self._submit(use, size, apart=size >= LARGE))
+        return await self._end(self._submit(use, size, owner, apart=size >= LARGE))
 
-    def write(self, feed: Callable[[], bytes], *, keeps: bool) -> asyncio.Future[bytes] | None:
+    def write(self, feed: Callable[[], bytes], owner: str, *, keeps: bool) -> asyncio.Future[bytes] | None:
         """Call `feed`, which produces the end of a response, on a thread. Return None if `feed` must be called
         inline, because the loop runs in steps.
 
         Args:
+            owner: owner of the request, or "" without an owner.
             keeps: whether `feed` also stores the response, which must happen before the client receives it.
         """
         if keeps and self.preprocessor.store is not None:
-            return self._end(self.preprocessor.store.write(feed))
-        return None if self._stepped else self._end(self._threads.submit(feed, LARGE, slow=True))
+            return self._end(self.preprocessor.store.write(owner, feed))
+        return None if self._stepped else self._end(self._threads.submit(feed, LARGE, slow=True, flow=Flow(owner)))
 
-    def _submit(self, call: Callable[[], T], size: int, *, apart: bool) -> Future[T]:
-        """Submit a call to a thread pool. Calls for small bodies go first.
+    def _submit(self, call: Callable[[], T], size: int, owner: str, *, apart: bool) -> Future[T]:
+        """Submit a call to a thread pool. Owners take turns, and an owner's calls for small bodies go first.
 
         Args:
             apart: whether the call takes so long that it must run on a thread for large bodies.
         """
         if apart:
-            return self.preprocessor.large_bodies.submit(size, call)
-        return self._threads.submit(call, size, slow=size >= LARGE)
+            return self.preprocessor.large_bodies.submit(size, call, owner=owner)
+        return self._threads.submit(call, size, slow=size >= LARGE, flow=Flow(owner))
 
     def _end(self, work: Future[T]) -> asyncio.Future[T]:
         """Wrap a future for the event loop, which may not be running yet when a request starts."""

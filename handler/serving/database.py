@@ -53,9 +53,13 @@ def _run(database: sqlite3.Connection, statements: str) -> None:
         database.execute(statement)
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # otherwise a FIFO without a writer would block
+
+
 def is_locked(path: Path) -> bool:
     """Return whether a server has locked a file."""
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb", opener=_open_at_once) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

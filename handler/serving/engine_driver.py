@@ -96,6 +96,7 @@ class EngineDriver:
         prompt: Prompt,
         sink: Sink,
         started: Callable[[], None] = lambda: None,
+        owner: str = "",
         *,
         follows: bool = False,
     ) -> int:
@@ -103,14 +104,14 @@ class EngineDriver:
 
         Args:
             sink: called with each delta of the request, up to the last delta.
-            started, follows: the arguments of `Batcher.submit`.
+            started, owner, follows: the arguments of `Batcher.submit`.
 
         Raises:
             Overloaded: the queue is full.
             InvalidPayload: the request's adapter was unregistered after the request was parsed.
         """
         num_active = self.batcher.num_active
-        id = self.batcher.submit(request, prompt, started, follows=follows)
+        id = self.batcher.submit(request, prompt, started, owner, follows=follows)
         if self.batcher.num_active > num_active:  # otherwise the request starts when a step has made room
             self._requests_began = True
         self.sinks[id] = sink

@@ -24,7 +24,7 @@ from handler.engines.process.sandbox import (
 )
 from handler.protocols.kernel.body import decode_in_python, decode_text, value_size
 from handler.serving.quota import Quota
-from handler.serving.turns import TurnThreads
+from handler.serving.turns import Flow, TurnThreads
 
 T = TypeVar("T")
 
@@ -67,19 +67,20 @@ class LargeBodies:
         self._threads = TurnThreads(_THREADS, _SLOW_THREADS, "large-bodies")
         self._waiting = Quota(MAX_WAITING, MAX_WAITING, 1, f"{MAX_WAITING} large request bodies are being read")
 
-    def submit(self, size: int, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call a function on one of the threads. Calls for small bodies go first.
+    def submit(self, size: int, function: Callable[..., T], *arguments: Any, owner: str = "") -> Future[T]:
+        """Call a function on one of the threads. Owners take turns, and an owner's calls for small bodies go first.
 
         Args:
             size: size of the body, in bytes.
             function: function to call with `arguments`.
+            owner: owner of the request, or "" without an owner.
 
         Raises:
             Overloaded: too many large bodies are waiting.
         """
         slow = size > _QUICK_BODY
         self._waiting.change(0, 1, large=slow)  # only quick bodies may use the spare amount
-        future = self._threads.submit(partial(function, *arguments), size, slow=slow)
+        future = self._threads.submit(partial(function, *arguments), size, slow=slow, flow=Flow(owner))
         future.add_done_callback(lambda _: self._waiting.change(1, 0, large=slow))
         return future
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, RouteNotFound, ServingError, Unavailable
+from handler.core.errors import AdapterFailed, ConfigError, RouteNotFound, ServingError, Unavailable
 from handler.core.loop import run_in_daemon_thread
 from handler.core.user_functions import Role
 from handler.engines.base import EngineInfo
 from handler.engines.process.replicas import ReplicaReport, ReplicaSet
 from handler.engines.process.supervisor import EngineSupervisor, Host, State
-from handler.plugins.functions import AdapterFormatters, load_adapter_formatters
+from handler.plugins.functions import AdapterFormatters, Formatters, load_adapter_formatters, model_py
 from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ReasoningEngine
@@ -129,7 +129,7 @@ class ServedModel:
             if route is not None:
                 head = Head(headers, self.admission.routes.dialect(route))
             head = self.preprocessor.read_head(head)
-            self.check_room()
+            self.check_room(head.owner)
             if self.handle is not None and self.handle.role is Role.ALONE:
                 raise RouteNotFound(
                     "no engine is loaded, and handle of model.py does not serve this route: use POST /invocations"
@@ -159,10 +159,10 @@ class ServedModel:
     ) -> RequestTask:
         return RequestTask(self.admission, self.driver, stats, head, on_bytes, capture)
 
-    def check_room(self) -> None:
-        """Raise `Unavailable` if a new request would be refused."""
+    def check_room(self, owner: str) -> None:
+        """Raise `Unavailable` if a new request of this owner would be refused."""
         self.availability.check_engine()
-        (self.admission.gate or self.driver.batcher).check_room()
+        (self.admission.gate or self.driver.batcher).check_room(owner)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -276,6 +276,7 @@ class ServedAdapters:
         self.registry = home.registry
         self.calls = Count()
         self.at_start = home.at_start
+        self._roots = home.roots
         self._check_open = check_open
         self._formatters = formatters
         self._changing: list[str] = []  # directories
@@ -308,7 +309,8 @@ class ServedAdapters:
             ServingError: the adapter could not be updated, and nothing has changed.
         """
         self._check_open()
-        path = await self._path(self.registry.get(name).adapter.path if src is None else src)
+        earlier = self.registry.get(name).adapter.path
+        path = await self._path(earlier, known=True) if src is None else await self._path(src)
         return await self._change(name, functools.partial(self.registry.update, name, path=path, preload=preload), path)
 
     def unregister(self, name: str) -> None:
@@ -333,8 +335,18 @@ class ServedAdapters:
             except ServingError as error:
                 raise ConfigError(f"the adapter {name} cannot be used: {error.public}") from None
 
-    async def _path(self, src: str) -> Path:
+    async def _path(self, src: str, *, known: bool = False) -> Path:
+        """Return the directory of an adapter after checking it.
+
+        Args:
+            known: whether the adapter is already registered from this directory.
+
+        Raises:
+            ServingError: the directory is not allowed, or contains no adapter.
+        """
         self._check_open()  # before files are read, and again afterwards
+        if not known:
+            await run_in_daemon_thread(self._roots.check, src, self.registry.base)
         path = await run_in_daemon_thread(adapter_path, src, self.registry.base)
         self._check_open()
         return path
@@ -344,7 +356,7 @@ class ServedAdapters:
         directory = str(path)
         self._changing.append(directory)
         try:
-            formatters = await run_in_daemon_thread(load_adapter_formatters, path, name)
+            formatters = await run_in_daemon_thread(self._load_formatters, path, name)
             earlier = self._formatters.set(directory, formatters)
             try:
                 return await self._register(begin)
@@ -354,6 +366,14 @@ class ServedAdapters:
         finally:
             self._changing.remove(directory)
             self._forget_formatters()
+
+    def _load_formatters(self, path: Path, name: str) -> Formatters | None:
+        if path not in self.at_start.values() and not self._roots.allow_code(path) and model_py(path) is not None:
+            raise AdapterFailed(
+                f"src={path}: contains model.py, which the server does not run from outside the model's directory; "
+                "remove the file, or set option.adapters_code=true"
+            )
+        return load_adapter_formatters(path, name)
 
     def _forget_formatters(self) -> None:
         self._formatters.keep({*(entry.adapter.path for entry in self.registry), *self._changing})

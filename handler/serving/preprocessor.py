@@ -126,7 +126,7 @@ class Preprocessor:
         if headers.get(TARGET_MODEL):
             raise InvalidPayload(f"header {TARGET_MODEL}: multi-model hosting is not supported by this server")
         named = headers.get(HEADER)
-        session = session_of(self._sessions, named) if named else None
+        session = session_of(self._sessions, named, head.owner) if named else None
         adapter = adapter_of(headers, self.context)
         formatters = self.adapter_formatters.of(adapter, self.formatters)
         if (encoding := head.encoding) and encoding not in self.dialect_of(head).encodings:
@@ -259,7 +259,8 @@ class Preprocessor:
             ServingError: the dialect refuses the body.
         """
         if body.session_call:
-            return answer_call(self._sessions, body.session_call, head.headers.get(HEADER), self.dialect.errors)
+            id = head.headers.get(HEADER)
+            return answer_call(self._sessions, body.session_call, id, head.owner, self.dialect.errors)
         adapter, formatters = head.adapter, head.formatters
         facts = RequestContext(adapter, head.headers.get(PATH_MODEL, ""))
         if recalled is not None and self.store is not None:

@@ -13,6 +13,7 @@ import logging
 import os
 import queue
 import random
+import stat
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -249,12 +250,13 @@ class _Files:
         self._number += 1
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         path = self._directory / f"requests-{now}-{os.getpid()}-{self._number:06}.jsonl"
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK  # a FIFO is an error
+        self._descriptor = os.open(path, flags, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         self._size = os.fstat(self._descriptor).st_size
 
     def _make_room(self) -> None:
-        files = sorted((is_locked(path), path) for path in self._directory.glob(_NAME))
+        files = sorted((is_locked(path), path) for path in self._directory.glob(_NAME) if _is_regular(path))
         sizes = [self._file_bytes if locked else path.stat().st_size if path.exists() else 0 for locked, path in files]
         total = sum(sizes) + self._file_bytes
         for (_, path), size in zip(files, sizes, strict=True):
@@ -262,6 +264,14 @@ class _Files:
                 break
             path.unlink(missing_ok=True)
             total -= size
+
+
+def _is_regular(path: Path) -> bool:
+    """Return whether a path is a regular file, and not a directory, a FIFO or a link with the name of a capture."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def _line(request: Captured) -> bytes:

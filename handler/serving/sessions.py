@@ -53,13 +53,15 @@ class Sessions:
     """The sessions in a root directory. Thread-safe; processes with the same root directory share its sessions.
 
     A session id is a random UUID whose first eight hex digits are replaced by the expiry time in seconds since 1970.
-    The directory name is therefore the only state of a session. Other workers can find the session, and so can the
+    Sessions of an owner are in the owner's subdirectory of `owners`, all others in the root directory itself. The path
+    of the directory is therefore the only state of a session. Other workers can find the session, and so can the
     server after a crash.
 
     Args:
         root: directory that contains the directories of all sessions.
         lifetime: number of seconds after which a session expires.
-        most: maximum number of open sessions in the root directory.
+        most: maximum number of open sessions in the root directory. Beyond it, the owner with the most sessions loses
+            its newest one.
         clock: function that returns the time, in seconds since 1970.
 
     Raises:
@@ -71,10 +73,10 @@ class Sessions:
         self._lifetime = lifetime
         self._most = most
         self._clock = clock
-        self._opened: set[str] = set()  # opened by this process and not removed yet
-        self._closed: queue.SimpleQueue[str] = queue.SimpleQueue()  # closed ids to remove; "" wakes the thread
+        self._opened: dict[str, dict[str, None]] = {}  # ids by owner in order, opened here and not removed yet
+        self._closed: queue.SimpleQueue[Path | None] = queue.SimpleQueue()  # to remove; None wakes the thread
         self._ended = False
-        self._make_root()
+        self._make_home("")
         with tempfile.TemporaryFile(dir=root):
             pass
         self.remove_expired()
@@ -84,60 +86,68 @@ class Sessions:
         """Start the thread that removes closed and expired sessions."""
         threading.Thread(target=self._remove_in_time, name="sessions", daemon=True).start()
 
-    def open(self) -> Session:
+    def open(self, owner: str = "") -> Session:
         """Open a session.
 
         Raises:
-            Overloaded: too many sessions are open.
+            Overloaded: too many sessions are open, and no other owner has more of them.
             ServingError: the session directory cannot be created.
         """
-        if max(len(self._opened), self._num_directories()) >= self._most:
-            raise Overloaded(f"{self._most} sessions are open (option.sessions_max)")
+        self._make_room(owner)
         id = f"{math.ceil(self._clock() + self._lifetime):08x}{str(uuid.uuid4())[8:]}"
         try:
-            self._make_root()
-            (self._root / id).mkdir(mode=0o700)
+            self._make_home(owner)
+            self._path(id, owner).mkdir(mode=0o700)
         except OSError as error:
             raise ServingError(f"Failed to create session: {error.strerror}") from None
-        self._opened.add(id)
-        return self._session(id)
+        self._opened.setdefault(owner, {})[id] = None
+        return self._session(id, owner)
 
-    def find(self, id: str) -> Session:
-        """Return an open session.
+    def find(self, id: str, owner: str = "") -> Session:
+        """Return an open session of an owner.
 
         Raises:
-            InvalidSession: the session does not exist, or has expired.
+            InvalidSession: the owner has no such session, or it has expired.
         """
-        if _ID.fullmatch(id) and not self._is_over(id) and (self._root / id).is_dir():
-            return self._session(id)
+        if _ID.fullmatch(id) and not self._is_over(id) and self._path(id, owner).is_dir():
+            return self._session(id, owner)
         shown = id if _PLAIN.fullmatch(id) else quote(id)
         raise InvalidSession(f"Bad request: session not found: {shown}")
 
-    def close(self, id: str) -> None:
+    def close(self, id: str, owner: str = "") -> None:
         """Close a session. Its directory is immediately renamed to mark it as expired, and is removed soon afterwards.
 
         Raises:
-            InvalidSession: the session does not exist, or has expired.
+            InvalidSession: the owner has no such session, or it has expired.
             ServingError: the session directory cannot be renamed.
         """
-        found, closed = self.find(id), f"{0:08x}{id[8:]}"
+        found, closed = self.find(id, owner), f"{0:08x}{id[8:]}"
+        path = self._path(closed, owner)
         try:
-            found.directory.rename(self._root / closed)
+            found.directory.rename(path)
         except FileNotFoundError:  # another call was faster
             raise InvalidSession(f"Bad request: session not found: {id}") from None
         except OSError as error:
             raise ServingError(f"Failed to close session: {error.strerror}") from None
-        self._opened.discard(id)
-        self._opened.add(closed)
-        self._closed.put(closed)
+        opened = self._opened.setdefault(owner, {})
+        opened.pop(id, None)
+        opened[closed] = None
+        self._closed.put(path)
 
     def remove_expired(self) -> None:
         """Remove the directories of closed and expired sessions, including sessions of other processes."""
-        with suppress(OSError):  # without a root directory there are no sessions
-            for name in os.listdir(self._root):
-                if _ID.fullmatch(name) and self._is_over(name):
-                    self._remove(name)
-        self._opened -= {id for id in self._opened.copy() if self._is_over(id)}  # other processes remove some of them
+        for owner in ["", *self._owners()]:
+            home = self._home(owner)
+            with suppress(OSError):  # without a directory there are no sessions
+                for name in os.listdir(home):
+                    if _ID.fullmatch(name) and self._is_over(name):
+                        self._remove(home / name, owner)
+        for owner, ids in list(self._opened.items()):  # other processes remove some of them
+            for id in [id for id in ids.copy() if self._is_over(id)]:
+                ids.pop(id, None)
+            if not ids:
+                self._opened.pop(owner, None)
+        self._remove_empty_homes()
 
     def end(self) -> None:
         """Remove the sessions that this process has opened. Further calls have no effect.
@@ -147,51 +157,104 @@ class Sessions:
         """
         atexit.unregister(self.end)
         self._ended = True
-        self._closed.put("")
+        self._closed.put(None)
         deadline = time.monotonic() + _END_SECONDS
-        for id in self._opened.copy():
+        opened, self._opened = self._opened, {}
+        paths = [(self._path(id, owner), owner) for owner, ids in opened.items() for id in ids]
+        for number, (path, owner) in enumerate(paths):
             if time.monotonic() > deadline:
-                log.warning("%d session directories in %s were not removed in time", len(self._opened), self._root)
-                self._opened.clear()
+                log.warning("%d session directories in %s were not removed in time", len(paths) - number, self._root)
                 return
-            self._remove(id)
+            self._remove(path, owner)
+        self._remove_empty_homes()
 
-    def _num_directories(self) -> int:
-        """Return the number of session directories of all processes, or 0 if the file system does not count them."""
+    def _make_room(self, owner: str) -> None:
+        """Close the newest session of the owner with the most sessions, if too many sessions are open.
+
+        Raises:
+            Overloaded: no other owner has more sessions.
+        """
+        numbers = {each: self._number(each) for each in {"", owner, *self._owners()}}
+        if sum(numbers.values()) < self._most:
+            return
+        largest = max(numbers, key=numbers.__getitem__)
+        if numbers[largest] <= numbers[owner] + 1:
+            raise Overloaded(f"{self._most} sessions are open (option.sessions_max)")
+        with suppress(OSError, InvalidSession):  # another call has closed it
+            self.close(self._newest(largest), largest)
+
+    def _newest(self, owner: str) -> str:
+        """Return the id of the newest session of an owner, if possible one that this process has opened."""
+        opened = (id for id in reversed(self._opened.get(owner, {}).copy()) if not self._is_over(id))
+        return next(opened, "") or max(filter(_ID.fullmatch, os.listdir(self._home(owner))))
+
+    def _number(self, owner: str) -> int:
+        """Return the number of an owner's sessions in all processes, or in this one if the file system does not count
+        directories.
+        """
         try:
-            return max(0, self._root.stat().st_nlink - 2)  # each subdirectory adds a link to its parent
+            num_links = self._home(owner).stat().st_nlink  # each subdirectory adds a link to its parent
         except OSError:
-            return 0
+            num_links = 0
+        if num_links < 2:
+            return len(self._opened.get(owner, ()))
+        return num_links - 2 - (not owner and self._owners_home.is_dir())
 
-    def _session(self, id: str) -> Session:
-        return Session(id, self._root / id, datetime.fromtimestamp(_expiry(id), timezone.utc))
+    def _owners(self) -> list[str]:
+        """Return the owners that have a directory."""
+        try:
+            return os.listdir(self._owners_home)
+        except OSError:
+            return []
+
+    @property
+    def _owners_home(self) -> Path:
+        return self._root / "owners"
+
+    def _home(self, owner: str) -> Path:
+        return self._owners_home / owner if owner else self._root
+
+    def _path(self, id: str, owner: str) -> Path:
+        return self._home(owner) / id
+
+    def _session(self, id: str, owner: str) -> Session:
+        return Session(id, self._path(id, owner), datetime.fromtimestamp(_expiry(id), timezone.utc))
 
     def _is_over(self, id: str) -> bool:
         return self._clock() >= _expiry(id)
 
-    def _make_root(self) -> None:
+    def _make_home(self, owner: str) -> None:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if owner:
+            self._owners_home.mkdir(mode=0o700, exist_ok=True)
+            self._home(owner).mkdir(mode=0o700, exist_ok=True)
 
-    def _remove(self, name: str) -> None:
-        path = self._root / name
+    def _remove_empty_homes(self) -> None:
+        with suppress(OSError):
+            for home in self._owners_home.iterdir():
+                with suppress(OSError):  # sessions are open
+                    home.rmdir()
+            self._owners_home.rmdir()
+
+    def _remove(self, path: Path, owner: str) -> None:
         try:
             path.rmdir()  # for an empty directory, ten times as fast as rmtree
         except OSError:
             shutil.rmtree(path, ignore_errors=True)
-        self._opened.discard(name)
+        self._opened.get(owner, {}).pop(path.name, None)
 
     def _remove_in_time(self) -> None:
         """Remove closed sessions immediately, and check for expired sessions periodically."""
         look_at = time.monotonic() + _PERIOD
         while not self._ended:
             try:
-                name = self._closed.get(timeout=max(0.0, look_at - time.monotonic()))
+                path = self._closed.get(timeout=max(0.0, look_at - time.monotonic()))
             except queue.Empty:
                 look_at = time.monotonic() + _PERIOD
                 self.remove_expired()
             else:
-                if name:
-                    self._remove(name)
+                if path is not None:
+                    self._remove(path, path.parent.name if path.parent != self._root else "")
 
 
 def _expiry(id: str) -> int:
@@ -252,15 +315,15 @@ def _refuse(config: Config, root: Path, why: str) -> None:
 # -- calls that open or close sessions ---------------------------------------------------------------------------
 
 
-def session_of(sessions: Sessions | None, id: str) -> Session | None:
+def session_of(sessions: Sessions | None, id: str, owner: str) -> Session | None:
     """Return the session from the header of a request, or None for NEW_SESSION.
 
     Raises:
-        InvalidSession: the session does not exist or has expired, or sessions are off.
+        InvalidSession: the owner has no such session, or it has expired, or sessions are off.
     """
     if sessions is None:
         raise InvalidSession(f"{_OFF}, X-Amzn-SageMaker-Session-Id header not supported; {_HOW}")
-    return None if id == NEW_SESSION else sessions.find(id)
+    return None if id == NEW_SESSION else sessions.find(id, owner)
 
 
 def session_call(body: bytes) -> str:
@@ -285,12 +348,13 @@ def session_call(body: bytes) -> str:
     return str(call)
 
 
-def answer_call(sessions: Sessions | None, call: str, id: str | None, errors: ErrorFormat) -> ParsedRequest:
+def answer_call(sessions: Sessions | None, call: str, id: str | None, owner: str, errors: ErrorFormat) -> ParsedRequest:
     """Open or close a session, and return a parsed request that already contains its response.
 
     Args:
         call: NEW_SESSION or CLOSE.
         id: session id from the request header, if any.
+        owner: owner of the request, or "" without an owner.
         errors: format for errors that occur before the response is sent.
 
     Raises:
@@ -300,13 +364,13 @@ def answer_call(sessions: Sessions | None, call: str, id: str | None, errors: Er
         raise InvalidSession(f"{_OFF}; {_HOW}")
     told: Headers
     if call == NEW_SESSION:
-        session = sessions.open()
+        session = sessions.open(owner)
         value = f"{session.id}; Expires={session.expires:%Y-%m-%dT%H:%M:%SZ}"
         done, told = f"Session {session.id} created", [("x-amzn-sagemaker-new-session-id", value), (HEADER, value)]
     else:
         if not id:
             raise InvalidSession("Session ID is required in request headers to close a session")
-        sessions.close(id)
+        sessions.close(id, owner)
         done, told = f"Session {id} closed", [("x-amzn-sagemaker-closed-session-id", id)]
     answer: SessionAnswer = {"result": done}
     return ParsedRequest((), PreparedDocument(dumps(answer)), errors, headers=lambda timing: told)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import sqlite3
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, Overloaded, Unavailable
+from handler.core.fair_queue import FairQueue
 from handler.core.framing import dumps, loads
 from handler.protocols.kernel.dialect import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
 from handler.serving.database import open_database
@@ -301,7 +301,8 @@ class _Read(NamedTuple):
 
 
 class ResponseStore:
-    """Stores responses. Most methods return a future immediately, and a thread executes the calls in order.
+    """Stores responses. Most methods return a future immediately, and a thread executes the calls. Owners take turns,
+    and the calls of an owner are executed in order.
 
     Args:
         database: database, which the store owns and closes.
@@ -311,7 +312,8 @@ class ResponseStore:
         self.most_bytes = database.most_bytes
         self._database = database
         self._in_progress: weakref.WeakValueDictionary[str, InProgress] = weakref.WeakValueDictionary()
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._calls = FairQueue[Callable[[], None]]()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
         self._thread.start()
 
@@ -326,7 +328,7 @@ class ResponseStore:
         Raises:
             Overloaded: too many calls are waiting.
         """
-        return self._submit(lambda: self._database.check_room(owner, size))
+        return self._submit(owner, lambda: self._database.check_room(owner, size))
 
     def recall(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> Future[Recalled]:
         """Return the stored responses and items that a request refers to.
@@ -340,19 +342,19 @@ class ResponseStore:
         """
         if self._begun(owner, wanted.previous) is not None:
             return _done(Recalled("in_progress"))
-        return self._submit(lambda: self._database.recall(owner, wanted, reserve))
+        return self._submit(owner, lambda: self._database.recall(owner, wanted, reserve))
 
     def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
         """Return a response, which may be in progress, or None if the owner has no response with this id."""
         if (begun := self._begun(owner, id)) is not None:
             return _done({**begun.answer})
-        return self._submit(lambda: self._database.response(owner, id))
+        return self._submit(owner, lambda: self._database.response(owner, id))
 
     def input_items(
         self, owner: str, id: str, *, limit: int, after: str, newest_first: bool
     ) -> Future[ItemPage | None]:
         """Return a page of input items of a response, or None if the response or the item `after` does not exist."""
-        return self._submit(lambda: self._database.input_items(owner, id, limit, after, newest_first))
+        return self._submit(owner, lambda: self._database.input_items(owner, id, limit, after, newest_first))
 
     def delete(self, owner: str, id: str) -> Future[bool]:
         """Delete a response, and return whether it existed.
@@ -362,7 +364,7 @@ class ResponseStore:
         """
         if self._begun(owner, id) is not None:
             raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
-        return self._submit(lambda: self._database.delete(owner, id))
+        return self._submit(owner, lambda: self._database.delete(owner, id))
 
     def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> InProgress:
         """Register a response in progress. It is registered until `end` or `keep`, while the returned object exists."""
@@ -391,7 +393,8 @@ class ResponseStore:
 
     def close(self) -> None:
         """Finish pending writes, within a time limit, and stop the thread. Further calls have no effect."""
-        self._calls.put(None)
+        self._closed = True
+        self._calls.put("", lambda: None)  # wakes the thread
         self._thread.join(_END_SECONDS)
 
     def _begun(self, owner: str, id: str) -> InProgress | None:
@@ -399,18 +402,18 @@ class ResponseStore:
         found = self._in_progress.get(id)
         return found if found is not None and found.owner == owner else None
 
-    def check_calls(self) -> None:
-        """Raise Overloaded if too many calls are waiting."""
-        if self._calls.qsize() >= _MOST_WAITING:
+    def check_calls(self, owner: str) -> None:
+        """Raise Overloaded if too many calls are waiting, and the owner has its share of them."""
+        if not self._calls.has_room(_MOST_WAITING, owner):
             raise Overloaded(f"too many calls to the response store are waiting: {_MOST_WAITING}")
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
-    def _submit(self, call: Callable[[], T]) -> Future[T]:
-        self.check_calls()
-        return self.write(call)
+    def _submit(self, owner: str, call: Callable[[], T]) -> Future[T]:
+        self.check_calls(owner)
+        return self.write(owner, call)
 
-    def write(self, call: Callable[[], T]) -> Future[T]:
+    def write(self, owner: str, call: Callable[[], T]) -> Future[T]:
         """Make a call on the store thread, even if many calls are waiting. Used for the `feed` method of replies."""
         future: Future[T] = Future()
         deadline = time.monotonic() + BUSY_SECONDS
@@ -427,21 +430,20 @@ class ResponseStore:
             except Exception as error:
                 future.set_exception(error)
 
-        self._calls.put(run)
+        self._calls.put("", run, owner)
         return future
 
     def _run(self) -> None:
         look_at = time.monotonic() + _PERIOD
         while True:
-            try:
-                call = self._calls.get(timeout=max(0.0, look_at - time.monotonic()))
-            except queue.Empty:
+            call = self._calls.get(timeout=max(0.0, look_at - time.monotonic()))
+            if call is None:
                 look_at = time.monotonic() + _PERIOD
                 call = self._remove_expired
-            if call is None:
-                break
             call()
             del call  # it refers to a response
+            if self._closed and not self._calls:
+                break
         self._database.close()
 
     def _remove_expired(self) -> None:

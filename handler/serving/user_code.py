@@ -17,9 +17,11 @@ from handler.plugins.aws import STANDARDS, Handlers, collecting, files_of, find_
 from handler.plugins.functions import Formatters, choose, find_formatters, model_py
 from handler.plugins.handle import Handle, find_handle
 from handler.plugins.tool_parser import load_tool_format
-from handler.scheduler.lora import AdapterHome, AdapterRegistry, adapters_in, named_adapters
+from handler.scheduler.lora import AdapterHome, AdapterRegistry, AdapterRoots, adapters_in, named_adapters
 
 log = logging.getLogger("handler.launch")
+
+_PLATFORM = Path("/opt/ml")
 
 
 def model_formatters(config: Config, directory: Path | None = None, *, handlers: bool = False) -> Formatters:
@@ -123,7 +125,18 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
         if homes:
             log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
         return AdapterHome(AdapterRegistry(limit, unavailable=f"{spec.engine}: {missing}"))
-    return AdapterHome(AdapterRegistry(limit, _base(config, directory)), adapters_at_start(config, directory))
+    registry = AdapterRegistry(limit, _base(config, directory))
+    return AdapterHome(registry, adapters_at_start(config, directory), adapter_roots(config, directory))
+
+
+def adapter_roots(config: Config, directory: Path | None) -> AdapterRoots:
+    """Return the directories from which clients may register adapters. On SageMaker, only the platform can register
+    adapters, whose files it stores below `_PLATFORM`.
+    """
+    own = [path.absolute() for path in _places(config, directory) if path.is_dir()]
+    root = config.engine_options.get("adapters_root")
+    others = [] if root is None else [Path(root).absolute()]
+    return AdapterRoots([*own, _PLATFORM], others, bool(config.engine_options.get("adapters_code")))
 
 
 def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]:

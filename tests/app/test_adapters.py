@@ -29,7 +29,9 @@ HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 WORDS = 200
 PROMPT = " ".join(f"w{i}" for i in range(WORDS))
 PACED = ("-o", "option.echo_tokens_per_second=50")
-ECHO = ("--engine", "echo", "-o", "option.enable_lora=true", "-o", "option.engine_isolation=process")
+ANYWHERE = "option.enable_lora=true\noption.adapters_root=/\noption.adapters_code=true\n"
+LORA = ("-o", "option.enable_lora=true", "-o", "option.adapters_root=/", "-o", "option.adapters_code=true")
+ECHO = ("--engine", "echo", *LORA, "-o", "option.engine_isolation=process")
 
 
 @pytest.fixture(scope="module")
@@ -352,7 +354,7 @@ def test_those_beside_the_model_are_there_from_the_start(tmp_path: Path) -> None
     for name in ("z", "a"):
         write_adapter(tmp_path / "adapters" / name)
     write_adapter(tmp_path / "adapters-of-others" / "b")
-    (tmp_path / "serving.properties").write_text("option.llm_engine=echo\noption.enable_lora=true\n")
+    (tmp_path / "serving.properties").write_text(f"option.llm_engine=echo\n{ANYWHERE}")
     with serve("--properties", str(tmp_path / "serving.properties")) as server:
         assert [(entry["name"], entry["id"]) for entry in call(server, "GET").json()["adapters"]] == [
             ("a", 1),
@@ -374,7 +376,7 @@ def test_a_broken_one_beside_the_model_fails_the_start_by_name_in_app(
     path = write_adapter(tmp_path / "adapters" / name)
     if broken:
         (path / "adapter_config.json").unlink()
-    (tmp_path / "serving.properties").write_text("option.llm_engine=echo\noption.enable_lora=true\n")
+    (tmp_path / "serving.properties").write_text(f"option.llm_engine=echo\n{ANYWHERE}")
     with (
         pytest.raises(AssertionError, match=rf"the server ended:\n(.*\n)*lmi: {words}"),
         serve("--properties", str(tmp_path / "serving.properties")),
@@ -479,7 +481,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model and three adapters: `plain` has no model.py, `own` an output formatter, `asks` an input formatter."""
     directory = tmp_path_factory.mktemp("model")
     properties = write_model(directory, OUTPUT % "base")
-    properties.write_text("option.llm_engine=echo\noption.enable_lora=true\n")
+    properties.write_text(f"option.llm_engine=echo\n{ANYWHERE}")
     for name, text in {"plain": "", "own": OUTPUT % "own", "asks": INPUT}.items():
         path = write_adapter(directory / "adapters" / name)
         if text:
@@ -519,7 +521,7 @@ def test_an_adapters_input_formatter_reads_its_requests_alone(formatters_server:
 
 def test_an_input_formatter_runs_on_its_thread_though_its_adapter_has_gone(tmp_path: Path) -> None:
     properties = write_model(tmp_path, "")
-    properties.write_text("option.llm_engine=echo\noption.enable_lora=true\n")
+    properties.write_text(f"option.llm_engine=echo\n{ANYWHERE}")
     path, ran_on = write_adapter(tmp_path / "asks"), tmp_path / "thread"
     note = f"    pathlib.Path({str(ran_on)!r}).write_text(threading.current_thread().name)\n    return"
     (path / "model.py").write_text("import pathlib, threading\n" + INPUT.replace("    return", note))
@@ -568,9 +570,55 @@ def test_a_broken_one_is_not_registered_and_an_update_runs_it_again(
 
 def test_the_check_names_a_broken_one(home: Path, tmp_path: Path) -> None:
     properties = write_model(tmp_path, "")
-    properties.write_text("option.llm_engine=echo\noption.enable_lora=true\n")
+    properties.write_text(f"option.llm_engine=echo\n{ANYWHERE}")
     path = write_adapter(tmp_path / "adapters" / "a")
     (path / "model.py").write_text("def (\n")
     (told,) = [problem.message for problem in check(read_config(properties=properties, environ={}))]
     assert told.startswith(f"{path}/model.py, line 1: SyntaxError")
     assert not list(check(read_config(properties=home / "serving.properties", environ={})))
+
+
+# -- where adapters may be ---------------------------------------------------------------------------------------------
+
+
+def test_adapters_come_from_the_model_and_a_root_and_code_from_the_model_alone(tmp_path: Path) -> None:
+    home, root, elsewhere = tmp_path / "model", tmp_path / "root", tmp_path / "elsewhere"
+    home.mkdir()
+    properties = write_model(home, "")
+    for directory in (home / "late", root / "plain", root / "codes", elsewhere / "away"):
+        write_adapter(directory)
+    for directory in (home / "late", root / "codes", elsewhere / "away"):
+        (directory / "model.py").write_text(f"open({str(directory / 'ran')!r}, 'w').close()\n" + OUTPUT % "adapter")
+    (root / "link").symlink_to(elsewhere / "away")
+    lines = f"option.llm_engine=echo\noption.enable_lora=true\noption.adapters_root={root}\n"
+    properties.write_text(lines)
+    with serve("--properties", str(properties)) as server:
+        assert register(server, "late", home / "late").status_code == 200
+        assert register(server, "plain", root / "plain").status_code == 200
+        for name, src in (
+            ("a", elsewhere / "away"),
+            ("b", root / "link"),
+            ("c", f"{root}/../elsewhere/away"),
+            ("d", f"file://{elsewhere}/away"),
+            ("e", "/etc"),
+            ("f", "/nowhere"),
+        ):
+            found = register(server, name, src)
+            assert (
+                found.status_code,
+                "only from the model's directory and from option.adapters_root" in found.text,
+            ) == (
+                400,
+                True,
+            )
+        update = call(server, "POST", "/plain/update", params={"src": str(elsewhere / "away")})
+        assert update.status_code == 400
+        refused = register(server, "codes", root / "codes")
+        assert (refused.status_code, "set option.adapters_code=true" in refused.text) == (424, True)
+        assert call(server, "POST", "/late/update").status_code == 200
+    ran = [path.parent.name for path in tmp_path.rglob("ran")]
+    assert ran == ["late"]
+    properties.write_text(lines + "option.adapters_code=true\n")
+    with serve("--properties", str(properties)) as server:
+        assert register(server, "codes", root / "codes").status_code == 200
+        assert ask(server, {}, "codes").json()["by"] == "adapter"

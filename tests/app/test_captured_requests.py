@@ -80,3 +80,18 @@ def test_a_client_that_leaves_has_no_answer(tmp_path: Path) -> None:
     [request] = list(open_requests(str(tmp_path)))
     assert isinstance(request, Request)
     assert request.answer is None
+
+
+def test_no_id_of_a_session_is_captured(tmp_path: Path) -> None:
+    on = ("option.enable_stateful_sessions=true", f"option.sessions_path={tmp_path / 'sessions'}")
+    captures = tmp_path / "captures"
+    options = [word for option in (*on, f"option.capture_requests={captures}") for word in ("-o", option)]
+    name = "x-amzn-sagemaker-session-id"
+    with serve("--engine", "echo", *options) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        opened = client.post("/invocations", json={"requestType": "NEW_SESSION"})
+        id = opened.headers[name].partition(";")[0]
+        assert client.post("/invocations", json={"inputs": "one"}, headers={name: id}).status_code == 200
+        assert client.post("/invocations", json={"requestType": "CLOSE"}, headers={name: id}).status_code == 200
+    text = "".join(path.read_text() for path in captures.iterdir())
+    assert text.count('"path"') == 1
+    assert id not in text

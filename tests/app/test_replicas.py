@@ -30,7 +30,7 @@ from tests.user_files import write_adapter
 pytestmark = pytest.mark.long
 
 STREAMS = 32
-ECHO = ("--engine", "echo", "-o", "option.enable_lora=true")
+ECHO = ("--engine", "echo", "-o", "option.enable_lora=true", "-o", "option.adapters_root=/")
 
 
 @contextlib.contextmanager

@@ -164,6 +164,7 @@ class Bucket:
         cut: the number of answers whose connection ends amid their content; it falls.
         size: of all objects in the list; "": their own.
         endless: each list has no object, and says that there are more.
+        strays: each list has all objects, whatever their prefix.
     """
 
     objects: dict[str, bytes]
@@ -176,6 +177,7 @@ class Bucket:
     cut: int = 0
     size: str = ""
     endless: bool = False
+    strays: bool = False
 
     def environment(self) -> dict[str, str]:
         """The variables with which a process reads this S3."""
@@ -240,7 +242,7 @@ class _BucketHandler(http.server.BaseHTTPRequestHandler):
             f"<Contents><Key>{escape(key)}</Key><LastModified>{_CHANGED}</LastModified>"
             f"<ETag>{escape(etag(data))}</ETag><Size>{self.bucket.size or len(data)}</Size></Contents>"
             for key, data in sorted(self.bucket.objects.items())
-            if key.startswith(prefix)
+            if key.startswith(prefix) or self.bucket.strays
         ]
         return f"{_XML}<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>".encode()
 

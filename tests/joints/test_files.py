@@ -21,6 +21,7 @@ from deploy.errors import DeployError, SpecError
 from deploy.resolve.model.files import Directory
 from deploy.resolve.model.gguf import gguf_shape
 from deploy.resolve.model.gguf import parts as deployed_parts
+from deploy.s3.archive import read_archive
 from deploy.s3.lint import lint, list_directory
 from deploy.s3.prefix import Entry
 from deploy.spec.reading import read_spec
@@ -43,6 +44,8 @@ from proof.conform import report
 from proof.replay.exchange import Unreadable
 from proof.replay.sources import open_requests
 from tests.bench.documents import served
+from tests.deploy.doubles.archives import archive
+from tests.doubles.steps import steps
 from tests.unit.engines.test_model_files import CHECKPOINT, SHARD, SPLIT, WHOLE, gguf_file, pair, string
 
 # -- encodings ---------------------------------------------------------------------------------------------------------
@@ -375,6 +378,14 @@ def test_a_directory_that_is_no_model_says_why(
     model = made(tmp_path / "m", files)
     with pytest.raises(ConfigError, match=message):
         find_openvino_model(str(model / name), EngineConfig())
+
+
+def test_an_archive_of_many_settings_costs_in_proportion() -> None:
+    def work(count: int) -> int:
+        packed = io.BytesIO(archive({f"{number}/serving.properties": b"" for number in range(count)}))
+        return steps(lambda: read_archive(packed))
+
+    assert work(400) < 5 * work(100), "16 times, if each were compared with all others"
 
 
 def test_the_container_names_the_directory_of_an_archive(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ class Options:
     # sessions
     enable_stateful_sessions: bool | None = option(_switch, None, "stateful sessions (sessions.md); by default on in LMI's async mode")
     sessions_expiration: int = option(integer(1, 10**9), 1200, "seconds until a session expires")
-    sessions_max: int = option(integer(1, 10**6), 10000, "maximum number of open sessions; opening another gets 503")
+    sessions_max: int = option(integer(1, 10**6), 10000, "maximum number of open sessions; another gets 503, or replaces one of the API key with the most")
     sessions_path: str | None = option(path, None, "directory for the sessions' files; by default /dev/shm/sagemaker_sessions, in memory")
     # stored responses (wire/responses.md)
     responses_store: str = option(path, "off", "where responses and Anthropic's threads are stored: off, memory or a directory (wire/responses.md)")
@@ -282,6 +282,8 @@ GPU = (
     Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in chunks, alongside other requests' tokens", engines=_GPU),
     Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (adapters.md)", engines=("echo", *_GPU), idle="the engine does not support LoRA adapters"),
     Option("option.lora_modules", "lora_modules", lora_modules, None, "adapters to load at startup: name=path, a JSON object of name and path, or a list", engines=("echo", *_GPU)),
+    Option("option.adapters_root", "adapters_root", path, None, "directory from which clients may register adapters, besides the model's own (adapters.md)", engines=("echo", *_GPU)),
+    Option("option.adapters_code", "adapters_code", boolean, False, "run the model.py of an adapter that a client registers from outside the model's directory", engines=("echo", *_GPU)),
     Option("option.max_loras", "max_loras", integer(1), 4, "maximum number of adapters in one batch", engines=_GPU),
     Option("option.max_cpu_loras", "max_cpu_loras", integer(1), None, "maximum number of adapters kept in host memory", engines=_GPU),
     Option("option.max_lora_rank", "max_lora_rank", integer(1), 16, "maximum rank of an adapter", engines=_GPU),

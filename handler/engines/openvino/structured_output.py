@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handler.core.fair_queue import FairQueue
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.decoder.config import DecoderConfig, Layer, Rotary
@@ -30,7 +31,7 @@ from handler.engines.openvino.model import eos_ids
 from handler.engines.process.sandbox import status_bytes
 from handler.engines.structured_output.ebnf import MARKER, Unreadable, abridged_parts, acyclic
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
-from handler.engines.structured_output.validator import FairQueue, sort
+from handler.engines.structured_output.validator import sort
 from handler.engines.structured_output.xgrammar import (
     Pace,
     contents,

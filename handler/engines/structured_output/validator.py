@@ -11,13 +11,14 @@ import functools
 import re
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 from handler.core.errors import ServingError, Unavailable, client_words, serving_error
+from handler.core.fair_queue import FairQueue
 from handler.core.values import StructuredOutput
 from handler.engines.base import StructuredOutputCheck
 from handler.engines.process.sandbox import (
@@ -33,90 +34,17 @@ from handler.engines.process.sandbox import (
     Work,
 )
 
-T = TypeVar("T")
-
 _COSTLY = re.compile(r'"(?:pattern|format)|[0-9]{3}')  # regular expressions, and large numbers such as repetitions
 
 
 def sort(subject: StructuredOutput) -> Hashable:
     """Return a key that is usually equal for all schemas or grammars of a client, unless only some of them are costly.
 
-    The client itself is unknown, because all requests from SageMaker come from one address.
+    Without API keys, the client itself is unknown: all requests from SageMaker come from one address.
     """
     text = subject.value
     size = len(text).bit_length() // 2  # to a factor of four
     return subject.kind, subject.allows_text, size, '"$ref"' in text, _COSTLY.search(text) is not None
-
-
-class FairQueue(Generic[T]):
-    """A queue with several flows that take turns. Each flow is first in, first out. Thread-safe.
-
-    Args:
-        capacity: maximum number of entries in all flows, or None for no limit. When it is exceeded, the newest entry of
-            the longest flow is removed.
-    """
-
-    def __init__(self, capacity: int | None = None) -> None:
-        self._capacity = capacity
-        self._flows: OrderedDict[Hashable, deque[T]] = OrderedDict()  # in the order of their turns
-        self._num_waiting = 0
-        self._changed = threading.Condition()
-        self._closed = False
-
-    def __len__(self) -> int:
-        return self._num_waiting
-
-    def put(self, flow: Hashable, item: T) -> T | None:
-        """Add an entry.
-
-        Returns:
-            The entry that was removed because the queue was full (possibly the new entry), or None.
-        """
-        with self._changed:
-            self._flows.setdefault(flow, deque()).append(item)
-            self._num_waiting += 1
-            if self._capacity is not None and self._num_waiting > self._capacity:
-                longest = max(reversed(self._flows), key=lambda flow: len(self._flows[flow]))
-                return self._take(longest, deque.pop)
-            self._changed.notify()
-            return None
-
-    def get(self) -> T | None:
-        """Wait for an entry, remove it and return it. Return None after the queue has been closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._flows or self._closed)
-            if self._closed:
-                return None
-            flow = next(iter(self._flows))
-            item = self._take(flow, deque.popleft)
-            if flow in self._flows:
-                self._flows.move_to_end(flow)
-            return item
-
-    def drop(self, unwanted: Callable[[T], bool]) -> None:
-        """Remove all entries for which `unwanted` returns true."""
-        with self._changed:
-            for flow, items in list(self._flows.items()):
-                kept = deque(item for item in items if not unwanted(item))
-                self._num_waiting -= len(items) - len(kept)
-                if kept:
-                    self._flows[flow] = kept
-                else:
-                    del self._flows[flow]
-
-    def close(self) -> None:
-        """Make all current and future calls to `get` return None."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def _take(self, flow: Hashable, pop: Callable[[deque[T]], T]) -> T:
-        items = self._flows[flow]
-        item = pop(items)
-        self._num_waiting -= 1
-        if not items:
-            del self._flows[flow]
-        return item
 
 
 _MEMORY = 256 << 20
@@ -133,10 +61,7 @@ _MAX_SECONDS = 30.0  # total CPU time of the remembered texts that were accepted
 
 _RESTART_BYTES = 512 << 20  # if an engine keeps more, it is restarted as soon as it is idle
 _MAX_BYTES = 1 << 30  # if an engine keeps more, it gets no new schemas and grammars
-_NO_SPACE = (
-    f"structured output: the engine already keeps {_MAX_BYTES >> 20} MiB of schemas and grammars; "
-    "others will be accepted after it has been idle"
-)
+_MAX_BYTES_OF_KEY = _MAX_BYTES // 2  # of which one API key may use this many
 
 _PURPOSE = Purpose("schemas and grammars", "are checked", " (option.guide_timeout=0 accepts them unchecked)")
 _REASON_CHARACTERS = 300
@@ -170,6 +95,7 @@ class Restartable(Protocol):
 
 class _Waiting(NamedTuple):
     subject: StructuredOutput
+    owner: str
     since: float
 
 
@@ -182,9 +108,10 @@ class StructuredOutputValidator:
     """A validator that checks each schema or grammar once and remembers the verdict. Thread-safe.
 
     Each check starts in a lane with a limit of 0.2 s of CPU time. If that is not enough, the check starts again in a
-    lane with a higher limit, up to `seconds`. In each lane, grammars of the same sort wait for each other, and the
-    sorts take turns, so costly grammars hardly delay other grammars. If a lane is full, the newest entry of the sort
-    with the most entries is removed.
+    lane with a higher limit, up to `seconds`. In each lane, owners take turns, and so do the sorts of an owner's
+    grammars, so costly grammars hardly delay other grammars. If a lane is full, the owner with the most entries loses
+    the newest entry of its most frequent sort. An owner that sends a grammar that another one is waiting for has an
+    entry of its own, so that it loses nothing by the other's.
 
     Args:
         make: function that returns the engine's check. The function is pickled, and called in the sandbox process.
@@ -216,7 +143,7 @@ class StructuredOutputValidator:
         self._lock = threading.Lock()
         self._known: OrderedDict[StructuredOutput, Verdict] = OrderedDict()  # least recently used first
         self._known_seconds = 0.0
-        self._futures: dict[StructuredOutput, list[Future[str]]] = {}
+        self._futures: dict[StructuredOutput, dict[str, list[Future[str]]]] = {}  # by grammar and owner
         self._running = False
         self._closed = False
 
@@ -225,8 +152,11 @@ class StructuredOutputValidator:
         with self._lock:
             self._start()
 
-    def check(self, subject: StructuredOutput) -> Future[str]:
+    def check(self, subject: StructuredOutput, owner: str = "") -> Future[str]:
         """Check a schema or grammar.
+
+        Args:
+            owner: owner of the request, or "" without an owner.
 
         Returns:
             A new future, which cannot be cancelled. Its result is the reason for a refusal, or "" if there is none. If
@@ -242,18 +172,17 @@ class StructuredOutputValidator:
                 future.set_exception(_stopping())
             elif subject in self._known:
                 self._known.move_to_end(subject)
-                if self._kept.add(subject, self._known[subject]):
-                    future.set_result(self._known[subject].refusal)
+                if no_space := self._kept.add(subject, self._known[subject], owner):
+                    future.set_exception(Unavailable(no_space))
                 else:
-                    future.set_exception(Unavailable(_NO_SPACE))
-            elif subject in self._futures:
-                self._futures[subject].append(future)
+                    future.set_result(self._known[subject].refusal)
             else:
-                self._futures[subject] = [future]
+                owners = self._futures.setdefault(subject, {})
+                is_new = owner not in owners
+                owners.setdefault(owner, []).append(future)
                 self._start()
-                is_new = True
         if is_new:
-            self._enter(0, _Waiting(subject, time.monotonic()))
+            self._enter(0, _Waiting(subject, owner, time.monotonic()))
         return future
 
     def close(self) -> None:
@@ -264,7 +193,7 @@ class StructuredOutputValidator:
         self._sandbox.close()
         for lane in self._lanes:
             lane.waiting.close()
-        for future in (future for several in futures.values() for future in several):
+        for future in (future for owners in futures.values() for several in owners.values() for future in several):
             future.set_exception(_stopping())
 
     @property
@@ -290,9 +219,12 @@ class StructuredOutputValidator:
                 self._sandbox.start()
         while (waiting := lane.waiting.get()) is not None:
             subject = waiting.subject
+            if not self._is_awaited(waiting):
+                continue  # the entry of another owner has settled it
+            if time.monotonic() - waiting.since > _WAIT:
+                self._refuse(waiting, "structured output: too many other schemas and grammars are being checked")
+                continue
             try:
-                if time.monotonic() - waiting.since > _WAIT:
-                    raise NotRun("too many other schemas and grammars are being checked")
                 seconds: list[float] = []
                 (verdict,) = self._sandbox.run(Job(subject, lane.limits), spent=seconds.append)
                 self._settle(subject, verdict._replace(seconds=seconds[-1]))
@@ -309,17 +241,32 @@ class StructuredOutputValidator:
                 self._settle(subject, serving_error(error))
 
     def _enter(self, number: int, waiting: _Waiting) -> None:
-        refused = self._lanes[number].waiting.put(sort(waiting.subject), waiting)
+        refused = self._lanes[number].waiting.put(sort(waiting.subject), waiting, waiting.owner)
         if refused is not None:
-            self._settle(refused.subject, Unavailable("too many new schemas or grammars at once"))
+            self._refuse(refused, "too many new schemas or grammars at once")
+
+    def _is_awaited(self, waiting: _Waiting) -> bool:
+        with self._lock:
+            return waiting.owner in self._futures.get(waiting.subject, ())
+
+    def _refuse(self, waiting: _Waiting, message: str) -> None:
+        """Fail the checks of one owner. The checks of the same grammar for other owners go on."""
+        with self._lock:
+            owners = self._futures.get(waiting.subject, {})
+            futures = owners.pop(waiting.owner, ())
+            if not owners:
+                self._futures.pop(waiting.subject, None)
+        for future in futures:
+            future.set_exception(Unavailable(message))
 
     def _settle(self, subject: StructuredOutput, outcome: Verdict | ServingError) -> None:
         with self._lock:
-            futures = self._futures.pop(subject, ())  # none if `close` has failed them
+            owners = self._futures.pop(subject, {})  # empty if `close` has failed them
+            futures = [future for several in owners.values() for future in several]
             if isinstance(outcome, Verdict):
                 self._remember(subject, outcome)
-                if not self._kept.add(subject, outcome):
-                    outcome = Unavailable(_NO_SPACE)
+                if no_space := self._kept.add(subject, outcome, next(iter(owners), "")):
+                    outcome = Unavailable(no_space)
         for future in futures:
             if isinstance(outcome, Verdict):
                 future.set_result(outcome.refusal)
@@ -342,6 +289,7 @@ class _Count:
     restarts: int
     hashes: set[int] = field(default_factory=set)
     num_bytes: int = 0
+    bytes_by_owner: Counter[str] = field(default_factory=Counter)
     is_told: bool = False  # whether the replica has been told to restart
 
 
@@ -352,10 +300,12 @@ class _Kept:
         self._engine = engine
         self._counts: dict[int, _Count] = {}
 
-    def add(self, subject: StructuredOutput, verdict: Verdict) -> bool:
-        """Count a schema or grammar and return True. Return False if the engine would keep too much memory."""
+    def add(self, subject: StructuredOutput, verdict: Verdict, owner: str) -> str:
+        """Count a schema or grammar and return "". If the engine would keep too much memory, or too much of it for one
+        API key, return an error message.
+        """
         if self._engine is None or not verdict.kept:
-            return True
+            return ""
         new = []
         for replica, restarts in enumerate(self._engine.replica_restarts):
             count = self._counts.get(replica)
@@ -367,11 +317,21 @@ class _Kept:
                     count.is_told = True
                     self._engine.restart_when_idle(replica)
         if any(count.num_bytes + verdict.kept > _MAX_BYTES for count in new):
-            return False
+            return _no_space(_MAX_BYTES)
+        if owner and any(count.bytes_by_owner[owner] + verdict.kept > _MAX_BYTES_OF_KEY for count in new):
+            return _no_space(_MAX_BYTES_OF_KEY, " of this API key")
         for count in new:
             count.hashes.add(hash(subject))
             count.num_bytes += verdict.kept
-        return True
+            count.bytes_by_owner[owner] += verdict.kept
+        return ""
+
+
+def _no_space(num_bytes: int, whose: str = "") -> str:
+    return (
+        f"structured output: the engine already keeps {num_bytes >> 20} MiB of schemas and grammars{whose}; "
+        "others will be accepted after it has been idle"
+    )
 
 
 def _stopping() -> Unavailable:

@@ -265,7 +265,7 @@ class BatchStore:
         query = f"SELECT owner, document FROM objects WHERE kind = ? AND expires = ? ORDER BY {turn}, number LIMIT ?"
         with self._lock:
             rows = self._database.execute(query, (*_BATCHES, _NEVER, most)).fetchall()
-        return [OpenBatch(owner, loads(document)) for owner, document in rows]
+        return [OpenBatch(owner, batch) for owner, document in rows if (batch := _readable(document)) is not None]
 
     def advance(self, id: str, sizes: Sequence[int], change: Mapping[str, Any]) -> OpenAiBatch:
         """Save the progress of a batch, and return the batch. A batch that has ended does not change. A batch that is
@@ -308,7 +308,7 @@ class BatchStore:
         """Return a batch, its owner and the lifetime of its output files. A missing batch is treated as ended."""
         query = "SELECT document, owner, lifetime FROM objects WHERE id = ?"
         document, owner, lifetime = self._database.execute(query, (id,)).fetchone() or (b'{"status": "gone"}', "", 0)
-        return loads(document), owner, lifetime
+        return _document(document), owner, lifetime
 
     def remove_expired(self) -> None:
         """Remove expired files and batches, and incomplete uploads, but not the input of an open batch."""
@@ -360,7 +360,7 @@ class BatchStore:
         if found is None:
             missing = no_batch if kinds == _BATCHES else no_file
             raise missing(id)
-        return loads(found[0])
+        return _document(found[0])
 
     def _list(self, owner: str, page: Page, kinds: Sequence[str]) -> tuple[list[Any], bool]:
         order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
@@ -372,7 +372,7 @@ class BatchStore:
         query += f" ORDER BY number {order} LIMIT ?"
         with self._lock:
             rows = self._database.execute(query, (*values, page.limit + 1)).fetchall()
-        return [loads(document) for (document,) in rows[: page.limit]], len(rows) > page.limit
+        return [_document(document) for (document,) in rows[: page.limit]], len(rows) > page.limit
 
     def _insert(self, **values: Any) -> None:
         names, marks = ", ".join(values), ", ".join("?" * len(values))
@@ -407,6 +407,30 @@ class BatchStore:
         with self._lock, self._database:  # this commits or rolls back
             self._database.execute("BEGIN IMMEDIATE")
             yield
+
+
+def _document(data: bytes) -> Any:
+    """Return the document of a row.
+
+    Raises:
+        sqlite3.DatabaseError: it is not a JSON object with an id, because another program or the disk has changed it.
+    """
+    try:
+        document = loads(data)
+        if not isinstance(document["id"], str):
+            raise TypeError("its id is not a string")
+    except (ValueError, TypeError, LookupError) as error:
+        raise sqlite3.DatabaseError(f"a document is damaged: {error}") from None
+    return document
+
+
+def _readable(data: bytes) -> Any:
+    """Return the document of a row, or None if it is damaged, so that other batches run."""
+    try:
+        return _document(data)
+    except sqlite3.DatabaseError as error:
+        log.error("a batch cannot be run: %s", error)
+        return None
 
 
 def _shown(kinds: Sequence[str]) -> str:

@@ -47,8 +47,8 @@ class BatchGate:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def check_room(self) -> None:
-        """Raise `Overloaded` if the queue is full."""
+    def check_room(self, owner: str = "") -> None:
+        """Raise `Overloaded` if the queue is full, whoever owns the requests in it."""
         if len(self._waiting) >= self._max_queued:
             raise Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
 

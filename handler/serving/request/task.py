@@ -246,6 +246,8 @@ class RequestTask(Life):
             body = await admission.inflate(body, self._head, memory)
             memory.body = len(body)
             decoded = await admission.decode(body, self._head, memory)
+            if decoded.session_call:
+                self._capture = None  # its response contains the id of the session
             value, decoded_size = decoded.value, decoded.size
             recalled = None
             if admission.preprocessor.store is not None:
@@ -254,7 +256,7 @@ class RequestTask(Life):
                 memory.body += recalled.size
                 decoded_size += recalled.size
             parse = functools.partial(admission.preprocessor.parse, decoded, self._head, recalled)
-            parsed = await admission.run(memory.body, parse)
+            parsed = await admission.run(memory.body, parse, self._head.owner)
             if self._capture is not None:
                 decoded_size += len(body)
             memory.settle(decoded_size, parsed.num_repeated)
@@ -304,7 +306,7 @@ class RequestTask(Life):
                 self._stats.num_prompt_tokens += len(prompt.ids)
                 reply.start(index, len(prompt.ids))
                 own, started = functools.partial(sink, index), self._stats.note_started
-                id = self._driver.submit(request, prompt, own, started, follows=index > 0)
+                id = self._driver.submit(request, prompt, own, started, self._head.owner, follows=index > 0)
                 self.hold(functools.partial(self._driver.cancel, id))
         except Exception as error:  # one client's request must not stop the others
             self.refuse(serving_error(error))
@@ -385,7 +387,7 @@ class RequestTask(Life):
         keeps = self.parsed is not None and self.parsed.keeps
         if not (keeps or (delta.error is None and reply.takes_long(delta))):
             return None
-        return self._admission.write(functools.partial(reply.feed, index, delta), keeps=keeps)
+        return self._admission.write(functools.partial(reply.feed, index, delta), self._head.owner, keeps=keeps)
 
     def _put(self, reply: Reply, data: bytes, delta: Delta) -> None:
         """Buffer bytes of the response, and notify the host at the end of the engine's step."""

@@ -31,7 +31,10 @@ def paced() -> Iterator[LiveServer]:
     """Fifty tokens a second, with cues for failures, adapters, and a name besides its own."""
     cues = options("option.echo_tokens_per_second=50", "option.echo_cues=true", "option.engine_isolation=process")
     with serve(
-        "--engine", "echo", *cues, *options("option.enable_lora=true", "option.served_model_name=first, org/x")
+        "--engine",
+        "echo",
+        *cues,
+        *options("option.enable_lora=true", "option.adapters_root=/", "option.served_model_name=first, org/x"),
     ) as server:
         server.wait_ready()
         yield server

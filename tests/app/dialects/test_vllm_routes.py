@@ -19,7 +19,7 @@ from tests.doubles import tiny
 from tests.servers import LiveServer, http, options, wait_for
 from tests.user_files import write_adapter
 
-LORA = ("--engine", "echo", *options("option.enable_lora=true"))
+LORA = ("--engine", "echo", *options("option.enable_lora=true", "option.adapters_root=/"))
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 
 

@@ -26,7 +26,7 @@ from tests.user_files import write_adapter
 
 @asynccontextmanager
 async def service(directory: Path, states: list[State] | None = None) -> AsyncIterator[ServedModel]:
-    made = await load_echo("option.enable_lora=true", directory=directory)
+    made = await load_echo("option.enable_lora=true", "option.adapters_root=/", directory=directory)
     made.start((states if states is not None else []).append)
     try:
         yield made

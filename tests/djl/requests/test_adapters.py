@@ -31,6 +31,7 @@ OPTIONS = {
     "option.entryPoint": "handler.entry",
     "option.llm_engine": "echo",
     "option.enable_lora": "true",
+    "option.adapters_root": "/",
     "option.engine_isolation": "process",
     "option.lmi_version": "0.28",  # whose schema these tests know, in each mode
     "option.echo_tokens_per_second": "60",

@@ -105,6 +105,19 @@ def test_nothing_that_libraries_write_of_a_guide_reaches_the_log(
     assert "private" not in "".join(capfd.readouterr())
 
 
+def test_one_owners_flood_leaves_anothers_of_the_same_sort_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validator, "_CAPACITY", (8, 8, 8))
+    checks = StructuredOutputValidator(fake_guides.make, seconds=1.0)
+    flood = [checks.check(StructuredOutput("regex", f"sleep 0.2{number:02}"), "a") for number in range(40)]
+    others = [checks.check(StructuredOutput("regex", f"sleep 0.0{number:02}"), "b") for number in range(3)]
+    shared = checks.check(StructuredOutput("regex", "sleep 0.239"), "b")
+    assert [future.result(PATIENCE) for future in (*others, shared)] == [""] * 4
+    refused = [future for future in flood if future.exception(PATIENCE) is not None]
+    assert len(refused) >= 28
+    assert flood[39] in refused, "the same text goes on for its other owner"
+    checks.close()
+
+
 def test_good_ones_go_past_bad_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Good ones wait for a fifth of a second of each bad one, in either of two places."""
     monkeypatch.setattr(validator, "_CAPACITY", (256, 256, 2))
@@ -292,6 +305,22 @@ class Engine:
 
     def restart_when_idle(self, replica: int) -> None:
         self.told.append(replica)
+
+
+def test_one_owners_guides_leave_an_engine_memory_for_anothers() -> None:
+    checks = StructuredOutputValidator(fake_guides.make, seconds=1.0, engine=Engine())
+
+    def result(text: str, owner: str) -> str:
+        return checks.check(StructuredOutput("regex", text), owner).result(PATIENCE)
+
+    try:
+        assert [result(f"keep 250 {n}", "a") for n in range(2)] == [""] * 2
+        for _ in range(2):  # tried, then known
+            with pytest.raises(Unavailable, match="already keeps 512 MiB of schemas and grammars of this API key"):
+                result("keep 250 more", "a")
+        assert [result(f"keep 250 of b {n}", "b") for n in range(2)] == [""] * 2
+    finally:
+        checks.close()
 
 
 def test_replicas_that_keep_guides_are_replaced_within_their_limits() -> None:

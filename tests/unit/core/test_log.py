@@ -147,3 +147,17 @@ def test_what_ends_a_process_is_one_object(code: str, status: int, message: str,
     (line,) = err
     assert (out, ended, line["message"]) == ([], status, message)
     assert line.get("traceback", "").splitlines()[-1:] == ([error] if error else [])
+
+
+def test_no_character_of_an_object_ends_or_turns_its_line() -> None:
+    text = "a\x7fb\x85c\u2028d\u2029e\u202ef\u2066g\u200bh\ufeffi\U000e0001j\ud800k é 語 \U0001f600"
+    record = logging.makeLogRecord({"msg": "%s", "args": (text,), "fields": {f"x{text}": text}})
+    line = JsonFormatter().format(record)
+    assert line.isprintable()
+    assert "é 語 \U0001f600" in line, "what can be read stays"
+    value = json.loads(line)
+    assert (value["message"], value[f"x{text}"]) == (text, text)
+    of_child = json.dumps({"a": text}, ensure_ascii=False, indent="\t").replace("\n", "")
+    line = JsonFormatter().format(logging.makeLogRecord({"msg": of_child, "is_object": True}))
+    assert line.replace("\t", "").isprintable()
+    assert json.loads(line) == {"a": text}

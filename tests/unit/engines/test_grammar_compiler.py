@@ -11,7 +11,7 @@ import pytest
 
 from handler.core.values import StructuredOutput
 from handler.engines.openvino.structured_output import GrammarCompiler
-from handler.engines.structured_output.validator import FairQueue, sort
+from handler.engines.structured_output.validator import sort
 
 # -- grammar compiler --------------------------------------------------------------------------------------------------
 # Guides compiled beside the engine: in what order requests begin, and what holds whom up. The compiler is a double.
@@ -129,61 +129,7 @@ def test_known_guides_go_before_those_that_wait(compile: Compile) -> None:
     assert until(compiler, 1) == [(3, "")]
 
 
-# -- texts that wait to be compiled: sorts of them take turns, and the longest row gives way ---------------------------
-
-
-def taken(queue: FairQueue[str]) -> list[str | None]:
-    return [queue.get() for _ in range(len(queue))]
-
-
-def test_flows_take_turns_and_each_keeps_its_order() -> None:
-    queue = FairQueue[str]()
-    for flow, item in (("a", "a1"), ("a", "a2"), ("a", "a3"), ("b", "b1"), ("b", "b2"), ("c", "c1")):
-        assert queue.put(flow, item) is None
-    assert taken(queue) == ["a1", "b1", "c1", "a2", "b2", "a3"]
-    assert not queue
-
-
-def test_a_flow_that_has_had_its_turn_does_not_come_first_again() -> None:
-    queue = FairQueue[str]()
-    for item in ("a1", "a2", "a3"):
-        queue.put("a", item)
-    assert queue.get() == "a1"
-    queue.put("b", "b1")
-    queue.put("a", "a4")
-    assert taken(queue) == ["a2", "b1", "a3", "a4"]
-
-
-def test_beyond_its_capacity_the_longest_flow_loses_its_newest() -> None:
-    queue = FairQueue[str](3)
-    assert [queue.put("a", f"a{n}") for n in range(4)] == [None, None, None, "a3"]
-    assert queue.put("b", "b0") == "a2"
-    assert queue.put("c", "c0") == "a1"
-    assert queue.put("d", "d0") == "d0", "none has more than one"
-    assert taken(queue) == ["a0", "b0", "c0"]
-
-
-def test_what_is_dropped_comes_no_more() -> None:
-    queue = FairQueue[str]()
-    for flow, item in (("a", "a1"), ("b", "b1"), ("a", "a2")):
-        queue.put(flow, item)
-    queue.drop(lambda item: item in ("b1", "a1"))
-    assert len(queue) == 1
-    assert taken(queue) == ["a2"]
-
-
-def test_who_waits_goes_when_it_is_closed() -> None:
-    queue, found = FairQueue[str](), list[str | None]()
-    threads = [threading.Thread(target=lambda: found.append(queue.get())) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    queue.put("a", "a1")
-    queue.close()
-    for thread in threads:
-        thread.join(10)
-    assert len(found) == 3
-    assert set(found) <= {"a1", None}
-    assert queue.get() is None
+# -- sorts of texts that wait to be compiled ------------------------------------------------------------------------
 
 
 def test_an_everyday_schema_is_of_another_sort_than_costly_texts() -> None:

@@ -317,6 +317,14 @@ def test_a_size_that_is_no_number_is_named(monkeypatch: pytest.MonkeyPatch, size
             s3.download("s3://b")
 
 
+def test_a_list_of_objects_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve_bucket({**{f"a/{name}": data for name, data in MODEL.items()}, "b/xconfig.json": b"{}"}) as bucket:
+        of(bucket, monkeypatch)
+        bucket.strays = True
+        with pytest.raises(ConfigError, match=r"cannot be read: .*'b/xconfig.json' is not below"):
+            s3.download("s3://b/a")
+
+
 def test_a_list_without_an_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "_MOST_PAGES", 3)
     with serve_bucket({}) as bucket:

@@ -447,6 +447,66 @@ def test_a_head_may_be_as_long_as_the_limit_to_the_byte(more: int, status: bytes
     assert _status(asyncio.run(exchange(mirror, [head + b"a: " + value + b"\r\n\r\n"]))) == status
 
 
+@in_one_test("packet", [1, 100, 1 << 14])
+@in_one_test("target", [b"/%b", b"/?%b", b"/a?%%41=%b"])
+def test_a_request_line_beyond_8_kib_is_414(target: bytes, packet: int) -> None:
+    for more, status in ((0, b"200"), (1, b"414")):
+        line = b"GET %b HTTP/1.1\r\n" % (target % (b"%" * (8192 - 13 - len(target % b"") + more)))
+        assert len(line) == 8194 + more
+        data = line + b"Connection: close\r\n\r\n"
+        found = asyncio.run(exchange(mirror, [data[at : at + packet] for at in range(0, len(data), packet)]))
+        assert _status(found) == status
+        assert (b"has more than 8192 bytes" in found) == bool(more)
+
+
+def test_requests_before_a_line_that_is_too_long_are_answered() -> None:
+    found = asyncio.run(exchange(mirror, [GET + b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\n\r\n"]))
+    assert [found.count(words) for words in (b" 200 OK", b"HTTP/1.1 414 ")] == [1, 1]
+
+
+@in_one_test(
+    ("path", "meant"),
+    [
+        (b"/a%20b%2Fc%2f", "/a b/c/"),
+        (b"/%C3%A4%c3", "/\xe4\ufffd"),
+        (b"/%%41%4%zz%", "/%A%4%zz%"),
+        (b"http://host/%41", "/A"),
+        (b"http://host?%41", "/"),
+    ],
+)
+def test_an_escaped_path_is_unquoted_once(path: bytes, meant: str) -> None:
+    found: list[tuple[str, bytes]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        found.append((scope["path"], scope["query_string"]))
+        await mirror({**scope, "path": ""}, receive, send)
+
+    query = b"" if b"?" in path else b"?%2541=+"
+    asyncio.run(exchange(app, [b"GET %b%b HTTP/1.1\r\nConnection: close\r\n\r\n" % (path, query)]))
+    assert found == [(meant, query[1:] or b"%41")]
+
+
+def test_long_heads_wait_for_other_connections_but_a_health_check_does_not() -> None:
+    head = b"GET /%b HTTP/1.1\r\n\r\n" % (b"%" * 8000)
+
+    async def story() -> list[int]:
+        async with sharing_turns(101) as (connections, begun):
+            await settle()
+            for connection in connections[:100]:
+                connection.receive(head)
+            at_once = len(begun)
+            connections[100].receive(b"GET /ping HTTP/1.1\r\n\r\n")
+            await connections[100].read_until(b"GET /ping  ")
+            before_ping = len(begun)
+            for connection in connections[:100]:
+                await connection.read_until(b"%%%  ")
+            return [at_once, before_ping, len(begun)]
+
+    at_once, before_ping, in_all = asyncio.run(story())
+    assert (at_once, in_all) == (0, 101)
+    assert before_ping < 20
+
+
 @in_one_test(
     ("over", "full", "chunked", "paused"),
     [
@@ -913,6 +973,26 @@ def test_calls_that_had_nothing_to_do_are_limited_too() -> None:
     assert len(calls) == 1024
     loop.iterate()
     assert len(calls) == 2048
+
+
+def test_long_heads_share_the_bytes_of_an_iteration_and_each_kind_of_call_goes_on() -> None:
+    turns, done = protocol.LoopTurns(), list[str]()
+    loop: Any = Loop()
+
+    def begin(name: str) -> None:
+        turns.note_bytes(loop, 20_000)
+        done.append(name)
+
+    for number in range(9):
+        turns.soon(loop, functools.partial(begin, f"quick {number}"), quick=True, later=True)
+        turns.soon(loop, functools.partial(begin, f"other {number}"), later=True)
+    loop.iterate()
+    assert done == ["quick 0", "quick 1", "other 0"]
+    loop.iterate()
+    assert done[3:] == ["quick 2", "quick 3", "other 1"]
+    assert turns.is_spent
+    turns.soon(loop, functools.partial(begin, "late"))
+    assert done[-1] == "other 1", "it waits although no other is waiting"
 
 
 @contextlib.asynccontextmanager

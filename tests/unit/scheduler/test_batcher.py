@@ -748,6 +748,36 @@ def test_the_oldest_is_let_by_as_often_again_after_one_was_taken() -> None:
     assert taken.index("patient 1") == 2 * MAX_OVERTAKES + 1
 
 
+def test_owners_take_turns_whatever_one_of_them_sends() -> None:
+    batcher = Batcher(Scripted(), max_active=1)
+
+    def submit(owner: str, priority: int = 0) -> int:
+        return batcher.submit(Request("a", Sampling(max_new_tokens=1), priority=priority), prompt("a"), owner=owner)
+
+    first, *anns = [submit("ann") for _ in range(5)]
+    bobs, urgent = [submit("bob") for _ in range(2)], submit("ann", -1)
+    assert list(run(batcher)) == [first, urgent, bobs[0], anns[0], bobs[1], *anns[1:]]
+
+
+def test_a_full_queue_loses_the_newest_of_the_owner_with_most() -> None:
+    batcher = Batcher(Scripted(), max_active=1, max_queued=4)
+
+    def submit(owner: str) -> int:
+        return batcher.submit(Request("a", Sampling(max_new_tokens=1)), prompt("a"), owner=owner)
+
+    first, *anns = [submit("ann") for _ in range(5)]
+    with pytest.raises(Overloaded, match="the queue is full"):
+        submit("ann")
+    bobs = [submit("bob") for _ in range(2)]
+    for owner in ("bob", "ann"):
+        with pytest.raises(Overloaded, match="the queue is full"):
+            batcher.check_room(owner)
+    batcher.check_room("carol")
+    ended = run(batcher)
+    assert {id for id in ended if ended[id][-1].error is not None} == {*anns[2:]}
+    assert {*ended} == {first, *anns, *bobs}
+
+
 def test_the_lowest_priority_starts_first_and_cancelled_requests_never() -> None:
     batcher = Batcher(Scripted(), max_active=1)
     ids = [

@@ -296,3 +296,20 @@ def test_bytes_are_bounded_for_a_key_and_for_all(tmp_path: Path, clock: Clock) -
     with pytest.raises(TooLarge, match="batches_max_bytes"):
         store.check_room("ann")
     store.close()
+
+
+def test_a_batch_that_another_hand_has_damaged_is_told_and_holds_no_other_up(tmp_path: Path, clock: Clock) -> None:
+    store = store_in(tmp_path, clock)
+    broken, other = created(store), created(store, "bob")
+    for data in (b"no json", b"[1]", b"{}", b'{"id": 1}', "\u00e4", 5):
+        with contextlib.closing(sqlite3.connect(tmp_path / "batches.sqlite3")) as database:
+            database.execute("UPDATE objects SET document = ? WHERE id = ?", (data, broken))
+            database.commit()
+        assert [one.batch["id"] for one in store.open_batches(10)] == [other]
+        for call in (
+            functools.partial(store.call, store.batch, "ann", broken),
+            functools.partial(store.call, store.cancel, "ann", broken),
+            functools.partial(store.call, store.batches, "ann", Page(10, "", newest_first=True)),
+        ):
+            with pytest.raises(Unavailable, match="the files and batches cannot be read or written"):
+                asyncio.run(call())

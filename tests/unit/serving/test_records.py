@@ -62,7 +62,7 @@ def test_what_is_written_is_read_without_keys(tmp_path: Path) -> None:
         "cookie": "secret",
         "x-of-somebodys-own": "secret",
         "content-type": "application/json",
-        "x-amzn-sagemaker-session-id": "s",
+        "x-amzn-sagemaker-session-id": "secret",
     }
     answer = Answer(200, "text/event-stream", [b"data: \xe2\x98", b"\x83\n\n"])
     log = make(tmp_path)
@@ -73,7 +73,7 @@ def test_what_is_written_is_read_without_keys(tmp_path: Path) -> None:
     assert b"secret" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
     first, second, third = read(tmp_path)
     assert first == Request(
-        "r0", "/v1/completions?adapter=a", {"content-type": "application/json", "x-amzn-sagemaker-session-id": "s"},
+        "r0", "/v1/completions?adapter=a", {"content-type": "application/json"},
         "☃".encode(), "POST", 12.5, Recorded(200, "application/json", b'{"a": 1}'),
     )  # fmt: skip
     assert second.body == b"\xff\x00"
@@ -425,3 +425,15 @@ def test_a_body_that_is_no_text_is_base64(tmp_path: Path) -> None:
 def test_the_memory_of_captured_requests_is_documented() -> None:
     size = f"{request_log._MOST_WAITING / (1 << 20):g} MiB"
     assert not undocumented("capture.md", f"{size} are waiting to be written", f"towards these {size}")
+
+
+def test_what_is_no_file_in_the_directory_stops_no_captures(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "requests-20200101T000000Z-1-000001.jsonl")
+    (tmp_path / "requests-20200101T000000Z-1-000002.jsonl").mkdir()
+    (tmp_path / "requests-20200101T000000Z-1-000003.jsonl").symlink_to(tmp_path / "nowhere")
+    log = make(tmp_path, file_bytes=BIG, total_bytes=BIG)
+    log.put(captured(1))
+    wait_for(lambda: log.num_written + log.num_dropped == 1, 10, "it waits for the FIFO")
+    log.close()
+    assert (log.num_written, log.num_dropped) == (1, 0)
+    assert len([*tmp_path.iterdir()]) == 4

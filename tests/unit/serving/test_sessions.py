@@ -22,6 +22,7 @@ from handler.plugins.api import Session
 from handler.plugins.custom_messages import CustomReader
 from handler.plugins.functions import InputFormatter
 from handler.serving import sessions
+from handler.serving.head import owner_by_key
 from handler.serving.sessions import Sessions, configured_sessions, session_call, sessions_root
 from tests.doubles.steps import steps
 from tests.limits import KIB, undocumented
@@ -30,6 +31,7 @@ from tests.stepped import Bench, Clock, ask, benches, item, text_of
 
 __all__ = ["benches"]
 
+ANN, BOB = owner_by_key("ann"), owner_by_key("bob")
 BEGIN = 1_800_000_000.25
 HEADER = "x-amzn-sagemaker-session-id"
 
@@ -320,6 +322,53 @@ def test_a_session_that_another_worker_removes_is_forgotten(tmp_path: Path, cloc
     others.remove_expired()
     mine.remove_expired()
     assert not mine._opened
+
+
+# -- owners ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_session_is_its_owners(store: Sessions) -> None:
+    mine, nobodys = store.open(ANN), store.open()
+    assert store.find(mine.id, ANN) == mine
+    assert store.find(nobodys.id) == nobodys
+    for id, owner in ((mine.id, BOB), (mine.id, ""), (nobodys.id, ANN)):
+        for call in (store.find, store.close):
+            with pytest.raises(BadRequest, match="session not found"):
+                call(id, owner)
+    store.close(mine.id, ANN)
+    assert not mine.directory.exists()
+    assert is_open(store, nobodys)
+
+
+def test_another_worker_knows_the_owner_and_no_directory_remains(tmp_path: Path, clock: Clock) -> None:
+    mine, others = Sessions(tmp_path, 60, 100, clock), Sessions(tmp_path, 60, 100, clock)
+    session = mine.open(ANN)
+    assert others.find(session.id, ANN) == session
+    with pytest.raises(BadRequest):
+        others.find(session.id, BOB)
+    clock.now += 61
+    others.remove_expired()
+    assert list(tmp_path.iterdir()) == []
+    assert mine.find((mine.open(ANN)).id, ANN).directory.is_dir()
+    mine.end()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_store_loses_the_newest_session_of_the_owner_with_most(tmp_path: Path, clock: Clock) -> None:
+    store, other = Sessions(tmp_path, 60, 4, clock), Sessions(tmp_path, 60, 4, clock)
+    anns = []
+    for _ in range(4):
+        anns.append(store.open(ANN))
+        clock.now += 1
+    with pytest.raises(Overloaded):
+        store.open(ANN)
+    for owner, worker in ((BOB, store), ("", other)):
+        session = worker.open(owner)
+        assert worker.find(session.id, owner) == session
+        worker.remove_expired()
+    assert [session.directory.exists() for session in anns] == [True, True, False, False]
+    with pytest.raises(Overloaded, match=r"4 sessions are open"):
+        store.open(BOB)
 
 
 # -- calls and options -------------------------------------------------------------------------------------------

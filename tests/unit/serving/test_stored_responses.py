@@ -68,7 +68,7 @@ def answer(id: str, previous: str = "", *, text: str = "", failed: bool = False,
 
 def keep(store: ResponseStore, *answers: KeptAnswer, owner: str = ANN) -> list[bool]:
     """Return which of them were kept."""
-    return [store.write(partial(store.keep, owner, one)).result(20) for one in answers]
+    return [store.write(owner, partial(store.keep, owner, one)).result(20) for one in answers]
 
 
 def recall(store: ResponseStore, previous: str = "", *items: str, owner: str = ANN, kind: Any = "response") -> Recalled:
@@ -155,7 +155,7 @@ def test_the_least_recently_used_go_first(place: Path | None) -> None:
 
 
 def _pragma(store: ResponseStore, name: str) -> int:
-    (value,) = store._submit(lambda: store._database._database.execute(f"PRAGMA {name}").fetchone()).result(10)
+    (value,) = store.write(ANN, lambda: store._database._database.execute(f"PRAGMA {name}").fetchone()).result(10)
     return int(value)
 
 
@@ -246,8 +246,8 @@ def test_expired_ones_go_without_a_call(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_closed_store_finishes_its_writes_and_closes_its_database(place: Path | None) -> None:
     store = open_store(place)
     begun, ended = threading.Event(), threading.Event()
-    store.write(begun.wait)
-    last = store.write(ended.set)
+    store.write(ANN, begun.wait)
+    last = store.write(ANN, ended.set)
     threading.Timer(0.05, begun.set).start()
     store.close()
     assert last.done()
@@ -288,7 +288,7 @@ def test_an_answer_in_progress_is_known_until_its_request_ends(store: ResponseSt
 def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_responses, "_MOST_WAITING", 3)
     gate = threading.Event()
-    store._submit(gate.wait)
+    store.write(ANN, gate.wait)
     time.sleep(0.05)
     waiting = [store.response(ANN, "a") for _ in range(3)]
     with pytest.raises(Overloaded, match="too many calls to the response store are waiting: 3"):
@@ -336,6 +336,26 @@ def test_a_response_that_no_key_may_have_has_no_room(store: ResponseStore) -> No
         store.check_room(ANN, (1 << 20) + 1).result(10)
 
 
+def test_one_owners_calls_leave_anothers_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_responses, "_MOST_WAITING", 40)
+    store, go_on, done = open_store(None), threading.Event(), list[str]()
+    blocked = store.write(ANN, go_on.wait)
+    while not blocked.running():
+        time.sleep(0.001)
+    for number in range(40):
+        store.write(ANN, partial(done.append, f"ann {number}"))
+    with pytest.raises(Overloaded, match="too many calls to the response store are waiting: 40"):
+        store.response(ANN, "a")
+    found = store.response(BOB, "b")
+    last = [store.write(BOB, partial(done.append, f"bob {number}")) for number in range(2)]
+    go_on.set()
+    assert found.result(10) is None
+    assert [one.result(10) for one in last] == [None, None]
+    store.close()
+    assert done[:5] == ["ann 0", "ann 1", "bob 0", "ann 2", "bob 1"]
+    assert len(done) == 42
+
+
 def test_it_is_said_whether_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait for a file that another process holds do so together, not one after the other."""
     monkeypatch.setattr(stored_responses, "BUSY_SECONDS", 0.2)
@@ -343,7 +363,7 @@ def test_it_is_said_whether_an_answer_is_kept(tmp_path: Path, monkeypatch: pytes
     other = sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)
     with contextlib.closing(other):
         other.execute("BEGIN IMMEDIATE")
-        waiting = [store.write(partial(store.keep, ANN, answer(f"r{number}"))) for number in range(100)]
+        waiting = [store.write(ANN, partial(store.keep, ANN, answer(f"r{number}"))) for number in range(100)]
         assert [one.result(10) for one in waiting] == [False] * 100
         other.execute("ROLLBACK")
         assert keep(store, answer("a")) == [True]
@@ -395,7 +415,7 @@ def test_ids_that_are_no_texts_are_left_out() -> None:
 
 def test_a_file_that_breaks_fails_calls_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = open_store(tmp_path)
-    store._submit(lambda: store._database._database.execute("DROP TABLE items")).result(10)
+    store.write(ANN, lambda: store._database._database.execute("DROP TABLE items")).result(10)
     assert keep(store, answer("a")) == [False]
     with pytest.raises(Unavailable, match="the stored responses cannot be read"):
         recall(store, "", "x")
