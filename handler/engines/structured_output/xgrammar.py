@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from handler.core.values import StructuredOutput
 from handler.engines.structured_output.ebnf import MARKER, acyclic, cycles
+from handler.engines.structured_output.regex import is_written_unescaped
 
 _PLACE = re.compile(r"^(\[[0-9:]+\] \S+: )?")
 _FAILED = re.compile(r"Check failed: .*? is false: ?", re.DOTALL)
@@ -33,15 +34,23 @@ def ebnf(kind: str, text: str) -> str:
     try:
         match kind:
             case "GRAMMAR":
-                return text if "::=" in text else str(Grammar.from_lark(text))
+                return text if "::=" in text else _printed(Grammar.from_lark(text))
             case "REGEX":
-                return str(Grammar.from_regex(text))
+                return _printed(Grammar.from_regex(text))
             case "STRUCTURAL_TAG":
                 tag = json.loads(text)
-                return str(Grammar.from_structural_tag(tag))
-        return str(Grammar.from_json_schema(text if kind == "JSON" else '{"type": "object"}'))
+                return _printed(Grammar.from_structural_tag(tag))
+        return _printed(Grammar.from_json_schema(text if kind == "JSON" else '{"type": "object"}'))
     except Exception as error:
         raise ValueError(said(error)) from None
+
+
+_TWO_DIGITS = re.compile(r"\\\\|\\x([0-9a-f]{2})")
+
+
+def _printed(grammar: Any) -> str:
+    """Print a grammar so that xgrammar can read it again. Its own `\\x` has two digits, but it reads any number."""
+    return _TWO_DIGITS.sub(lambda match: f"\\U000000{match[1]}" if match[1] else match[0], str(grammar))
 
 
 def has_own_rules(kind: str, text: str) -> bool:
@@ -111,16 +120,19 @@ class XgrammarCheck:
 Tag = Mapping[str, Any]
 
 
-def with_schemas(tag: Tag, replace: Callable[[Tag], Tag]) -> Tag:
-    """Return the format of a structural tag, with `replace` applied to each part that is a JSON schema."""
-    if tag["type"] == "json_schema":
-        return replace(tag)
+def with_parts(tag: Tag, replace: Callable[[Tag], Tag]) -> Tag:
+    """Return the format of a structural tag, with `replace` applied to each part that has no parts of its own."""
     parts: dict[str, Any] = {
-        name: [with_schemas(part, replace) for part in tag[name]] for name in ("elements", "tags") if name in tag
+        name: [with_parts(part, replace) for part in tag[name]] for name in ("elements", "tags") if name in tag
     }
     if "content" in tag:
-        parts["content"] = with_schemas(tag["content"], replace)
-    return {**tag, **parts}
+        parts["content"] = with_parts(tag["content"], replace)
+    return {**tag, **parts} if parts else replace(tag)
+
+
+def with_schemas(tag: Tag, replace: Callable[[Tag], Tag]) -> Tag:
+    """Return the format of a structural tag, with `replace` applied to each part that is a JSON schema."""
+    return with_parts(tag, lambda part: replace(part) if part["type"] == "json_schema" else part)
 
 
 def contents(structured_output: StructuredOutput) -> Iterator[StructuredOutput]:
@@ -353,13 +365,48 @@ def ignored(schema: Any, recent: bool) -> str | None:
     Args:
         recent: whether xgrammar enforces `minimum` and `maximum`, and distinguishes named properties from all others.
     """
-    places, seen, types = [_Subschema(schema)], set[int](), _Types(schema)
+    types = _Types(schema)
+    return _first_keyword(schema, lambda subschema: _ignored(subschema, types, recent))
+
+
+def unescaped_pattern(schema: Any, recent: bool) -> str | None:
+    """Return the path of the first pattern with which xgrammar may write an invalid JSON string, or None.
+
+    Such a pattern allows a quote, a backslash or a control character, which xgrammar does not escape.
+
+    Args:
+        recent: whether xgrammar takes these characters out of classes.
+    """
+
+    def find(subschema: _Subschema) -> str | None:
+        patterns = {"pattern": [subschema.schema.get("pattern")], "patternProperties": []}
+        if isinstance(named := subschema.schema.get("patternProperties"), dict):
+            patterns["patternProperties"] = list(named)
+        found = (name for name, own in patterns.items() if any(_is_written_unescaped(one, recent) for one in own))
+        name = next(found, None)
+        return name and f"{name} that allows a quote, a backslash or a control character"
+
+    return _first_keyword(schema, find)
+
+
+def _is_written_unescaped(pattern: Any, recent: bool) -> bool:
+    if not isinstance(pattern, str):
+        return False
+    try:
+        return is_written_unescaped(pattern, is_recent=recent)
+    except ValueError:
+        return False  # xgrammar refuses the pattern, or supports more than our own parser
+
+
+def _first_keyword(schema: Any, find: Callable[[_Subschema], str | None]) -> str | None:
+    """Return the path of the first keyword that `find` returns for one of a schema's subschemas, or None."""
+    places, seen = [_Subschema(schema)], set[int]()
     while places:
         subschema = places.pop()
         if not isinstance(subschema.schema, dict) or id(subschema.schema) in seen:
             continue
         seen.add(id(subschema.schema))
-        keyword = _ignored(subschema, types, recent)
+        keyword = find(subschema)
         if keyword is not None:
             path = ".".join((*subschema.path, keyword))
             return path if len(path) <= _MAX_PATH else f"...{path[-_MAX_PATH:]}"

@@ -21,6 +21,7 @@ from handler.engines.structured_output.xgrammar import (
     Walker,
     cyclic_reference,
     ignored,
+    unescaped_pattern,
     with_schemas,
     without_text,
 )
@@ -318,6 +319,27 @@ def test_a_type_that_is_too_costly_to_look_up_is_refused_by_its_name() -> None:
 
 
 @in_one_test(
+    ("schema", "recent", "old"),
+    [
+        ({"type": "string", "pattern": "^[a-z]+$"}, None, None),
+        ({"type": "string", "pattern": "^.{3}$"}, None, "pattern"),
+        ({"properties": {"a": {"items": {"type": "string", "pattern": '"'}}}}, "properties.a.items.pattern", ""),
+        ({"type": "object", "patternProperties": {r"^\n": {}}}, "patternProperties", ""),
+        ({"type": "object", "propertyNames": {"pattern": "\\\\"}}, "propertyNames.pattern", ""),
+        ({"type": "object", "properties": {"pattern": {"enum": ['"']}}}, None, None),
+        ({"type": "string", "pattern": "("}, None, None),  # which xgrammar refuses
+    ],
+)
+def test_a_pattern_that_xgrammar_does_not_escape_is_found(schema: Any, recent: str | None, old: str | None) -> None:
+    """`old` is "" where it is the same."""
+    for found, wanted in (
+        (unescaped_pattern(schema, ALL), recent),
+        (unescaped_pattern(schema, NEITHER), old or recent),
+    ):
+        assert found == (wanted and f"{wanted} that allows a quote, a backslash or a control character")
+
+
+@in_one_test(
     ("schema", "reference"),
     [
         ({"$ref": "#"}, "#"),
@@ -336,6 +358,7 @@ def test_a_reference_that_leads_back_to_itself_is_found(schema: Any, reference: 
 
 FLAG = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 DATE = {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}
+PAIR = {"type": "object", "properties": {"a": {"type": "array", "prefixItems": [{"type": "integer"}]}}}
 UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 
 
@@ -363,10 +386,10 @@ def test_each_schema_is_replaced_where_it_stands(name: str) -> None:
 
 
 def test_openvino_has_our_own_grammar_where_there_is_one() -> None:
-    (text,) = genai_arguments(rule("hermes", FLAG, DATE)).values()
+    (text,) = genai_arguments(rule("hermes", FLAG, PAIR)).values()
     ours, theirs = (tag["content"] for tag in json.loads(text)["format"]["tags"])
     assert ours["grammar"].startswith("root ::= ")
-    assert theirs == {"type": "json_schema", "json_schema": DATE}
+    assert theirs == {"type": "json_schema", "json_schema": PAIR}
     with pytest.raises(ValueError, match=r"properties\.a\.uniqueItems is not supported"):
         genai_arguments(rule("hermes", FLAG, UNIQUE))
 
