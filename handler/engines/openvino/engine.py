@@ -403,7 +403,9 @@ _TABLE: Mapping[str, Rule] = {
 
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
-_WRONG_PENALTY = "OpenVINO GenAI adds it to negative logits, which makes their tokens more likely; use repetition_penalty"
+_WRONG_PENALTY = (
+    "OpenVINO GenAI adds it to negative logits, which makes their tokens more likely; use repetition_penalty"
+)
 
 _CAPABILITIES = Capabilities(
     SUPPORTS,
