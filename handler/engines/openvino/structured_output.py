@@ -155,7 +155,7 @@ def _grammar(schema: Any) -> str | None:
     # GenAI's xgrammar is not recent, but our own grammars do not need it: `json_grammar` refuses other keywords.
     keyword = ignored(schema, recent=grammar is not None)
     if keyword is None and grammar is None:
-        keyword = unescaped_pattern(schema, recent=False)
+        keyword = unescaped_pattern(schema)
     if keyword is not None:
         raise ValueError(f"the schema's {keyword} is not supported by OpenVINO GenAI's xgrammar")
     if grammar is None and (text := next(filter(_may_be_misread, _texts(schema)), "")):

@@ -19,7 +19,7 @@ LAST = 0x10FFFF
 Range = tuple[int, int]
 """The first and the last code point of a range."""
 
-_LAST_EXCLUDED = 0x7F
+LAST_EXCLUDED = 0x7F
 """GenAI's xgrammar ignores further characters in a negated class, or raises an error."""
 
 _DIGITS = frozenset("0123456789abcdefABCDEF")
@@ -137,7 +137,7 @@ def character_class(ranges: Iterable[Range]) -> str:
     """Return an EBNF character class. There must be at least one range."""
     ranges = joined(ranges)
     others = complement(ranges)
-    if others and others[-1][1] <= _LAST_EXCLUDED:
+    if others and others[-1][1] <= LAST_EXCLUDED:
         return f"[^{_listed(others)}]"
     return f"[{_listed(ranges)}]"
 
@@ -208,7 +208,7 @@ def _rewritten_class(text: str) -> str:
     if None in values:
         return text
     characters = "".join(map(str, values))
-    if not is_misread(characters) and not (is_negated and max(characters, default="") > chr(_LAST_EXCLUDED)):
+    if not is_misread(characters) and not (is_negated and max(characters, default="") > chr(LAST_EXCLUDED)):
         return text
     ranges: list[Range] = []
     at = 0

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from handler.engines.structured_output.characters import (
     LAST,
+    LAST_EXCLUDED,
     Range,
     character_class,
     complement,
@@ -78,11 +79,8 @@ def regex_grammar(expression: str, *, in_json: bool = False) -> str:
     return _Writer(in_json).element(node)
 
 
-def is_written_unescaped(expression: str, *, is_recent: bool) -> bool:
-    """Return whether xgrammar would write quotes, backslashes or control characters into a JSON string unescaped.
-
-    Args:
-        is_recent: whether xgrammar takes these characters out of a class, unless the class contains no others.
+def is_written_unescaped(expression: str) -> bool:
+    """Return whether an expression allows characters that a JSON string must not contain unescaped.
 
     Raises:
         ValueError: the expression is not supported, see `regex_grammar`.
@@ -91,8 +89,7 @@ def is_written_unescaped(expression: str, *, is_recent: bool) -> bool:
     while waiting:
         match waiting.pop():
             case _Characters() as characters:
-                plain = without(characters.ranges, _ESCAPED_IN_JSON)
-                if not plain or (plain != joined(characters.ranges) and not is_recent):
+                if without(characters.ranges, _ESCAPED_IN_JSON) != joined(characters.ranges):
                     return True
             case _Sequence(parts) | _Choice(parts):
                 waiting += parts
@@ -417,11 +414,8 @@ class _Writer:
     def _characters(self, characters: _Characters) -> str:
         if not self._in_json:
             return _class_or_literal(characters.ranges)
-        plain = without(characters.ranges, _ESCAPED_IN_JSON)
-        named = {code for code in characters.listed if any(first <= code <= last for first, last in _ESCAPED_IN_JSON)}
-        if not plain and not named:
-            named = {code for first, last in characters.ranges for code in range(first, last + 1)}
-        escaped = [self._literal(chr(code)) for code in sorted(named)]
+        plain, named = _plain_and_named(characters)
+        escaped = [self._literal(chr(code)) for code in named]
         elements = [*([_class_or_literal(plain)] if plain else []), *escaped]
         return elements[0] if len(elements) == 1 else either(elements)
 
@@ -438,3 +432,75 @@ def _text(node: _Node) -> str | None:
     if isinstance(node, _Characters) and len(node.listed) == 1 and node.ranges == [(min(node.listed),) * 2]:
         return chr(min(node.listed))
     return None
+
+
+# -- rewriting ---------------------------------------------------------------------------------------------------------
+
+
+def rewritten(expression: str, *, in_json: bool = False) -> str:
+    """Return an expression with the same meaning that contains nothing that xgrammar's own converter misreads.
+
+    Args:
+        in_json: as in `regex_grammar`.
+
+    Raises:
+        ValueError: the expression is not supported, see `regex_grammar`.
+    """
+    node = _Parser(expression).parse()
+    _check_anchors(node, is_first=True, is_last=True)
+    return _Rewriter(in_json).expression(node)
+
+
+class _Rewriter:
+    def __init__(self, in_json: bool) -> None:
+        self._in_json = in_json
+
+    def expression(self, node: _Node) -> str:
+        match node:
+            case _Anchor():
+                return ""
+            case _Characters():
+                return self._characters(node)
+            case _Repetition(part, least, most):
+                element = self.expression(part)
+                return f"(?:{element}){{{least},{'' if most is None else most}}}" if element and most != 0 else ""
+            case _Choice(branches):
+                return self._choice([self.expression(branch) for branch in branches])
+            case _Sequence(parts):
+                return "".join(map(self.expression, parts))
+
+    def _choice(self, branches: Sequence[str]) -> str:
+        filled = "|".join(branch for branch in branches if branch)
+        return f"(?:{filled})" + "?" * (not all(branches)) if filled else ""
+
+    def _characters(self, characters: _Characters) -> str:
+        plain, named = _plain_and_named(characters) if self._in_json else (characters.ranges, ())
+        texts = [json.dumps(chr(code))[1:-1] for code in named]
+        escaped = ["".join(_regex_character(ord(character)) for character in text) for text in texts]
+        return self._choice([*([_regex_class(plain)] if plain else []), *escaped])
+
+
+def _plain_and_named(characters: _Characters) -> tuple[Sequence[Range], Sequence[int]]:
+    """Return the ranges of characters that a JSON string contains unescaped, and the others that are to be escaped."""
+    plain = without(characters.ranges, _ESCAPED_IN_JSON)
+    named = {code for code in characters.listed if any(first <= code <= last for first, last in _ESCAPED_IN_JSON)}
+    if not plain and not named:
+        named = {code for first, last in characters.ranges for code in range(first, last + 1)}
+    return plain, sorted(named)
+
+
+def _regex_class(ranges: Sequence[Range]) -> str:
+    others = complement(ranges)
+    is_negated = bool(others) and others[-1][1] <= LAST_EXCLUDED
+    listed = "".join(
+        _regex_character(first) + (f"-{_regex_character(last)}" if last > first else "")
+        for first, last in (others if is_negated else ranges)
+    )
+    return f"[{'^' * is_negated}{listed}]"
+
+
+def _regex_character(code: int) -> str:
+    character = chr(code)
+    if (character.isascii() and character.isalnum()) or code > 0xFFFF:
+        return character
+    return f"\\u{code:04x}"

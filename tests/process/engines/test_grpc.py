@@ -35,7 +35,17 @@ from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
 from handler.engines.remote.servers import Failed, Refused
 from tests.doubles import tiny
-from tests.doubles.grpc_servers import HANG, SERVERS, THOUGHT_END, GrpcServer, Status, best, listening, score
+from tests.doubles.grpc_servers import (
+    HANG,
+    SERVERS,
+    THOUGHT_END,
+    GrpcServer,
+    Status,
+    TrtLlmServer,
+    best,
+    listening,
+    score,
+)
 from tests.one_test import in_one_test
 from tests.process.engines.openai.test_bad_servers import PATIENCE, Result, failed, run
 from tests.servers import wait_for
@@ -847,6 +857,7 @@ def test_equal_requests_to_tensorrt_llm_get_answers_of_their_own(model: Path) ->
 
 def test_the_models_defaults_do_not_replace_what_tensorrt_llm_is_sent(model: Path) -> None:
     with listening("trtllm") as server, engine(model, server) as found:
+        assert isinstance(server, TrtLlmServer)
         server.of_the_model = {"min_p": 0.5, "no_repeat_ngram_size": 2, "top_k": 7, "top_p": 0.5, "temperature": 0.1}
         ask(found, Sampling(max_new_tokens=2, do_sample=True))
         config = server.received[-1].sampling_config

@@ -19,7 +19,7 @@ from handler.engines.structured_output.characters import (
     respelled,
     without,
 )
-from handler.engines.structured_output.regex import is_written_unescaped, regex_grammar
+from handler.engines.structured_output.regex import is_written_unescaped, regex_grammar, rewritten
 from tests.one_test import in_one_test
 from tests.unit.engines.characters import CONTROLS, LATIN, OTHERS, SIGNS, pairs
 
@@ -330,21 +330,22 @@ def test_what_an_expression_names_is_escaped(expression: str, contents: list[str
 
 
 @in_one_test(
-    ("expression", "recent", "old"),
-    [
-        ("^[a-z ]+$", False, False),
-        ("^.{3}$", False, True),
-        ("[^a]", False, True),
-        (r"\s", False, True),
-        ('"', True, True),
-        (r"a\n(b|c)", True, True),
-        (r"(x[\n\r]?)*", True, True),
-        (r"[ -~]", False, True),
-    ],
+    ("expression", "unescaped"),
+    [("^[a-z ]+$", False), ("^.{3}$", True), ("[^a]", True), (r"\s", True), (r"a\n(b|c)", True), (r"(x[ -~]?)*", True)],
 )
-def test_xgrammar_writes_some_characters_unescaped(expression: str, recent: bool, old: bool) -> None:
-    assert is_written_unescaped(expression, is_recent=True) is recent
-    assert is_written_unescaped(expression, is_recent=False) is old
+def test_an_expression_may_allow_what_json_escapes(expression: str, unescaped: bool) -> None:
+    assert is_written_unescaped(expression) is unescaped
+
+
+@in_one_test("expression", EXPRESSIONS)
+def test_a_rewritten_expression_means_the_same(expression: str) -> None:
+    """Python reads it as xgrammar does; the content of a string has escapes in the place of what JSON escapes."""
+    plain, content = re.compile(rewritten(expression)), re.compile(rewritten(expression, in_json=True))
+    wanted, escaped = pattern_of(regex_grammar(expression)), pattern_of(regex_grammar(expression, in_json=True))
+    for text in TEXTS:
+        assert bool(plain.fullmatch(text)) == bool(wanted.fullmatch(text)), text
+        for written in (text, json.dumps(text, ensure_ascii=False)[1:-1]):
+            assert bool(content.fullmatch(written)) == bool(escaped.fullmatch(written)), written
 
 
 REFUSED: dict[str, str] = {

@@ -18,7 +18,8 @@ from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.model import prepare
 from handler.engines.openvino.structured_output import OpenVinoCheck, genai_arguments
-from handler.engines.structured_output.json_grammar import integers, json_grammar, literal, numbers
+from handler.engines.structured_output.characters import literal
+from handler.engines.structured_output.json_grammar import integers, json_grammar, numbers
 from tests.doubles.steps import steps
 from tests.one_test import in_one_test
 
