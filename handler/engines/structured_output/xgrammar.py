@@ -120,8 +120,8 @@ class XgrammarCheck:
 
 # -- rewrite what the installed xgrammar would misread -----------------------------------------------------------------
 # Measured with 0.1.34, 0.2.0, 0.2.3 and 0.2.9: xgrammar reads `\A` and `\Z` as letters, and all digits after `\x` as
-# one number. In 0.2.3 it writes quotes and line breaks into JSON strings unescaped, and in 0.2.9 if a pattern names them.
-# Some of its formats allow strings that are wrong (`formats.py`).
+# one number. In 0.2.3 it writes quotes and line breaks into JSON strings unescaped, and in 0.2.9 if a pattern
+# names them. Some of its formats allow strings that are wrong (`formats.py`).
 
 _REWRITTEN_SINCE = (0, 1, 31)  # older releases misread classes of characters beyond ASCII, however these are written
 _MAX_DEPTH = 64  # of subschemas that are rewritten
