@@ -15,9 +15,10 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import grpc
@@ -498,6 +499,10 @@ class TrtLlmServer(GrpcServer):
     module, service = "trtllm_service", "TrtllmService"
     usual_health: ClassVar[dict[str, Any]] = {"status": "OK"}
     usual_model: ClassVar[dict[str, Any]] = {"model_id": "/models/tiny", "max_seq_len": 64}
+    of_the_model: Mapping[str, float] = MappingProxyType({})
+    """Values in generation_config.json, which the server takes for a field that a request omits if it was started with
+    `generation_config: auto`.
+    """
 
     def rule(self, request: Any) -> str:
         return str(request.guided_decoding.guide)
@@ -505,10 +510,17 @@ class TrtLlmServer(GrpcServer):
     def asked(self, request: Any) -> Asked:
         config, output = request.sampling_config, request.output_config
         _require(request.HasField("tokenized"), "Missing tokenized input")
+        for name, value in self.of_the_model.items():
+            if not config.HasField(name):
+                setattr(config, name, value)
         top_p = config.top_p if config.HasField("top_p") else 1.0
         _require(0 <= top_p <= 1, f"require 0 <= top_p <= 1, got top_p={top_p}")
+        _require(config.top_k >= 0, f"require top_k >= 0, got top_k={config.top_k}")
         _require(config.temperature >= 0, "require temperature >= 0")
-        _require(config.repetition_penalty >= 0, "repetition_penalty must be positive")
+        _require(0 <= config.min_p <= 1, "min_p must be from 0 to 1")
+        _require(config.no_repeat_ngram_size >= 0, "no_repeat_ngram_size must not be negative")
+        repetition = config.repetition_penalty if config.HasField("repetition_penalty") else 1.0
+        _require(repetition > 0, "repetition_penalty must be positive")
         scored = output.HasField("logprobs") and output.logprobs > 0
         return Asked(
             request.request_id,
@@ -518,7 +530,7 @@ class TrtLlmServer(GrpcServer):
             # tensorrt_llm/executor/base_worker.py passes no stop words if ignore_eos is set.
             frozenset() if request.ignore_eos else frozenset(request.stop_token_ids),
             frozenset() if request.ignore_eos else self.eos,
-            None,
+            config.seed,  # 0 if the request has none
             config.top_k != 1,
             output.logprobs if scored else None,
             None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -18,11 +19,17 @@ def _choice(sampling: Sampling) -> dict[str, Any]:
     return {"temperature": 1.0, "top_p": 1.0, "top_k": 1} if greedy else arguments(_DRAWN, sampling)
 
 
+def _seed(sampling: Sampling) -> dict[str, Any]:
+    """Return the request's seed, or a random seed, because the server's default is the same for all requests."""
+    return {"seed": random.getrandbits(64) if sampling.seed is None else sampling.seed}
+
+
 _DRAWN: Mapping[str, Rule] = {
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
-    "min_p": unless_neutral("min_p"),
+    "min_p": "min_p",
+    "seed": _seed,
 }
 """Rules for the fields that matter only when sampling."""
 
@@ -30,7 +37,11 @@ _TABLE: Mapping[str, Rule] = {
     "do_sample": _choice,
     "min_new_tokens": unless_neutral("min_new_tokens", "min_tokens"),
     **PENALTIES,
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
 }
+"""Rules for all other fields. With `generation_config: auto`, the server takes `min_p` and `no_repeat_ngram_size` from
+the model's generation_config.json if a request omits them. So these two are sent even if they are neutral.
+"""
 
 _OF_THE_REQUEST = frozenset(
     {"max_new_tokens", "ignore_eos", "stop_token_ids", "logprobs", "top_logprobs", "structured_output"}
@@ -61,7 +72,6 @@ class TrtLlm(Contract):
     dtype_flag = None
     supports = frozenset({*_TABLE, *_DRAWN, *_OF_THE_REQUEST})
     reasons: ClassVar[Mapping[str, str]] = {
-        "seed": "all requests share one random generator",
         "bad_sequences": "TorchSampler cannot forbid sequences of tokens",
         "bad_token_ids": "TorchSampler cannot forbid tokens",
         "logit_bias": "the servers' gRPC contract needs a bias for every token of the vocabulary",

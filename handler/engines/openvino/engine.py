@@ -390,8 +390,6 @@ _TABLE: Mapping[str, Rule] = {
     "max_new_tokens": "max_new_tokens",
     "min_new_tokens": "min_new_tokens",
     "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
     "ignore_eos": _ends,
     "stop_token_ids": _ends,
     "structured_output": _structured_output,
@@ -405,6 +403,10 @@ _TABLE: Mapping[str, Rule] = {
 
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
+_WRONG_PENALTY = (
+    "OpenVINO GenAI adds it to negative logits, which makes their tokens more likely; use repetition_penalty"
+)
+
 _CAPABILITIES = Capabilities(
     SUPPORTS,
     structural_tags=frozenset({"json"}),  # its qwen_xml does not allow the line breaks that models write
@@ -415,6 +417,8 @@ _CAPABILITIES = Capabilities(
         "allowed_token_ids": "it cannot forbid tokens",
         "cache_salt": "its prefix cache does not support salts",
         "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
+        "presence_penalty": _WRONG_PENALTY,
+        "frequency_penalty": _WRONG_PENALTY,
         "logit_bias": "it does not implement a logit bias",
         "top_logprobs": "it reports only the log-probability of the chosen token",
         "return_context_logits": "it does not return logits",

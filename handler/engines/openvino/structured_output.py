@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,15 +29,18 @@ from handler.engines.openvino.decoder.graph import decoder_graph
 from handler.engines.openvino.ir_files import language_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.process.sandbox import status_bytes
+from handler.engines.structured_output.characters import is_misread, literal, one_of, respelled
 from handler.engines.structured_output.ebnf import MARKER, Unreadable, abridged_parts, acyclic
-from handler.engines.structured_output.json_grammar import json_grammar, one_of
+from handler.engines.structured_output.json_grammar import json_grammar
+from handler.engines.structured_output.regex import regex_grammar
 from handler.engines.structured_output.validator import sort
 from handler.engines.structured_output.xgrammar import (
     Pace,
     contents,
     cyclic_reference,
     ignored,
-    with_schemas,
+    unescaped_pattern,
+    with_parts,
     without_text,
 )
 
@@ -128,9 +131,9 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
         case "json_object":
             return genai_arguments(StructuredOutput("json_schema", '{"type": "object"}'))
         case "regex":
-            return {"regex": structured_output.value}
+            return {"grammar": f"root ::= {regex_grammar(structured_output.value)}"}
         case "grammar":
-            return {"grammar": structured_output.value}
+            return {"grammar": respelled(structured_output.value)}
         case "choice":
             choices = json.loads(structured_output.value)
             if any("\0" in choice for choice in choices):
@@ -138,7 +141,7 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
             return {"grammar": f"root ::= {one_of(choices)}"}
         case "structural_tag":
             tag = json.loads(structured_output.value)
-            tag["format"] = with_schemas(tag["format"], _own_grammar)
+            tag["format"] = with_parts(tag["format"], _own_grammar)
             return {"structural_tags_config": json.dumps(tag, ensure_ascii=False)}
     raise ValueError(f"OpenVINO GenAI does not support structured output of the kind {structured_output.kind!r}")
 
@@ -151,17 +154,53 @@ def _grammar(schema: Any) -> str | None:
     """
     grammar = json_grammar(schema)
     # GenAI's xgrammar is not recent, but our own grammars do not need it: `json_grammar` refuses other keywords.
-    if keyword := ignored(schema, recent=grammar is not None):
+    keyword = ignored(schema, recent=grammar is not None)
+    if keyword is None and grammar is None:
+        keyword = unescaped_pattern(schema)
+    if keyword is not None:
         raise ValueError(f"the schema's {keyword} is not supported by OpenVINO GenAI's xgrammar")
+    if grammar is None and (text := next(filter(_may_be_misread, _texts(schema)), "")):
+        raise ValueError(
+            f"the schema's text {text!r} is not supported beside this schema's other keywords: OpenVINO GenAI's "
+            "xgrammar would misread a Latin-1 letter before a digit or a letter from a to f"
+        )
     if reference := cyclic_reference(schema):
         raise ValueError(f"the schema's reference {reference!r} is cyclic: it only refers back to itself")
     return grammar
 
 
-def _own_grammar(tag: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace a JSON schema in a structural tag with our own grammar, if possible."""
-    grammar = _grammar(tag["json_schema"])
-    return tag if grammar is None else {"type": "grammar", "grammar": grammar}
+def _may_be_misread(text: str) -> bool:
+    return is_misread(text.replace("\\", "0"))  # a pattern's escape may stand for digits
+
+
+def _texts(schema: Any) -> Iterator[str]:
+    """Yield the texts that xgrammar's converter writes into a grammar: names, patterns and values."""
+    waiting = [schema]
+    while waiting:
+        match waiting.pop():
+            case dict() as node:
+                waiting += (value for name, value in node.items() if name != "description" or isinstance(value, dict))
+                yield from node
+            case list() as node:
+                waiting += node
+            case str() as text:
+                yield text
+
+
+def _own_grammar(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Replace a part of a structural tag with our own grammar, if possible."""
+    match part["type"]:
+        case "json_schema":
+            grammar = _grammar(part["json_schema"])
+        case "regex":
+            grammar = f"root ::= {regex_grammar(part['pattern'])}"
+        case "grammar":
+            grammar = respelled(part["grammar"])
+        case "const_string" if is_misread(part["value"]):
+            grammar = f"root ::= {literal(part['value'])}"
+        case _:
+            grammar = None
+    return part if grammar is None else {"type": "grammar", "grammar": grammar}
 
 
 class OpenVinoCheck:
@@ -229,15 +268,17 @@ class OpenVinoCheck:
             parts = [part for each in contents(structured_output) for part in self._abridged(each)]
             return list(dict.fromkeys(parts))
         grammar = genai_arguments(structured_output).get("grammar")
-        if grammar is None:
+        if structured_output.kind != "grammar":
+            if grammar is not None:
+                acyclic(grammar)
             return abridged_parts(structured_output)
+        assert grammar is not None
         try:
             rules = acyclic(grammar)
         except Unreadable:
             self.compile(structured_output)  # raises xgrammar's own message
             raise
-        by_client = structured_output.kind == "grammar"  # our grammars of schemas and choices have no costly parts
-        return [StructuredOutput("grammar", text) for text in rules.abridged()] if by_client else ()
+        return [StructuredOutput("grammar", text) for text in rules.abridged()]
 
     def compile(self, structured_output: StructuredOutput) -> None:
         """Compile a schema or grammar for all pipelines with this tokenizer. This releases the GIL.

@@ -29,7 +29,7 @@ _TOKEN = re.compile(
     | (?P<name>[A-Za-z_.-][A-Za-z0-9_.-]*) | (?P<number>[+-]?[0-9]+) | (?P<sign>::=|\(=|[(){}|,*+?=])""",
     re.VERBOSE,
 )
-_MACROS = frozenset(("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch", "Regex", "Substring"))
+MACROS = frozenset(("TagDispatch", "Token", "ExcludeToken", "TokenTagDispatch", "Regex", "Substring"))
 _MAX_NESTING = 100  # levels of nested brackets
 _MANY = LONG  # number of repetitions that is considered unlimited
 
@@ -38,7 +38,9 @@ class Unreadable(ValueError):
     """The grammar has a syntax error or an undefined rule."""
 
 
-class _Token(NamedTuple):
+class Token(NamedTuple):
+    """A token of a grammar. Its kind is space, text, characters, name, number or sign."""
+
     kind: str
     text: str
 
@@ -168,16 +170,19 @@ def _abridged_macro(text: str) -> str:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _tokens(text: str) -> list[_Token]:
-    tokens, at = [], 0
+def scan(text: str) -> Iterator[Token]:
+    """Yield the tokens of a grammar, including spaces and comments.
+
+    Raises:
+        Unreadable: a character begins no token.
+    """
+    at = 0
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
             raise Unreadable(f"EBNF: unexpected character {text[at]!r} in line {text.count(chr(10), 0, at) + 1}")
-        if match.lastgroup != "space":
-            tokens.append(_Token(str(match.lastgroup), match[0]))
+        yield Token(str(match.lastgroup), match[0])
         at = match.end()
-    return tokens
 
 
 class _Parser:
@@ -190,7 +195,7 @@ class _Parser:
     """
 
     def __init__(self, text: str) -> None:
-        self.tokens = _tokens(text)
+        self.tokens = [token for token in scan(text) if token.kind != "space"]
         self.rules: dict[str, _Choices] = {}
         self.spans: list[_Span] = []
         self._at = 0
@@ -245,7 +250,7 @@ class _Parser:
             return _Element()
         if kind == "text":
             return _Element(least=len(text) - 2)
-        if kind == "name" and text in _MACROS and self._text() == "(":
+        if kind == "name" and text in MACROS and self._text() == "(":
             return self._bracket([[], *([_Element(name)] for name in self._skip_bracket())])
         if kind == "name":
             return _Element(text)
@@ -292,7 +297,7 @@ class _Parser:
             self._at += 1
             if not depth:
                 break
-        return [name for name in names if name not in _MACROS]
+        return [name for name in names if name not in MACROS]
 
 
 def _bounds(counts: Sequence[str]) -> tuple[int, int]:

@@ -7,12 +7,15 @@ unsupported keywords are converted by xgrammar itself.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
+
+from handler.engines.structured_output.characters import either, literal, one_of
+from handler.engines.structured_output.formats import FORMATS
+from handler.engines.structured_output.regex import regex_grammar
 
 # Ranges of numbers are converted here, because GenAI's xgrammar accepts numbers outside a range. Exponents are not
 # allowed. A number with decimals is treated as an integer in units of its last decimal, so ranges of integers suffice.
@@ -168,11 +171,6 @@ def _any(least: int, most: int) -> str:
     return f"[0-9]{{{least},{most}}}" if most else '""'
 
 
-def either(expressions: Iterable[str]) -> str:
-    """Join alternatives into one EBNF element."""
-    return f"({' | '.join(expressions)})"
-
-
 _ANNOTATIONS = frozenset((
     "title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$schema", "$id",
     "$comment", "$defs", "definitions", "discriminator",
@@ -211,32 +209,6 @@ def json_grammar(schema: Any) -> str | None:
         return _Grammar(schema).text
     except Unsupported:
         return None
-
-
-def literal(text: str) -> str:
-    """Return a string as an EBNF literal. Escape quotes, backslashes, and characters that are not printable ASCII."""
-    plain = (c if c.isascii() and c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}" for c in text)
-    return '"' + "".join(plain) + '"'
-
-
-def one_of(texts: Iterable[str]) -> str:
-    """Join strings into one EBNF element, in which no two branches begin with the same character.
-
-    If a dozen branches began with the same character, GenAI's xgrammar would confuse them and allow other strings.
-    """
-    branches = []
-    for _, group in itertools.groupby(sorted(set(texts)), lambda text: text[:1]):
-        members = list(group)
-        prefix = _common_prefix(members[0], members[-1])
-        rests = [text[len(prefix) :] for text in members]
-        branches.append(f"{literal(prefix)} {one_of(rests)}" if len(rests) > 1 else literal(prefix))
-    return branches[0] if len(branches) == 1 else either(branches)
-
-
-def _common_prefix(first: str, last: str) -> str:
-    """Return the common prefix of two strings. In a sorted list, the strings between the two also have this prefix."""
-    length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return first[:length]
 
 
 class _Grammar:
@@ -291,8 +263,7 @@ class _Grammar:
         if kind not in _TYPES or not schema.keys() <= {"type", *_KEYWORDS.get(kind, ())}:
             raise Unsupported
         if kind == "string" and len(schema) > 1:
-            # Escapes are not allowed, because they would need a slow rule.
-            return self._rule(f'"\\"" [^"\\\\\\x00-\\x1f]{_times(*_limits(schema, "Length"))} "\\""')
+            return self._string(schema)
         if kind in _RANGES and len(schema) > 1:
             element = _RANGES[kind]({name: value for name, value in schema.items() if name != "type"})
             if element is None:
@@ -307,18 +278,35 @@ class _Grammar:
             return self._object(schema)
         return str(kind)
 
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        """Convert a string with a pattern, a known format, or limits of its length."""
+        expression = schema.get("pattern", FORMATS.get(str(schema.get("format"))))
+        if len(schema) == 2 and isinstance(expression, str):
+            return self._rule(f'"\\"" {regex_grammar(expression, in_json=True)} "\\""')
+        if not schema.keys() <= {"type", "minLength", "maxLength"}:
+            raise Unsupported
+        # Escapes are not allowed, because they would need a slow rule.
+        return self._rule(f'"\\"" [^"\\\\\\x00-\\x1f]{_times(*_limits(schema, "Length"))} "\\""')
+
     def _array(self, schema: Mapping[str, Any]) -> str:
         if len(schema) == 1:
             return "any_array"
-        low, high = _limits(schema, "Items")
         item = self._expression(schema.get("items", True))
+        return self._repeated("[", item, "]", *_limits(schema, "Items"))
+
+    def _repeated(self, begin: str, item: str, end: str, low: int, high: int | None) -> str:
+        """Return the element for `low` to `high` items between brackets, separated by commas."""
         if high == 0:
-            return '"[]"'
+            return f'"{begin}{end}"'
         more = "" if high == 1 else f' (", " {item}){_times(max(low, 1) - 1, None if high is None else high - 1)}'
-        filled = f'"[" {item}{more} "]"'
-        return self._rule(filled if low else f'"[]" | {filled}')
+        filled = f'"{begin}" {item}{more} "{end}"'
+        return self._rule(filled if low else f'"{begin}{end}" | {filled}')
 
     def _object(self, schema: Mapping[str, Any]) -> str:
+        if not schema.get("properties") and (schema.keys() & _NAMES or _is_open(schema.get("additionalProperties"))):
+            return self._open_object(schema)
+        if schema.keys() & _NAMES:
+            raise Unsupported
         properties, required = schema.get("properties", {}), schema.get("required", [])
         others = schema.get("additionalProperties", False)
         # If a schema names properties, no others are generated, even if it allows them, as if the keyword were missing.
@@ -338,6 +326,22 @@ class _Grammar:
             ends = ("", "") if name in required else (f" | {first}", f" | {later}")
             first, later = self._rule(pair + ends[0]), self._rule(f'", " {pair}{ends[1]}')
         return self._rule(f'"{{" {first}')
+
+    def _open_object(self, schema: Mapping[str, Any]) -> str:
+        """Convert an object whose names are not fixed."""
+        low, high = _limits(schema, "Properties")
+        patterns, others = schema.get("patternProperties"), schema.get("additionalProperties", True)
+        if low > 1 or schema.get("required") or (patterns is not None and "propertyNames" in schema):
+            raise Unsupported  # a name may be repeated, so the number of names is not the number of properties
+        name, value = self._expression({"type": "string", **_mapping(schema.get("propertyNames", {}))}), others
+        if patterns is not None:
+            if len(_mapping(patterns)) != 1:
+                raise Unsupported
+            [(pattern, value)] = patterns.items()
+            name = self._expression({"type": "string", "pattern": pattern})
+        if value is False:
+            raise Unsupported
+        return self._repeated("{", f'{name} ": " {self._expression(value)}', "}", low, high)
 
     def _reference(self, path: Any) -> str:
         if not isinstance(path, str) or not path.startswith("#") or "~" in path or "%" in path:
@@ -376,12 +380,28 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _RANGES = {"integer": integers, "number": numbers}
 
 _KEYWORDS = {
-    "string": ("minLength", "maxLength"),
+    "string": ("minLength", "maxLength", "pattern", "format"),
     "integer": _BOUNDS,
     "number": _BOUNDS,
     "array": ("items", "minItems", "maxItems"),
-    "object": ("properties", "required", "additionalProperties"),
-}
+    "object": (
+        "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",
+        "maxProperties",
+    ),
+}  # fmt: skip
+
+_NAMES = frozenset(("patternProperties", "propertyNames", "minProperties", "maxProperties"))
+"""Keywords that are supported only if no property is named."""
+
+
+def _is_open(others: Any) -> bool:
+    return isinstance(others, dict) and bool(others)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise Unsupported
+    return value
 
 
 def _integer(value: Any) -> int:

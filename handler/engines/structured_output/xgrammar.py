@@ -6,13 +6,18 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from handler.core.values import StructuredOutput
 from handler.engines.structured_output.ebnf import MARKER, acyclic, cycles
+from handler.engines.structured_output.formats import FORMATS
+from handler.engines.structured_output.regex import is_written_unescaped, rewritten
+
+Tag = Mapping[str, Any]
 
 _PLACE = re.compile(r"^(\[[0-9:]+\] \S+: )?")
 _FAILED = re.compile(r"Check failed: .*? is false: ?", re.DOTALL)
@@ -33,15 +38,23 @@ def ebnf(kind: str, text: str) -> str:
     try:
         match kind:
             case "GRAMMAR":
-                return text if "::=" in text else str(Grammar.from_lark(text))
+                return text if "::=" in text else _printed(Grammar.from_lark(text))
             case "REGEX":
-                return str(Grammar.from_regex(text))
+                return _printed(Grammar.from_regex(text))
             case "STRUCTURAL_TAG":
                 tag = json.loads(text)
-                return str(Grammar.from_structural_tag(tag))
-        return str(Grammar.from_json_schema(text if kind == "JSON" else '{"type": "object"}'))
+                return _printed(Grammar.from_structural_tag(tag))
+        return _printed(Grammar.from_json_schema(text if kind == "JSON" else '{"type": "object"}'))
     except Exception as error:
         raise ValueError(said(error)) from None
+
+
+_TWO_DIGITS = re.compile(r"\\\\|\\x([0-9a-f]{2})")
+
+
+def _printed(grammar: Any) -> str:
+    """Print a grammar so that xgrammar can read it again. Its own `\\x` has two digits, but it reads any number."""
+    return _TWO_DIGITS.sub(lambda match: f"\\U000000{match[1]}" if match[1] else match[0], str(grammar))
 
 
 def has_own_rules(kind: str, text: str) -> bool:
@@ -105,22 +118,104 @@ class XgrammarCheck:
             raise ValueError(said(error)) from None
 
 
+# -- rewrite what the installed xgrammar would misread -----------------------------------------------------------------
+# Measured with 0.1.34, 0.2.0, 0.2.3 and 0.2.9: xgrammar reads `\A` and `\Z` as letters, and all digits after `\x` as
+# one number. In 0.2.3 it writes quotes and line breaks into JSON strings unescaped, and in 0.2.9 if a pattern
+# names them. Some of its formats allow strings that are wrong (`formats.py`).
+
+_REWRITTEN_SINCE = (0, 1, 31)  # older releases misread classes of characters beyond ASCII, however these are written
+_MAX_DEPTH = 64  # of subschemas that are rewritten
+_PATTERNED = ("date", "date-time", "ipv4", "ipv6", "json-pointer", "relative-json-pointer")
+_OF_SUBSCHEMAS = ("properties", "$defs", "definitions", "patternProperties")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames")
+
+
+def release() -> tuple[int, ...]:
+    """Return the version of the installed xgrammar."""
+    return tuple(map(int, re.findall(r"[0-9]+", version("xgrammar"))[:3]))
+
+
+@lru_cache(maxsize=256)
+def for_xgrammar(structured_output: StructuredOutput) -> StructuredOutput:
+    """Return the same structured output with expressions that the installed xgrammar reads as they are meant."""
+    if release() < _REWRITTEN_SINCE:
+        return structured_output
+    return rewrite(structured_output)
+
+
+def rewrite(structured_output: StructuredOutput) -> StructuredOutput:
+    """Rewrite the expressions in a schema, regular expression or structural tag. Others are returned unchanged."""
+    kind, text = structured_output.kind, structured_output.value
+    match kind:
+        case "regex":
+            return structured_output._replace(value=_rewritten(text))
+        case "json_schema" if '"pattern' in text or '"format"' in text:
+            value = json.dumps(_rewritten_schema(json.loads(text)), ensure_ascii=False)
+            return structured_output._replace(value=value)
+        case "structural_tag":
+            tag = json.loads(text)
+            tag["format"] = with_parts(tag["format"], _rewritten_part)
+            return structured_output._replace(value=json.dumps(tag, ensure_ascii=False))
+    return structured_output
+
+
+def _rewritten(expression: str, *, in_json: bool = False) -> str:
+    """Return the expression unchanged if our parser does not support it: xgrammar may, or reports the error."""
+    try:
+        return rewritten(expression, in_json=in_json)
+    except ValueError:
+        return expression
+
+
+def _rewritten_part(part: Tag) -> Tag:
+    match part["type"]:
+        case "regex":
+            return {**part, "pattern": _rewritten(part["pattern"])}
+        case "json_schema" if "style" not in part:
+            return {**part, "json_schema": _rewritten_schema(part["json_schema"])}
+    return part
+
+
+def _rewritten_schema(schema: Any, depth: int = 0) -> Any:
+    if not isinstance(schema, dict) or depth == _MAX_DEPTH:
+        return schema
+    found = {name: _rewritten_keyword(name, value, depth + 1) for name, value in schema.items()}
+    if "pattern" not in found and schema.get("type") == "string" and schema.get("format") in _PATTERNED:
+        found["pattern"] = _rewritten(FORMATS[found.pop("format")], in_json=True)
+    return found
+
+
+def _rewritten_keyword(name: str, value: Any, depth: int) -> Any:
+    if name == "pattern" and isinstance(value, str):
+        return _rewritten(value, in_json=True)
+    if name in _OF_SUBSCHEMAS and isinstance(value, dict):
+        is_pattern = name == "patternProperties"
+        return {
+            _rewritten(key, in_json=True) if is_pattern else key: _rewritten_schema(below, depth)
+            for key, below in value.items()
+        }
+    if name in _LISTS and isinstance(value, list):
+        return [_rewritten_schema(below, depth) for below in value]
+    return _rewritten_schema(value, depth) if name in _SINGLE else value
+
+
 # -- the parts of structural tags (xgrammar's documentation) -----------------------------------------------------------
 
 
-Tag = Mapping[str, Any]
+def with_parts(tag: Tag, replace: Callable[[Tag], Tag]) -> Tag:
+    """Return the format of a structural tag, with `replace` applied to each part that has no parts of its own."""
+    parts: dict[str, Any] = {
+        name: [with_parts(part, replace) for part in tag[name]] for name in ("elements", "tags") if name in tag
+    }
+    if "content" in tag:
+        parts["content"] = with_parts(tag["content"], replace)
+    return {**tag, **parts} if parts else replace(tag)
 
 
 def with_schemas(tag: Tag, replace: Callable[[Tag], Tag]) -> Tag:
     """Return the format of a structural tag, with `replace` applied to each part that is a JSON schema."""
-    if tag["type"] == "json_schema":
-        return replace(tag)
-    parts: dict[str, Any] = {
-        name: [with_schemas(part, replace) for part in tag[name]] for name in ("elements", "tags") if name in tag
-    }
-    if "content" in tag:
-        parts["content"] = with_schemas(tag["content"], replace)
-    return {**tag, **parts}
+    return with_parts(tag, lambda part: replace(part) if part["type"] == "json_schema" else part)
 
 
 def contents(structured_output: StructuredOutput) -> Iterator[StructuredOutput]:
@@ -353,13 +448,45 @@ def ignored(schema: Any, recent: bool) -> str | None:
     Args:
         recent: whether xgrammar enforces `minimum` and `maximum`, and distinguishes named properties from all others.
     """
-    places, seen, types = [_Subschema(schema)], set[int](), _Types(schema)
+    types = _Types(schema)
+    return _first_keyword(schema, lambda subschema: _ignored(subschema, types, recent))
+
+
+def unescaped_pattern(schema: Any) -> str | None:
+    """Return the path of the first pattern with which xgrammar may write an invalid JSON string, or None.
+
+    Such a pattern allows a quote, a backslash or a control character, which xgrammar does not escape.
+    """
+
+    def find(subschema: _Subschema) -> str | None:
+        patterns = {"pattern": [subschema.schema.get("pattern")], "patternProperties": []}
+        if isinstance(named := subschema.schema.get("patternProperties"), dict):
+            patterns["patternProperties"] = list(named)
+        found = (name for name, own in patterns.items() if any(map(_is_written_unescaped, own)))
+        name = next(found, None)
+        return name and f"{name} that allows a quote, a backslash or a control character"
+
+    return _first_keyword(schema, find)
+
+
+def _is_written_unescaped(pattern: Any) -> bool:
+    if not isinstance(pattern, str):
+        return False
+    try:
+        return is_written_unescaped(pattern)
+    except ValueError:
+        return False  # xgrammar refuses the pattern, or supports more than our own parser
+
+
+def _first_keyword(schema: Any, find: Callable[[_Subschema], str | None]) -> str | None:
+    """Return the path of the first keyword that `find` returns for one of a schema's subschemas, or None."""
+    places, seen = [_Subschema(schema)], set[int]()
     while places:
         subschema = places.pop()
         if not isinstance(subschema.schema, dict) or id(subschema.schema) in seen:
             continue
         seen.add(id(subschema.schema))
-        keyword = _ignored(subschema, types, recent)
+        keyword = find(subschema)
         if keyword is not None:
             path = ".".join((*subschema.path, keyword))
             return path if len(path) <= _MAX_PATH else f"...{path[-_MAX_PATH:]}"

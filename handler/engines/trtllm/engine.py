@@ -39,6 +39,7 @@ from handler.engines.base import (
 from handler.engines.huggingface import files
 from handler.engines.huggingface.media import QwenTokens, collapse, pillow_image, prompt_text, read_tokens
 from handler.engines.process.supervisor import end_with_descendants, end_with_this_process
+from handler.engines.structured_output.xgrammar import for_xgrammar
 from handler.engines.trtllm.arguments import (
     background_error,
     capabilities_of,
@@ -58,7 +59,14 @@ from handler.engines.trtllm.arguments import (
     vocabulary_size,
     warn_of_newer,
 )
-from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops, structured_output_check
+from handler.engines.trtllm.sampling import (
+    Model,
+    own_stops,
+    sampling_arguments,
+    stops,
+    structured_output_check,
+    uses_xgrammar,
+)
 
 __all__ = ["TrtLlm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
@@ -98,6 +106,7 @@ class TrtLlm:
             tokenizer_eos=files.tokenizer_eos_id(config.model),
             torch_sampler=torch_sampler(arguments),
         )
+        self._uses_xgrammar = uses_xgrammar(config)
         self.info = EngineInfo(
             name="trtllm",
             version=version,
@@ -111,6 +120,8 @@ class TrtLlm:
         check_prompt(request.ids, self._max_prompt, self._model.vocabulary)
         inputs = list(request.ids) if self._vision is None else self._vision.inputs(request.ids, media)
         sampling = request.sampling
+        if sampling.structured_output is not None and self._uses_xgrammar:
+            sampling = sampling._replace(structured_output=for_xgrammar(sampling.structured_output))
         arguments = sampling_arguments(sampling, self._model)
         if (guide := arguments.pop("guided_decoding", None)) is not None:
             arguments["guided_decoding"] = import_name("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)

@@ -277,16 +277,21 @@ def check(structured_output: StructuredOutput) -> None:
             raise ValueError(f"the regular expression is invalid: {str(error) or 'nested too deeply'}") from None
 
 
+def uses_xgrammar(config: EngineConfig) -> bool:
+    """Return whether TensorRT-LLM enforces structured output with an xgrammar that is installed here."""
+    return config.options.engine_options.get("guided_decoding_backend") == "xgrammar" and bool(find_spec("xgrammar"))
+
+
 def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
-    backend = config.options.engine_options.get("guided_decoding_backend")
-    if backend != "xgrammar" or config.model is None or find_spec("xgrammar") is None:
+    if config.model is None or not uses_xgrammar(config):
         return check
-    from handler.engines.structured_output.xgrammar import XgrammarCheck
+    from handler.engines.structured_output.xgrammar import XgrammarCheck, for_xgrammar
 
     tried = XgrammarCheck(config.model, trust_remote_code=bool(config.options.engine_options.get("trust_remote_code")))
 
     def check_and_try(structured_output: StructuredOutput) -> None:
         check(structured_output)
+        structured_output = for_xgrammar(structured_output)
         ((kind, text),) = guided_decoding_arguments(structured_output).items()
         tried(kind.upper(), str(text))
 

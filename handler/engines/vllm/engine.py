@@ -40,9 +40,16 @@ from handler.engines.huggingface.media import collapse, media_tokens, no_media, 
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, read_pooling
 from handler.engines.huggingface.tokenizer import MistralTokenizer
 from handler.engines.huggingface.whisper import TRANSCRIBING, WhisperTokenizer, whisper_ids
+from handler.engines.structured_output.xgrammar import for_xgrammar
 from handler.engines.vllm.arguments import engine_arguments
 from handler.engines.vllm.core import BeamToken, CoreEngine, Pending, engine_info
-from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments, structural_tags, structured_output_check
+from handler.engines.vllm.sampling import (
+    SUPPORTS,
+    sampling_arguments,
+    structural_tags,
+    structured_output_check,
+    uses_xgrammar,
+)
 from handler.engines.vllm.whisper import VllmWhisper
 
 __all__ = ["Vllm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
@@ -128,6 +135,8 @@ class Vllm(CoreEngine):
         return engine_input(self._engine.renderer, ids, media, self._media_tokens, sampling.cache_salt)
 
     def _params(self, sampling: Sampling) -> Any:
+        if sampling.structured_output is not None and uses_xgrammar(self.arguments):
+            sampling = sampling._replace(structured_output=for_xgrammar(sampling.structured_output))
         arguments = sampling_arguments(sampling)
         if (rule := arguments.get("structured_outputs")) is not None:
             arguments["structured_outputs"] = self._structured_outputs(**rule)

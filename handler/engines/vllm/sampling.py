@@ -6,10 +6,8 @@ import importlib
 import inspect
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,8 +27,10 @@ from handler.engines.structured_output.ebnf import acyclic
 from handler.engines.structured_output.xgrammar import (
     Walker,
     ebnf,
+    for_xgrammar,
     has_own_rules,
     ignored,
+    release,
     said,
     with_schemas,
     without_text,
@@ -154,7 +154,7 @@ class VllmCheck:
         chosen = str(vllm_config.structured_outputs_config.backend)
         self._name = _OF_AUTO if chosen == "auto" else chosen
         self._backend = self._make_backend(self._name)
-        self._recent_xgrammar = _xgrammar_release() >= (0, 2)  # see `ignored`; measured with 0.2.8
+        self._recent_xgrammar = release() >= (0, 2)  # see `ignored`; measured with 0.2.8
         self._walker = Walker(
             self._tokenizer.get_vocab(),
             vllm_config.model_config.get_vocab_size(),
@@ -168,8 +168,9 @@ class VllmCheck:
 
     def __call__(self, structured_output: StructuredOutput) -> None:
         self._check_keywords(structured_output)
+        rule = for_xgrammar(structured_output) if self._name == _OF_AUTO else structured_output
         began = time.process_time()
-        params = self._verify(structured_output)
+        params = self._verify(rule)
         if time.process_time() - began > CHECK_SECONDS:
             raise ValueError(f"checking the schema or grammar takes the engine more than {CHECK_SECONDS:g} s")
         own = getattr(params.structured_outputs, "_backend", self._name)
@@ -246,8 +247,14 @@ class VllmCheck:
         return first
 
 
-def _xgrammar_release() -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"[0-9]+", version("xgrammar"))[:3]))
+def uses_xgrammar(arguments: Mapping[str, Any]) -> bool:
+    """Return whether vLLM enforces structured output with xgrammar.
+
+    Args:
+        arguments: the arguments of EngineArgs.
+    """
+    backend = arguments.get("structured_outputs_config", {}).get("backend", "auto")
+    return backend in ("auto", _OF_AUTO) and find_spec("xgrammar") is not None
 
 
 def structural_tags(arguments: Mapping[str, Any]) -> frozenset[str]:
@@ -256,10 +263,9 @@ def structural_tags(arguments: Mapping[str, Any]) -> frozenset[str]:
     Args:
         arguments: the arguments of EngineArgs.
     """
-    backend = arguments.get("structured_outputs_config", {}).get("backend", "auto")
-    if backend not in ("auto", "xgrammar") or find_spec("xgrammar") is None:
+    if not uses_xgrammar(arguments):
         return frozenset()
-    return frozenset(style for style, since in _STYLES.items() if _xgrammar_release() >= since)
+    return frozenset(style for style, since in _STYLES.items() if release() >= since)
 
 
 structured_output_check = VllmCheck

@@ -21,7 +21,7 @@ TOKENS_PER_STEP = 32
 PROMPT = list(range(100, 120))
 SAMPLINGS = {
     "greedy": Sampling(max_new_tokens=12, ignore_eos=True),
-    "penalties": Sampling(max_new_tokens=12, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.5),
+    "penalties": Sampling(max_new_tokens=12, ignore_eos=True, repetition_penalty=1.3),
     "drawn": Sampling(max_new_tokens=12, ignore_eos=True, do_sample=True, seed=7, temperature=1.5, top_p=0.9),
     "one of few": Sampling(max_new_tokens=12, ignore_eos=True, do_sample=True, seed=7, temperature=1.5, top_k=20),
     "beams": Sampling(max_new_tokens=4, ignore_eos=True, num_beams=2),

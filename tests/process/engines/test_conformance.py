@@ -466,7 +466,8 @@ class TestModel:
     )
     def test_penalties_have_an_effect(self, driver: Driver, sampled: dict[str, Any]) -> None:
         ask = {"max_new_tokens": 16, "ignore_eos": True, **sampled}
-        names = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        names = [name for name in penalties if name not in driver.unsupported]
         plain, *others = driver.batch("la la la la la la", ask, *({**ask, name: 2.0} for name in names))
         assert len(set(ids(plain))) < len(ids(plain))
         for name, deltas in zip(names, others, strict=True):

@@ -35,7 +35,17 @@ from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
 from handler.engines.remote.servers import Failed, Refused
 from tests.doubles import tiny
-from tests.doubles.grpc_servers import HANG, SERVERS, THOUGHT_END, GrpcServer, Status, best, listening, score
+from tests.doubles.grpc_servers import (
+    HANG,
+    SERVERS,
+    THOUGHT_END,
+    GrpcServer,
+    Status,
+    TrtLlmServer,
+    best,
+    listening,
+    score,
+)
 from tests.one_test import in_one_test
 from tests.process.engines.openai.test_bad_servers import PATIENCE, Result, failed, run
 from tests.servers import wait_for
@@ -828,3 +838,31 @@ def test_a_large_seed_is_folded_and_never_none() -> None:
     sent = [CONTRACTS["vllm"].request("", [1], Sampling(do_sample=True, seed=seed)).sampling_params for seed in seeds]
     assert [one.seed for one in sent[:3]] == seeds[:3]
     assert all(one.HasField("seed") and one.seed >= 0 for one in sent)
+
+
+def test_equal_requests_to_tensorrt_llm_get_answers_of_their_own(model: Path) -> None:
+    """The server's default seed is 0 for all requests; the copies of a request with `n` are requests, too."""
+    drawn = Sampling(max_new_tokens=8, do_sample=True)
+    with listening("trtllm") as server, engine(model, server) as found:
+        for key in range(4):
+            ask(found, drawn, key=key + 1)
+        seeds = [request.sampling_config.seed for request in server.received[-4:]]
+        assert len(set(seeds)) == 4
+        chosen = [ask(found, drawn._replace(seed=seed), key=10 + seed).ids for seed in (3, 3, 4, 5, 6)]
+        assert chosen[0] == chosen[1]
+        assert len({tuple(ids) for ids in chosen}) > 1
+        ask(found, drawn._replace(seed=2**64 - 1), key=20)
+        assert server.received[-1].sampling_config.seed == 2**64 - 1
+
+
+def test_the_models_defaults_do_not_replace_what_tensorrt_llm_is_sent(model: Path) -> None:
+    with listening("trtllm") as server, engine(model, server) as found:
+        assert isinstance(server, TrtLlmServer)
+        server.of_the_model = {"min_p": 0.5, "no_repeat_ngram_size": 2, "top_k": 7, "top_p": 0.5, "temperature": 0.1}
+        ask(found, Sampling(max_new_tokens=2, do_sample=True))
+        config = server.received[-1].sampling_config
+        assert (config.min_p, config.no_repeat_ngram_size, config.top_k) == (0, 0, 0)
+        assert (config.top_p, config.temperature) == (1, 1)
+        ask(found, Sampling(max_new_tokens=2), key=2)
+        config = server.received[-1].sampling_config
+        assert (config.top_k, config.no_repeat_ngram_size) == (1, 0)

@@ -83,13 +83,10 @@ NUMBERS = [
     Case({**INT, "format": "int32", "minLength": 3}, 5, "a"),
     Case({"minimum": 3}, 4, 2, "minimum without type"),
     Case({"multipleOf": 3}, 3, 2, "multipleOf without type"),
-    # Beside what only GenAI's own converter knows.
     Case(
         some(a={**INT, "minimum": 3}, b={**STR, "pattern": "^a$"}),
         {"a": 3, "b": "a"},
         {"a": 2, "b": "a"},
-        "",
-        "properties.a.minimum",
     ),
 ]
 
@@ -183,10 +180,8 @@ OBJECTS = [
     ),
     Case(
         {**OBJ, "properties": {"a": {**STR, "format": "date"}}, "additionalProperties": True},
-        {"b": 1},
+        {"a": "2020-01-01"},
         {"a": "x"},
-        "",
-        "additionalProperties beside properties",
     ),
     Case({**some(a=INT), "unevaluatedProperties": False}, {"a": 1}, {"a": 1, "b": 1}),
     Case({**OBJ, "unevaluatedProperties": STR}, {"b": "x"}, {"b": 1}),
@@ -235,8 +230,6 @@ OBJECTS = [
         {**OBJ, "propertyNames": {"pattern": "^a+$"}, "additionalProperties": INT},
         {"a": 1},
         {"a": "x"},
-        "",
-        "additionalProperties beside propertyNames",
     ),
     Case(
         {**OBJ, "propertyNames": {"pattern": "^a+$"}, "additionalProperties": False},

@@ -21,6 +21,8 @@ from handler.engines.structured_output.xgrammar import (
     Walker,
     cyclic_reference,
     ignored,
+    rewrite,
+    unescaped_pattern,
     with_schemas,
     without_text,
 )
@@ -318,6 +320,101 @@ def test_a_type_that_is_too_costly_to_look_up_is_refused_by_its_name() -> None:
 
 
 @in_one_test(
+    ("schema", "path"),
+    [
+        ({"type": "string", "pattern": "^[a-z]+$"}, None),
+        ({"type": "string", "pattern": "^.{3}$"}, "pattern"),
+        ({"properties": {"a": {"items": {"type": "string", "pattern": '"'}}}}, "properties.a.items.pattern"),
+        ({"type": "object", "patternProperties": {r"^\n": {}}}, "patternProperties"),
+        ({"type": "object", "propertyNames": {"pattern": "\\\\"}}, "propertyNames.pattern"),
+        ({"type": "object", "properties": {"pattern": {"enum": ['"']}}}, None),
+        ({"type": "string", "pattern": "("}, None),  # which xgrammar refuses
+    ],
+)
+def test_a_pattern_that_xgrammar_does_not_escape_is_found(schema: Any, path: str | None) -> None:
+    assert unescaped_pattern(schema) == (path and f"{path} that allows a quote, a backslash or a control character")
+
+
+# -- what the installed xgrammar would misread is rewritten ------------------------------------------------------------
+
+
+def rewritten_schema(schema: Any) -> Any:
+    return json.loads(rewrite(StructuredOutput("json_schema", json.dumps(schema))).value)
+
+
+def test_patterns_and_formats_are_rewritten_where_they_are_schemas() -> None:
+    quote: Any = {"type": "string", "pattern": '^"$'}
+    ours = {"type": "string", "pattern": r"(?:\u005c\u0022)"}
+    same = {"enum": [quote], "default": quote, "examples": [quote], "pattern": "x" * 0, "x-mine": quote}
+    schema = {
+        "$defs": {"a": quote},
+        "properties": {"pattern": quote, "format": {"type": "string", "format": "ipv4"}, "b": {"anyOf": [quote, True]}},
+        "items": {"prefixItems": [quote], "propertyNames": quote},
+        "patternProperties": {'"': quote},
+        **same,
+    }
+    found = rewritten_schema(schema)
+    ipv4 = found["properties"].pop("format")
+    assert re.fullmatch(ipv4["pattern"], "1.2.3.4")
+    assert not re.fullmatch(ipv4["pattern"], "01.2.3.4")
+    assert ipv4.keys() == {"type", "pattern"}
+    assert found == {
+        "$defs": {"a": ours},
+        "properties": {"pattern": ours, "b": {"anyOf": [ours, True]}},
+        "items": {"prefixItems": [ours], "propertyNames": ours},
+        "patternProperties": {r"(?:\u005c\u0022)": ours},
+        **same,
+    }
+
+
+@in_one_test(
+    "schema",
+    [
+        {"type": "string", "format": "email"},
+        {"type": "string", "format": "date", "pattern": "("},
+        {"type": "integer", "format": "date"},
+        {"type": "string", "pattern": "(?=a)"},
+        {"pattern": 3, "properties": [], "anyOf": {}, "format": []},
+        True,
+    ],
+)
+def test_what_is_not_ours_to_rewrite_stays(schema: Any) -> None:
+    assert rewritten_schema(schema) == schema
+
+
+def test_a_schema_nested_deeply_is_rewritten_as_far_as_it_is_read() -> None:
+    assert rewritten_schema(deep(300, {"type": "string", "pattern": '"'})) == deep(
+        300, {"type": "string", "pattern": '"'}
+    )
+    assert rewritten_schema(deep(9, {"pattern": "a"})) == deep(9, {"pattern": "(?:[a])"})
+
+
+@in_one_test(
+    ("structured_output", "value"),
+    [
+        (StructuredOutput("regex", r"\A\xe4b\Z"), r"(?:[\u00e4])(?:[b])"),
+        (StructuredOutput("regex", "(?=a)"), "(?=a)"),
+        (StructuredOutput("grammar", 'root ::= "a"'), 'root ::= "a"'),
+        (StructuredOutput("choice", '["\\\\A"]'), '["\\\\A"]'),
+    ],
+)
+def test_an_expression_is_rewritten(structured_output: StructuredOutput, value: str) -> None:
+    assert rewrite(structured_output).value == value
+
+
+def test_the_parts_of_a_tag_are_rewritten() -> None:
+    parts: list[dict[str, Any]] = [
+        {"type": "regex", "pattern": r"\Aa"},
+        {"type": "json_schema", "json_schema": {"type": "string", "pattern": "^a$"}},
+        {"type": "json_schema", "style": "qwen_xml", "json_schema": {"type": "string", "pattern": "^a$"}},
+    ]
+    value = {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}
+    found = json.loads(rewrite(StructuredOutput("structural_tag", json.dumps(value))).value)["format"]["elements"]
+    assert found[0]["pattern"] == found[1]["json_schema"]["pattern"] == "(?:[a])"
+    assert found[2] == parts[2]
+
+
+@in_one_test(
     ("schema", "reference"),
     [
         ({"$ref": "#"}, "#"),
@@ -336,6 +433,7 @@ def test_a_reference_that_leads_back_to_itself_is_found(schema: Any, reference: 
 
 FLAG = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 DATE = {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}
+PAIR = {"type": "object", "properties": {"a": {"type": "array", "prefixItems": [{"type": "integer"}]}}}
 UNIQUE = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
 
 
@@ -363,10 +461,10 @@ def test_each_schema_is_replaced_where_it_stands(name: str) -> None:
 
 
 def test_openvino_has_our_own_grammar_where_there_is_one() -> None:
-    (text,) = genai_arguments(rule("hermes", FLAG, DATE)).values()
+    (text,) = genai_arguments(rule("hermes", FLAG, PAIR)).values()
     ours, theirs = (tag["content"] for tag in json.loads(text)["format"]["tags"])
     assert ours["grammar"].startswith("root ::= ")
-    assert theirs == {"type": "json_schema", "json_schema": DATE}
+    assert theirs == {"type": "json_schema", "json_schema": PAIR}
     with pytest.raises(ValueError, match=r"properties\.a\.uniqueItems is not supported"):
         genai_arguments(rule("hermes", FLAG, UNIQUE))
 
