@@ -15,7 +15,7 @@ from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.assistant.tools.request import TOOL_FIELDS
+from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_name
 from handler.protocols.kernel.dialect import (
     Description,
     Keeper,
@@ -425,10 +425,10 @@ class ToolsReader:
         self._add(tool, kind, at, namespace)
 
     def _add(self, tool: Mapping[str, Any], kind: str, at: str, namespace: str) -> None:
-        name: Any = tool.get("name")
-        if (namespace or kind == CUSTOM) and isinstance(name, str):
-            self.origins[full_name(namespace, name)] = Origin(namespace, name, kind == CUSTOM)
-            name = full_name(namespace, name)
+        own_name = read_name(tool.get("name"), f"{at}.name")
+        name = read_name(full_name(namespace, own_name), f"{at}.name with its namespace")
+        if namespace or kind == CUSTOM:
+            self.origins[name] = Origin(namespace, own_name, kind == CUSTOM)
         known = _TOOL_FIELDS.keys() - ({"format"} if kind == "function" else {"parameters", "strict"})
         others = {key: item for key, item in tool.items() if key not in known}
         own = NamedValue(f"{at}.format", tool.get("format")).read(_of_custom) if kind == CUSTOM else tool

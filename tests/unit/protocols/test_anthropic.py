@@ -263,7 +263,7 @@ def test_names_without_effect_are_listed_in_anthropic(more: dict[str, Any], list
             body(tools=[{"type": "bash_20250124", "name": "bash"}]),
             'tools[0].type="bash_20250124": is not supported: send',
         ),
-        (body(tools=[{"name": "a b", "input_schema": {}}]), "tools[0].name: must be 1 to 64 letters"),
+        (body(tools=[{"name": "a b", "input_schema": {}}]), "tools[0].name: must be 1 to 256 letters"),
         (body(tools=[{"name": "a"}]), "tools[0].input_schema: must be a JSON schema"),
         (body(tool_choice={"type": "any"}), 'tool_choice={"type": "any"}: requires tools'),
         (body(tools=TOOLS, tool_choice={"type": "tool", "name": "x"}), "'name' must be the name of one of the tools"),
