@@ -537,7 +537,8 @@ def test_a_step_may_bring_several_tokens() -> None:
     tokens = [Token(id, text, -0.5, False) for id, text in enumerate("abc")]
     script = [Delta(1, 0, tokens[:2]), Delta(1, 0, tokens[2:]), Delta(1, 0, (), Finish.LENGTH)]
     found = choices(events(chat({"stream": True}, script)))
-    assert [choice["delta"].get("content") for choice in found] == ["a", "b", "c", ""]
+    assert [choice["delta"].get("content") for choice in found] == ["a", "b", "c", None]
+    assert found[-1]["delta"] == {}, "openai-go takes a delta without content for the end of the text"
     assert [choice["finish_reason"] for choice in found] == [None, None, None, "length"]
 
 
@@ -545,7 +546,7 @@ def test_a_streams_text_is_the_whole_answers() -> None:
     text = 'Ünïcode "quoted" \\ 😀 \u2028 end'
     whole = json.loads(chat({}, saying(text, 3)).body)["choices"][0]["message"]["content"]
     found = choices(events(chat({"stream": True}, saying(text, 3))))
-    assert "".join(choice["delta"]["content"] for choice in found) == whole == text
+    assert "".join(choice["delta"].get("content", "") for choice in found) == whole == text
 
 
 # -- errors ------------------------------------------------------------------------------------------------------
