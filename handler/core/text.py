@@ -240,17 +240,22 @@ class StopMatcher:
         self._held = ""
         self.matched = ""
 
-    def feed(self, text: str) -> str:
-        """Add a chunk of text, and return the text that can be shown now."""
+    def feed(self, text: str, *, may_end: bool = True) -> str:
+        """Add a chunk of text, and return the text that can be shown now.
+
+        Args:
+            may_end: whether a stop string may end in this chunk. Otherwise, a stop string can only begin in it.
+        """
         if self._start is not None:
             thought, answer = self._start.feed(text)
             if answer is None:
                 return thought
             self._start = None
-            return thought + self.feed(answer)
-        num_sent = len(self._held) if self._include else 0
+            return thought + self.feed(answer, may_end=may_end)
+        num_held = len(self._held)
+        num_sent = num_held if self._include else 0
         self._held += text
-        end, start = self._find(self._held)
+        end, start = self._find(self._held, num_held) if may_end else (0, 0)
         if end:
             safe = self._held[num_sent : end if self._include else start]
             self._held, self.matched = "", self._held[start:end]
@@ -266,10 +271,14 @@ class StopMatcher:
         held, self._held = self._held, ""
         return "" if self._include else held
 
-    def _find(self, text: str) -> tuple[int, int]:
-        """Return the end and the start of the winning stop string, or (0, 0) if no stop string occurs."""
-        matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        return min(matches, default=(0, 0))
+    def _find(self, text: str, num_before: int) -> tuple[int, int]:
+        """Return the end and the start of the winning stop string, or (0, 0) if no stop string occurs.
+
+        Args:
+            num_before: the number of characters in which no stop string may end.
+        """
+        starts = [(stop, text.find(stop, max(num_before + 1 - len(stop), 0))) for stop in self._stops]
+        return min(((start + len(stop), start) for stop, start in starts if start >= 0), default=(0, 0))
 
 
 def partial_mark(text: str, marks: Sequence[str]) -> int:
@@ -323,7 +332,9 @@ class SequenceState:
     """Converts the ids of one sequence to tokens with text, and finds the end of the sequence.
 
     Stop strings are detected here, so that they work in the same way with all engines. When a stop string ends the
-    sequence, the caller cancels it in the engine. The response is the concatenated text of all tokens.
+    sequence, the caller cancels it in the engine. As in vLLM, a stop string that ends within the first `min_new_tokens`
+    tokens has no effect. The response is the concatenated text of all tokens. It never contains the token that ended
+    the sequence, even if it shows special tokens, unless `include_stop` is set.
 
     Attributes:
         texts: the text of each id, or None if `push` must be called. It is None for all ids if the request has
@@ -335,6 +346,9 @@ class SequenceState:
     __slots__ = (
         "_detokenizer",
         "_ending",
+        "_hides_end",
+        "_marks",
+        "_num_protected",
         "_stops",
         "_vocabulary",
         "_watched",
@@ -354,7 +368,10 @@ class SequenceState:
             if sampling.stop
             else None
         )
+        self._num_protected = sampling.min_new_tokens  # tokens to come in which no stop string may end
         self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
+        self._hides_end = not sampling.include_stop and not sampling.skip_special_tokens
+        self._marks = sampling.marks
         self._watched = self._stops is not None or bool(self._ending)
         self.texts = self._texts()
         self.stopped = ""
@@ -366,7 +383,8 @@ class SequenceState:
         """Add an id and return its token. A stop string sets `stopped`. Pass the engine's last id to `feed` instead."""
         text = "" if id in self._ending else self._detokenizer.feed(id)
         if self._stops is not None:
-            text = self._stops.feed(text)
+            text = self._stops.feed(text, may_end=self._num_protected <= 0)
+            self._num_protected -= 1
             self.stopped = self._stops.matched
         self.texts = self._texts()
         return new_token((id, text, logprob, id in self.special, ()))
@@ -387,8 +405,9 @@ class SequenceState:
             tops: most likely alternatives to each id.
         """
         tokens: list[Token] = []
+        end = len(ids) - 1 if finish is Finish.EOS and self._hides_end else -1
         for index, (id, logprob) in enumerate(zip(ids, logprobs, strict=True)):
-            text = self.texts[id]
+            text = "" if index == end and self._is_hidden_end(id) else self.texts[id]
             token = self.push(id, logprob) if text is None else new_token((id, text, logprob, id in self.special, ()))
             tokens.append(token if tops is None else token._replace(top=alternatives(self._vocabulary, tops[index])))
             if self.stopped:
@@ -396,6 +415,10 @@ class SequenceState:
         if finish is not None:
             self._flush(tokens)
         return tokens, finish
+
+    def _is_hidden_end(self, id: int) -> bool:
+        """Return whether a token that ends the sequence has no text. Parsers need the ends that are their marks."""
+        return id in self.special and self._vocabulary.text(id) not in self._marks
 
     def _flush(self, tokens: list[Token]) -> None:
         """Append the text that was held back to the last token."""

@@ -45,6 +45,7 @@ TEXTS: dict[str, Any] = {
     "thinking": THOUGHT,
     "reasoning_text": {"type": "reasoning_text", "text": "a"},
     "summary_text": {"type": "summary_text", "text": "a"},
+    "tool_reference": {"type": "tool_reference", "name": "a"},
     "a string": "a",
 }
 MEDIA: dict[str, Any] = {
@@ -65,7 +66,6 @@ REFUSED: dict[str, Any] = {
     "image_embeds": ({"type": "image_embeds", "image_embeds": "aQ=="}, "send the image itself"),
     "audio_embeds": ({"type": "audio_embeds", "audio_embeds": "aQ=="}, "send the audio itself"),
     "prompt_embeds": ({"type": "prompt_embeds", "data": "aQ=="}, "send the text itself"),
-    "tool_reference": ({"type": "tool_reference", "name": "f"}, "tool search is not available"),
     "computer_screenshot": ({"type": "computer_screenshot", "image_url": URL}, "send the image itself"),
     "poem": ({"type": "poem", "text": "a"}, "the type must be one of text, refusal, "),
 }
@@ -76,12 +76,12 @@ def chat(*parts: Any, role: str = "user") -> dict[str, Any]:
     return {"messages": [{"role": role, "content": list(parts)}]}
 
 
-def read(name: str, body: dict[str, Any]) -> tuple[Request, list[str]]:
+def read(name: str, body: dict[str, Any], context: Any = SEEING) -> tuple[Request, list[str]]:
     """What a dialect reads of a chat, and what it ignores; Responses get the messages as their input."""
     if name == RESPONSES:
-        (request,), _, _, ignored, *_ = DIALECTS[RESPONSES].parse({"input": body["messages"]}, SEEING)
+        (request,), _, _, ignored, *_ = DIALECTS[RESPONSES].parse({"input": body["messages"]}, context)
     else:
-        (request,), _, _, ignored, *_ = CHATS[name].parse(body, SEEING)
+        (request,), _, _, ignored, *_ = CHATS[name].parse(body, context)
     return request, [one.replace("input[]", "messages[]") for one in ignored]
 
 
@@ -118,6 +118,53 @@ def test_a_medium_is_the_same_prompt_everywhere(name: str) -> None:
     )
     assert [(source.kind, source.data) for source in request.media] == [(kind, b"i")]
     assert ignored == read_by_chats[0][2]
+
+
+CALLED = {"role": "assistant", "tool_calls": [{"id": name, "function": {"name": "see"}} for name in "cd"]}
+IMAGE, SOUND = {"type": "image"}, {"type": "audio"}
+TOOLED = replace(SEEING, chat_template="{{ tools }}{% for m in messages %}{{ m.tool_calls }}<tool_call>{% endfor %}")
+
+
+@in_one_test("dialect", CHATS)
+def test_media_in_results_are_shown_after_them_as_by_the_other_apis(dialect: str) -> None:
+    """Chat templates accept only text in results; Responses and Anthropic's messages move media in the same way."""
+    seen = {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a"}, MEDIA["image_url"]]}
+    heard = {"role": "tool", "tool_call_id": "d", "content": [AUDIO, {"type": "text", "text": "b"}]}
+    before = [{"role": "user", "content": "q"}, CALLED, seen, heard]
+    results = [{**seen, "content": "a"}, {**heard, "content": "b"}]
+    text, shown = {"type": "text", "text": "c"}, {"role": "user", "content": [IMAGE, SOUND]}
+    ending: list[tuple[list[Any], list[Any]]] = [
+        ([], [shown]),
+        ([{"role": "user", "content": "c"}], [{"role": "user", "content": [IMAGE, SOUND, text]}]),
+        (
+            [{"role": "user", "content": [text, MEDIA["image_url"]]}],
+            [{"role": "user", "content": [IMAGE, SOUND, text, IMAGE]}],
+        ),
+        (
+            [{"role": "assistant", "content": "c"}, results[0]],
+            [shown, {"role": "assistant", "content": "c"}, results[0]],
+        ),
+    ]
+    for after, wanted in ending:
+        request, ignored = read(dialect, {"messages": [*before, *after]}, TOOLED)
+        messages = [dict(message) for message in request.messages]
+        assert [message for message in messages if message["role"] == "tool"][:2] == results
+        assert messages[4:] == wanted
+        assert [source.kind for source in request.media][:2] == ["image", "audio"]
+        assert ignored == []
+
+
+@in_one_test("dialect", CHATS)
+@in_one_test("role", ["user", "assistant", "system", "developer", "tool"])
+def test_the_name_of_a_message_is_the_templates(dialect: str, role: str) -> None:
+    """As in vLLM: Kimi K2's template writes it in place of the role."""
+    request, ignored = read(dialect, {"messages": [{"role": role, "name": "Ann", "content": "a"}]}, TOOLED)
+    assert request.messages[0]["name"] == "Ann"
+    assert ignored == []
+    request, _ = read(dialect, {"messages": [{"role": role, "name": None, "content": "a"}]}, TOOLED)
+    assert "name" not in request.messages[0]
+    with pytest.raises(InvalidPayload, match=r"messages\[0\].name must be a string"):
+        CHATS[dialect].parse({"messages": [{"role": role, "name": 1, "content": "a"}]}, SEEING)
 
 
 @in_one_test("dialect", [*CHATS, RESPONSES])

@@ -7,7 +7,7 @@ Sources: "Messages" in Anthropic's API reference, and the types in its Python pa
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ from handler.protocols.anthropic.response import (
 )
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
-from handler.protocols.assistant.tools.request import MAX_TOOLS
+from handler.protocols.assistant.tools.request import MAX_TOOLS, read_name
 from handler.protocols.kernel.dialect import (
     Description,
     ParsedRequest,
@@ -55,7 +55,7 @@ from handler.protocols.kernel.messages import (
     string_at,
 )
 from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
-from handler.protocols.kernel.readers import NamedValue, integer, json_schema, only, show, unread
+from handler.protocols.kernel.readers import NamedValue, boolean, integer, json_schema, only, show, unread
 from handler.protocols.kernel.reply import PromptOnly
 from handler.protocols.kernel.schema import (
     FLAG,
@@ -88,17 +88,33 @@ def _output_format(value: Any) -> StructuredOutput:
     properties={
         "format": nullable(schema_of_reader(_output_format)),
         "effort": {"enum": [*EFFORTS, None]},
+        "task_budget": {"type": ["object", "null"], "required": ["type", "total"]},
     },
     additionalProperties=NULL,
 )
 def _output_config(value: Any) -> StructuredOutput | None:
-    """Read `format`, a JSON schema for the whole response. `read_effort` reads `effort`."""
+    """Read `format`, a JSON schema for the whole response. `read_effort` reads `effort`. The budget has no effect."""
     if not isinstance(value, dict):
         raise ValueError("must be an object with 'format', 'effort' or both")
-    only(value, "format", "effort")
+    only(value, "format", "effort", _BUDGET)
+    if value.get(_BUDGET) is not None:
+        _check_budget(value[_BUDGET])
     if value.get("effort") is not None and value["effort"] not in EFFORTS:
         raise ValueError(f"must have an 'effort' that is one of {', '.join(EFFORTS)}")
     return None if value.get("format") is None else _output_format(value["format"])
+
+
+_BUDGET = "task_budget"
+
+
+def _check_budget(value: Any) -> None:
+    """Check `output_config.task_budget`, which tells Anthropic's models how many tokens a whole task may take."""
+    if not isinstance(value, dict) or value.get("type") != "tokens":
+        raise ValueError("must have a 'task_budget' with 'type': 'tokens' and 'total'")
+    only(value, "type", "total", "remaining")
+    for name in ("total", "remaining"):
+        if name == "total" or value.get(name) is not None:
+            NamedValue(f"output_config.task_budget.{name}", value.get(name)).read(integer(0))
 
 
 TABLE = Table(
@@ -160,6 +176,7 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "redacted_thinking": frozenset({"type", "data"}),
     "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
     "tool_result": frozenset({"type", "tool_use_id", "content", "cache_control"}),
+    "tool_reference": frozenset({"type", "tool_name", "cache_control"}),
 }
 """Maps each block type to its known fields, some of which never affect the response."""
 
@@ -170,7 +187,7 @@ _WHY: Mapping[str, str] = {
     "document": "send its text in a block of type 'text'",
     "search_result": "send its text in a block of type 'text'",
     "container_upload": "the server has no containers",
-    "tool_reference": "tool search is not available",
+    "tool_reference": "it is allowed only in the results of tools",
 }
 
 
@@ -191,11 +208,13 @@ class MessagesReader(TurnsReader):
 
     Attributes:
         continues: whether the response continues the last message.
+        loaded: the names of the tools that the model has found or called, whose loading is no longer deferred.
     """
 
     def __init__(self, context: ServerContext) -> None:
         super().__init__(context)
         self.continues = False
+        self.loaded = set[str]()
         self._calls: dict[str, str] = {}  # maps the id of a call to the tool's name
 
     def read(self, body: Mapping[str, Any]) -> None:
@@ -296,6 +315,7 @@ class MessagesReader(TurnsReader):
         if not isinstance(arguments, dict):
             raise InvalidPayload(f"{at}.input must be an object")
         self._calls[id] = name
+        self.loaded.add(name)
         return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _read_result(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
@@ -306,10 +326,13 @@ class MessagesReader(TurnsReader):
             texts = []
             for index, part in enumerate(content):
                 where = f"{at}.content[{index}]"
-                kind = block_type(part, where, ("text", "image"))
+                kind = block_type(part, where, ("text", "image", "tool_reference"))
                 self.unknown |= unread(part, "messages[].content[].content[]", _FIELDS[kind])
                 if kind == "image":
                     self._shown.append(self._read_image(part, where))
+                elif kind == "tool_reference":
+                    texts.append(string_at(part.get("tool_name"), f"{where}.tool_name"))
+                    self.loaded.add(texts[-1])
                 else:
                     texts.append(string_at(part.get("text"), f"{where}.text"))
             content = "\n".join(texts)
@@ -449,6 +472,12 @@ def read_effort(body: Mapping[str, Any]) -> Any:
     return config.get("effort") if isinstance(config, dict) else None
 
 
+def unheeded_budget(body: Mapping[str, Any]) -> list[str]:
+    """Return the path of the budget for a task, which has no effect, if the body contains one."""
+    config = body.get("output_config")
+    return [f"output_config.{_BUDGET}"] if isinstance(config, dict) and config.get(_BUDGET) is not None else []
+
+
 # -- `tools` and `tool_choice`, translated to those of a chat ----------------------------------------------------------
 
 
@@ -468,6 +497,7 @@ _TOOL: Mapping[str, Shape] = {
     "input_schema": {"type": "object"},
     "cache_control": {},
     "strict": nullable(FLAG),
+    "defer_loading": nullable(FLAG),
 }
 _CHOICE: Mapping[str, Shape] = {
     "type": {"enum": [*_CHOICES, "tool"]},
@@ -481,15 +511,25 @@ TOOLS: Mapping[str, Shape] = {
 """The schemas of the fields that `read_tools` and `read_choice` read."""
 
 
-def read_tools(value: Any) -> Any:
-    """Return the tools in the format of a chat request. The chat reader checks their names and schemas.
+def read_tools(value: Any, loaded: Collection[str]) -> Any:
+    """Return the tools in the format of a chat request, without those whose loading is still deferred.
+
+    The chat reader checks their schemas.
+
+    Args:
+        loaded: the names of the tools that are shown even if their loading is deferred.
 
     Raises:
         InvalidParameter: a tool does not run on the client, or is malformed.
     """
     if not isinstance(value, list):
         return value
-    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(value)]
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(value)]
+    return [
+        tool
+        for tool, own in zip(tools, value, strict=True)
+        if not own.get("defer_loading") or tool["function"]["name"] in loaded
+    ]
 
 
 def _tool(tool: Any, at: str) -> dict[str, Any]:
@@ -504,7 +544,9 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
         raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: send name, description and input_schema")
     if not isinstance(tool.get("input_schema"), dict):
         raise InvalidParameter(f"{at}.input_schema: must be a JSON schema object")
-    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
+    NamedValue(f"{at}.defer_loading", tool.get("defer_loading")).optional(boolean)
+    name = read_name(tool.get("name"), f"{at}.name")
+    function = {"name": name, "description": tool.get("description"), "parameters": tool["input_schema"]}
     function |= {"strict": tool["strict"]} if "strict" in tool else {}
     others = {name: item for name, item in tool.items() if name not in _TOOL and (name, item) != _DIRECT}
     return {"type": "function", "function": {**others, **function}}
@@ -588,6 +630,8 @@ class AnthropicMessages(OpenAiDialect):
         kwargs = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
         tools, choice = body.get("tools"), NamedValue("tool_choice", body.get("tool_choice"))
         called = choice.optional(partial(read_choice, tools=tools)) or {}
+        loaded = reader.loaded | ({choice.value.get("name")} if called else set())
+        called["tools"] = read_tools(tools, loaded)
         fields = {
             **{name: body[name] for name in _SAME if name in body},
             "chat_template_kwargs": {**kwargs, **arguments} if isinstance(kwargs, dict) else kwargs,
@@ -595,9 +639,9 @@ class AnthropicMessages(OpenAiDialect):
             "continue_final_message": reader.continues,
             "thinking_token_budget": thinking.token_budget(context),
         }
-        ignored = self.unknown(body, context, *reader.unknown, *unheeded)
+        ignored = self.unknown(body, context, *reader.unknown, *unheeded, *unheeded_budget(body))
         keeping = make_keeping(own, context) if self.computes else None
-        chat = _CHAT.translate(body, fields, reader.conversation(), {**called, "tools": read_tools(tools)}, context)
+        chat = _CHAT.translate(body, fields, reader.conversation(), called, context)
         ignored += [*map(in_own_words, chat.ignored), *self.no_effect(body)]
         return self._answer(chat._replace(ignored=ignored), thinking, keeping)
 

@@ -29,7 +29,7 @@ def media_part(source: MediaSource) -> dict[str, Any]:
 
 
 def only_in(kind: str) -> str:
-    return f"{MEDIA[kind]} are allowed only in user messages"
+    return f"{MEDIA[kind]} are allowed only in user messages and tool results"
 
 
 def taken_media(context: ServerContext) -> list[str]:
@@ -111,9 +111,11 @@ def check_number(media: Sequence[MediaSource], context: ServerContext) -> None:
 
 _TEXTS = {
     "text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text", "thinking": "thinking",
-    "reasoning_text": "text", "summary_text": "text",
+    "reasoning_text": "text", "summary_text": "text", "tool_reference": "name",
 }  # fmt: skip
-"""Maps the type of a part to the field that contains its text. vLLM accepts the first five types (chat_utils.py)."""
+"""Maps the type of a part to the field that contains its text. vLLM accepts the first five types (chat_utils.py), and
+`tool_reference`, the result of a search for tools.
+"""
 
 _PERHAPS_NULL = ("text", "refusal")
 """Types of parts that are ignored if their text is null, as in vLLM."""
@@ -123,11 +125,6 @@ _URLS = {"image_url": "image", "audio_url": "audio"}
 
 _IMAGE, _AUDIO = "input_image", "input_audio"
 """The type of an image part in the Responses API, and of an audio part in OpenAI chats."""
-
-AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus")
-"""Values that a client may send as the format of audio. OpenAI has only the first two. The actual format is
-detected from the file.
-"""
 
 _KINDS = {**_URLS, _IMAGE: "image", _AUDIO: "audio"}
 """Maps the type of a part to its kind of media."""
@@ -141,7 +138,6 @@ _WHY = {
     "image_embeds": "send the image itself, as an 'image_url'",
     "audio_embeds": "send the audio itself, as an 'input_audio'",
     "prompt_embeds": "send the text itself",
-    "tool_reference": "tool search is not available",
     "computer_screenshot": "send the image itself, as an 'input_image'",
 }
 """Maps an unsupported part type to the reason, or to advice on what to send instead."""
@@ -155,7 +151,7 @@ PARTS: Shape = listing(
                 {
                     **dict.fromkeys(_TEXTS.values(), nullable(TEXT)),
                     **{name: {"anyOf": [TEXT, record({"url": TEXT}), NULL]} for name in _URLS},
-                    _AUDIO: nullable(record({"data": TEXT}, {"format": nullable({"enum": [*AUDIO_FORMATS]})})),
+                    _AUDIO: nullable(record({"data": TEXT}, {"format": nullable(TEXT)})),
                 },
             ),
         ]
@@ -239,8 +235,8 @@ class PartReader(NamedTuple):
         if word == _AUDIO:
             if not isinstance(value, dict):
                 raise InvalidPayload(f"{at}.{word} must be an object with 'data' (the file in base64) and 'format'")
-            if (name := value.get("format")) is not None and name not in AUDIO_FORMATS:
-                raise InvalidPayload(f"{at}.{word}.format must be one of {', '.join(AUDIO_FORMATS)}")
+            if value.get("format") is not None:  # any subtype of audio, as in vLLM: the file itself tells its format
+                string_at(value["format"], f"{at}.{word}.format")
             return read_base64("audio", value.get("data"), f"{at}.{word}.data")
         return read_url(_KINDS[word], value.get("url") if isinstance(value, dict) else value, f"{at}.{field}")
 
@@ -293,16 +289,17 @@ _CALL = record(
     {"id": nullable(TEXT), "type": TEXT, "index": COUNT},
 )
 _READ: Mapping[str, Mapping[str, Shape]] = {
-    "tool": {"tool_call_id": nullable(TEXT), "name": nullable(TEXT)},
+    "tool": {"tool_call_id": nullable(TEXT)},
     "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_THOUGHTS, nullable(TEXT))},
 }
-"""The schemas of message fields other than role and content, by role."""
+"""The schemas of message fields other than role, content and name, by role."""
 
 MESSAGES: Shape = listing(
     record(
         {"role": {**TEXT, "description": f"{', '.join(ROLES)}, or another role that the chat template knows"}},
         {
             "content": {"anyOf": [TEXT, PARTS, NULL]},
+            "name": nullable(TEXT),
             **{name: shape for fields in _READ.values() for name, shape in fields.items()},
         },
     ),
@@ -324,6 +321,9 @@ class Conversation(NamedTuple):
 def read_messages(value: Any, context: ServerContext) -> Conversation:
     """Read the `messages` of an OpenAI chat. The role `developer` is read as `system`, and a null field as absent.
 
+    Media in the results of tool calls are moved to the next user message, because chat templates accept only text in
+    results.
+
     Raises:
         InvalidPayload: a message is invalid. The error states the path and a valid form, but quotes no content.
     """
@@ -334,7 +334,7 @@ def read_messages(value: Any, context: ServerContext) -> Conversation:
     parts = PartReader(context, "messages[].content[]", unknown)
     messages = [_read_message(message, f"messages[{index}]", parts, media) for index, message in enumerate(value)]
     check_number(media, context)
-    return Conversation(tuple(messages), media, list(unknown))
+    return Conversation(tuple(_with_text_results(messages) if media else messages), media, list(unknown))
 
 
 def _read_message(value: Any, at: str, parts: PartReader, media: list[MediaSource]) -> dict[str, Any]:
@@ -342,7 +342,9 @@ def _read_message(value: Any, at: str, parts: PartReader, media: list[MediaSourc
     if not isinstance(value, dict):
         raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
     message = _message({name: item for name, item in value.items() if item is not None}, at, parts, media)
-    parts.unknown.update(unread(value, "messages[]", ("role", "content", *_READ.get(message["role"], ()))))
+    parts.unknown.update(unread(value, "messages[]", ("role", "content", "name", *_READ.get(message["role"], ()))))
+    if value.get("name") is not None:
+        message["name"] = string_at(value["name"], f"{at}.name")
     return message
 
 
@@ -358,12 +360,43 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
             **thoughts,
             **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls", parts.unknown)} if calls else {}),
         }
-    if role == "user":
-        return {"role": role, "content": _joined(parts.read(content, f"{at}.content", media=True), media)}
-    result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content", parts)}
-    if role == "tool":
-        result |= {name: string_at(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
-    return result
+    if role in ("user", "tool"):
+        joined = _joined(parts.read(content, f"{at}.content", media=True), media)
+        own = {name: string_at(message[name], f"{at}.{name}") for name in _READ.get(role, ()) if name in message}
+        return {"role": role, "content": joined, **own}
+    return {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content", parts)}
+
+
+def _with_text_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Move the media in the results of tool calls to the next user message, which is added if it is missing."""
+    result: list[dict[str, Any]] = []
+    shown: list[Message] = []  # the media of the results since the last other message
+    for message in messages:
+        if message["role"] == "tool":
+            message, media = _with_text_content(message)
+            shown += media
+        elif shown and message["role"] == "user":
+            message = {**message, "content": [*shown, *_as_parts(message["content"])]}
+            shown = []
+        elif shown:
+            result.append({"role": "user", "content": shown})
+            shown = []
+        result.append(message)
+    return [*result, {"role": "user", "content": shown}] if shown else result
+
+
+def _with_text_content(message: dict[str, Any]) -> tuple[dict[str, Any], list[Message]]:
+    """Return a message whose content is only the text of its parts, and the media among its parts."""
+    parts = _as_parts(message["content"])
+    text = "\n".join([part["text"] for part in parts if part["type"] == "text"])
+    return {**message, "content": text}, [part for part in parts if part["type"] != "text"]
+
+
+def _as_parts(content: Any) -> list[Message]:
+    """Return the content of a message as parts. Empty text has none."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content)
 
 
 def _reasoning_fields(message: Message, at: str) -> dict[str, str]:
@@ -464,7 +497,7 @@ def _joined(parts: Sequence[str | MediaSource], media: list[MediaSource]) -> str
 
 
 _JOINED_FIELDS = ("content", "reasoning_content")
-_TURN_FIELDS = ("tool_calls", *_READ["tool"])
+_TURN_FIELDS = ("tool_calls", "tool_call_id", "name")
 
 Chat = list[dict[str, Any]]
 

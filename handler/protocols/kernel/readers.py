@@ -388,7 +388,7 @@ def tgi_grammar(value: Any) -> StructuredOutput:
     if kind == "json_schema":
         if not isinstance(content, dict) or "schema" not in content:
             raise ValueError("must have a 'value' with 'schema'")
-        only(content, "schema", "name")
+        only(content, "schema", "name", "strict")
         return json_schema(content["schema"])
     if kind == "regex":
         return regex(content)
@@ -398,16 +398,29 @@ def tgi_grammar(value: Any) -> StructuredOutput:
 @accepts(
     type="object",
     required=["type"],
-    properties={"type": {"enum": ["text", "json_object", "json_schema"]}, "json_schema": {"type": "object"}},
+    properties={
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {"type": "object"},
+        "schema": {"type": "object"},
+    },
 )
 def response_format(value: Any) -> StructuredOutput | None:
-    """Read OpenAI's `response_format`. `strict` has no effect: engines always enforce a schema as far as they can."""
+    """Read OpenAI's `response_format`. `strict` has no effect: engines always enforce a schema as far as they can.
+
+    With both types of JSON, llama.cpp and its clients may send the schema alone, as `schema`.
+    """
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind in ("text", "json_object"):
+    if kind == "text":
         only(value, "type")
-        return StructuredOutput("json_object", "") if kind == "json_object" else None
-    if kind != "json_schema":
+        return None
+    if kind not in ("json_object", "json_schema"):
         raise ValueError("must be an object with a 'type' that is text, json_object or json_schema")
+    if (schema := value.get("schema")) is not None:
+        only(value, "type", "schema")
+        return json_schema(schema)
+    if kind == "json_object":
+        only(value, "type", "schema")
+        return StructuredOutput("json_object", "")
     only(value, "type", "json_schema")
     content = value.get("json_schema")
     if not isinstance(content, dict) or not isinstance(content.get("schema"), dict):

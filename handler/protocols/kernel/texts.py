@@ -181,17 +181,19 @@ def truncation_side(value: Any) -> str:
 
 
 @accepts(type="integer", minimum=-1)
-def most_tokens(value: Any) -> int:
-    """Read vLLM's maximum number of tokens per text. -1 means the model's limit."""
-    tokens = integer(-1)(value)
+def most_tokens(value: Any, context: ServerContext) -> int:
+    """Read vLLM's maximum number of tokens per text. -1 means the model's limit, and more is refused, as in vLLM."""
+    tokens, most = integer(-1)(value), context.most_tokens()
     if not tokens:
         raise ValueError("must be at least 1, or -1 for the model's limit")
+    if most is not None and tokens > most:
+        raise ValueError(f"must be at most {most}, the model's limit, or -1 for that limit")
     return tokens
 
 
 VLLM_POOLING: Mapping[str, Parameter] = {
     "use_activation": Parameter("normalize", boolean),
-    "truncate_prompt_tokens": Parameter("most_tokens", most_tokens),
+    "truncate_prompt_tokens": Parameter("most_tokens", most_tokens, informed=True),
     "truncation_side": Parameter("side", truncation_side),
     "priority": PARAMETERS["priority"],
     "cache_salt": PARAMETERS["cache_salt"],

@@ -52,7 +52,7 @@ from handler.protocols.lmi.request import (
     without_overridden,
 )
 from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply, WholeOutput, line_encoder
-from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat
+from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, VllmChatFormat
 from handler.protocols.openai.completions import COMPLETION_EXAMPLE, OpenAiCompletions
 from handler.protocols.openai.request import (
     CHAT,
@@ -296,6 +296,7 @@ class AsyncChat(_AsyncOpenAi, OpenAiChat):
     """vLLM's chat completions in LMI's async mode. Streams are JSON lines without [DONE]."""
 
     name = "lmi_async_chat"
+    format = VllmChatFormat
     table = without_foreign(CHAT)
     fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # `inputs` makes it a prompt
     refusal = False

@@ -30,10 +30,10 @@ from handler.protocols.openai.api import OpenAiMessagePart, StopReason, StreamUs
 from handler.protocols.openai.chat import (
     CHAT_EXAMPLE,
     ChatDocument,
-    ChatFormat,
     ChatStream,
     OpenAiChat,
     ParsedChat,
+    VllmChatFormat,
 )
 from handler.protocols.openai.request import CHAT, FOREIGN, Choice, Usage, read_stream
 
@@ -62,7 +62,7 @@ def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequ
 # -- the chat dialect --------------------------------------------------------------------------------------------------
 
 
-class LmiChatFormat(ChatFormat):
+class LmiChatFormat(VllmChatFormat):
     __slots__ = ()
 
     def reason(self, finish: Finish | None, *, called: bool, broken: bool = False) -> str | None:

@@ -103,6 +103,10 @@ class ChatFormat(NamedTuple):
         """Return vLLM's `stop_reason` field, which a choice has in addition to `finish_reason`."""
         return {"stop_reason": stop_reason(finish, stop, last_id)}
 
+    def delta(self, text: str, finish: Finish | None) -> OpenAiMessagePart:
+        """Return the `delta` with the text of a token. As in OpenAI's API, a chunk that only ends a choice has none."""
+        return {"content": text} if text or finish is None or self.every_role else {}
+
     @property
     def named(self) -> bool:
         return bool(self.form.tools.name)
@@ -130,6 +134,15 @@ class ChatFormat(NamedTuple):
         if isinstance(event, Reasoning):
             return self.thoughts
         return not (self.form.tools.single and event.number)
+
+
+class VllmChatFormat(ChatFormat):
+    """The format of chats that vLLM and LMI write: the last chunk of a stream of text has content, perhaps empty."""
+
+    __slots__ = ()
+
+    def delta(self, text: str, finish: Finish | None) -> OpenAiMessagePart:
+        return {"content": text}
 
 
 def call_id() -> str:
@@ -195,9 +208,8 @@ class ChatStream(Stream[ChatChoice]):
 
     def _part(self, choice: ChatChoice, token: Token, finish: Finish | None) -> OpenAiChatPart | None:
         if choice.reader is None:
-            return self._ended(
-                choice, self._choice_part(choice, {"content": token.text}, [token], finish), token, finish
-            )
+            delta = self._format.delta(token.text, finish)
+            return self._ended(choice, self._choice_part(choice, delta, [token], finish), token, finish)
         events = choice.reader.feed(token)
         if self._format.thoughts or not choice.reader.thinking:
             choice.waiting.append(token)

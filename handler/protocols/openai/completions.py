@@ -63,7 +63,7 @@ class TextFormat(NamedTuple):
     """The options of text completions.
 
     Attributes:
-        logprobs: the number of alternatives to each token, or None for no log-probabilities.
+        logprobs: the number of alternatives to each token, besides the chosen token. None means no log-probabilities.
         prompts: the text before the choices of each request: its prompt with `echo`, or else "".
         num_returned: the number of choices for each request.
         token_ids: whether each choice contains the ids of its new tokens, as in vLLM.
@@ -94,7 +94,7 @@ class TextFormat(NamedTuple):
         return {
             "tokens": [token.text for token in visible],
             "token_logprobs": [token.logprob for token in visible],
-            "top_logprobs": tops if self.logprobs else None,
+            "top_logprobs": tops,
             "text_offset": offsets,
         }
 

@@ -317,7 +317,7 @@ def _budget(value: Any) -> int | None:
 
 
 _OF_VLLM: Mapping[str, Parameter] = {
-    "truncate_prompt_tokens": Parameter("truncate", most_tokens),
+    "truncate_prompt_tokens": Parameter("truncate", most_tokens, informed=True),
     "truncation_side": unsupported("a prompt always keeps its end", "left"),
     "structured_outputs": Parameter("structured_output", structured_outputs),
     "use_beam_search": unsupported("beam search is not available on this route", False),

@@ -77,11 +77,17 @@ class RerankErrors(ErrorFormat):
 ERRORS = RerankErrors()
 
 
+_COHERES_MOST = 4096
+
+
 @accepts(type="integer", minimum=0)
 def _max_tokens_per_doc(value: Any, context: ServerContext) -> None:
-    """Refuse a limit on tokens per document that is below the model's own limit. 0 means no limit, as in vLLM."""
+    """Refuse a limit on tokens per document that is below the model's own limit. 0 means no limit, as in vLLM.
+
+    Cohere's default of 4096 has the same effect as no value, for any model.
+    """
     tokens, most = integer(0)(value), context.most_tokens()
-    if tokens and most is not None and tokens < most:
+    if tokens not in (0, _COHERES_MOST) and most is not None and tokens < most:
         raise ValueError(f"must not be below the model's limit of {most} tokens; use truncate_prompt_tokens instead")
 
 

@@ -7,6 +7,7 @@ Sources: "Responses" in OpenAI's API reference, and the types in its Python pack
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.assistant.tools.request import TOOL_FIELDS
+from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_name
 from handler.protocols.kernel.dialect import (
     Description,
     Keeper,
@@ -119,7 +120,8 @@ def _identifier(value: Any) -> None:
 _OF_VLLM = (
     "chat_template_kwargs", "ignore_eos", "include_stop_str_in_output", "logit_bias", "media_io_kwargs", "min_p",
     "mm_processor_kwargs", "priority", "repetition_penalty", "seed", "skip_special_tokens",
-    "spaces_between_special_tokens", "stop_token_ids", "structured_outputs", "top_k", "vllm_xargs", "watermarking",
+    "spaces_between_special_tokens", "stop", "stop_token_ids", "structured_outputs", "top_k", "vllm_xargs",
+    "watermarking",
 )  # fmt: skip
 """vLLM's fields of responses that are read as in chats (vllm/entrypoints/openai/responses/protocol.py, 0.33)."""
 
@@ -150,7 +152,6 @@ TABLE = Table(
         "max_completion_tokens": unsupported("use max_output_tokens"),
         "response_format": unsupported("use text.format"),
         "n": unsupported("a request has exactly one response", 1),
-        "stop": unsupported("the Responses API has no such field", [], ""),
     }
 )
 
@@ -175,12 +176,13 @@ _ITEMS = {
     "custom_tool_call": {"type", "id", "call_id", "name", "namespace", "input", "status", "caller"},
     "custom_tool_call_output": {"type", "id", "call_id", "output", "status", "name", "namespace", "caller"},
     "reasoning": {"type", "id", "summary", "content", "status", "encrypted_content"},
+    "agent_message": {"type", "id", "author", "recipient", "content", "status"},
 }
 """Maps each item type to its known fields, some of which never affect the response."""
 
 _PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco", "reasoning": "rs",
+    "custom_tool_call_output": "ctco", "reasoning": "rs", "agent_message": "amsg",
 }  # fmt: skip
 """Maps an item type to the prefix of item ids."""
 
@@ -277,6 +279,8 @@ class InputReader(TurnsReader):
             self._message(item, at)
         elif kind == "reasoning":
             self._reasoning(item, at)
+        elif kind == "agent_message":
+            self._agent_message(item, at)
         else:
             add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
 
@@ -286,6 +290,13 @@ class InputReader(TurnsReader):
         parts = self._parts.read(content, path, media=True) if role == "user" else [self._text(content, path)]
         for part in parts or [""]:
             add_to_turn(self.chat, "system" if role == "developer" else role, content=part)
+
+    def _agent_message(self, item: Mapping[str, Any], at: str) -> None:
+        """Read what an agent says to another agent, such as Codex' sub-agents, as a user message with tags."""
+        author, recipient = (string_at(item.get(name), f"{at}.{name}") for name in ("author", "recipient"))
+        text = self._text(item.get("content"), f"{at}.content")
+        tag = f"<agent_message author={json.dumps(author)} recipient={json.dumps(recipient)}>"
+        add_to_turn(self.chat, "user", content=f"{tag}\n{text}\n</agent_message>")
 
     def _reasoning(self, item: Mapping[str, Any], at: str) -> None:
         field = "content" if item.get("content") else "summary"
@@ -425,10 +436,10 @@ class ToolsReader:
         self._add(tool, kind, at, namespace)
 
     def _add(self, tool: Mapping[str, Any], kind: str, at: str, namespace: str) -> None:
-        name: Any = tool.get("name")
-        if (namespace or kind == CUSTOM) and isinstance(name, str):
-            self.origins[full_name(namespace, name)] = Origin(namespace, name, kind == CUSTOM)
-            name = full_name(namespace, name)
+        own_name = read_name(tool.get("name"), f"{at}.name")
+        name = read_name(full_name(namespace, own_name), f"{at}.name with its namespace")
+        if namespace or kind == CUSTOM:
+            self.origins[name] = Origin(namespace, own_name, kind == CUSTOM)
         known = _TOOL_FIELDS.keys() - ({"format"} if kind == "function" else {"parameters", "strict"})
         others = {key: item for key, item in tool.items() if key not in known}
         own = NamedValue(f"{at}.format", tool.get("format")).read(_of_custom) if kind == CUSTOM else tool
@@ -620,7 +631,15 @@ _SAME = (TABLE.parameters.keys() - _OWN.keys()) | _OF_CHAT.keys()
 """The fields that are passed to the chat unchanged."""
 
 _WORDS = {"].function.": "].", "reasoning_effort": "reasoning.effort", "messages[].reasoning": "input[].reasoning"}
-_REASONING: Mapping[str, Shape] = {"effort": {"enum": [*EFFORTS, None]}, "summary": {}, "generate_summary": {}}
+_ONLY = {"context": "auto", "mode": "standard"}
+"""The fields of `reasoning` that have only one supported value. The chat template decides which reasoning it shows."""
+
+_REASONING: Mapping[str, Shape] = {
+    "effort": {"enum": [*EFFORTS, None]},
+    "summary": {},
+    "generate_summary": {},
+    **{name: {"enum": [value, None]} for name, value in _ONLY.items()},
+}
 
 FIELDS: Mapping[str, Shape] = {
     **INPUT,
@@ -770,6 +789,9 @@ def _effort(reasoning: Any) -> Any:
     only(reasoning, *_REASONING)
     if (effort := reasoning.get("effort")) is not None and effort not in EFFORTS:
         raise ValueError(f"'effort' must be one of {', '.join(EFFORTS)}")
+    for name, own in _ONLY.items():
+        if reasoning.get(name) not in (own, None):
+            raise ValueError(f"{name!r} must be {own}, the only supported value")
     return effort
 
 

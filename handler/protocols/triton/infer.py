@@ -474,7 +474,7 @@ def _read_outputs(tensors: Any, of_model: str, model: TensorModel) -> dict[str, 
     """Map each output tensor that the request names to whether it is binary.
 
     Raises:
-        InvalidPayload: an output is unknown, or has an unsupported parameter.
+        InvalidPayload: an output is unknown or named twice, or has an unsupported parameter.
     """
     if not isinstance(tensors, list):
         raise wrong_type("outputs", "array")
@@ -483,6 +483,8 @@ def _read_outputs(tensors: Any, of_model: str, model: TensorModel) -> dict[str, 
         name = _member(tensor, "name", str)
         if name not in model.outputs:
             raise InvalidPayload(f"unexpected inference output {quote(name)} for model '{of_model}'")
+        if name in names:
+            raise InvalidPayload(f"output '{name}' already exists in request")
         parameters = tensor.get("parameters", {})
         if not isinstance(parameters, dict) or not isinstance(is_binary := parameters.get("binary_data", False), bool):
             raise wrong_type("binary_data", "boolean")

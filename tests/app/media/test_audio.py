@@ -74,7 +74,8 @@ def test_a_chat_has_clips_and_an_image_in_their_places(served: Served) -> None:
 @pytest.mark.parametrize("path", [CHAT, "/invocations"])
 def test_clips_come_from_a_body_a_file_and_a_server(served: Served, path: str) -> None:
     server, url, file = served
-    for part in (input_audio(), *map(by_url, (audio_url(clip_file(kind="OGG"), "ogg"), f"{url}/clip.flac", file))):
+    formats = [input_audio(), input_audio(format="x-wav"), input_audio(format="mpeg")]  # the file tells its own
+    for part in (*formats, *map(by_url, (audio_url(clip_file(kind="OGG"), "ogg"), f"{url}/clip.flac", file))):
         text = server.post(ask(TEXT, part), path).json()["choices"][0]["message"]["content"]
         assert text.startswith(" user: one <audio> assistant:")
 
@@ -85,9 +86,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "no data": (input_audio(None), ".input_audio.data must be a string"),
     "not base64": (input_audio("%%%"), ".input_audio.data: the audio is not base64"),
     "empty": (input_audio(""), ".input_audio.data: the audio is empty"),
-    "a format that is none": (
-        input_audio(format="midi"), ".input_audio.format must be one of wav, mp3, flac, ogg, opus"),
-    "a format of another type": (input_audio(format=["wav"]), ".input_audio.format must be one of"),
+    "a format of another type": (input_audio(format=["wav"]), ".input_audio.format must be a string"),
     "no audio": (input_audio(base64.b64encode(b"hello there").decode()), ".input_audio.data: it is not WAV, FLAC"),
     "too long": (input_audio(LONG), ".input_audio.data: the audio is 3.01 s long; at most 3 s (option.max_audio_s"),
     "8 hours": (
@@ -130,7 +129,9 @@ def test_a_request_has_as_many_as_the_option_says(served: Served) -> None:
 
 def test_only_the_user_sends_clips(served: Served) -> None:
     answer = served[0].post(ask(TEXT, input_audio(), role="system"), CHAT)
-    assert "'input_audio' is not supported: audio clips are allowed only in user messages" in answer.text
+    assert (
+        "'input_audio' is not supported: audio clips are allowed only in user messages and tool results" in answer.text
+    )
 
 
 def test_fields_without_effect_are_named(served: Served) -> None:

@@ -151,7 +151,7 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": 1}]}]},
          "messages[0].content[0].image_url must be a URL"),
         ("/v1/messages", {"max_tokens": 1, "system": [anthropic("http://a/")], "messages": []},
-         "system[0]: 'image' is not supported: images are allowed only in user messages"),
+         "system[0]: 'image' is not supported: images are allowed only in user messages and tool results"),
         ("/v1/messages", {"max_tokens": 1, "messages": [
             {"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]},
          "messages[0].content[0].source: 'file' is not supported"),

@@ -349,7 +349,9 @@ class TestModel:
         assert "<|im_end|>" not in text(deltas)
 
     def test_special_tokens_show_when_asked(self, driver: Driver) -> None:
-        assert text(driver.one(CHAT, max_new_tokens=200, skip_special_tokens=False)).endswith("<|im_end|>")
+        shown = driver.one(CHAT, max_new_tokens=200, skip_special_tokens=False, include_stop=True)
+        assert text(shown).endswith("<|im_end|>")
+        assert "<|im_end|>" not in text(driver.one(CHAT, max_new_tokens=200, skip_special_tokens=False))
 
     def test_ignore_eos_goes_on(self, driver: Driver) -> None:
         stopped = len(ids(driver.one(CHAT, max_new_tokens=200)))

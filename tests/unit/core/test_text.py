@@ -219,6 +219,47 @@ def test_a_stop_token_shows_its_text_only_with_include() -> None:
     assert generate([0, 1], Finish.STOP, stop_token_ids=(1,), include_stop=True)[0] == ["one", " two"]
 
 
+def test_an_end_token_shows_its_text_only_with_include() -> None:
+    """vLLM and SGLang take the token that ends a response from its text, even where special tokens show."""
+    shown: dict[str, Any] = {"skip_special_tokens": False}
+    assert generate([6, 6], Finish.EOS, **shown)[0] == ["<eos>", ""]
+    assert generate([6, 6], Finish.LENGTH, **shown)[0] == ["<eos>", "<eos>"]
+    assert generate([6, 6], Finish.EOS, stop=("two",), **shown)[0] == ["<eos>", ""]
+    assert generate([0, 1], Finish.EOS, **shown)[0] == ["one", " two"]
+    assert generate([6, 6], Finish.EOS, include_stop=True, **shown)[0] == ["<eos>", "<eos>"]
+    assert generate([6, 6], Finish.EOS, marks=frozenset({"<call>"}), **shown)[0] == ["<eos>", ""]
+    assert generate([6, 6], Finish.EOS, marks=frozenset({"<eos>"}), **shown)[0] == ["<eos>", "<eos>"]
+
+
+@in_one_test(
+    ("least", "stop", "wanted"),
+    [
+        (0, "two", ["one", " "]),
+        (1, "two", ["one", " "]),
+        (2, "two", ["one", " two", " thr", "ee", "one", " "]),
+        (5, "two", ["one", " two", " thr", "ee", "one", " "]),
+        (6, "two", ["one", " two", " thr", "ee", "one", " two", "one"]),
+        (3, " three", ["one", " two", "", ""]),
+        (4, " three", ["one", " two", "", " three", "one", " two", "one"]),
+    ],
+)
+def test_a_stop_string_may_only_end_after_the_least_number_of_tokens(least: int, stop: str, wanted: list[str]) -> None:
+    """It may begin before, as in vLLM (v1/engine/detokenizer.py)."""
+    texts, finish = generate([0, 1, 2, 3, 0, 1, 0], Finish.LENGTH, stop=(stop,), min_new_tokens=least)
+    assert (texts, finish) == (wanted, Finish.LENGTH if len(wanted) == 7 else Finish.STOP)
+    included, _ = generate([0, 1, 2, 3, 0, 1, 0], Finish.LENGTH, stop=(stop,), min_new_tokens=least, include_stop=True)
+    assert "".join(included) == "one two threeone twoone"[: len("".join(included))]
+    assert len(included) == len(wanted)
+
+
+def test_a_shorter_stop_string_within_a_held_one_does_not_end_late() -> None:
+    """`b` came while no stop string could end, and is held only because `abc` could follow."""
+    matcher = StopMatcher(["abc", "b"])
+    assert matcher.feed("xab", may_end=False) == "x"
+    assert (matcher.feed("d"), matcher.matched) == ("abd", "")
+    assert (matcher.feed("b"), matcher.matched) == ("", "b")
+
+
 def test_a_split_character_is_never_shown_in_parts() -> None:
     assert generate([4, 5], Finish.LENGTH)[0] == ["", "é"]
     assert generate([4], Finish.LENGTH)[0] == [""]

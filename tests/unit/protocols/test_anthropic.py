@@ -212,7 +212,9 @@ def test_a_count_does_not_read_the_limit_of_an_answer(limit: Any) -> None:
         ({"metadata": {"user_id": "u"}, "service_tier": "auto"}, ["metadata", "service_tier"]),
         ({"anthropic_version": "2023-06-01", "cache_control": {"type": "ephemeral"}, "speed": "standard"}, []),
         ({"seed": 1, "context_management": {"edits": []}}, ["seed"]),
-        ({"tools": [{**TOOLS[0], "defer_loading": True, "strict": True}]}, ["tools[].defer_loading", "tools[].strict"]),
+        ({"tools": [{**TOOLS[0], "defer_loading": False, "strict": True}]}, ["tools[].strict"]),
+        ({"output_config": {"task_budget": {"type": "tokens", "total": 20_000, "remaining": 1}}},
+         ["output_config.task_budget"]),
         ({"tools": [{**TOOLS[0], "allowed_callers": ["direct"], "cache_control": {}, "type": "custom"}]}, []),
         ({"messages": [{"role": "user", "content": [{**text("a"), "citations": [1]}], "name": "me"}]},
          ["messages[].name", "messages[].content[].citations"]),
@@ -263,7 +265,7 @@ def test_names_without_effect_are_listed_in_anthropic(more: dict[str, Any], list
             body(tools=[{"type": "bash_20250124", "name": "bash"}]),
             'tools[0].type="bash_20250124": is not supported: send',
         ),
-        (body(tools=[{"name": "a b", "input_schema": {}}]), "tools[0].name: must be 1 to 64 letters"),
+        (body(tools=[{"name": "a b", "input_schema": {}}]), "tools[0].name: must be 1 to 256 letters"),
         (body(tools=[{"name": "a"}]), "tools[0].input_schema: must be a JSON schema"),
         (body(tool_choice={"type": "any"}), 'tool_choice={"type": "any"}: requires tools'),
         (body(tools=TOOLS, tool_choice={"type": "tool", "name": "x"}), "'name' must be the name of one of the tools"),
@@ -275,7 +277,7 @@ def test_names_without_effect_are_listed_in_anthropic(more: dict[str, Any], list
         ),
         (body(thinking={"type": "much"}), 'thinking={"type": "much"}: must be an object whose \'type\''),
         (body(output_config={"effort": "huge"}), "must have an 'effort' that is one of low"),
-        (body(output_config={"effort": "low", "task_budget": 1}), "has an unknown name 'task_budget'; the names are"),
+        (body(output_config={"effort": "low", "token_budget": 1}), "has an unknown name 'token_budget'; the names are"),
         (body(stop=["x"]), 'stop=["x"]: is not supported: use stop_sequences'),
         (body(mcp_servers=[{}]), "mcp_servers=[{}]: is not supported"),
         (body(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}), "only available edit is clear_"),
@@ -348,11 +350,61 @@ def test_a_strict_server_refuses_unknown_names() -> None:
     assert parse(body(metadata={}), context=strict).ignored == ["metadata"]
     for more, name in (
         ({"seed": 1}, "seed"),
-        ({"tools": [{**TOOLS[0], "defer_loading": True}]}, "tools[].defer_loading"),
+        ({"tools": [{**TOOLS[0], "examples": [1]}]}, "tools[].examples"),
         ({"output_config": {"effort": "low"}}, "output_config.effort"),
     ):
         found = json.loads(answer("anthropic_messages", body(**more), context=strict).body)
         assert found["error"]["message"] == f"unknown names: {name} (option.unknown_parameters=refuse)"
+
+
+def test_a_deferred_tool_is_shown_once_a_search_has_found_it() -> None:
+    """Claude Code searches itself: its tool returns `tool_reference`, and each request repeats all definitions."""
+    search, found, other, called = (
+        {"name": name, "input_schema": {"type": "object"}, "defer_loading": name != "search"}
+        for name in ("search", "found", "other", "called")
+    )
+    tools = [search, found, other, called]
+    uses = [{"type": "tool_use", "id": name, "name": name, "input": {}} for name in ("search", "called")]
+    results = [
+        {"type": "tool_result", "tool_use_id": "search", "content": [{"type": "tool_reference", "tool_name": "found"}]},
+        {"type": "tool_result", "tool_use_id": "called", "content": "b"},
+    ]
+    talking = [{"role": "assistant", "content": uses}, {"role": "user", "content": results}]
+    choice = {"tool_choice": {"type": "tool", "name": "other"}}
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        ({}, ["search"]),
+        ({"messages": [*ASK["messages"], *talking]}, ["search", "found", "called"]),
+        (choice, ["search", "other"]),
+        ({"tools": [found]}, []),
+    ]
+    for more, names in cases:
+        parsed = parse(body(**{"tools": tools, **more}), context=HERMES)
+        (request,) = parsed.requests
+        assert [tool["function"]["name"] for tool in request.tools or ()] == names
+        assert parsed.ignored == []
+        messages = more.get("messages", ASK["messages"])
+        (counted,) = DIALECTS["anthropic_count"].parse({"messages": messages, "tools": tools, **more}, HERMES).requests
+        assert [tool["function"]["name"] for tool in counted.tools or ()] == names
+    (request,) = parse(body(messages=[*ASK["messages"], *talking], tools=tools), context=HERMES).requests
+    assert [message["content"] for message in request.messages if message["role"] == "tool"] == ["found", "b"]
+
+
+@in_one_test(
+    ("more", "message"),
+    [
+        ({"tools": [{**TOOLS[0], "defer_loading": 3}]}, "tools[0].defer_loading=3: must be true or false"),
+        ({"output_config": {"task_budget": 3}}, "must have a 'task_budget' with 'type': 'tokens' and 'total'"),
+        ({"output_config": {"task_budget": {"type": "tokens"}}}, "output_config.task_budget.total=null: must be an"),
+        (
+            {"output_config": {"task_budget": {"type": "tokens", "total": 1, "remaining": "a"}}},
+            'output_config.task_budget.remaining="a": must be an integer',
+        ),
+        (talk([{"type": "tool_reference", "tool_name": "a"}]), "it is allowed only in the results of tools"),
+    ],
+)
+def test_hints_of_agents_are_checked(more: dict[str, Any], message: str) -> None:
+    found = json.loads(answer("anthropic_messages", body(**more)).body)
+    assert message in found["error"]["message"]
 
 
 # -- answers -----------------------------------------------------------------------------------------------------

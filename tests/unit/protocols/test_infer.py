@@ -195,6 +195,10 @@ _FIELDS = "Input must set only one of the following fields: 'data', 'binary_data
         ({"inputs": [TEXT], "id": 7}, "Unable to parse 'id': attempt to access JSON non-string as string"),
         ({"inputs": [TEXT], "outputs": {}}, "Unable to parse 'outputs': attempt to access JSON non-array as array"),
         ({"inputs": [TEXT], "outputs": [{}]}, "Unable to parse 'name': attempt to access non-existing object member"),
+        (
+            {"inputs": [TEXT], "outputs": [{"name": "text_output"}] * 2},
+            "output 'text_output' already exists in request",
+        ),
         ({"inputs": [TEXT], "outputs": [{"name": "x"}]}, "unexpected inference output 'x' for model 'model'"),
         ({"inputs": [TEXT], "parameters": []}, "Unable to parse 'parameters'"),
         ({"inputs": [TEXT], "parameters": {"a": None}}, "parameter 'a' has invalid type."),
@@ -314,7 +318,6 @@ def test_outputs_are_in_the_models_order_and_each_has_its_own_form() -> None:
         {"name": "sequence_index"},
         {"name": "batch_index"},
         {"name": "output_log_probs", "parameters": {"binary_data": True}},
-        {"name": "text_output"},
         {"name": "text_output"},
         {"name": "finish_reason", "parameters": {"binary_data": True}},
     ]

@@ -309,12 +309,12 @@ def test_text_parts_become_lines() -> None:
 
 
 def test_unknown_names_are_reported_wherever_they_stand() -> None:
-    named = {**USER, "name": "Ann"}
+    named = {**USER, "mood": "Ann"}
     found = parse_chat(messages=[named, named], other=5, metadata={"a": "b"})
-    assert list(found.ignored) == ["other", "messages[].name", "metadata"]
+    assert list(found.ignored) == ["other", "messages[].mood", "metadata"]
     strict = with_options(CONTEXT, unknown_parameters="refuse")
     error = value("lmi", {**ASK, "messages": [named]}, context=strict)["error"]
-    assert "messages[].name" in error
+    assert "messages[].mood" in error
 
 
 def test_what_lmis_input_formatters_add_to_chats_is_reported() -> None:

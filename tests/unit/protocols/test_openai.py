@@ -162,6 +162,8 @@ JSON_SCHEMA = StructuredOutput("json_schema", json.dumps(SCHEMA))
         ("response_format", {"type": "text"}, "structured_output", None),
         ("thinking_token_budget", -1, "thinking_token_budget", None),
         ("response_format", {"type": "json_object"}, "structured_output", StructuredOutput("json_object", "")),
+        ("response_format", {"type": "json_object", "schema": SCHEMA}, "structured_output", JSON_SCHEMA),
+        ("response_format", {"type": "json_schema", "schema": SCHEMA}, "structured_output", JSON_SCHEMA),
         (
             "response_format",
             {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}},
@@ -196,6 +198,12 @@ def test_prompt_tokens_may_be_cut() -> None:
         InvalidParameter, match="truncate_prompt_tokens=0: must be at least 1, or -1 for the model's limit"
     ):
         parse(truncate_prompt_tokens=0)
+    short = replace(NAMED, most_tokens=lambda: 8)
+    for read in (parse, complete):
+        assert read(short, truncate_prompt_tokens=-1).requests[0].truncation == Truncation(None)
+        assert read(short, truncate_prompt_tokens=8).requests[0].truncation == Truncation(8)
+        with pytest.raises(InvalidParameter, match="truncate_prompt_tokens=9: must be at most 8, the model's limit"):
+            read(short, truncate_prompt_tokens=9)
 
 
 def calling(arguments: str, count: int) -> dict[str, Any]:
@@ -248,6 +256,8 @@ def content(given: Any) -> dict[str, Any]:
             "stream_options={\"include_usage\": 2}: 'include_usage' must be true",
         ),
         ({"response_format": {"type": "yaml"}}, "response_format="),
+        ({"response_format": {"type": "json_object", "schema": []}}, "must be a JSON schema object"),
+        ({"response_format": {"type": "text", "schema": {}}}, "has an unknown name 'schema'; the names are type"),
         ({"response_format": {"type": "structural_tag"}}, "response_format="),
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs="),
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs="),
@@ -348,9 +358,9 @@ def test_what_the_engine_lacks_is_named_in_openai() -> None:
 
 
 def test_unknown_names_are_reported_and_harmless_ones_too() -> None:
-    message = {"role": "user", "content": "hi", "name": "Ann", "refusal": None}
+    message = {"role": "user", "content": "hi", "mood": "Ann", "refusal": None}
     body = {"messages": [message], "user": "u", "store": True, "frobnicate": 1, "metadata": {}}
-    assert parse(**body).ignored == ["frobnicate", "messages[].name", "user", "store", "metadata"]
+    assert parse(**body).ignored == ["frobnicate", "messages[].mood", "user", "store", "metadata"]
     strict = with_options(NAMED, unknown_parameters="refuse")
     assert "unknown names: frobnicate" in error(chat({"frobnicate": 1}, context=strict))["message"]
     assert parse(strict, user="u").ignored == ["user"]
@@ -527,7 +537,8 @@ def test_a_step_may_bring_several_tokens() -> None:
     tokens = [Token(id, text, -0.5, False) for id, text in enumerate("abc")]
     script = [Delta(1, 0, tokens[:2]), Delta(1, 0, tokens[2:]), Delta(1, 0, (), Finish.LENGTH)]
     found = choices(events(chat({"stream": True}, script)))
-    assert [choice["delta"].get("content") for choice in found] == ["a", "b", "c", ""]
+    assert [choice["delta"].get("content") for choice in found] == ["a", "b", "c", None]
+    assert found[-1]["delta"] == {}, "openai-go takes a delta without content for the end of the text"
     assert [choice["finish_reason"] for choice in found] == [None, None, None, "length"]
 
 
@@ -535,7 +546,7 @@ def test_a_streams_text_is_the_whole_answers() -> None:
     text = 'Ünïcode "quoted" \\ 😀 \u2028 end'
     whole = json.loads(chat({}, saying(text, 3)).body)["choices"][0]["message"]["content"]
     found = choices(events(chat({"stream": True}, saying(text, 3))))
-    assert "".join(choice["delta"]["content"] for choice in found) == whole == text
+    assert "".join(choice["delta"].get("content", "") for choice in found) == whole == text
 
 
 # -- errors ------------------------------------------------------------------------------------------------------

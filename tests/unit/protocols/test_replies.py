@@ -323,13 +323,13 @@ def test_structured_output_has_a_length_and_names_what_it_does_not_know() -> Non
         json_schema("NaN")
     with pytest.raises(ValueError, match=r"^must be a JSON schema object$"):
         json_schema("[]")
-    tagged = {"type": "json_schema", "value": {"schema": {"a": 1}, "name": "x"}}
+    tagged = {"type": "json_schema", "value": {"schema": {"a": 1}, "name": "x", "strict": True}}  # TGI's example
     assert tgi_grammar(tagged).value == '{"a": 1}'
     for wrong, words in (
         ({**tagged, "other": 1}, "has an unknown name 'other'; the names are type, value"),
         (
-            {"type": "json_schema", "value": {"schema": {}, "strict": True}},
-            "has an unknown name 'strict'; the names are schema, name",
+            {"type": "json_schema", "value": {"schema": {}, "loose": True}},
+            "has an unknown name 'loose'; the names are schema, name, strict",
         ),
         ({"type": "json_schema", "value": {"name": "x"}}, "must have a 'value' with 'schema'"),
         ({"type": "regex"}, "must be a regular expression as a non-empty string"),

@@ -138,6 +138,32 @@ def test_tools_of_codex_that_are_no_functions_are_skipped() -> None:
 PATCH = {"type": "custom", "name": "patch", "description": "Changes a file."}
 DIGITS = {"type": "grammar", "syntax": "regex", "definition": "[0-9]+|x"}
 LARK = {**PATCH, "format": {**DIGITS, "syntax": "lark"}}
+
+
+def test_messages_between_agents_are_shown() -> None:
+    """Codex sends what its sub-agents say (features.multi_agent_v2)."""
+    said = {"type": "agent_message", "id": "amsg_1", "author": "/root", "recipient": "/root/child"}
+    item = {**said, "content": [{"type": "input_text", "text": "one"}, {"type": "input_text", "text": "two"}]}
+    (request,), ignored = parse({"input": [item]}).requests, parse({"input": [item]}).ignored
+    shown = '<agent_message author="/root" recipient="/root/child">\none\ntwo\n</agent_message>'
+    assert [dict(message) for message in request.messages] == [{"role": "user", "content": shown}]
+    assert ignored == []
+
+
+@in_one_test(
+    ("more", "stop"),
+    [({"stop": ["a", "b"]}, ("a", "b")), ({"stop": "a"}, ("a",)), ({"stop": None}, ()), ({"stop": []}, ())],
+)
+def test_stop_strings_are_vllms(more: dict[str, Any], stop: tuple[str, ...]) -> None:
+    parsed = parse(body(**more))
+    assert (parsed.requests[0].sampling.stop, parsed.ignored) == (stop, [])
+
+
+@in_one_test("reasoning", [{"effort": "low", "context": "auto"}, {"mode": "standard"}, {"mode": None, "context": None}])
+def test_neutral_fields_of_reasoning_are_accepted(reasoning: dict[str, Any]) -> None:
+    assert parse(body(reasoning=reasoning)).requests
+
+
 OWN = {"type": "namespace", "name": "own", "description": ""}
 
 
@@ -259,7 +285,7 @@ def test_a_custom_call_and_its_output_are_read() -> None:
         (body(store=True), "store=true: is not supported: responses are not stored", "store"),
         (body(previous_response_id="resp_1"), "previous_response_id=", "previous_response_id"),
         (body(conversation="c"), "conversation=", "conversation"),
-        (body(tools=7), "tools=7: must be a list of at most 128 tools", "tools"),
+        (body(tools=7), "tools=7: must be a list of at most 1024 tools", "tools"),
         (body(background=True), "background=true: is not supported", "background"),
         (body(truncation="auto"), "truncation=", "truncation"),
         (body(include=["message.output_text.logprobs"]), "include=", "include"),
@@ -267,9 +293,11 @@ def test_a_custom_call_and_its_output_are_read() -> None:
         (body(max_tokens=3), "max_tokens=3: is not supported: use max_output_tokens", "max_tokens"),
         (body(reasoning={"effort": "huge"}), "'effort' must be one of none, minimal", "reasoning"),
         (body(reasoning="much"), "reasoning=", "reasoning"),
-        (body(reasoning={"effort": "low", "mode": "pro"}), "has an unknown name 'mode'; the names are", "reasoning"),
+        (body(reasoning={"context": "all_turns"}), "'context' must be auto, the only", "reasoning"),
+        ({"input": [{"type": "agent_message", "content": "a"}]}, "input[0].author must be a string", None),
+        (body(reasoning={"effort": "low", "mode": "pro"}), "'mode' must be standard, the only", "reasoning"),
         (body(text={"verbosity": "low", "style": "a"}), "has an unknown name 'style'; the names are", "text"),
-        (body(tools=[{**WEATHER, "name": "a b"}]), "tools[0].name: must be 1 to 64 letters", None),
+        (body(tools=[{**WEATHER, "name": "a b"}]), "tools[0].name: must be 1 to 256 letters", None),
         (body(text="x"), "text=", "text"),
         (body(tools=[{"type": "mcp"}]), 'tools[0].type="mcp": is not supported: hosted tools', None),
         (
@@ -278,7 +306,12 @@ def test_a_custom_call_and_its_output_are_read() -> None:
             None,
         ),
         (body(tools=[SEARCH], tool_choice="required"), "tool_choice", None),
-        (body(tools=[SEARCH, {**WEATHER, "name": "a b"}]), "tools[0].name: must be 1 to 64 letters", None),
+        (body(tools=[SEARCH, {**WEATHER, "name": "a b"}]), "tools[1].name: must be 1 to 256 letters", None),
+        (
+            body(tools=[{"type": "namespace", "name": "n" * 200, "tools": [{**WEATHER, "name": "t" * 56}]}]),
+            "tools[0].tools[0].name with its namespace: must be 1 to 256 letters",
+            None,
+        ),
         (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
         (body(tools=[LARK], tool_choice=LARK), "patch is omitted, because tools[].format.syntax=lark", "tool_choice"),
         (body(tools=[{**OWN, "tools": [LARK]}], tool_choice={**LARK, "namespace": "own"}), "own.patch is", None),

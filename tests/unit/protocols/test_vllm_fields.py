@@ -62,10 +62,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {**{name: value for name, value in OBEYED.items() if name in (
             "logit_bias", "top_k", "min_p", "skip_special_tokens", "include_stop_str_in_output", "presence_penalty",
             "frequency_penalty", "priority", "cache_salt", "structured_outputs", "repetition_penalty", "seed",
-            "stop_token_ids", "ignore_eos", "temperature", "top_p")},
+            "stop", "stop_token_ids", "ignore_eos", "temperature", "top_p")},
          "chat_template_kwargs": {"a": 1}, "max_output_tokens": 3},
         {"background": True, "prompt": {"id": "a"}, "top_logprobs": 2, "truncation": "auto", "include_reasoning": False,
-         "watermarking": True, "media_io_kwargs": {"image": {}}, "mm_processor_kwargs": {"a": 1}, "stop": ["a"],
+         "watermarking": True, "media_io_kwargs": {"image": {}}, "mm_processor_kwargs": {"a": 1},
          "enable_response_messages": True, "previous_input_messages": [{"role": "user"}], "vllm_xargs": {"a": 1},
          "kv_transfer_params": {"a": 1}, "ec_transfer_params": {"a": 1}},
         {"request_id": "a", "session_id": "a", "mm_payload": "none", "return_mm_kwargs": False, "user": "a",

@@ -31,7 +31,10 @@ Tool = Mapping[str, Any]
 """A tool in OpenAI's format."""
 
 SPACES = " \t\r\n"
-NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
+MAX_NAME = 256
+"""Maximum characters of a tool's name. Anthropic allows 128, OpenAI 64 in a namespace of 64, and vLLM any number."""
+
+NAME = re.compile(rf"[A-Za-z0-9_.\-]{{1,{MAX_NAME}}}")
 """The pattern of tool names."""
 
 

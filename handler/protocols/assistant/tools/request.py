@@ -17,7 +17,7 @@ from handler.protocols.assistant.tools.formats import find, get_format
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, calls_or_answer, write_calls
 from handler.protocols.assistant.tools.json_text import dumps
-from handler.protocols.assistant.tools.parsing import HF, NAME, CallsOrText, Format, NamedCall
+from handler.protocols.assistant.tools.parsing import HF, MAX_NAME, NAME, CallsOrText, Format, NamedCall
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.readers import NamedValue, boolean, json_schema, structural_tag, unread
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
@@ -209,7 +209,7 @@ def _results_in_order(messages: Sequence[Message]) -> list[Message]:
     return ordered
 
 
-MAX_TOOLS = 128  # OpenAI's limit
+MAX_TOOLS = 1024  # OpenAI allows 128, but coding agents send more, and no other API has a limit
 
 AUTO, NONE = "auto", "none"
 """Values of the parser options that are not names of parsers."""
@@ -464,9 +464,8 @@ def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
     function = _function(tool)
     if not isinstance(function, dict):
         raise InvalidParameter(f"{at}: must be an object with 'type': 'function' and 'function'")
-    name, about, parameters = function.get("name"), function.get("description"), function.get("parameters")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise InvalidParameter(f"{at}.function.name: must be 1 to 64 letters, digits, '_', '-' or '.'")
+    name = read_name(function.get("name"), f"{at}.function.name")
+    about, parameters = function.get("description"), function.get("parameters")
     if about is not None and not isinstance(about, str):
         raise InvalidParameter(f"{at}.function.description: must be a string")
     if parameters is not None and not isinstance(parameters, dict):
@@ -476,6 +475,17 @@ def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
     unknown |= unread(tool, "tools[]", _TOOL) | unread(function, "tools[].function", _FUNCTION)
     description = {} if about is None else {"description": about}
     return {"type": "function", "function": {"name": name, **description, "parameters": parameters or _NO_ARGUMENTS}}
+
+
+def read_name(name: Any, at: str) -> str:
+    """Check that a value is the name of a tool, and return it.
+
+    Args:
+        at: the path of the name in the body, for the error message.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise InvalidParameter(f"{at}: must be 1 to {MAX_NAME} letters, digits, '_', '-' or '.'")
+    return name
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], choice: NamedValue, *, single: bool) -> dict[str, Any]:

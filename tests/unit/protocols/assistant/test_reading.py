@@ -145,11 +145,11 @@ def test_unknown_names_are_reported_in_reading() -> None:
     ("body", "wanted"),
     [
         ({"tools": {}}, "tools={}: must be a list"),
-        ({"tools": [TIME] * 129}, "at most 128"),
+        ({"tools": [TIME] * 1025}, "at most 1024"),
         ({"tools": [TIME, TIME]}, "tools: two tools have the same name"),
         ({"tools": ["f"]}, "tools[0]: must be an object with 'type': 'function'"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0]: must be an object with 'type': 'function'"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name: must be 1 to 64"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name: must be 1 to 256"),
         ({"tools": [{"function": {"name": "a", "parameters": []}}]}, "tools[0].function.parameters: must be a JSON"),
         ({"tools": [{"function": {"name": "a", "description": 1}}]}, "tools[0].function.description: must be a"),
         ({"tools": [TIME], "tool_choice": "any"}, 'tool_choice="any": must be none, auto, required, the name of'),

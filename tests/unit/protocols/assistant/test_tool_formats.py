@@ -50,6 +50,19 @@ def test_golden_answers_are_read_however_they_come(format: str, request: pytest.
 
 
 @in_one_test("format", FORMATS)
+def test_a_name_has_up_to_256_letters(format: str) -> None:
+    """Anthropic allows 128; a namespace and a tool of the Responses API have 64 each, and a dot between them."""
+    case = golden(format)["one"]
+    for size in (65, 128, 256):
+        name = "mcp__plugin." + "n" * (size - 12)
+        tools = [{**tool, "function": {**tool["function"], "name": name}} for tool in TOOLS[:1]]
+        text, (expected,) = case["text"].replace("weather", name), [e for e in case["events"] if isinstance(e, list)]
+        for pieces in ([text], [*text]):
+            events = read(FORMATS[format].make(tools), pieces)
+            assert [event for event in events if isinstance(event, list)] == [[name, expected[1]]], size
+
+
+@in_one_test("format", FORMATS)
 def test_golden_answers_call_the_tools_with_json(format: str) -> None:
     """Whatever a format writes, `weather` and `write` get the same arguments."""
     calls = {
@@ -296,8 +309,8 @@ CASES = {
     ),
     "a name that no tool has": (
         "hermes",
-        f'<tool_call>{{"name": "{"x" * 600}", "arguments": {{}}}}</tool_call>',
-        f'<tool_call>{{"name": "{"x" * 600}", "arguments": {{}}}}</tool_call>',
+        f'<tool_call>{{"name": "{"x" * 2100}", "arguments": {{}}}}</tool_call>',
+        f'<tool_call>{{"name": "{"x" * 2100}", "arguments": {{}}}}</tool_call>',
         [],
     ),
     "the longest name, in escapes": (
@@ -355,7 +368,7 @@ def test_text_is_held_back_only_while_it_may_be_a_mark() -> None:
 @pytest.mark.parametrize("begun", ['{"name": "', "{"])
 def test_a_name_without_end_is_text_before_the_answers_end(begun: str) -> None:
     """What is held is looked through again with each piece."""
-    one, text = parser("hermes"), "<tool_call>" + begun + ("x" if begun[-1] == '"' else " ") * 1000
+    one, text = parser("hermes"), "<tool_call>" + begun + ("x" if begun[-1] == '"' else " ") * 3000
     pieces = [piece for sign in text for piece in one.feed(sign)]
     assert "".join(map(str, pieces)) == text
 

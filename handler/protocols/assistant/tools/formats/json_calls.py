@@ -22,8 +22,8 @@ _BEGUN = re.compile(
 _OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
 """Matches the start of a tool call up to an incomplete name."""
 
-_LONGEST_HEAD = 512
-"""Maximum number of characters before the arguments of a tool call. A name has up to 64 characters, perhaps escaped."""
+_LONGEST_HEAD = 2048
+"""Maximum number of characters before the arguments of a tool call. Each character of a name may be escaped as six."""
 
 
 class JsonCalls(CallParser):
