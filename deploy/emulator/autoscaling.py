@@ -37,6 +37,7 @@ class Scaling:
         policies: scaling policies by resource ID, scalable dimension and policy name.
         tags: tags of scalable targets, by ARN.
         activities: scaling activities by resource ID.
+        registered: scalable dimensions that were ever registered, so that their service-linked roles exist.
     """
 
     sagemaker: SageMaker
@@ -44,12 +45,18 @@ class Scaling:
     policies: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     tags: dict[str, dict[str, str]] = field(default_factory=dict)
     activities: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    registered: set[str] = field(default_factory=set)
 
     def endpoint_gone(self, name: str) -> None:
         """Deregister a deleted endpoint's variants, as AWS does."""
         for resource, dimension in list(self.targets):
             if resource.startswith(f"endpoint/{name}/"):
                 self._drop(resource, dimension)
+
+    def variants_of(self, endpoint: str) -> set[str]:
+        """Return the names of the endpoint's registered variants."""
+        head = f"endpoint/{endpoint}/variant/"
+        return {resource.removeprefix(head) for resource, _ in self.targets if resource.startswith(head)}
 
     def register_scalable_target(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         resource, dimension = p["ResourceId"], p["ScalableDimension"]
@@ -66,6 +73,7 @@ class Scaling:
             self.tags[arn] = dict(p.get("Tags") or {})
         p.pop("Tags", None)  # registering an existing target again does not change its tags; TagResource does
         self.targets[resource, dimension] = {**target, **p}
+        self.registered.add(dimension)
         return {"ScalableTargetARN": target["ScalableTargetARN"]}
 
     def describe_scalable_targets(self, p: dict[str, Any], region: str) -> dict[str, Any]:
@@ -159,4 +167,9 @@ def _place(p: dict[str, Any]) -> str:
 
 def replacements(scaling: Scaling) -> Replacements:
     """Return the operations of `scaling` as replacements for moto's operations."""
-    return [(ApplicationAutoScalingResponse, methods(scaling, json_result, "endpoint_gone", "wake", "set_count"))]
+    return [
+        (
+            ApplicationAutoScalingResponse,
+            methods(scaling, json_result, "endpoint_gone", "wake", "set_count", "variants_of"),
+        )
+    ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 import math
 import re
 from collections import Counter
@@ -126,6 +127,7 @@ class SageMaker:
         things: resources by kind and name.
         fates: outcomes that were set with `fate`, by resource name.
         on_endpoint_gone: callback for the name of each deleted endpoint.
+        scaled_of: function that returns the names of an endpoint's variants that are registered for automatic scaling.
         may_take: function that returns whether SageMaker may assume a role, given the role ARN.
         quota_of: function that returns the quota of an instance type, given the type and the CreateModel request.
         fate_of: function that returns the outcome of a creation or update for which `fate` was not called.
@@ -135,6 +137,7 @@ class SageMaker:
     things: dict[tuple[str, str], Thing] = field(default_factory=dict)
     fates: dict[str, list[Fate]] = field(default_factory=dict)
     on_endpoint_gone: Callable[[str], None] = lambda name: None
+    scaled_of: Callable[[str], set[str]] = lambda name: set()
     may_take: Callable[[str], bool] = lambda role: True
     quota_of: Callable[[str, Mapping[str, Any]], float] = lambda instance_type, model: math.inf
     fate_of: Callable[[Thing, Mapping[str, Any]], Fate] = lambda thing, request: Fate("InService")
@@ -365,6 +368,7 @@ class Operations:
             if alarm["AlarmName"] not in cloudwatch_backends[ACCOUNT][region].alarms:
                 raise Invalid(f"CloudWatch alarm {alarm['AlarmName']} does not exist.")
         self._check_batch(endpoint, p.get("DeploymentConfig", {}).get("RollingUpdatePolicy", {}))
+        self._check_scaled(endpoint, self._state.get("endpoint-config", p["EndpointConfigName"]).request)
         endpoint.before = dict(endpoint.request)
 
         def done() -> None:
@@ -417,6 +421,19 @@ class Operations:
             percent = size["Value"] if size["Type"] == "CAPACITY_PERCENT" else 100 * size["Value"] / max(count, 1)
             if not 5 <= percent <= 50:
                 raise Invalid(f"MaximumBatchSize must be 5 to 50 % of {count} instances, not {percent:g} %.")
+
+    def _check_scaled(self, endpoint: Thing, config: Mapping[str, Any]) -> None:
+        """Check that the variants that are registered for automatic scaling keep their names and instance types."""
+        before, after = (
+            {variant["VariantName"]: _types_of(variant) for variant in request["ProductionVariants"]}
+            for request in (self._config_of(endpoint), config)
+        )
+        changed = [name for name in sorted(before) if before[name] != after.get(name)]
+        if refused := [name for name in changed if name in self._state.scaled_of(endpoint.name)]:
+            raise Invalid(
+                f'The variant(s) "{json.dumps(refused)}" must be deregistered as scalable targets with AutoScaling '
+                "before they can be removed or have their instance type updated."
+            )
 
     def update_endpoint_weights_and_capacities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         endpoint = self._idle("endpoint", p["EndpointName"])
@@ -636,6 +653,12 @@ def weights_of(config: Mapping[str, Any], endpoint: Mapping[str, Any]) -> dict[s
     weights = endpoint.get("Weights", {})
     names = {variant["VariantName"]: variant["InitialVariantWeight"] for variant in config["ProductionVariants"]}
     return {name: weights.get(name, initial) for name, initial in names.items()}
+
+
+def _types_of(variant: Mapping[str, Any]) -> set[str]:
+    """Return the instance types of a variant."""
+    types = {pool["InstanceType"] for pool in variant.get("InstancePools", ())}
+    return types | ({variant["InstanceType"]} if "InstanceType" in variant else set())
 
 
 def _by_variant(changes: list[dict[str, Any]], field: str) -> dict[str, Any]:
