@@ -318,7 +318,7 @@ def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[N
         yield Need("iam:PassRole", role, {"iam:PassedToService": "sagemaker.amazonaws.com"})
     if values.get("Tags"):
         yield from _tagging(action, values, where)
-    if action == "application-autoscaling:RegisterScalableTarget":
+    if action == "application-autoscaling:RegisterScalableTarget" and values["ScalableDimension"] in LINKED_ROLES:
         # The first call in an account creates the service-linked role.
         role = f"arn:{where.partition}:iam::{where.account}:role/aws-service-role/{_LINKED}/"
         role += f"AWSServiceRoleForApplicationAutoScaling_{LINKED_ROLES[values['ScalableDimension']]}"

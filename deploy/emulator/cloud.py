@@ -291,6 +291,9 @@ class _Application:
     def _answer(self, environ: dict[str, Any], call: Call, start: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"].lstrip("/").startswith("moto-api"):  # moto's own API can write files
             return refuse("UnknownOperationException", "The emulator supports AWS's operations only.", start)
+        if not call.caller and _in_json_or_cbor(environ) and not _is_invocation(environ):
+            code, text = "MissingAuthenticationTokenException", "Missing Authentication Token"
+            return _error(environ, call, "400 Bad Request", code, text, start)
         self._cloud.on_call(call)
         if call.caller and call.caller not in self._cloud.trusted and self._cloud.arn_of(call.caller) is None:
             return self._denied(environ, call, "", start)

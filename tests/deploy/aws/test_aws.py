@@ -230,7 +230,7 @@ def test_components_live_on_an_endpoint_in_service(cloud: Cloud) -> None:
     assert "uses it" in refused(sagemaker.delete_inference_component, InferenceComponentName="ic")
     assert "with inference components" in refused(sagemaker.delete_endpoint, EndpointName="e")
     listed = sagemaker.list_inference_components(EndpointNameEquals="e")["InferenceComponents"]
-    assert [one["InferenceComponentName"] for one in listed] == ["ic", "lora"]
+    assert [one["InferenceComponentName"] for one in listed] == ["lora", "ic"]  # the newest first
 
 
 def test_pages_have_ten_and_tags_are_kept(cloud: Cloud) -> None:
