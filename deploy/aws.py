@@ -76,9 +76,9 @@ def pages(aws: Aws, service: str, operation: str, field: str, **arguments: Any) 
 
 
 def components_of(aws: Aws, endpoint: str) -> list[str]:
-    """Return the names of an endpoint's inference components, including adapters."""
+    """Return the sorted names of an endpoint's inference components, including adapters."""
     items = pages(aws, "sagemaker", "list_inference_components", "InferenceComponents", EndpointNameEquals=endpoint)
-    return [str(item["InferenceComponentName"]) for item in items]
+    return sorted(str(item["InferenceComponentName"]) for item in items)
 
 
 def no_region() -> SpecError:

@@ -141,11 +141,13 @@ class Run:
     Attributes:
         created: keys of the resources that this run created.
         serving: keys of endpoints and components in their desired state.
+        deregistered: deletions that must be undone if the update after them fails.
         current: action in progress, if any.
     """
 
     created: list[str] = field(default_factory=list)
     serving: set[str] = field(default_factory=set)
+    deregistered: list[Action] = field(default_factory=list)
     current: Action | None = None
 
 
@@ -205,6 +207,8 @@ class _Steps:
             if action.verb is not Verb.UNCHANGED:
                 self._options.wait(self._aws, action.resource, consistency=CONSISTENCY_SECONDS)
             self._run.serving.add(action.key)
+            if action.kind is Kind.ENDPOINT:
+                self._run.deregistered.clear()
 
     def _make(self, action: Action) -> None:
         self._options.say(f"create {action.key}")
@@ -222,6 +226,8 @@ class _Steps:
 
     def _delete(self, action: Action) -> None:
         self._options.say(f"delete {action.key}" + (f" ({action.why})" if action.why else ""))
+        if action.undo:  # recorded before the call, whose response may be lost
+            self._run.deregistered.append(action)
         try:
             self._call(action)
         except ClientError as error:
@@ -309,6 +315,7 @@ def _roll_back(
     coming = {action.key for action in plan.actions if action.verb in _MAKES and action.kind is Kind.ENDPOINT}
     removable = leftovers(desired, run.created, run.serving, failed, serves=coming <= run.serving)
     advice = [error.advice] if error.advice else []
+    advice += _register_again(aws, options, run)
     advice += _clean_up(aws, removable, error, options, run)
     advice += [
         f"{item.key} is running and costs money. `lmi deploy up` continues from here, `lmi deploy down` deletes it."
@@ -317,6 +324,31 @@ def _roll_back(
     ]
     error.advice = "\n".join(advice)
     return error
+
+
+def _register_again(aws: Aws, options: ApplyOptions, run: Run) -> Iterator[str]:
+    """Undo deregistrations from automatic scaling after a failed update, and yield advice on those that remain."""
+    if not run.deregistered:
+        return
+    if run.current is not None and _may_still_change(aws, run.current):
+        names = ", ".join(action.which[-1] for action in run.deregistered)
+        yield f"{names} does not scale automatically now. Run `lmi deploy up` again to register it."
+        return
+    for action in run.deregistered:
+        try:
+            _recreate(aws, action.undo)
+            options.say(f"registered {action.key} again")
+        except (DeployError, ClientError, BotoCoreError) as error:
+            yield f"{action.key} could not be registered again: {_deploy_error(error)}"
+
+
+def _recreate(aws: Aws, resources: Sequence[Resource]) -> None:
+    """Create the resources in order. Their references may only refer to each other."""
+    created: dict[str, dict[str, Any]] = {}
+    for resource in resources:
+        calls = CALLS[resource.kind]
+        request = resolved(resource.request, lambda ref: created[ref.key][ref.attribute])
+        created[resource.key] = call(aws, calls.service, calls.create, request)
 
 
 def _clean_up(
@@ -384,6 +416,9 @@ def _interruption(run: Run, again: str, remove: str) -> str:
     lines = ["Interrupted."]
     if run.current is not None:
         lines.append(f"Current step: {run.current.key}. AWS finishes changes that it has started.")
+    if run.deregistered:
+        names = ", ".join(action.which[-1] for action in run.deregistered)
+        lines.append(f"Deregistered from automatic scaling: {names}.")
     if run.created:
         lines.append(f"Created in this run: {', '.join(run.created)}.")
     lines.append(f"To continue, run `lmi deploy {again}` again; to delete everything, `lmi deploy {remove}`.")

@@ -90,14 +90,15 @@ class Live:
             are included even if they belong to another owner.
         online: whether AWS was queried. If it was not, no existing resources are known.
         others: components on the same endpoint that the deployment does not own, including adapters.
-        foreign_targets: scalable targets of the endpoint and its components that the deployment does not own.
+        foreign_scaling: scalable targets of the endpoint and its components that the deployment does not own, and
+            policies of these and of its own targets that it does not own.
     """
 
     deployment: str
     resources: tuple[LiveResource, ...] = ()
     online: bool = True
     others: tuple[LiveResource, ...] = ()
-    foreign_targets: tuple[LiveResource, ...] = ()
+    foreign_scaling: tuple[LiveResource, ...] = ()
 
     def get(self, kind: Kind, which: Identity) -> LiveResource | None:
         return next((item for item in self.resources if item.kind is kind and item.which == which), None)
@@ -185,7 +186,7 @@ class _Search:
             self._deployment,
             tuple(related),
             others=tuple(item for item in rest if item.kind is Kind.COMPONENT),
-            foreign_targets=tuple(item for item in rest if item.kind is Kind.SCALABLE_TARGET),
+            foreign_scaling=tuple(item for item in rest if item.kind in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY)),
         )
 
     def find_by_name(self) -> None:
@@ -252,7 +253,7 @@ class _Search:
             is_ours = is_desired or tags.get(TAG_DEPLOYMENT) == self._deployment
             if is_ours or on_endpoint or resource_id in {item.key for item in self._existing.values()}:
                 self._keep(Kind.SCALABLE_TARGET, target, tags)
-            if is_ours:
+            if is_ours or on_endpoint:
                 self._find_policies(target, tags)
 
     def _find_policies(self, target: Json, tags: Mapping[str, str]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from deploy.deployer.autoscaled import copies, lost, policies_of, to_deregister
 from deploy.deployer.calls import CALLS, Identity, foreign, identity_of, removal, tagging
 from deploy.deployer.live import Live, LiveResource, current_version, outdated
 from deploy.errors import NotThere, Refused
@@ -173,6 +174,7 @@ class Action:
         changes: fields that change.
         why: reason for a deletion.
         expects: configuration that another owner's endpoint must still serve when it is updated, or "".
+        undo: resources that recreate what a deletion removed, if the update after it fails.
     """
 
     verb: Verb
@@ -184,6 +186,7 @@ class Action:
     changes: tuple[Difference, ...] = ()
     why: str = ""
     expects: str = ""
+    undo: tuple[Resource, ...] = ()
 
     @property
     def key(self) -> str:
@@ -234,16 +237,47 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     _refuse_endpoint(desired, live)
     _refuse_empty(desired, live)
     failed = _failed(live)
-    remaining = replace(live, resources=tuple(item for item in live.resources if item not in failed))
-    changes_in_order = [action for resource in desired for action in action_of(resource, remaining, desired)]
+    remaining = _without(live, failed)
+    deregistered = to_deregister(desired, remaining)
+    scaling = [item for target in deregistered for item in (target, *policies_of(target, remaining))]
+    changes_in_order = _changes_in_order(desired, _without(remaining, scaling), deregistered, remaining)
     # Tags describe what serves, so they are changed last: an update that is rolled back must not change them.
     changes_in_order.sort(key=lambda action: action.verb is Verb.TAG)
     dead = [removal_of(item, f"its status is {item.status}" if item.failed else _WITHOUT_OTHER) for item in failed]
-    actions = (*dead, *changes_in_order, *_removals(desired, remaining, keep))
+    actions = (*dead, *changes_in_order, *_removals(desired, _without(remaining, scaling), keep))
     return Plan(live.deployment, actions, live.online)
 
 
 _WITHOUT_OTHER = "the resource that it depends on is deleted"
+_REGISTERED = "AWS refuses to remove a registered variant, or to change its instance type"
+
+
+def _without(live: Live, gone: Sequence[LiveResource]) -> Live:
+    return replace(
+        live,
+        resources=tuple(item for item in live.resources if item not in gone),
+        foreign_scaling=tuple(item for item in live.foreign_scaling if item not in gone),
+    )
+
+
+def _changes_in_order(
+    desired: Sequence[Resource], remaining: Live, deregistered: Sequence[LiveResource], live: Live
+) -> list[Action]:
+    """Return the creations and updates, with deregistrations before the endpoint's update.
+
+    Args:
+        remaining: existing resources without those that are deleted before.
+        deregistered: scalable targets to delete before the update of the endpoint.
+        live: existing resources with the scalable targets to deregister.
+    """
+    before = [replace(removal_of(target, _REGISTERED), undo=copies(target, live)) for target in deregistered]
+    actions: list[Action] = []
+    for resource in desired:
+        if resource.kind is Kind.ENDPOINT:
+            actions += before
+        actions += action_of(resource, remaining, desired)
+    lost_parts = [part for target in deregistered for part in lost(target, desired, live)]
+    return [*actions, *(_creation(part, None) for part in lost_parts)]
 
 
 def removal_of_all(live: Live) -> Plan:
@@ -274,7 +308,8 @@ def _foreign_targets(live: Live, gone: Sequence[LiveResource]) -> list[LiveResou
     AWS would keep the target of a deleted component, and apply it to a new component with the same name.
     """
     names = {(item.kind.value, item.name) for item in gone}
-    return [target for target in live.foreign_targets if _scaled(target) in names]
+    targets = (item for item in live.foreign_scaling if item.kind is Kind.SCALABLE_TARGET)
+    return [target for target in targets if _scaled(target) in names]
 
 
 def _scaled(item: LiveResource) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import moto.iam.models
 import moto.secretsmanager.utils
 from botocore.exceptions import ClientError
 from moto.core.exceptions import ServiceException
@@ -341,6 +342,7 @@ class Account(Cloud):
             (ServiceQuotasResponse, methods(self._quotas, json_result, "of")),
             # Secrets' ARNs end in the suffix that the documents show, instead of a random one.
             (moto.secretsmanager.utils, {"generate_str_id": lambda *args, **more: "AbCdEf"}),
+            (moto.iam.models, {"load_iam_aws_managed_policies": lambda: True}),
         ]
 
     def push(self, image: str, region: str) -> None:

@@ -139,7 +139,7 @@ def _list(value: Any) -> list[Any]:
 _PREFIXES = {"monitoring": "cloudwatch"}  # maps services for which calls are signed to the prefix of their actions
 _FREE = {"sts:GetCallerIdentity"}  # needs no permission, and cannot be denied
 _LINKED = "sagemaker.application-autoscaling.amazonaws.com"
-_LINKED_ROLES = {
+LINKED_ROLES = {
     "sagemaker:variant:DesiredInstanceCount": "SageMakerEndpoint",
     "sagemaker:inference-component:DesiredCopyCount": "SageMakerInferenceComponent",
 }
@@ -318,10 +318,10 @@ def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[N
         yield Need("iam:PassRole", role, {"iam:PassedToService": "sagemaker.amazonaws.com"})
     if values.get("Tags"):
         yield from _tagging(action, values, where)
-    if action == "application-autoscaling:RegisterScalableTarget":
+    if action == "application-autoscaling:RegisterScalableTarget" and values["ScalableDimension"] in LINKED_ROLES:
         # The first call in an account creates the service-linked role.
         role = f"arn:{where.partition}:iam::{where.account}:role/aws-service-role/{_LINKED}/"
-        role += f"AWSServiceRoleForApplicationAutoScaling_{_LINKED_ROLES[values['ScalableDimension']]}"
+        role += f"AWSServiceRoleForApplicationAutoScaling_{LINKED_ROLES[values['ScalableDimension']]}"
         yield Need("iam:CreateServiceLinkedRole", role, {"iam:AWSServiceName": _LINKED})
     if action in ("sagemaker:CreateEndpoint", "sagemaker:UpdateEndpoint") and (key := values.get("KmsKeyId")):
         yield from needs_of_action("kms:CreateGrant", {"KeyId": key}, where, **{"kms:GrantIsForAWSResource": "true"})

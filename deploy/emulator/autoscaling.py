@@ -13,13 +13,19 @@ from moto.core.exceptions import ServiceException
 from moto.utilities.utils import get_partition
 
 from deploy.emulator.patch import Replacements, json_result, methods
-from deploy.emulator.sagemaker import ACCOUNT, Invalid, SageMaker
+from deploy.emulator.sagemaker import ACCOUNT, Invalid, SageMaker, page
 
 _DIMENSIONS = {
     "sagemaker:variant:DesiredInstanceCount": "endpoint/",
     "sagemaker:inference-component:DesiredCopyCount": "inference-component/",
 }
 
+
+_NAMESPACE = "sagemaker"
+_CONFIGURATIONS = {
+    "StepScaling": "StepScalingPolicyConfiguration",
+    "TargetTrackingScaling": "TargetTrackingScalingPolicyConfiguration",
+}
 
 INSTANCES = "sagemaker:variant:DesiredInstanceCount"
 
@@ -37,6 +43,7 @@ class Scaling:
         policies: scaling policies by resource ID, scalable dimension and policy name.
         tags: tags of scalable targets, by ARN.
         activities: scaling activities by resource ID.
+        registered: scalable dimensions that were ever registered, so that their service-linked roles exist.
     """
 
     sagemaker: SageMaker
@@ -44,6 +51,7 @@ class Scaling:
     policies: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     tags: dict[str, dict[str, str]] = field(default_factory=dict)
     activities: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    registered: set[str] = field(default_factory=set)
 
     def endpoint_gone(self, name: str) -> None:
         """Deregister a deleted endpoint's variants, as AWS does."""
@@ -51,22 +59,56 @@ class Scaling:
             if resource.startswith(f"endpoint/{name}/"):
                 self._drop(resource, dimension)
 
+    def variants_of(self, endpoint: str) -> set[str]:
+        """Return the names of the endpoint's registered variants."""
+        head = f"endpoint/{endpoint}/variant/"
+        return {resource.removeprefix(head) for resource, _ in self.targets if resource.startswith(head)}
+
     def register_scalable_target(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         resource, dimension = p["ResourceId"], p["ScalableDimension"]
         if not resource.startswith(_DIMENSIONS.get(dimension, "\0")):
             raise Invalid("Unsupported service namespace, resource type or scalable dimension")
-        kind, name = resource.split("/")[:2]
-        if (kind, name) not in self.sagemaker.things:
-            raise Invalid(f"SageMaker {kind} not found: {name}")
+        self._check_resource(resource)
         target = self.targets.get((resource, dimension))
         if target is None:
-            head = f"arn:{get_partition(region)}:application-autoscaling:{region}:{ACCOUNT}"
-            arn = f"{head}:scalable-target/{uuid.uuid4().hex}"
-            target = {"ScalableTargetARN": arn, "CreationTime": time.time(), "RoleARN": "arn:aws:iam::1:role/linked"}
-            self.tags[arn] = dict(p.get("Tags") or {})
+            target = self._new_target(p, region)
+        self._check_limits({**target, **p})
         p.pop("Tags", None)  # registering an existing target again does not change its tags; TagResource does
         self.targets[resource, dimension] = {**target, **p}
+        self.registered.add(dimension)
         return {"ScalableTargetARN": target["ScalableTargetARN"]}
+
+    def _check_policy(self, p: dict[str, Any]) -> None:
+        """Check that a policy has the configuration of its type, which SageMaker supports."""
+        kind = p.get("PolicyType", "StepScaling")
+        if kind not in _CONFIGURATIONS:
+            raise Invalid(f"The policy type {kind} is not supported for the service namespace sagemaker.")
+        if p.get("PredictiveScalingPolicyConfiguration") or _CONFIGURATIONS[kind] not in p:
+            raise Invalid(f"A policy of type {kind} requires {_CONFIGURATIONS[kind]}, and no other configuration.")
+
+    def _check_resource(self, resource: str) -> None:
+        """Check that the endpoint's variant or the component exists."""
+        kind, name, *rest = resource.split("/")
+        if (kind, name) not in self.sagemaker.things:
+            raise Invalid(f"SageMaker {kind} not found: {name}")
+        if kind == "endpoint":
+            variants = self.sagemaker.get("endpoint", name).config["ProductionVariants"]
+            if rest not in [["variant", variant["VariantName"]] for variant in variants]:
+                raise Invalid(f"SageMaker variant not found: {resource}")
+
+    def _check_limits(self, target: dict[str, Any]) -> None:
+        """Check that a target has both limits, in order."""
+        if "MinCapacity" not in target or "MaxCapacity" not in target:
+            raise Invalid("MinCapacity and MaxCapacity are required to register a new scalable target")
+        if target["MinCapacity"] > target["MaxCapacity"]:
+            raise Invalid("Maximum capacity cannot be less than minimum capacity")
+
+    def _new_target(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        head = f"arn:{get_partition(region)}:application-autoscaling:{region}:{ACCOUNT}"
+        arn = f"{head}:scalable-target/{uuid.uuid4().hex}"
+        self._check_limits(p)
+        self.tags[arn] = dict(p.get("Tags") or {})
+        return {"ScalableTargetARN": arn, "CreationTime": time.time(), "RoleARN": "arn:aws:iam::1:role/linked"}
 
     def describe_scalable_targets(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         targets = [
@@ -74,7 +116,8 @@ class Scaling:
             for (resource, dimension), target in self.targets.items()
             if resource in (p.get("ResourceIds") or [resource]) and dimension == p.get("ScalableDimension", dimension)
         ]
-        return {"ScalableTargets": targets}
+        targets = targets if p["ServiceNamespace"] == _NAMESPACE else []
+        return _page("ScalableTargets", targets, p)
 
     def deregister_scalable_target(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         self._target(p, "found")
@@ -83,6 +126,7 @@ class Scaling:
 
     def put_scaling_policy(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         self._target(p, "registered")
+        self._check_policy(p)
         key = (p["ResourceId"], p["ScalableDimension"], p["PolicyName"])
         stem = f"arn:{get_partition(region)}:autoscaling:{region}:{ACCOUNT}:scalingPolicy:{uuid.uuid4()}"
         arn = f"{stem}:resource/sagemaker/{p['ResourceId']}:policyName/{p['PolicyName']}"
@@ -98,7 +142,8 @@ class Scaling:
             and dimension == p.get("ScalableDimension", dimension)
             and name in (p.get("PolicyNames") or [name])
         ]
-        return {"ScalingPolicies": policies}
+        policies = policies if p["ServiceNamespace"] == _NAMESPACE else []
+        return _page("ScalingPolicies", policies, p)
 
     def delete_scaling_policy(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         key = (p["ResourceId"], p["ScalableDimension"], p["PolicyName"])
@@ -108,13 +153,27 @@ class Scaling:
         return {}
 
     def describe_scaling_activities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        return {"ScalingActivities": self.activities.get(p["ResourceId"], [])[: p["MaxResults"]]}
+        resources = [p["ResourceId"]] if "ResourceId" in p else sorted(self.activities)
+        dimension = p.get("ScalableDimension")
+        activities = [
+            activity
+            for resource in resources
+            for activity in self.activities.get(resource, ())
+            if dimension in (None, activity.get("ScalableDimension", dimension))
+        ]
+        return _page("ScalingActivities", activities, p)
 
     def list_tags_for_resource(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         return {"Tags": self._tags(p["ResourceARN"])}
 
     def tag_resource(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         self._tags(p["ResourceARN"]).update(p["Tags"])
+        return {}
+
+    def untag_resource(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        tags = self._tags(p["ResourceARN"])
+        for key in p["TagKeys"]:
+            tags.pop(key, None)
         return {}
 
     def wake(self, endpoint: str, region: str) -> None:
@@ -153,10 +212,21 @@ class Scaling:
             del self.policies[key]
 
 
+def _page(name: str, items: list[dict[str, Any]], p: dict[str, Any]) -> dict[str, Any]:
+    """Return the requested page of a list, of at most 50 items."""
+    shown, more = page(items, {"MaxResults": 50, **p})
+    return {name: shown, **more}
+
+
 def _place(p: dict[str, Any]) -> str:
     return f"service namespace: sagemaker, resource ID: {p['ResourceId']}, scalable dimension: {p['ScalableDimension']}"
 
 
 def replacements(scaling: Scaling) -> Replacements:
     """Return the operations of `scaling` as replacements for moto's operations."""
-    return [(ApplicationAutoScalingResponse, methods(scaling, json_result, "endpoint_gone", "wake", "set_count"))]
+    return [
+        (
+            ApplicationAutoScalingResponse,
+            methods(scaling, json_result, "endpoint_gone", "wake", "set_count", "variants_of"),
+        )
+    ]

@@ -31,7 +31,16 @@ from werkzeug.serving import make_server
 from deploy.emulator import autoscaling, sagemaker, transform_jobs
 from deploy.emulator.access import TOKEN_PREFIX, check_host
 from deploy.emulator.answers import ApiError
-from deploy.emulator.authorization import Need, Unexplained, Where, allowed, needs_of, needs_of_invocation, needs_of_s3
+from deploy.emulator.authorization import (
+    LINKED_ROLES,
+    Need,
+    Unexplained,
+    Where,
+    allowed,
+    needs_of,
+    needs_of_invocation,
+    needs_of_s3,
+)
 from deploy.emulator.patch import Replacements, patched
 from deploy.emulator.sagemaker import ACCOUNT, SageMaker
 from deploy.service_model import Malformed, wrong_with
@@ -92,6 +101,7 @@ class Cloud:
         self.sagemaker = SageMaker()
         self.scaling = autoscaling.Scaling(self.sagemaker)
         self.sagemaker.on_endpoint_gone = self.scaling.endpoint_gone
+        self.sagemaker.scaled_of = self.scaling.variants_of
         self._clients: dict[tuple[str, str], Any] = {}
         self.trusted = {OWN}
         self.keys: dict[str, str] = {}
@@ -216,7 +226,12 @@ class Cloud:
             component = environ.get("HTTP_X_AMZN_SAGEMAKER_INFERENCE_COMPONENT")
             return needs_of_invocation(environ["PATH_INFO"], component, where, bearer=_is_bearer(environ))
         needs = needs_of(call.service, call.operation, {**call.parameters, **self._resource_names(call, where)}, where)
-        return map(self._tagged, needs)
+        return (self._tagged(need) for need in needs if not self._is_linked(need))
+
+    def _is_linked(self, need: Need) -> bool:
+        """Return whether the need is to create a service-linked role that an earlier call has created."""
+        roles = {LINKED_ROLES[dimension] for dimension in self.scaling.registered}
+        return need.action == "iam:CreateServiceLinkedRole" and need.resource.rpartition("_")[2] in roles
 
     def _resource_names(self, call: Call, where: Where) -> dict[str, Any]:
         """Return further parameters: an endpoint's volume key, or the name of a role or key as in its ARN."""
@@ -276,6 +291,9 @@ class _Application:
     def _answer(self, environ: dict[str, Any], call: Call, start: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"].lstrip("/").startswith("moto-api"):  # moto's own API can write files
             return refuse("UnknownOperationException", "The emulator supports AWS's operations only.", start)
+        if not call.caller and _in_json_or_cbor(environ) and not _is_invocation(environ):
+            code, text = "MissingAuthenticationTokenException", "Missing Authentication Token"
+            return _error(environ, call, "400 Bad Request", code, text, start)
         self._cloud.on_call(call)
         if call.caller and call.caller not in self._cloud.trusted and self._cloud.arn_of(call.caller) is None:
             return self._denied(environ, call, "", start)

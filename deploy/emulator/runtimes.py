@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import http.client
 import json
 import os
@@ -29,7 +30,7 @@ from deploy.emulator.authorization import Need, RoleStore, Where, needs_of_actio
 from deploy.emulator.cloud import Call, Cloud, body_of, refuse
 from deploy.emulator.endpoint import Capture, Component, Endpoint, Limits, Shadow, Status
 from deploy.emulator.relay import reset_when_closed
-from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, weights_of
+from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, now, specifications_of, weights_of
 from deploy.emulator.serving import listening
 from handler.core.numbers import is_digits
 
@@ -48,6 +49,8 @@ class Accepted:
 
     Attributes:
         store: access to S3 with the permissions of the model's role.
+        endpoint: name of the endpoint.
+        content_type: content type of the request.
         id: the InferenceId of the request.
         body: inline body, or empty if `location` is not None.
         location: the S3 URI of the request body (InputLocation), or None if the body is inline.
@@ -58,9 +61,12 @@ class Accepted:
         timeout: timeout for the container's response, in seconds (InvocationTimeoutSeconds).
         waits: whether the request is never executed, because the endpoint has no instance and no policy adds one.
         since: time of acceptance, on the monotonic clock.
+        received: time of acceptance.
     """
 
     store: RoleStore
+    endpoint: str
+    content_type: str
     id: str
     body: bytes
     location: str | None
@@ -71,6 +77,7 @@ class Accepted:
     timeout: int
     waits: bool = False
     since: float = field(default_factory=time.monotonic)
+    received: datetime.datetime = field(default_factory=now)
 
     def answer(self, start_response: Any) -> list[bytes]:
         headers = {f"{_HEADER}OutputLocation": self.output, f"{_HEADER}FailureLocation": self.failure}
@@ -94,7 +101,30 @@ class Accepted:
         with contextlib.suppress(PermissionError, ClientError):
             if topic is not None:
                 self.store.check(*self._telling(topic))
-                self._sns.publish(TopicArn=topic, Message="{}")
+                self._sns.publish(TopicArn=topic, Message=json.dumps(self._notification(failure)))
+
+    def _notification(self, failure: str) -> dict[str, Any]:
+        """Return the message that SageMaker publishes about the end of a request.
+
+        Args:
+            failure: reason for the failure, or empty if the request succeeded.
+        """
+        location = {} if self.location is None else {"inputLocation": self.location}
+        outcome: dict[str, Any] = {"failureReason": failure}
+        if not failure:
+            outcome = {"responseParameters": {"contentType": "application/json", "outputLocation": self.output}}
+        return {
+            "awsRegion": self.store.where.region,
+            "eventTime": _stamp(now()),
+            "receivedTime": _stamp(self.received),
+            "invocationStatus": "Failed" if failure else "Completed",
+            "requestParameters": {"contentType": self.content_type, "endpointName": self.endpoint, **location},
+            **outcome,
+            "inferenceId": self.id,
+            "eventVersion": "1.0",
+            "eventSource": "aws:sagemaker",
+            "eventName": "InferenceResult",
+        }
 
     def _answered(self, ask: Callable[[bytes], bytes]) -> str:
         """Write the container's response to S3. Return the reason if that failed, or an empty string."""
@@ -141,15 +171,17 @@ def accept(
     thing = cloud.sagemaker.get("endpoint", endpoint)
     if thing.status != "InService":
         raise Invalid(f"Endpoint {endpoint} is not in service.")
-    config = cloud.sagemaker.get("endpoint-config", thing.request["EndpointConfigName"]).request
+    config = thing.config
     if "AsyncInferenceConfig" not in config:
         raise Invalid(f"Endpoint {endpoint} does not support asynchronous inference: it has no AsyncInferenceConfig.")
-    model = cloud.sagemaker.get("model", config["ProductionVariants"][0]["ModelName"])
+    model = thing.models[config["ProductionVariants"][0]["ModelName"]]
     outputs = config["AsyncInferenceConfig"]["OutputConfig"]
     if not _has_instances(thing):
         cloud.scaling.wake(endpoint, region)
     return Accepted(
-        store=RoleStore(cloud, model.request["ExecutionRoleArn"], Where(region, ACCOUNT), outputs.get("KmsKeyId")),
+        store=RoleStore(cloud, model["ExecutionRoleArn"], Where(region, ACCOUNT), outputs.get("KmsKeyId")),
+        endpoint=endpoint,
+        content_type=headers.get("Content-Type", ""),
         id=headers.get(INFERENCE_ID) or number,
         body=body,
         location=headers.get(_INPUT),
@@ -160,6 +192,11 @@ def accept(
         timeout=timeout,
         waits=not _has_instances(thing),
     )
+
+
+def _stamp(at: datetime.datetime) -> str:
+    """Return a time as in SageMaker's notifications, such as `2026-11-28T16:00:00.123Z`."""
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03d}Z"
 
 
 def _check_input(headers: Mapping[str, str], body: bytes, limits: Limits) -> None:
@@ -202,16 +239,16 @@ def _has_instances(endpoint: Thing) -> bool:
 # -- data capture, which is written to the emulated S3 with the model's role -------------------------------------------
 
 
-def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
-    """Return the data capture of an endpoint configuration, or None if it is off."""
-    request = config.request
+def configured(cloud: Cloud, endpoint: Thing, region: str) -> Capture | None:
+    """Return the data capture of an endpoint's configuration, or None if it is off."""
+    request = endpoint.config
     capture = request.get("DataCaptureConfig")
     if capture is None or not capture.get("EnableCapture", True):
         return None
     variant = request["ProductionVariants"][0]
     role = request.get("ExecutionRoleArn")
     if role is None and "ModelName" in variant:
-        role = cloud.sagemaker.get("model", variant["ModelName"]).request["ExecutionRoleArn"]
+        role = endpoint.models[variant["ModelName"]]["ExecutionRoleArn"]
     shadow = None
     for item in request.get("ShadowProductionVariants", ()):
         shadow = Shadow(
@@ -319,10 +356,9 @@ class Runtimes:
         healthy = Status.IN_SERVICE if self._plan.status.is_healthy else Status.UNHEALTHY
         endpoint.status = _STATUS.get(thing.status, healthy)
         sagemaker = cloud.sagemaker
-        config = sagemaker.get("endpoint-config", thing.request["EndpointConfigName"])
-        endpoint.capture = configured(cloud, config, region)
-        endpoint.weights = weights_of(config.request, thing.request)
-        endpoint.asynchronous = "AsyncInferenceConfig" in config.request
+        endpoint.capture = configured(cloud, thing, region)
+        endpoint.weights = weights_of(thing.config, thing.request)
+        endpoint.asynchronous = "AsyncInferenceConfig" in thing.config
         endpoint.components = {item.name: _component(item) for item in sagemaker.components_of(thing.name)}
         return url
 
@@ -376,8 +412,8 @@ def _pieces(
 def _component(thing: Thing) -> Component:
     """Return the emulator's component for a component resource. It has copies only if it is in service or updating."""
     copies = thing.request["RuntimeConfig"]["CurrentCopyCount"] if thing.status in ("InService", "Updating") else 0
-    base = thing.request["Specification"].get("BaseInferenceComponentName")
-    return Component(thing.name if base else None, copies)
+    is_adapter = any("BaseInferenceComponentName" in item for item in specifications_of(thing.request))
+    return Component(thing.name if is_adapter else None, copies)
 
 
 def _headers(environ: dict[str, Any]) -> dict[str, str]:

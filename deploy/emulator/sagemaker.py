@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import copy
 import datetime
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -75,6 +76,8 @@ class Thing:
         before: during an update, `request` before the update.
         coming: during an update of an endpoint, the name of the new endpoint configuration.
         changed: time of the last change.
+        config: configuration that an endpoint serves, which may have been deleted since.
+        models: CreateModel requests of the models in `config`, by name.
     """
 
     kind: str
@@ -90,6 +93,8 @@ class Thing:
     before: dict[str, Any] | None = None
     coming: str | None = None
     changed: datetime.datetime = field(default_factory=now)
+    config: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def look(self) -> None:
         """Count one poll, which ends the busy state if no polls are left."""
@@ -126,6 +131,7 @@ class SageMaker:
         things: resources by kind and name.
         fates: outcomes that were set with `fate`, by resource name.
         on_endpoint_gone: callback for the name of each deleted endpoint.
+        scaled_of: function that returns the names of an endpoint's variants that are registered for automatic scaling.
         may_take: function that returns whether SageMaker may assume a role, given the role ARN.
         quota_of: function that returns the quota of an instance type, given the type and the CreateModel request.
         fate_of: function that returns the outcome of a creation or update for which `fate` was not called.
@@ -135,6 +141,7 @@ class SageMaker:
     things: dict[tuple[str, str], Thing] = field(default_factory=dict)
     fates: dict[str, list[Fate]] = field(default_factory=dict)
     on_endpoint_gone: Callable[[str], None] = lambda name: None
+    scaled_of: Callable[[str], set[str]] = lambda name: set()
     may_take: Callable[[str], bool] = lambda role: True
     quota_of: Callable[[str, Mapping[str, Any]], float] = lambda instance_type, model: math.inf
     fate_of: Callable[[Thing, Mapping[str, Any]], Fate] = lambda thing, request: Fate("InService")
@@ -227,6 +234,13 @@ class SageMaker:
             if kind == "inference-component" and thing.request["EndpointName"] == endpoint
         ]
 
+    def serve(self, endpoint: Thing, config_name: str) -> None:
+        """Keep the configuration and the models of an endpoint, which can be deleted while they serve."""
+        endpoint.config = self.get("endpoint-config", config_name).request
+        names = {variant["ModelName"] for variant in _variants(endpoint.config) if "ModelName" in variant}
+        models = {name: self.things.get(("model", name)) for name in names}
+        endpoint.models = {name: model.request for name, model in models.items() if model is not None}
+
     def by_arn(self, arn: str) -> Thing:
         for thing in self.things.values():
             if thing.arn == arn:
@@ -250,6 +264,44 @@ def page(things: list[Any], p: Mapping[str, Any]) -> tuple[list[Any], dict[str, 
         raise Invalid("The NextToken is not valid.")
     last = int(token) + int(p.get("MaxResults") or 10)
     return things[int(token) : last], {"NextToken": str(last)} if last < len(things) else {}
+
+
+def listed(things: Iterable[Thing], p: Mapping[str, Any]) -> list[Thing]:
+    """Return the resources that a List operation's filters accept, sorted as it asks. The newest is first by default.
+
+    The filters are NameContains, StatusEquals, and the times of creation and of the last change.
+    """
+    found = [
+        thing
+        for thing in things
+        if p.get("NameContains", "").lower() in thing.name.lower()
+        and p.get("StatusEquals", thing.status) == thing.status
+        and _is_between(thing.created, p.get("CreationTimeAfter"), p.get("CreationTimeBefore"))
+        and _is_between(_modified(thing), p.get("LastModifiedTimeAfter"), p.get("LastModifiedTimeBefore"))
+    ]
+    keys: dict[str, Callable[[Thing], Any]] = {
+        "Name": lambda thing: thing.name,
+        "Status": lambda thing: (thing.status, thing.created),
+    }
+    key = keys.get(p.get("SortBy", ""), lambda thing: thing.created)
+    return sorted(found, key=key, reverse=p.get("SortOrder", "Descending") == "Descending")
+
+
+def _modified(thing: Thing) -> datetime.datetime:
+    return max(thing.created, thing.changed)
+
+
+def _is_between(at: datetime.datetime, after: Any, before: Any) -> bool:
+    """Return whether a time is between two times of a request, of which each may be None."""
+    first, last = _seconds(after), _seconds(before)
+    return (first is None or at.timestamp() > first) and (last is None or at.timestamp() < last)
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a time of a request in seconds since 1970: JSON has a number, and moto may have converted it."""
+    if isinstance(value, str):
+        value = datetime.datetime.fromisoformat(value.replace("Z", "+00:00"))
+    return value.timestamp() if isinstance(value, datetime.datetime) else value
 
 
 def arn(kind: str, name: str, region: str = "us-east-1") -> str:
@@ -284,6 +336,11 @@ class Operations:
         if not p.get("PrimaryContainer") and not p.get("Containers"):
             raise Invalid("Either PrimaryContainer or Containers must be given.")
         self._state.check_role(p["ExecutionRoleArn"])
+        for container in (p.get("PrimaryContainer", {}), *p.get("Containers", ())):
+            sources = (container.get("ModelDataSource", {}), *container.get("AdditionalModelDataSources", ()))
+            for source in (item.get("S3DataSource", {}) for item in sources):
+                if source.get("S3DataType") == "S3Prefix" and not source["S3Uri"].endswith("/"):
+                    raise Invalid(f"S3Uri {source['S3Uri']} must end with a forward slash if S3DataType is S3Prefix.")
         p.get("PrimaryContainer", {}).setdefault("Mode", "SingleModel")
         p.setdefault("EnableNetworkIsolation", False)
         return {"ModelArn": self._state.create("model", p["ModelName"], p, region).arn}
@@ -302,8 +359,12 @@ class Operations:
             raise Invalid(
                 "Shadow variants cannot be combined with asynchronous or serverless inference, or with components."
             )
-        for variant in (*p["ProductionVariants"], *p.get("ShadowProductionVariants", ())):
+        names = Counter(variant["VariantName"] for variant in _variants(p))
+        if repeated := [name for name, number in names.items() if number > 1]:
+            raise Invalid(f"Variant names must be unique, and {repeated[0]} occurs {names[repeated[0]]} times.")
+        for variant in _variants(p):
             self._check_types(variant)
+            self._check_managed(variant.get("ManagedInstanceScaling", {}))
             self._check_routing(variant.get("RoutingConfig", {}))
             if "ModelName" in variant:
                 self._state.get("model", variant["ModelName"])
@@ -314,6 +375,12 @@ class Operations:
             variant.setdefault("InitialVariantWeight", 1.0)
         p.setdefault("EnableNetworkIsolation", False)
         return {"EndpointConfigArn": self._state.create("endpoint-config", p["EndpointConfigName"], p, region).arn}
+
+    def _check_managed(self, managed: dict[str, Any]) -> None:
+        """Check that a variant's minimum number of instances is not above the maximum."""
+        least, most = managed.get("MinInstanceCount", 0), managed.get("MaxInstanceCount", math.inf)
+        if least > most:
+            raise Invalid(f"MinInstanceCount {least} must not be greater than MaxInstanceCount {most}.")
 
     def _check_routing(self, routing: dict[str, Any]) -> None:
         """Check that prefix-aware routing has both of its fields, which the API model itself does not require."""
@@ -351,6 +418,7 @@ class Operations:
     def create_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         self._check_quota(self._state.get("endpoint-config", p["EndpointConfigName"]).request, p["EndpointName"])
         thing = self._state.create("endpoint", p["EndpointName"], p, region)
+        self._state.serve(thing, p["EndpointConfigName"])
         self._state.begin(thing, "Creating", request=p)
         return {"EndpointArn": thing.arn}
 
@@ -359,18 +427,26 @@ class Operations:
         if endpoint.status == "Failed":
             raise Invalid(f'Cannot update failed endpoint "{endpoint.arn}".')
         self._state.get("endpoint-config", endpoint.request["EndpointConfigName"])  # terraform-provider-aws#40048
-        counts = endpoint.request.get("Counts", {}) if p.get("RetainAllVariantProperties") else {}
+        retained = _retained(p)
+        counts = endpoint.request.get("Counts", {}) if "Counts" in retained else {}
+        if p.get("RetainDeploymentConfig") and "LastDeploymentConfig" in endpoint.request:
+            p.setdefault("DeploymentConfig", endpoint.request["LastDeploymentConfig"])
         self._check_quota(self._state.get("endpoint-config", p["EndpointConfigName"]).request, endpoint.name, counts)
         for alarm in p.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
             if alarm["AlarmName"] not in cloudwatch_backends[ACCOUNT][region].alarms:
                 raise Invalid(f"CloudWatch alarm {alarm['AlarmName']} does not exist.")
         self._check_batch(endpoint, p.get("DeploymentConfig", {}).get("RollingUpdatePolicy", {}))
+        self._check_scaled(endpoint, self._state.get("endpoint-config", p["EndpointConfigName"]).request)
         endpoint.before = dict(endpoint.request)
+
+        config = self._state.get("endpoint-config", p["EndpointConfigName"])
 
         def done() -> None:
             endpoint.request = {**endpoint.request, "EndpointConfigName": p["EndpointConfigName"]}
-            if not p.get("RetainAllVariantProperties"):
-                endpoint.request = {name: value for name, value in endpoint.request.items() if name not in _LIVE}
+            if ("endpoint-config", config.name) in self._state.things:
+                self._state.serve(endpoint, config.name)
+            gone = set(_LIVE) - retained
+            endpoint.request = {name: value for name, value in endpoint.request.items() if name not in gone}
             if "DeploymentConfig" in p:
                 endpoint.request["LastDeploymentConfig"] = p["DeploymentConfig"]
 
@@ -418,6 +494,19 @@ class Operations:
             if not 5 <= percent <= 50:
                 raise Invalid(f"MaximumBatchSize must be 5 to 50 % of {count} instances, not {percent:g} %.")
 
+    def _check_scaled(self, endpoint: Thing, config: Mapping[str, Any]) -> None:
+        """Check that the variants that are registered for automatic scaling keep their names and instance types."""
+        before, after = (
+            {variant["VariantName"]: _types_of(variant) for variant in request["ProductionVariants"]}
+            for request in (self._config_of(endpoint), config)
+        )
+        changed = [name for name in sorted(before) if before[name] != after.get(name)]
+        if refused := [name for name in changed if name in self._state.scaled_of(endpoint.name)]:
+            raise Invalid(
+                f'The variant(s) "{json.dumps(refused)}" must be deregistered as scalable targets with AutoScaling '
+                "before they can be removed or have their instance type updated."
+            )
+
     def update_endpoint_weights_and_capacities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         endpoint = self._idle("endpoint", p["EndpointName"])
         config, changes = self._config_of(endpoint), p["DesiredWeightsAndCapacities"]
@@ -447,7 +536,8 @@ class Operations:
         endpoint = self._state.get("endpoint", p["EndpointName"])
         if endpoint.status != "InService":
             raise Invalid(f'Endpoint "{endpoint.arn}" is not InService.')
-        for specification in _specifications(p):
+        self._check_place(p, endpoint)
+        for specification in specifications_of(p):
             if "ModelName" in specification:
                 self._state.get("model", specification["ModelName"])
             if "BaseInferenceComponentName" in specification:
@@ -455,11 +545,28 @@ class Operations:
                 if base.status != "InService":
                     raise Invalid(f'Base inference component "{base.arn}" is not InService.')
         p["RuntimeConfig"] = _copies(p.get("RuntimeConfig", {"CopyCount": 1}))
-        if not p["RuntimeConfig"]["DesiredCopyCount"] and any("ModelName" in item for item in _specifications(p)):
+        if not p["RuntimeConfig"]["DesiredCopyCount"] and any("ModelName" in item for item in specifications_of(p)):
             raise Invalid("Inference components copy count an integer larger than 0")
         thing = self._state.create("inference-component", p["InferenceComponentName"], p, region)
         self._state.begin(thing, "Creating", request=p)
         return {"InferenceComponentArn": thing.arn}
+
+    def _check_place(self, p: dict[str, Any], endpoint: Thing) -> None:
+        """Check that the endpoint has the component's variant, and that it has no model of its own."""
+        if any("BaseInferenceComponentName" in item for item in specifications_of(p)):
+            return  # an adapter is where its base component is
+        variants = {variant["VariantName"]: variant for variant in self._config_of(endpoint)["ProductionVariants"]}
+        variant = variants.get(p.get("VariantName", ""))
+        if variant is None:
+            raise Invalid(f'Could not find variant "{p.get("VariantName")}" of endpoint "{endpoint.arn}".')
+        if "ModelName" in variant:
+            raise Invalid(
+                f'Inference components cannot be created on variant "{p["VariantName"]}" of endpoint '
+                f'"{endpoint.arn}", because it has a model.'
+            )
+        types = {item["InstanceType"] for item in p.get("Specifications", ()) if "InstanceType" in item}
+        if unknown := types - _types_of(variant):
+            raise Invalid(f'Variant "{p["VariantName"]}" has no instance type {min(unknown)}.')
 
     def update_inference_component(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         component = self._idle("inference-component", p["InferenceComponentName"])
@@ -489,7 +596,7 @@ class Operations:
     def delete_inference_component(self, p: dict[str, Any], region: str) -> None:
         component = self._idle("inference-component", p["InferenceComponentName"])
         for other in self._state.components_of(component.request["EndpointName"]):
-            if component.name in [item.get("BaseInferenceComponentName") for item in _specifications(other.request)]:
+            if component.name in [item.get("BaseInferenceComponentName") for item in specifications_of(other.request)]:
                 raise Invalid(f'Cannot delete inference component "{component.arn}": adapter "{other.arn}" uses it.')
         self._state.begin_deletion(component, lambda: None)
 
@@ -537,7 +644,7 @@ class Operations:
                 description["PendingDeploymentSummary"] = {"EndpointConfigName": thing.coming}
         if kind == "inference-component":
             description["EndpointArn"] = self._state.get("endpoint", thing.request["EndpointName"]).arn
-            for specification in _specifications(description):
+            for specification in specifications_of(description):
                 if container := specification.get("Container"):
                     specification["Container"] = {
                         **{name: value for name, value in container.items() if name != "Image"},
@@ -549,10 +656,10 @@ class Operations:
         for (of, _), thing in list(self._state.things.items()):
             if of == kind and not self._state.polls:  # without delays, a list shows the end too
                 thing.look()
-        things = [thing for (of, _), thing in sorted(self._state.things.items()) if of == kind]
-        things = [thing for thing in things if p.get("NameContains", "") in thing.name]
-        if "EndpointNameEquals" in p:
-            things = [thing for thing in things if thing.request["EndpointName"] == p["EndpointNameEquals"]]
+        things = listed((thing for (of, _), thing in self._state.things.items() if of == kind), p)
+        for filtered, name in (("EndpointNameEquals", "EndpointName"), ("VariantNameEquals", "VariantName")):
+            if filtered in p:
+                things = [thing for thing in things if thing.request.get(name) == p[filtered]]
         shown, more = page(things, p)
         return {f"{_words(kind)}s": [self._summary(kind, thing) for thing in shown], **more}
 
@@ -585,9 +692,9 @@ class Operations:
         ]
 
     def _config_of(self, endpoint: Thing) -> dict[str, Any]:
-        """Return the request of an endpoint's configuration, or an empty dict if the configuration is deleted."""
+        """Return the request of an endpoint's configuration, which may have been deleted."""
         config = self._state.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
-        return {} if config is None else config.request
+        return endpoint.config if config is None else config.request
 
     def _of_configuration(self, endpoint: Thing) -> dict[str, Any]:
         """Return the fields of an endpoint's configuration that DescribeEndpoint shows."""
@@ -619,7 +726,7 @@ class Operations:
             self._state.by_arn(p["ResourceArn"]).tags.pop(key, None)
 
 
-def _specifications(request: dict[str, Any]) -> list[dict[str, Any]]:
+def specifications_of(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a component's specifications: one for all instance types, or one for each type."""
     single, several = request.get("Specification"), request.get("Specifications", [])
     if (single is None) == (not several):
@@ -636,6 +743,21 @@ def weights_of(config: Mapping[str, Any], endpoint: Mapping[str, Any]) -> dict[s
     weights = endpoint.get("Weights", {})
     names = {variant["VariantName"]: variant["InitialVariantWeight"] for variant in config["ProductionVariants"]}
     return {name: weights.get(name, initial) for name, initial in names.items()}
+
+
+def _retained(p: Mapping[str, Any]) -> set[str]:
+    """Return the fields of an endpoint, of `_LIVE`, that an update keeps."""
+    if not p.get("RetainAllVariantProperties"):
+        return set()
+    kinds = {item["VariantPropertyType"] for item in p.get("ExcludeRetainedVariantProperties", ())}
+    fields = {"DesiredInstanceCount": "Counts", "DesiredWeight": "Weights"}
+    return {field for kind, field in fields.items() if kind not in kinds}
+
+
+def _types_of(variant: Mapping[str, Any]) -> set[str]:
+    """Return the instance types of a variant."""
+    types = {pool["InstanceType"] for pool in variant.get("InstancePools", ())}
+    return types | ({variant["InstanceType"]} if "InstanceType" in variant else set())
 
 
 def _by_variant(changes: list[dict[str, Any]], field: str) -> dict[str, Any]:

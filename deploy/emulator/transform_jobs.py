@@ -19,7 +19,7 @@ from moto.sagemaker.responses import SageMakerResponse
 
 from deploy.emulator.authorization import RoleStore, Where
 from deploy.emulator.patch import Replacements, methods, result
-from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, page
+from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, listed, page
 from deploy.s3.prefix import bucket_and_key
 
 if TYPE_CHECKING:
@@ -74,9 +74,7 @@ class Operations:
         return {**description, "TransformStartTime": job.created} if started or not job.busy else description
 
     def list_transform_jobs(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        jobs = [job for (kind, _), job in sorted(self._jobs.things.items()) if kind == KIND]
-        jobs = [job for job in jobs if p.get("NameContains", "") in job.name]
-        jobs = [job for job in jobs if p.get("StatusEquals", job.status) == job.status]
+        jobs = listed((job for (kind, _), job in self._jobs.things.items() if kind == KIND), p)
         shown, more = page(jobs, p)
         return {"TransformJobSummaries": [_summary(job) for job in shown], **more}
 

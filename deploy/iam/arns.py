@@ -125,6 +125,10 @@ class Arns:
         """Return an ARN pattern for the alarms that target tracking creates."""
         return [self.of("cloudwatch", "alarm:TargetTracking-*")] if self.spec.scaling is not None else []
 
+    def adopted_alarms(self) -> list[str]:
+        """Return an ARN pattern for the alarms that target tracking of another owner's endpoint creates."""
+        return [self.of("cloudwatch", f"alarm:TargetTracking-endpoint/{self.spec.endpoint_name}/*")]
+
     def scaling_role(self, service: str) -> list[str]:
         role = self.of("iam", f"role/aws-service-role/{service}/*", region="")
         return [role] if self.spec.scaling is not None else []

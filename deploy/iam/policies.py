@@ -254,6 +254,8 @@ ADOPTING = (  # names of configurations and models are known only from the endpo
     # The end of a shadow updates the endpoint to its owner's configuration.
     Row("AdoptedConfig", "sagemaker:DescribeEndpointConfig UpdateEndpoint", lambda a: a.every("endpoint-config")),
     Row("AdoptedModel", "sagemaker:DescribeModel", lambda a: a.every("model")),
+    # Target tracking of the owner is registered again after a change of the instance type.
+    Row("AdoptedScaling", "cloudwatch:PutMetricAlarm", Arns.adopted_alarms),
 )
 """Additional permissions that the deployer needs to take over another owner's endpoint or to add a shadow to it."""
 

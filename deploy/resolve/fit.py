@@ -6,7 +6,8 @@ Memory of one GPU, in GiB:
     KV cache      2 * layers * KV heads * head size * bytes per value, for each token. A GPU has its share of the KV
                   heads, but at least one: with more GPUs than KV heads, heads are copied. A layer with a sliding window
                   caches only the window and one chunk of the prompt, if the engine frees the rest. Linear attention
-                  has a state of fixed size for each request
+                  has a state of fixed size for each request. Index keys and compressed entries of sparse attention
+                  are on every GPU
     workspace     a tenth of the weights, at least 0.5: activations and the kernels' buffers
     CUDA graphs   1, or 2 with several GPUs (buffers to exchange results)
     total         at most 0.9 of the memory that the driver reports; the driver and fragmentation need the rest
@@ -139,10 +140,12 @@ class Need:
         """Return the bytes on one GPU for a request's states, and for a token in layers without and with a window."""
         shape = self.shape
         full = shape.layers - shape.window_layers - shape.uncached_layers
-        of_full = -(-shape.kv_heads // degree) * shape.head_dim
+        heads = shape.kv_heads_by_layer or [shape.kv_heads] * full
+        of_full = sum(-(-number // degree) for number in heads) * shape.head_dim
         of_window = -(-(shape.window_kv_heads or shape.kv_heads) // degree) * (shape.window_head_dim or shape.head_dim)
         value = 2 * self.kv_bytes
-        return shape.state / degree, full * of_full * value, shape.window_layers * of_window * value
+        extra = shape.extra_values * self.kv_bytes
+        return shape.state / degree, of_full * value + extra, shape.window_layers * of_window * value
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,7 @@ def undivided(need: Need, degree: int, *, experts: bool) -> str:
     heads = shape.heads or shape.kv_heads
     if heads % parts:
         return f"the tensor parallel degree {parts} does not divide the {heads} attention heads"
-    for of in (shape.kv_heads, shape.window_kv_heads or shape.kv_heads):
+    for of in (shape.kv_heads, shape.window_kv_heads or shape.kv_heads, *shape.kv_heads_by_layer):
         if of % parts and parts % of:
             return f"neither the tensor parallel degree {parts} nor the number of KV heads ({of}) divides the other"
     if any(number % parts for number in shape.splits):
@@ -459,12 +462,18 @@ COLUMNS = (
 def title(candidates: Candidates) -> str:
     """Return the table title, which states the model's number of weights, precision, context and memory."""
     need = candidates.need
-    a_token = need.kv_gib(need.context, 1) / need.context * 1024
+    whole = need.kv_gib(need.context, 1)
+    a_token = whole - need.kv_gib(need.context - 1, 1)
+    a_request = whole - a_token * need.context  # states and windows, which do not grow with the context
     return (
         f"{need.shape.parameters / 1e9:.3g} billion weights in {need.dtype} ({candidates.source}), "
-        f"context {need.context}: {need.weight_gib:.1f} GiB, and {a_token:.3g} MiB per token"
+        f"context {need.context}: {need.weight_gib:.1f} GiB, and {a_token * 1024:.3g} MiB per token"
+        + (f" with {a_request:.2g} GiB per request" if a_request > _NEGLIGIBLE else "")
     )
 
+
+_NEGLIGIBLE = 0.005
+"""Size in GiB below which the table's title does not mention what a request caches at any length."""
 
 _MOST_ROWS = 6
 

@@ -97,6 +97,14 @@ class Shape(Section):
         0, ge=0, description="Layers without their own key-value cache (linear attention, state space, shared cache)."
     )
     state: float = Field(0, ge=0, description="Bytes per request for the states of all uncached layers.")
+    extra_values: float = Field(
+        0,
+        ge=0,
+        description="Values per token that each GPU caches in addition, such as index keys of sparse attention.",
+    )
+    kv_heads_by_layer: list[Annotated[int, Field(gt=0)]] = Field(
+        [], max_length=4096, description="KV heads of each layer with full attention, if they differ."
+    )
     dtype: Precision | None = Field(None, description="Precision of the checkpoint; default: bf16.")
     stored: float | None = Field(None, gt=0, description="Size of the checkpoint's weights in bytes.")
 

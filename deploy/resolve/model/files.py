@@ -73,8 +73,25 @@ class Config:
             raise SpecError(f"the model's config.json has no {names[0]}", _ADVICE)
         return default
 
+    def given(self, *names: str, default: int) -> int:
+        """Return the value of the first name that has a value, which may be 0, or the default.
+
+        Raises:
+            SpecError: the value is not a whole number from 0 to 100,000,000.
+        """
+        return next((whole_number(name, self._values[name]) for name in names if name in self), default)
+
+    def of_layer(self, layer: int, *names: str, default: int | None = None) -> int:
+        """Return a number as `number` does, but of one layer if the value is a list with an item for each layer."""
+        for name in names:
+            items = self.list(name)
+            if len(items) == self.layers() and layer < len(items) and (value := whole_number(name, items[layer])) > 0:
+                return value
+        return self.number(*names, default=default)
+
     def layers(self) -> int:
         listed = len(self.words()) or None
+        listed = listed or len(self.list("block_configs")) or None
         names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
         return self.number(*names, default=listed, largest=_MOST_LAYERS)
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from deploy.errors import SpecError
 from deploy.resolve.model.files import Config, Files, part, whole_number
@@ -56,6 +56,7 @@ class Quantization:
         kept: fraction of each part's weights that stays in 16 bits. Parts that are not listed are quantized completely.
         quantized: whether config.json states that the checkpoint is quantized.
         block: number of neighbouring weights with a common scale, or 1 if all weights of a row share a scale.
+        expert_width: bytes per weight of the experts if their precision differs, or None.
     """
 
     dtype: Precision
@@ -63,11 +64,14 @@ class Quantization:
     kept: Mapping[Part, float] = field(default_factory=dict)
     quantized: bool = True
     block: int = 1
+    expert_width: float | None = None
 
     def stored(self, weights: Weights) -> float:
         """Return the size in bytes of a checkpoint whose parts have this many weights."""
         kept = self.kept_weights(weights)
-        return 2 * kept + self.width * (sum(weights.values()) - kept)
+        experts = weights["experts"] * (1 - self.kept.get("experts", 0.0))
+        narrower = 0.0 if self.expert_width is None else experts * (self.width - self.expert_width)
+        return 2 * kept + self.width * (sum(weights.values()) - kept) - narrower
 
     def kept_weights(self, weights: Weights) -> float:
         """Return the number of weights that stay in 16 bits."""
@@ -87,7 +91,18 @@ def quantization(config: Config) -> Quantization:
     symmetric = True in (weights.get("symmetric"), says.get("sym")) or says.get("zero_point") is False
     group = weights.get("group_size") or says.get("group_size")
     size = whole_number("group_size", group if isinstance(group, int) and group > 0 else None)
-    return Quantization(dtype, _width(dtype, size, symmetric), _kept(config, says), block=_block(says, weights, size))
+    return Quantization(
+        dtype,
+        _width(dtype, size, symmetric),
+        _kept(config, says),
+        block=_block(says, weights, size),
+        expert_width=WIDTH["mxfp4"] if _has_fp4_experts(config) else None,
+    )
+
+
+def _has_fp4_experts(config: Config) -> bool:
+    """Return whether the experts of an FP8 checkpoint have 4 bits per weight (DeepSeek-V4)."""
+    return "fp4" in (config.get("expert_dtype"), config.part("quantization_config").get("expert_dtype"))
 
 
 def _block(says: Mapping[str, Any], weights: Mapping[str, Any], group: int) -> int:
@@ -195,12 +210,13 @@ class Contents:
     layers: int
 
 
-def contents(files: Files, names: Iterable[str], bits: int | None = None) -> Contents:
+def contents(files: Files, names: Iterable[str], bits: int | None = None, *, fp4_experts: bool = False) -> Contents:
     """Read the headers of safetensors files.
 
     Args:
         names: names of the files to read.
         bits: number of bits of a packed weight, by default 4.
+        fp4_experts: whether each byte of the experts contains two weights.
 
     Raises:
         SpecError: a header is invalid, or there are too many files.
@@ -209,13 +225,20 @@ def contents(files: Files, names: Iterable[str], bits: int | None = None) -> Con
     if len(file_names) > _MOST_FILES:
         raise SpecError(f"there are {len(file_names)} safetensors files, but at most {_MOST_FILES} are supported")
     with ThreadPoolExecutor(_THREADS) as threads:
-        read = list(threads.map(lambda name: _tensors(files, name, bits or 4), file_names))
+        read = list(threads.map(lambda name: _tensors(files, name, _Bits(bits or 4, fp4_experts)), file_names))
     return Contents(
         sum(item.parameters for item in read), sum(item.stored for item in read), max(item.layers for item in read)
     )
 
 
-def _tensors(files: Files, name: str, bits: int) -> Contents:
+class _Bits(NamedTuple):
+    """The number of bits of a packed weight, and whether experts have two weights in each byte."""
+
+    packed: int
+    fp4_experts: bool
+
+
+def _tensors(files: Files, name: str, bits: _Bits) -> Contents:
     header, length = _header(files, name, files.sizes[name])
     room = files.sizes[name] - 8 - length
     tensors = [_tensor(name, tensor, fields, room, bits) for tensor, fields in header.items()]
@@ -226,7 +249,7 @@ def _tensors(files: Files, name: str, bits: int) -> Contents:
     )
 
 
-def _tensor(name: str, tensor: str, fields: object, room: int, bits: int) -> Contents:
+def _tensor(name: str, tensor: str, fields: object, room: int, bits: _Bits) -> Contents:
     """Return the `Contents` of one tensor. Its `stored` is the offset at which the tensor ends, not a size."""
     if tensor == "__metadata__":
         return Contents(0.0, 0, 0)
@@ -282,10 +305,12 @@ def _numbers(name: str, tensor: str, fields: Mapping[str, Any], room: int) -> tu
     return number, offsets[1]
 
 
-def _weights(tensor: str, dtype: str, number: int, bits: int) -> float:
+def _weights(tensor: str, dtype: str, number: int, bits: _Bits) -> float:
     """Return the number of weights in a tensor: 0 for scales, and several per element for packed weights."""
     if _BESIDE.search(tensor):
         return 0.0
-    width = _BITS.get(dtype, bits)
+    if bits.fp4_experts and dtype in ("I8", "U8") and ".experts." in tensor:
+        return number * 2.0
+    width = _BITS.get(dtype, bits.packed)
     packed = tensor.endswith(_PACKED) or (dtype == "U8" and tensor.endswith("weight"))
-    return number * (width / bits) if packed and dtype in ("U8", "I8", "I32", "U32", "I64") else float(number)
+    return number * (width / bits.packed) if packed and dtype in ("U8", "I8", "I32", "U32", "I64") else float(number)

@@ -94,6 +94,9 @@ def read_shape(files: Files, notes: list[str] | None = None, gguf: str | None = 
     )
 
 
+_CONTEXT = ("max_position_embeddings", "n_positions", "seq_length", "model_max_length")
+
+
 def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: Contents | None = None) -> Shape:
     """Return the shape that a config.json describes.
 
@@ -120,7 +123,7 @@ def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: 
         heads=num_heads(text),
         splits=sorted(set(divided)),
         expert_splits=experts,
-        context=text.number("max_position_embeddings", "n_positions", "seq_length", default=0) or None,
+        context=text.number(*_CONTEXT, default=0) or None,
         embeddings=weights["embeddings"] + weights["head"] + weights["media"],
         window_layers=kept.window_layers,
         window=kept.window,
@@ -128,6 +131,8 @@ def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: 
         window_head_dim=kept.window_head_dim,
         uncached_layers=kept.uncached,
         state=kept.state,
+        extra_values=kept.extra,
+        kv_heads_by_layer=list(kept.by_layer),
         dtype=how.dtype,
         stored=_stored(how.stored(weights) if how.quantized else None, stored, held),
     )
@@ -156,9 +161,10 @@ def _counted(files: Files, config: Mapping[str, Any], names: list[str], notes: l
     if not names or not names[0].endswith(".safetensors"):
         return None
     text = Config(config)
-    bits = 8 if quantization(text).dtype in ("int8", "fp8") else 4
+    how = quantization(text)
+    bits = 8 if how.dtype in ("int8", "fp8") else 4
     try:
-        held = contents(files, names, bits)
+        held = contents(files, names, bits, fp4_experts=how.expert_width is not None)
     except SpecError as error:
         notes.append(f"The number of weights is estimated from the files' sizes: {error}.")
         return None

@@ -8,12 +8,13 @@ is used instead.
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from deploy.resolve.model.files import Config, whole_number
+from deploy.resolve.model.files import Config, part, whole_number
 
 
 class Kind(enum.Enum):
@@ -43,6 +44,8 @@ _NAMES = {
     "attention": Kind.FULL,
     "sliding_attention": Kind.WINDOW,
     "chunked_attention": Kind.WINDOW,
+    "compressed_sparse_attention": Kind.WINDOW,
+    "heavily_compressed_attention": Kind.WINDOW,
     "linear_attention": Kind.LINEAR,
     "mamba": Kind.MAMBA,
     "mamba2": Kind.MAMBA,
@@ -82,6 +85,8 @@ class Cache:
         window_head_dim: head size in layers with a window, or None if it is `head_dim`.
         uncached: number of layers that do not cache keys and values.
         state: total size of the fixed states of all layers, in bytes.
+        extra: number of values per token that every GPU caches in addition, in all layers together.
+        by_layer: number of KV heads in each layer with full attention, or () if it is always `kv_heads`.
     """
 
     kv_heads: int
@@ -92,12 +97,14 @@ class Cache:
     window_head_dim: int | None = None
     uncached: int = 0
     state: float = 0.0
+    extra: float = 0.0
+    by_layer: tuple[int, ...] = ()
 
 
 def kinds(config: Config) -> list[Kind]:
     """Return the kind of each layer. Unknown kinds count as full attention, which needs the most memory."""
     layers = config.layers()
-    kinds_of_layers = _listed(config) or _by_pattern(config, layers)
+    kinds_of_layers = _listed(config) or _by_group(config, layers) or _by_pattern(config, layers)
     return (kinds_of_layers + [Kind.FULL] * layers)[:layers]
 
 
@@ -105,6 +112,10 @@ def _listed(config: Config) -> list[Kind]:
     """Return the kinds of layers from a list in config.json, or an empty list if there is no such list."""
     if config.words():
         return [_NAMES.get(word, Kind.FULL) for word in config.words()]
+    if blocks(config):  # Nemotron-NAS
+        return [Kind.NONE if _replaced(part(item, "attention")) else Kind.FULL for item in blocks(config)]
+    if config.list("compress_ratios"):  # DeepSeek-V4: each layer also has a window
+        return [Kind.WINDOW] * config.layers()
     if config.list("hybrid_layer_pattern"):  # MiMo-V2
         return [Kind.WINDOW if item == 1 else Kind.FULL for item in config.list("hybrid_layer_pattern")]
     if config.list("attn_type_list"):  # MiniMax-Text-01
@@ -114,6 +125,39 @@ def _listed(config: Config) -> list[Kind]:
         numbers = {item for item in full if isinstance(item, int)}
         return [Kind.FULL if number in numbers else Kind.LINEAR for number in range(1, config.layers() + 1)]
     return []
+
+
+def _by_group(config: Config, layers: int) -> list[Kind]:
+    """Return the kinds of layers from `layer_group_size`, or an empty list.
+
+    Only the last layer of a group has full attention. Before Ling 3.0, so did layers that do not fill a group.
+    """
+    size = config.number("layer_group_size", default=0)
+    if not size:
+        return []
+    grouped = layers if config.type == "bailing_hybrid" else layers // size * size
+    return [Kind.FULL if number % size == 0 or number > grouped else Kind.LINEAR for number in range(1, layers + 1)]
+
+
+def _by_letters(pattern: str, layers: int) -> list[Kind]:
+    """Return the kinds of layers from a pattern such as `LLLG` (local or global), which repeats until the last layer.
+
+    The last layer is always global.
+    """
+    kinds_of_layers = [Kind.WINDOW if pattern[number % len(pattern)] == "L" else Kind.FULL for number in range(layers)]
+    return [*kinds_of_layers[:-1], Kind.FULL]
+
+
+def blocks(config: Config) -> tuple[Mapping[str, Any], ...]:
+    """Return the description of each layer in `block_configs` (Nemotron-NAS), or () if there is no such list."""
+    listed = tuple(item if isinstance(item, Mapping) else {} for item in config.list("block_configs"))
+    empty: Mapping[str, Any] = {}
+    return (*listed, *[empty] * config.layers())[: config.layers()] if listed else ()
+
+
+def _replaced(block: Mapping[str, Any]) -> bool:
+    """Return whether a block's attention or feed-forward network was removed, or replaced by one matrix."""
+    return bool(block.get("no_op") or block.get("replace_with_linear"))
 
 
 def _by_pattern(config: Config, layers: int) -> list[Kind]:
@@ -130,6 +174,8 @@ def _by_pattern(config: Config, layers: int) -> list[Kind]:
         return []
     elif config.type in _EVERY_LAYER:
         return [Kind.WINDOW] * layers
+    elif isinstance(pattern := config.get("sliding_window_pattern"), str):
+        return _by_letters(pattern, layers) if pattern else []
     else:
         names = ("sliding_window_pattern", "_sliding_window_pattern")
         period = config.number(*names, default=_PATTERNS.get(config.type, 1))
@@ -162,7 +208,58 @@ def cache(config: Config) -> Cache:
         window_head_dim=window_dim if window_layers and window_dim != head_dim else None,
         uncached=len(of_layers) - sum(kind in (Kind.FULL, Kind.WINDOW) for kind in own),
         state=sum(_state(config, kind) for kind in own),
+        extra=_compressed_entries(config) + _index_keys(config, own),
+        by_layer=_heads_by_layer(config, own) if heads == kv_heads(config) else (),
     )
+
+
+def _heads_by_layer(config: Config, own: Sequence[Kind]) -> tuple[int, ...]:
+    """Return the number of KV heads in each layer with full attention, or () if it is the same in all."""
+    heads = tuple(kv_heads(config, number) for number, kind in enumerate(own) if kind is Kind.FULL)
+    return heads if len(set(heads)) > 1 else ()
+
+
+_RATIOS = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+_INDEXED_RATIO = 4
+"""DeepSeek-V4's compression of the layers that select among the compressed entries, and so cache index keys."""
+
+
+def _compressed_entries(config: Config) -> float:
+    """Return the values per token in DeepSeek-V4's compressed caches, of which each stores keys and values as one."""
+    rates = {**_RATIOS, **config.part("compress_rates")}
+    ratios = [whole_number("compress_rates", rates[word]) for word in config.words() if word in _RATIOS]
+    if not config.words():
+        numbers = config.list("compress_ratios")[: config.layers()]
+        ratios = [whole_number("compress_ratios", number) for number in numbers]
+    index = config.number("index_head_dim", default=0)
+    entries = ((head_size(config) + (index if ratio == _INDEXED_RATIO else 0), ratio) for ratio in ratios)
+    return sum(size / ratio for size, ratio in entries if ratio)
+
+
+def _index_keys(config: Config, own: Sequence[Kind]) -> float:
+    """Return the values per token in the index keys of sparse attention. Each layer has one head of them."""
+    sparse = config.part("sparse_attention_config")  # MiniMax-M3, with 16 bits per value
+    listed = sparse.get("sparse_attention_freq")
+    layers = sum(item == 1 for item in listed[: len(own)]) if isinstance(listed, list) else 0
+    layers = layers or config.words()[: len(own)].count("minimax_m3_sparse")
+    size = whole_number("sparse_index_dim", sparse.get("sparse_index_dim"))
+    if layers:
+        return float(layers * (size or config.number("index_head_dim", default=0)))
+    size = config.number("index_head_dim", default=0)
+    if "kv_lora_rank" not in config or not size:
+        return 0.0
+    # DeepSeek's sparse attention, with 8 bits per value and a scale of 32 bits; a value here has 16 bits.
+    return indexers(config, own) * (size + 4) / 2
+
+
+def indexers(config: Config, own: Sequence[Kind]) -> int:
+    """Return the number of layers with full attention that have an indexer. Others may share that of a layer before."""
+    full = [number for number, kind in enumerate(own) if kind is Kind.FULL]
+    words: Sequence[object] = config.list("indexer_types")
+    letters = config.get("index_topk_pattern")
+    if not words and isinstance(letters, str):
+        words = letters
+    return sum(number >= len(words) or words[number] not in ("shared", "S") for number in full)
 
 
 def num_heads(config: Config) -> int:
@@ -179,26 +276,47 @@ def full_attention(config: Config) -> tuple[int, int]:
     If keys and values have different sizes, the head size is their mean.
     """
     if "kv_lora_rank" in config:  # latent attention: one vector for K and V together, on every GPU
-        values = config.number("kv_lora_rank") + config.number("qk_rope_head_dim")
-        if "index_head_dim" in config:  # sparse attention also caches its indexer's keys, with one byte per element
-            values += (config.number("index_head_dim") + 4) // 2
-        return 1, (values + 1) // 2
+        return 1, (config.number("kv_lora_rank") + rope_size(config) + 1) // 2
+    if "o_lora_rank" in config:  # DeepSeek-V4: one vector is both key and value
+        return 1, (head_size(config) + 1) // 2
     heads = config.number("num_global_key_value_heads", default=0) or kv_heads(config)
     return heads, _mean(config.number("global_head_dim", default=0) or head_size(config), config.get("v_head_dim"))
 
 
 def windowed_attention(config: Config) -> tuple[int, int]:
     """Return the number of KV heads and the head size of a layer with a sliding window."""
-    if "kv_lora_rank" in config:
+    if "kv_lora_rank" in config or "o_lora_rank" in config:
         return full_attention(config)
     heads = config.number("swa_num_key_value_heads", default=0) or kv_heads(config)
     size = config.number("swa_head_dim", default=0) or head_size(config)
     return heads, _mean(size, config.get("swa_v_head_dim") or config.get("v_head_dim"))
 
 
-def kv_heads(config: Config) -> int:
+_KV_HEADS = (
+    "num_key_value_heads", "num_kv_heads", "num_key_value_heads_per_layer", "multi_query_group_num",
+    "num_attention_groups",
+)  # fmt: skip
+
+
+def kv_heads(config: Config, layer: int | None = None) -> int:
+    """Return the number of KV heads of a layer, or the largest number of all layers."""
     default = 1 if config.flag("multi_query") else num_heads(config)
-    return config.number("num_key_value_heads", "num_kv_heads", "multi_query_group_num", default=default)
+    groups = [_group(item) for item in blocks(config)]
+    if any(groups):
+        group = min(filter(None, groups)) if layer is None else groups[layer]
+        return max(1, num_heads(config) // (group or 1))
+    if layer is None:
+        return config.number(*_KV_HEADS, default=default)
+    return config.of_layer(layer, *_KV_HEADS, default=default)
+
+
+def _group(block: Mapping[str, Any]) -> int:
+    return whole_number("n_heads_in_group", part(block, "attention").get("n_heads_in_group"))
+
+
+def rope_size(config: Config) -> int:
+    """Return the size of the part of a latent key with rotary embeddings, which may be 0."""
+    return config.given("qk_rope_head_dim", default=64)
 
 
 def head_size(config: Config) -> int:
@@ -229,10 +347,10 @@ def linear(config: Config) -> tuple[int, int, int, int]:
     heads = whole_number("num_heads", own.get("num_heads")) or num_heads(config)
     size = whole_number("head_dim", own.get("head_dim")) or head_size(config)
     return (
-        config.number("linear_num_key_heads", default=heads),
-        config.number("linear_key_head_dim", default=size),
-        config.number("linear_num_value_heads", default=heads),
-        config.number("linear_value_head_dim", default=size),
+        config.number("linear_num_key_heads", "linear_num_heads", default=heads),
+        config.number("linear_key_head_dim", "linear_head_dim", default=size),
+        config.number("linear_num_value_heads", "linear_num_heads", default=heads),
+        config.number("linear_value_head_dim", "linear_head_dim", default=size),
     )
 
 
@@ -267,7 +385,9 @@ def splits(config: Config, block: int, kept: Mapping[Part, float]) -> tuple[list
     of_expert = config.number("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
     ranges = []
     if weights["dense"]:
-        ranges.append(parts(config.number("intermediate_size_mlp", default=dense), "dense"))
+        widths = [_width(part(item, "ffn"), hidden_size(config)) for item in blocks(config)]
+        wide = math.gcd(*widths) or config.number(*_DENSE, default=dense)
+        ranges.append(parts(wide, "dense"))
     if weights["shared"] and (width := _shared(config, of_expert, dense)):
         ranges.append(parts(width, "shared"))
     if Kind.FULL in of_layers or Kind.WINDOW in of_layers:
@@ -296,6 +416,9 @@ _OWN_ENDS = ("deepseek_v3", "deepseek_v32", "glm4_moe")
 _ALONE = {"-", "E", "mlp", "moe"}
 """Words for layers that consist only of a feed-forward network."""
 
+_DENSE = ("intermediate_size_mlp", "dense_intermediate_size")
+"""Sizes of the feed-forward network in layers without experts (Llama 4, MiniMax-M3), if they are different."""
+
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
@@ -312,10 +435,11 @@ def count(config: Config) -> Weights:
     of_layers = kinds(config)
     shared_from = len(of_layers) - config.number("num_kv_shared_layers", default=0)
     for number, kind in enumerate(of_layers):
-        parameters["attention"] += _mixer(config, kind, hidden)
+        parameters["attention"] += _mixer(config, kind, hidden, number)
         _feed_forward(config, number, kind, hidden, parameters, wide=number >= shared_from)
-    for _ in range(min(config.number("num_nextn_predict_layers", default=0), 8)):  # multi-token prediction
-        parameters["attention"] += _mixer(config, Kind.FULL, hidden) + 2 * hidden * hidden
+    drafts = config.number("num_nextn_predict_layers", "num_mtp_layers", default=0)
+    for _ in range(min(drafts, 8)):  # multi-token prediction
+        parameters["attention"] += _mixer(config, Kind.FULL, hidden, len(of_layers) - 1) + 2 * hidden * hidden
         _feed_forward(config, len(of_layers) - 1, Kind.FULL, hidden, parameters)
         parameters["embeddings"] += 2 * vocabulary * hidden if config.type in _OWN_ENDS else 0
     parameters["media"] += sum(_encoder(config.part(name), hidden) for name in ("vision_config", "audio_config"))
@@ -331,8 +455,10 @@ def _per_layer_embeddings(config: Config, hidden: int) -> int:
     return config.layers() * size * (vocabulary + 3 * hidden)
 
 
-def _mixer(config: Config, kind: Kind, hidden: int) -> int:
+def _mixer(config: Config, kind: Kind, hidden: int, layer: int) -> int:
     """Return the number of weights in a layer's attention, or in the state space model or convolution in its place."""
+    if blocks(config) and part(blocks(config)[layer], "attention").get("replace_with_linear"):
+        return hidden * hidden
     if kind is Kind.MAMBA:
         heads, size = mamba(config)
         width = config.number("ssm_state_size", "mamba_d_state", "state_size", default=128)
@@ -344,11 +470,20 @@ def _mixer(config: Config, kind: Kind, hidden: int) -> int:
         return 4 * hidden * hidden
     if kind is Kind.NONE:
         return 0
-    return _latent(config, hidden) if "kv_lora_rank" in config else _grouped(config, kind, hidden)
+    if "o_lora_rank" in config:
+        return _compressed(config, hidden)
+    return _latent(config, hidden) if "kv_lora_rank" in config else _grouped(config, kind, hidden, layer)
 
 
-def _grouped(config: Config, kind: Kind, hidden: int) -> int:
-    size, heads = head_size(config), kv_heads(config)
+def _compressed(config: Config, hidden: int) -> int:
+    """Return the number of weights in a layer of DeepSeek-V4's attention, without its small compressors."""
+    queries, out = config.number("q_lora_rank", default=hidden), config.number("o_lora_rank")
+    width, groups = num_heads(config) * head_size(config), config.number("o_groups", default=1)
+    return hidden * (queries + head_size(config) + groups * out) + width * (queries + out)
+
+
+def _grouped(config: Config, kind: Kind, hidden: int, layer: int) -> int:
+    size, heads = head_size(config), kv_heads(config, layer)
     if kind is Kind.WINDOW:
         heads = windowed_attention(config)[0]
         size = config.number("swa_head_dim", default=size)
@@ -363,8 +498,8 @@ def _grouped(config: Config, kind: Kind, hidden: int) -> int:
 
 def _latent(config: Config, hidden: int) -> int:
     """Return the number of weights in a layer's latent attention and its indexer."""
-    heads, rope = num_heads(config), config.number("qk_rope_head_dim")
-    key, value = config.number("qk_nope_head_dim", default=128), config.number("v_head_dim", default=128)
+    heads, rope = num_heads(config), rope_size(config)
+    key, value = config.given("qk_nope_head_dim", default=128), config.number("v_head_dim", default=128)
     compressed, queries = config.number("kv_lora_rank"), config.number("q_lora_rank", default=0)
     parameters = hidden * (compressed + rope) + compressed * heads * (key + value) + heads * value * hidden
     parameters += queries * (hidden + heads * (key + rope)) if queries else hidden * heads * (key + rope)
@@ -375,7 +510,7 @@ def _indexer(config: Config, hidden: int, queries: int) -> int:
     """Return the number of weights in a layer's indexer for sparse attention."""
     if "index_n_heads" not in config:
         return 0
-    heads, size = config.number("index_n_heads"), config.number("index_head_dim")
+    heads, size = config.number("index_n_heads", default=0), config.number("index_head_dim", default=0)
     return queries * heads * size + hidden * (size + heads)
 
 
@@ -389,7 +524,11 @@ def _feed_forward(
         wide: whether the layer may have a feed-forward network of double width (`use_double_wide_mlp`).
     """
     matrices = hidden * (2 if config.type in _TWO_MATRICES else 3)
-    dense = config.number("intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
+    if blocks(config):
+        ffn = part(blocks(config)[number], "ffn")
+        parameters["dense"] += hidden * hidden if ffn.get("replace_with_linear") else matrices * _width(ffn, hidden)
+        return
+    dense = config.of_layer(number, "intermediate_size", "ffn_dim", "n_inner", default=4 * hidden)
     words = config.words()
     if not _ALONE.isdisjoint(words):  # each layer is either attention or a feed-forward network
         if words[number : number + 1] in (("-",), ("mlp",)):
@@ -398,7 +537,7 @@ def _feed_forward(
             return
     experts = config.number(*_EXPERTS, default=0)
     if not experts or _is_dense(config, number):
-        dense = config.number("intermediate_size_mlp", default=dense)  # Llama 4: size in layers without experts
+        dense = config.number(*_DENSE, default=dense)
         parameters["dense"] += matrices * dense * (2 if wide and config.flag("use_double_wide_mlp") else 1)
         return
     of_expert = config.number("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
@@ -410,11 +549,30 @@ def _feed_forward(
         parameters["dense"] += matrices * dense
 
 
+def _width(ffn: Mapping[str, Any], hidden: int) -> int:
+    """Return the size of a feed-forward network in `block_configs`, which may be 0."""
+    if _replaced(ffn):
+        return 0
+    if (size := whole_number("intermediate_size", ffn.get("intermediate_size"))) > 0:
+        return size
+    multiple = ffn.get("ffn_mult")
+    factor = float(multiple) if isinstance(multiple, int | float) and 0 <= multiple <= _LARGEST_FACTOR else 0.0
+    return -(-int(2 * factor * hidden / 3) // _MULTIPLE) * _MULTIPLE
+
+
+_LARGEST_FACTOR = 64
+_MULTIPLE = 256
+"""Size of which a feed-forward network of `ffn_mult` is a multiple."""
+
+
 def _shared(config: Config, of_expert: int, dense: int) -> int:
     """Return the total width of the shared experts, which every token uses."""
     if config.type.startswith("llama4"):
         return dense
-    names = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+    names = (
+        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size",
+        "share_expert_dim",
+    )  # fmt: skip
     return config.number(*names, default=of_expert * config.number("n_shared_experts", "num_shared_experts", default=0))
 
 

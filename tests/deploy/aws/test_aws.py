@@ -170,6 +170,38 @@ def test_an_endpoint_goes_by_and_by_and_its_scaling_with_it(cloud: Cloud) -> Non
     assert refused(scaling.deregister_scalable_target, **target).startswith("ObjectNotFoundException")
 
 
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [
+        ({"InstanceType": "ml.g5.xlarge"}, True),
+        ({"VariantName": "w"}, True),
+        ({"InstanceType": None, "InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": 1}]}, True),
+        ({"InitialInstanceCount": 2}, False),
+    ],
+    ids=["type", "name", "pools", "count"],
+)
+def test_a_registered_variant_keeps_its_name_and_type(
+    cloud: Cloud, change: dict[str, Any], *, is_refused: bool
+) -> None:
+    sagemaker = made(cloud)
+    states(sagemaker, 2)
+    target = {
+        "ServiceNamespace": "sagemaker",
+        "ResourceId": "endpoint/e/variant/v",
+        "ScalableDimension": "sagemaker:variant:DesiredInstanceCount",
+    }
+    cloud.client("application-autoscaling").register_scalable_target(**target, MinCapacity=1, MaxCapacity=2)
+    before = sagemaker.describe_endpoint_config(EndpointConfigName="c1")["ProductionVariants"][0]
+    variant = {name: value for name, value in {**before, **change}.items() if value is not None}
+    sagemaker.create_endpoint_config(EndpointConfigName="c3", ProductionVariants=[variant])
+    update = {"EndpointName": "e", "EndpointConfigName": "c3"}
+    if is_refused:
+        assert "must be deregistered" in refused(sagemaker.update_endpoint, **update)
+        cloud.client("application-autoscaling").deregister_scalable_target(**target)
+    sagemaker.update_endpoint(**update)
+    assert states(sagemaker, 2) == ["Updating", "InService"]
+
+
 def test_components_live_on_an_endpoint_in_service(cloud: Cloud) -> None:
     sagemaker = made(cloud, model=None)
     component: dict[str, Any] = {
@@ -198,7 +230,7 @@ def test_components_live_on_an_endpoint_in_service(cloud: Cloud) -> None:
     assert "uses it" in refused(sagemaker.delete_inference_component, InferenceComponentName="ic")
     assert "with inference components" in refused(sagemaker.delete_endpoint, EndpointName="e")
     listed = sagemaker.list_inference_components(EndpointNameEquals="e")["InferenceComponents"]
-    assert [one["InferenceComponentName"] for one in listed] == ["ic", "lora"]
+    assert [one["InferenceComponentName"] for one in listed] == ["lora", "ic"]  # the newest first
 
 
 def test_pages_have_ten_and_tags_are_kept(cloud: Cloud) -> None:

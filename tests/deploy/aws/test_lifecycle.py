@@ -264,7 +264,7 @@ def test_plan_shows_the_difference(
     assert main(["plan", file(tmp_path, instance={"type": "ml.g6e.4xlarge", "count": 2}, scaling=None)]) == 0
     said = capsys.readouterr().out
     assert "ProductionVariants[0].InstanceType: ml.g6e.2xlarge -> ml.g6e.4xlarge" in said
-    assert "- delete scaling-policy/" in said
+    assert "- delete scalable-target/" in said  # its policies are deleted with it
     assert cloud.changes() == []
 
 

@@ -258,6 +258,11 @@ def test_an_asynchronous_endpoint(
                 assert json.loads(capsys.readouterr().out) == {"generated_text": "Hello"}
         told = sns_backends[ACCOUNT][region].topics[content["async"]["notify_success"]].sent_notifications
         assert len(told) in (2, 4)
+        message = json.loads(told[-1][1])
+        assert (message["invocationStatus"], message["eventName"]) == ("Completed", "InferenceResult")
+        assert message["requestParameters"]["endpointName"] == NAME
+        assert message["requestParameters"]["inputLocation"] == "s3://answers/llama/requests/1.json"
+        assert message["responseParameters"]["outputLocation"].startswith("s3://answers/llama/")
 
     live(main, tmp_path, content, "--max", "5", serving=serving)
     assert not cloud.sagemaker.things

@@ -103,6 +103,7 @@ class Cloud(cloud.Cloud):
         for held in (self.sagemaker.things, self.sagemaker.fates, scaling.targets, scaling.policies, scaling.tags):
             held.clear()
         scaling.activities.clear()
+        scaling.registered.clear()
         self.calls.clear()
         self.asked.clear()
         self.keys.clear()

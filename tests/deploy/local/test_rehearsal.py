@@ -585,6 +585,15 @@ def test_a_user_may_do_what_their_policies_allow(
         assert main(["down", str(account), "--yes"]) == 0
 
 
+def test_a_managed_policy_of_awss_can_be_attached(variables: dict[str, str]) -> None:
+    iam = boto3.client("iam")
+    trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
+    iam.create_role(RoleName="managed", AssumeRolePolicyDocument=json.dumps({"Statement": [trust]}))
+    iam.attach_role_policy(RoleName="managed", PolicyArn="arn:aws:iam::aws:policy/AmazonSageMakerFullAccess")
+    (attached,) = iam.list_attached_role_policies(RoleName="managed")["AttachedPolicies"]
+    assert attached["PolicyName"] == "AmazonSageMakerFullAccess"
+
+
 def test_what_is_not_rehearsed_is_refused_by_name(variables: dict[str, str]) -> None:
     with pytest.raises(ClientError, match="CreateTrainingJob is not emulated: training jobs do not run here"):
         boto3.client("sagemaker").create_training_job(

@@ -42,7 +42,18 @@ def test_one_that_waits_beyond_its_time_expires(waited: float, place: str, conte
     written: dict[str, bytes] = {}
     since = time.monotonic() - waited
     accepted = Accepted(
-        cast("Any", Store()), "i", b"{}", None, {}, "s3://b/a.out", "s3://b/a-error.out", 60, 1, since=since
+        cast("Any", Store()),
+        "e",
+        "text/plain",
+        "i",
+        b"{}",
+        None,
+        {},
+        "s3://b/a.out",
+        "s3://b/a-error.out",
+        60,
+        1,
+        since=since,
     )
     accepted.work(lambda body: b"done")
     assert written == {place: content}

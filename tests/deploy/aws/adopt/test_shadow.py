@@ -147,6 +147,36 @@ def test_a_promoted_shadow_serves_with_the_instances_that_there_are(
     assert cloud.sagemaker.names("endpoint-config") == ["by-hand-config"]
 
 
+def test_a_promotion_to_another_instance_type_keeps_the_owners_scaling(cloud: Cloud, lmi: Callable[..., int]) -> None:
+    """AWS refuses the update while the variant is registered."""
+    assert up(lmi, "--set", "instance.type=ml.g6e.2xlarge") == 0
+    scaling = cloud.client("application-autoscaling")
+    variant = {
+        "ServiceNamespace": "sagemaker",
+        "ResourceId": f"endpoint/{NAME}/variant/AllTraffic",
+        "ScalableDimension": "sagemaker:variant:DesiredInstanceCount",
+    }
+    tracking = {
+        "TargetValue": 5.0,
+        "PredefinedMetricSpecification": {"PredefinedMetricType": "SageMakerVariantInvocationsPerInstance"},
+    }
+    scaling.register_scalable_target(**variant, MinCapacity=1, MaxCapacity=7, Tags={"team": "search"})
+    scaling.put_scaling_policy(
+        **variant,
+        PolicyName="owner",
+        PolicyType="TargetTrackingScaling",
+        TargetTrackingScalingPolicyConfiguration=tracking,
+    )
+    before = everything(cloud)
+    assert lmi("promote", "--yes", "--set", "instance.type=ml.g6e.2xlarge") == 0
+    assert [item["InstanceType"] for item in _variants(cloud)] == ["ml.g6e.2xlarge"]
+    after = everything(cloud)
+    kept = {key: value for key, value in before.items() if key.startswith(variant["ResourceId"])}
+    assert len(kept) == 2
+    assert {key: value for key, value in after.items() if key.startswith(variant["ResourceId"])} == kept
+    assert list(cloud.scaling.tags.values()) == [{"team": "search"}]
+
+
 def _variants(cloud: Cloud) -> list[dict[str, Any]]:
     variants: list[dict[str, Any]] = config_of(cloud)["ProductionVariants"]
     return variants

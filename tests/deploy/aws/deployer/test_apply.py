@@ -14,7 +14,7 @@ from deploy.deployer.plan import Plan, Verb
 from deploy.errors import DeployError, Failed, Refused
 from deploy.resources.resource import TAG_DEPLOYMENT, Kind
 from tests.deploy.doubles.aws import Call, Cloud
-from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, down, up, wanted_of
+from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, down, permit, up, wanted_of
 
 # -- deployments put to AWS's double: made, made again, changed, failing, and taken away -------------------------------
 
@@ -109,6 +109,80 @@ def test_an_update_that_is_rolled_back_leaves_what_served(cloud: Cloud) -> None:
     assert tags() == told
     up(wanted_of(PLAIN, options={"max_tokens": 2}))
     assert tags() != told
+
+
+ASYNC = {"async": {"output": "s3://results/"}, "scaling": {"min": 0, "max": 4, "concurrency": 8}}
+OTHER_TYPE = {"instance": {"type": "ml.g6e.4xlarge", "count": 2}}
+OTHER_NAME = {"instance": {"type": "ml.g6e.2xlarge", "count": 2, "variant": "Blue"}}
+NIGHTS = "nights"
+
+
+def scaled(cloud: Cloud) -> dict[str, Any]:
+    """Everything of automatic scaling, and whether the alarms trigger policies that exist."""
+    policies = {policy["PolicyARN"] for policy in cloud.scaling.policies.values()}
+    alarms = cloud.client("cloudwatch").describe_alarms()["MetricAlarms"]
+    actions = {arn for alarm in alarms for arn in alarm["AlarmActions"]}
+    parts = {key: value for key, value in cloud.everything().items() if "sagemaker:variant" in key}
+    return {**parts, "dangling": actions - policies}
+
+
+@pytest.mark.parametrize("more", [{}, ASYNC], ids=["plain", "async"])
+@pytest.mark.parametrize("change", [OTHER_TYPE, OTHER_NAME], ids=["type", "name"])
+def test_a_variant_that_aws_would_not_update_is_deregistered_before(
+    cloud: Cloud, more: dict[str, Any], change: dict[str, Any]
+) -> None:
+    """AWS refuses the update otherwise, and deletes the policies with the target."""
+    content = {**PLAIN, **more}
+    permit(cloud, content, {**content, **change})
+    up(wanted_of(content))
+    wanted = wanted_of(content, **change)
+    cloud.calls.clear()
+    up(wanted)
+    order = [name for name in cloud.changes() if name.startswith(("Deregister", "UpdateEndpoint", "Register"))]
+    assert order == ["DeregisterScalableTarget", "UpdateEndpoint", "RegisterScalableTarget"]
+    assert len(cloud.scaling.targets) == 1
+    assert scaled(cloud)["dangling"] == set()
+    assert verbs(up(wanted)) == []
+
+
+@pytest.mark.parametrize("more", [{}, ASYNC], ids=["plain", "async"])
+def test_a_deregistered_variant_is_registered_again_if_its_update_fails(cloud: Cloud, more: dict[str, Any]) -> None:
+    content = {**PLAIN, **more}
+    permit(cloud, content, {**content, **OTHER_TYPE})
+    wanted = wanted_of(content)
+    up(wanted)
+    where = next(one.request for one in wanted if one.kind.value == "scaling-policy")
+    cloud.client("application-autoscaling").put_scaling_policy(**{**where, "PolicyName": NIGHTS})
+    before = scaled(cloud)
+    cloud.sagemaker.fate(NAME, "RolledBack", "no capacity")
+    with pytest.raises(Failed, match="no capacity"):
+        up(wanted_of(content, **OTHER_TYPE))
+    assert scaled(cloud) == before
+    assert verbs(up(wanted)) == []
+
+
+def test_a_policy_and_a_target_of_others_outlive_a_change_of_the_type(cloud: Cloud) -> None:
+    """A user's policy on our target, and the target of an endpoint whose file has no scaling."""
+    permit(cloud, PLAIN, {**PLAIN, **OTHER_TYPE})
+    wanted = wanted_of(PLAIN)
+    up(wanted)
+    scaling = cloud.client("application-autoscaling")
+    where = next(one.request for one in wanted if one.kind.value == "scaling-policy")
+    scaling.put_scaling_policy(**{**where, "PolicyName": NIGHTS})
+    up(wanted_of(PLAIN, **OTHER_TYPE))
+    assert [key[-1] for key in cloud.scaling.policies] == ["llama/concurrency", NIGHTS]
+    for tags in cloud.scaling.tags.values():
+        tags.clear()
+    before = scaled(cloud)
+    up(wanted_of(PLAIN, scaling=None))
+    assert scaled(cloud) == before
+
+
+def test_an_update_that_keeps_type_and_name_stays_registered(cloud: Cloud) -> None:
+    up(wanted_of(PLAIN))
+    cloud.calls.clear()
+    up(wanted_of(PLAIN, options={"max_tokens": 2}))
+    assert "DeregisterScalableTarget" not in cloud.changes()
 
 
 def test_an_endpoint_that_fails_is_taken_away_with_all_that_was_made(cloud: Cloud) -> None:

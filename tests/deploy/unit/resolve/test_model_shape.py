@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections import Counter
@@ -19,6 +20,7 @@ from deploy.resolve.model.shape import config_of, known_model, shape_in_director
 from deploy.resolve.model.weights import Cache, Kind, cache, count, kinds
 from deploy.spec.sections import Shape
 from tests.deploy.cases import LLAMA_CONFIG
+from tests.deploy.unit.resolve.cards import CARDS
 from tests.one_test import in_one_test
 
 # -- a model's shape out of config.json, of files here and in S3, of GGUF, and the table of known ones -----------------
@@ -382,7 +384,8 @@ def test_kinds_of_layers(config: dict[str, Any], expected: dict[Kind, int]) -> N
         ("google/gemma-4-31B-it",
          Cache(4, 512, window_layers=50, window=1024, window_kv_heads=16, window_head_dim=256)),
         ("deepseek-ai/DeepSeek-V3.1", Cache(1, 288)),
-        ("deepseek-ai/DeepSeek-V3.2", Cache(1, 321)),  # and the indexer's keys: 128 bytes, and a scale of 4
+        # and the indexer's keys: 128 bytes, and a scale of 4
+        ("deepseek-ai/DeepSeek-V3.2", Cache(1, 288, extra=61 * 132 / 2)),
         # 36 layers of Gated DeltaNet: 32 heads of 128 x 128 in 32 bits, and three columns of 8192 in 16
         ("Qwen/Qwen3-Next-80B-A3B-Instruct",
          Cache(2, 256, uncached=36, state=36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2.0))),
@@ -406,9 +409,85 @@ def test_what_known_models_keep(name: str, expected: Cache) -> None:
             shape.window_head_dim,
             shape.uncached_layers,
             shape.state,
+            shape.extra_values,
         )
         == expected
     )
+
+
+@in_one_test("name", list(CARDS))
+def test_the_cards_of_2026_by_hand(name: str) -> None:
+    card = CARDS[name]
+    shape = shape_of_config(card.config)
+    need = Need(shape, context=1 << 20, windows=True)
+    full = (need.kv_gib(1 << 20, 1) - need.kv_gib((1 << 20) - 1024, 1)) * GIB / 1024
+    early = (need.kv_gib(64, 1) - need.kv_gib(0, 1)) * GIB / 64
+    assert full == pytest.approx(card.per_token, rel=1e-9)
+    assert early - full == pytest.approx(card.per_window, abs=1)
+    assert shape.state == pytest.approx(card.state)
+    assert shape.parameters / 1e9 == pytest.approx(card.billions, rel=0.03)
+
+
+@in_one_test(
+    ("config", "expected"),
+    [
+        ({"num_key_value_heads": [1, 1, 2, 2, 4, 4, 8, 8]}, 2 * (1 + 1 + 2 + 2 + 4 + 4 + 8 + 8) * 128 * 2),
+        ({"num_key_value_heads": [2] * 8}, 2 * 8 * 2 * 128 * 2),
+        ({"num_key_value_heads": [0, 4] * 4}, 2 * 8 * 4 * 128 * 2),  # a 0 is no number of heads
+        ({"num_key_value_heads": 0}, 2 * 8 * 8 * 128 * 2),
+        ({"num_key_value_heads": None, "num_kv_heads": 4}, 2 * 8 * 4 * 128 * 2),
+        ({"head_dim": 0}, 2 * 8 * 2 * 128 * 2),
+        ({"layer_group_size": 3, "model_type": "bailing_hybrid"}, 2 * 2 * 2 * 128 * 2),
+        ({"layer_group_size": 3, "model_type": "bailing_moe_linear"}, 2 * 4 * 2 * 128 * 2),  # and a group of two
+        ({"sliding_window": 16, "sliding_window_pattern": "LG"}, 2 * 4 * 2 * 128 * 2),
+        ({"sliding_window": 16, "sliding_window_pattern": "GLL"}, 2 * 4 * 2 * 128 * 2),  # the last layer is global
+        ({"sliding_window": 16, "sliding_window_pattern": "L"}, 2 * 1 * 2 * 128 * 2),
+        ({"sliding_window": 16, "sliding_window_pattern": ""}, 2 * 8 * 2 * 128 * 2),
+        ({"sliding_window": 16, "sliding_window_pattern": 0}, 2 * 8 * 2 * 128 * 2),
+        ({"sliding_window": 0, "sliding_window_pattern": "LG"}, 2 * 8 * 2 * 128 * 2),
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 0}, 2 * 8 * 512),
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 0}, 2 * 8 * 576),
+        ({"compress_ratios": [0] * 8, "o_lora_rank": 4, "head_dim": 512, "sliding_window": 8}, 0),
+        ({"compress_ratios": [4] * 8, "o_lora_rank": 4, "head_dim": 512, "sliding_window": 8}, 2 * 8 * 512 / 4),
+        ({"layer_types": ["compressed_sparse_attention"] * 8, "compress_rates": {"compressed_sparse_attention": 8},
+          "o_lora_rank": 4, "head_dim": 512, "sliding_window": 8}, 2 * 8 * 512 / 8),
+        ({"block_configs": [{"attention": {"n_heads_in_group": 8}}, {"attention": {"no_op": True}},
+                            {"attention": {"replace_with_linear": True}}, {"attention": {"n_heads_in_group": 2}}] * 2},
+         2 * 2 * (1 + 4) * 128 * 2),
+        ({"block_configs": [{}] * 8, "num_key_value_heads": 2}, 2 * 8 * 2 * 128 * 2),
+        ({"layer_types": None, "hybrid_override_pattern": None}, 2 * 8 * 2 * 128 * 2),
+    ],
+)  # fmt: skip
+def test_a_zero_a_null_a_list_and_letters(config: dict[str, Any], expected: float) -> None:
+    need = Need(shape_of_config({**PLAIN, **config}), context=100_000, windows=True)
+    a_token = (need.kv_gib(100_000, 1) - need.kv_gib(99_000, 1)) * GIB / 1000
+    assert a_token == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("field", ["compress_ratios", "block_configs", "sparse_attention_config", "layer_group_size"])
+@pytest.mark.parametrize("value", ["x", [[]], [{}], [-1], -1, {"sparse_attention_freq": [None]}, 0, None, []])
+def test_what_layers_keep_is_an_error_or_a_number(field: str, value: object) -> None:
+    with contextlib.suppress(SpecError):
+        assert shape_of_config({**PLAIN, field: value}).parameters > 0
+
+
+def test_experts_of_four_bits_in_a_checkpoint_of_eight(tmp_path: Path) -> None:
+    """DeepSeek-V4's: two weights in a byte of its experts alone."""
+    config = CARDS["deepseek-ai/DeepSeek-V4-Flash"].config
+    stored = shape_of_config(config).stored
+    assert stored is not None
+    assert stored / GIB == pytest.approx(148.7, rel=0.01)  # as published
+    header = {
+        "layers.0.ffn.experts.0.w1.weight": {"dtype": "I8", "shape": [8, 16], "data_offsets": [0, 128]},
+        "layers.0.ffn.experts.0.w1.scale": {"dtype": "F8_E8M0", "shape": [8, 1], "data_offsets": [128, 136]},
+        "layers.0.attn.wkv.weight": {"dtype": "F8_E4M3", "shape": [8, 8], "data_offsets": [136, 200]},
+    }
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(200))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = shape_in_directory(tmp_path)
+    assert shape is not None
+    assert (shape.parameters, shape.stored) == (256 + 64, 200)
 
 
 def test_layers_that_share_keep_nothing() -> None:
