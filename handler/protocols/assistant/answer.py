@@ -97,13 +97,14 @@ class AnswerReader:
         thinking: whether the last token belongs to reasoning.
     """
 
-    __slots__ = ("_calls", "_parser", "_thoughts", "_trimmed", "num_reasoning", "thinking")
+    __slots__ = ("_calls", "_parser", "_thoughts", "_trimmed", "_undecided", "num_reasoning", "thinking")
 
     def __init__(self, parser: AnswerParser, *, trims: bool = False, allowed: Collection[str] | None = None) -> None:
         self._parser = parser
         self._thoughts = parser if isinstance(parser, ReasoningParser) else None
         self._trimmed = Trimmed() if trims else None
         self._calls = CheckedCalls(allowed)
+        self._undecided: list[int] = []  # lengths of the last tokens, which may belong to the marker after reasoning
         self.num_reasoning = 0
         self.thinking = False
 
@@ -113,8 +114,18 @@ class AnswerReader:
         before = self._thoughts.thinking
         events = self._events(token.text)
         self.thinking = before and self._thoughts.thinking
-        self.num_reasoning += self.thinking and token.id >= 0 and token.text not in self._thoughts.begin
+        if not self.thinking:
+            self._undecided = []
+        elif token.id >= 0 and token.text not in self._thoughts.begin:
+            self._undecided.append(len(token.text))
+            self._count_reasoning(self._thoughts.num_held)
         return events
+
+    def _count_reasoning(self, num_held: int) -> None:
+        """Count the reasoning tokens before the last `num_held` characters, which may be the start of a marker."""
+        while self._undecided and (not num_held or sum(self._undecided) > num_held):
+            del self._undecided[0]
+            self.num_reasoning += 1
 
     def read(self, tokens: list[Token], finish: Finish) -> tuple[list[Event], list[Token]]:
         """Return the events of a non-streaming response, and the tokens outside of its reasoning."""
@@ -136,6 +147,7 @@ class AnswerReader:
             finish: the reason why the response ended.
         """
         events = self._calls.end(self._parser.flush(), finish)
+        self._count_reasoning(0)
         return events if self._trimmed is None else self._trimmed.read(events)
 
     def _events(self, text: str) -> list[Event]:

@@ -32,6 +32,11 @@ class ReasoningParser(AnswerParser):
     def __init__(self, inner: AnswerParser | None = None) -> None:
         self._inner = inner
 
+    @property
+    def num_held(self) -> int:
+        """The number of characters at the end of the text that may be the start of a marker."""
+        return 0
+
     def _beside(self, text: str) -> list[Event]:
         if self._inner is not None:
             return self._inner.feed(text)
@@ -47,6 +52,10 @@ class MarksParser(ReasoningParser):
     def __init__(self, inner: AnswerParser | None = None) -> None:
         super().__init__(inner)
         self._held = ""
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
 
     def feed(self, text: str) -> list[Event]:
         events: list[Event] = []
@@ -217,21 +226,33 @@ class MessagesParser(MarksParser):
         return True
 
     def _header(self, events: list[Event], *, final: bool) -> bool:
-        header, message, rest = self._held.partition(_MESSAGE)
-        if not message:
-            if not final and len(header) <= _LONGEST_HEADER:
-                return False
-            mark = next(mark for mark in self.headers if header.startswith(mark))
-            events += self._beside(mark)  # in a message's text, the marker would begin the next header
-            self._held, self._state = header.removeprefix(mark), self._message
+        mark = next((mark for mark in self.headers if self._held.startswith(mark) and mark != _MESSAGE), "")
+        text, end, rest = split(self._held.removeprefix(mark), (_MESSAGE, *self.ends, "<|start|>"), final=final)
+        if not end and not final and len(text) <= _LONGEST_HEADER:
+            return False
+        self._state = self._message
+        if end and end != _MESSAGE:
+            self._held = self.text_of_header(mark + text) + end + rest
             return True
-        self._held, self._state = rest, self._message
+        if not end:
+            events += self._beside(mark)  # in a message's text, the marker would begin the next header
+            self._held = text + rest
+            return True
+        header, self._held = mark + text, rest
         if self._inner is not None and self.is_inner(header):
-            events += self._beside(header + message)
+            events += self._beside(header + end)
             self._end = "call"
         else:
             self.thinking = self.is_reasoning_header(header)
         return True
+
+    @abstractmethod
+    def text_of_header(self, header: str) -> str:
+        """Return the text of a message without `<|message|>`, and set `thinking` to whether it is reasoning.
+
+        Args:
+            header: the message up to its end, beginning with the marker of a header.
+        """
 
     @abstractmethod
     def is_inner(self, header: str) -> bool:
@@ -255,6 +276,8 @@ class MessagesParser(MarksParser):
 
 
 _CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w*)"), re.compile(r"\bto=")
+_START = r"<\|start\|>(?:assistant)?"
+_HEADER = re.compile(rf"(?:{_START})?<\|channel\|>(?:(analysis|commentary|final)\b)?|{_START}")
 
 
 class HarmonyParser(MessagesParser):
@@ -269,6 +292,13 @@ class HarmonyParser(MessagesParser):
     def is_reasoning_header(self, header: str) -> bool:
         channel = _CHANNEL.search(header)
         return channel is not None and channel[1] == "analysis"
+
+    def text_of_header(self, header: str) -> str:
+        opening = _HEADER.match(header)
+        if opening is None:
+            return header
+        self.thinking = opening[1] == "analysis"
+        return header[opening.end() :]
 
 
 _SELF = re.compile(r"(?:\A|\s)to=self\s*\Z")
@@ -286,6 +316,9 @@ class MuseParser(MessagesParser):
 
     def is_inner(self, header: str) -> bool:
         return not self.is_reasoning_header(header)
+
+    def text_of_header(self, header: str) -> str:
+        return header.removeprefix("<|start|>")
 
     def is_reasoning_header(self, header: str) -> bool:
         return _SELF.search(header) is not None

@@ -401,8 +401,8 @@ def _as_parts(content: Any) -> list[Message]:
 
 def _reasoning_fields(message: Message, at: str) -> dict[str, str]:
     """Return the reasoning of an assistant under each name that chat templates use for it."""
-    texts = (string_at(message[name], f"{at}.{name}") for name in _THOUGHTS if name in message)
-    return next(map(_reasoning, texts), {})
+    texts = [string_at(message[name], f"{at}.{name}") for name in _THOUGHTS if name in message]
+    return _reasoning(next(filter(None, texts), "")) if texts else {}
 
 
 def _reasoning(text: str) -> dict[str, str]:

@@ -75,7 +75,26 @@ ANSWERS: Sequence[tuple[str, bool, str, str, str]] = (
     ("openai_gptoss", True, "Plain <|mess", "", "Plain <|mess"),
     ("openai_gptoss", True, "<|channel|>fin", "", "<|channel|>fin"),
     ("openai_gptoss", True, "<|start|>assistant", "", "<|start|>assistant"),
-    ("openai_gptoss", True, "<|start|>" * 120, "", "<|start|>" * 120),
+    ("openai_gptoss", True, "<|start|>" * 120, "", "<|start|>"),
+    (
+        "openai_gptoss",
+        True,
+        f"<|channel|>commentary 2?<|message|>I.<|end|><|start|>assistant{HARMONY}",
+        "Hm.",
+        "I.Wait.Yes.",
+    ),
+    ("openai_gptoss", True, f"<|channel|>I look<|end|><|start|>assistant{HARMONY}", "Hm.", "I lookWait.Yes."),
+    ("openai_gptoss", True, f"<|channel|>??<|start|>assistant{HARMONY}", "Hm.", "??Wait.Yes."),
+    ("openai_gptoss", True, f"<|channel|>analysis So<|end|><|start|>assistant{HARMONY}", " SoHm.", "Wait.Yes."),
+    ("openai_gptoss", True, "<|start|>assistant<|channel|>final Yes.<|return|>", "", " Yes."),
+    ("openai_gptoss", True, f"<|start|>assistant<|end|><|start|>assistant{HARMONY}", "Hm.", "Wait.Yes."),
+    (
+        "muse_glimmer",
+        True,
+        f" to=self So<|eom|><|start|>assistant{MUSE}",
+        "Hm, <atem:function_calls>.",
+        " to=self SoWait.Yes.",
+    ),
     ("muse_glimmer", True, MUSE, "Hm, <atem:function_calls>.", "Wait.Yes."),
     ("muse_glimmer", True, f"<|start|>assistant{MUSE}", "Hm, <atem:function_calls>.", "Wait.Yes."),
     ("muse_glimmer", True, " to=self<|message|>Hm.<|start|>assistant to=user<|message|>Yes.", "Hm.", "Yes."),
@@ -558,6 +577,36 @@ def test_what_the_template_does_not_read_is_reported(
     if unknown:
         with pytest.raises(InvalidPayload, match="unknown names: "):
             CHAT.parse({"messages": [USER], **body}, with_options(context, unknown_parameters="refuse"))
+
+
+@pytest.mark.parametrize(
+    ("words", "finish", "number"),
+    [
+        (("<think>", "Hm.", " So", "</", "think", ">", "Yes."), Finish.EOS, 2),
+        (("<think>", "Hm.", " <", "b", ">", "</think>", "Yes."), Finish.EOS, 4),
+        (("<think>", "Hm.", "</", "think"), Finish.LENGTH, 3),  # the response ends before the marker does
+        (("<think>", "Hm. </", "think", ">", "Yes."), Finish.EOS, 1),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_tokens_of_a_marker_are_not_reasoning(
+    words: Sequence[str], finish: Finish, number: int, *, stream: bool
+) -> None:
+    script = [Delta(1, 0, (Token(id, text, -0.5, False),)) for id, text in enumerate(words)]
+    script[-1] = script[-1]._replace(finish=finish)
+    if stream:
+        usage = events(chat({"stream": True, "stream_options": {"include_usage": True}}, script, QWEN))[-1]["usage"]
+    else:
+        usage = json.loads(chat({}, script, QWEN).body)["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": number}
+
+
+@pytest.mark.parametrize("names", [("reasoning", "reasoning_content"), ("reasoning_content", "reasoning")])
+def test_empty_reasoning_beside_reasoning_is_as_absent(names: tuple[str, str]) -> None:
+    empty, full = names
+    turn = {"role": "assistant", "content": "Yes.", empty: "", full: "Hm."}
+    parsed = CHAT.parse({"messages": [USER, turn, USER]}, QWEN)
+    assert parsed.requests[0].messages[1]["reasoning_content"] == "Hm."
 
 
 def test_thoughts_in_messages_reach_the_template() -> None:

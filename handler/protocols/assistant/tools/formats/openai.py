@@ -25,7 +25,9 @@ class Harmony(CallParser):
     def calls(self, begin: str) -> Steps[None]:
         if not begin and not (yield from self.take(_START, _CHANNEL, " to=", "to=")):
             return
-        yield from self.until(_MESSAGE)
+        _, end = yield from self.until(_MESSAGE, _CALL, _END, _RETURN, _START)
+        if end != _MESSAGE:  # the header of a message without text
+            raise BrokenCall
         recipient = _RECIPIENT.search(re.sub(r"<\|\w+\|>", " ", self.taken))
         if recipient is None:
             self.commit()
