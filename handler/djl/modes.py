@@ -151,9 +151,9 @@ def _read_call(inputs: Input, *, refuse_unknown: bool) -> AdapterCall:
 _JSON = {"Content-Type": JSON.content_type}
 
 _BUSY = (
-    "a call about an adapter arrived while requests were running, and is refused: DJL's rolling batch has lost the "
-    "response to a step, and will restart this worker after option.predict_timeout. Change adapters while no request "
-    "is running, or with option.async_mode=true"
+    "a call about an adapter arrived while requests were running, and is refused: DJL Serving has lost the response to "
+    "a step or to this call. After option.predict_timeout it will restart this worker, or refuse all requests. Change "
+    "adapters while no request is running, or with option.async_mode=true"
 )
 
 _NEXT_STEP = 0.2  # seconds within which Java makes a step if it is not waiting for the response to one
