@@ -127,7 +127,8 @@ def test_a_long_answer_is_made_in_parts_that_hold_nobody_up(
     assert max(sizes) <= 1024, "JSON is made while the GIL is held, which the event loop needs"
 
 
-def test_long_prompts_of_one_client_do_not_hold_up_a_short_one() -> None:
+@pytest.mark.parametrize(("size", "owner"), [(70_000, "ann"), (500_001, "bob")], ids=["short", "of another key"])
+def test_long_prompts_of_one_client_do_not_hold_up_another(size: int, owner: str) -> None:
     async def story() -> list[int]:
         service = await echo_service()
         free, done = threading.Event(), list[int]()
@@ -136,15 +137,15 @@ def test_long_prompts_of_one_client_do_not_hold_up_a_short_one() -> None:
             free.wait(PATIENCE)
             done.append(size)
 
-        sizes = [*[500_000] * 20, 70_000]
-        works = [asyncio.ensure_future(service.admission.run(size, partial(work, size))) for size in sizes]
+        calls = [*[(500_000, "ann")] * 20, (size, owner)]
+        works = [asyncio.ensure_future(service.admission.run(one, partial(work, one), whose)) for one, whose in calls]
         await asyncio.sleep(0)
         free.set()
         await asyncio.gather(*works)
         service.close()
         return done
 
-    assert asyncio.run(story()).index(70_000) <= TOKENIZER_THREADS + 1
+    assert asyncio.run(story()).index(size) <= TOKENIZER_THREADS + 1
 
 
 # -- error headers -----------------------------------------------------------------------------------------------------

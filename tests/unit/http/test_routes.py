@@ -212,7 +212,7 @@ def test_vllms_routes_load_replace_and_unload_an_adapter(monkeypatch: pytest.Mon
         assert b"mine" not in (await call(app, "/v1/models")).body
         assert (await load(load_inplace=True)).status == 200, "there is none to be replaced"
 
-    in_app(story, "option.enable_lora=true")
+    in_app(story, "option.enable_lora=true", "option.adapters_root=/")
 
 
 def test_an_adapter_that_java_registers_again_stays_as_it_is(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_an_adapter_that_java_registers_again_stays_as_it_is(tmp_path: Path) -> 
             with pytest.raises(ServingError, match="mine"):
                 await adapters.register("mine", source, again=again)
 
-    in_app(story, "option.enable_lora=true")
+    in_app(story, "option.enable_lora=true", "option.adapters_root=/")
 
 
 def test_a_page_of_adapters_has_as_many_as_the_limit_and_the_next_begins_after_it(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_page_of_adapters_has_as_many_as_the_limit_and_the_next_begins_after_i
         assert names == [[], ["a"], ["b"], ["a", "b"]]
         assert [page.get("nextPageToken") for page in pages] == ["0", "1", None, None]
 
-    in_app(story, "option.enable_lora=true")
+    in_app(story, "option.enable_lora=true", "option.adapters_root=/")
 
 
 @pytest.mark.parametrize("path", ["/adapters", "/v1/load_lora_adapter"])
@@ -259,7 +259,7 @@ def test_calls_about_adapters_have_a_megabyte(monkeypatch: pytest.MonkeyPatch, p
             answer = await call(app, path, "POST", body[: size - 2] + b'"}')
             assert (answer.status == 413) == (status == 413)
 
-    in_app(story, "option.enable_lora=true")
+    in_app(story, "option.enable_lora=true", "option.adapters_root=/")
 
 
 def test_flags_are_read_as_pydantic_reads_them() -> None:
