@@ -26,10 +26,10 @@ _DIGITS = frozenset("0123456789abcdefABCDEF")
 _UNSAFE = '"\\'
 _UNSAFE_IN_CLASS = '"\\[]^-'
 _ESCAPE = re.compile(
-    r"\\x(?P<hex>[0-9a-fA-F]+)|\\u(?P<four>[0-9a-fA-F]{4})|\\U(?P<eight>[0-9a-fA-F]{8})|\\(?P<sign>.)|(?P<plain>.)",
+    r"\\x(?P<hex>[0-9a-fA-F]+)|\\u(?P<four>[0-9a-fA-F]{4})|\\U(?P<eight>[0-9a-fA-F]{8})|\\(?P<letter>.)|(?P<plain>.)",
     re.DOTALL,
 )
-_SIGNS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "e": "\x1b"}
+_CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "0": "\0", "e": "\x1b"}
 
 
 def literal(text: str) -> str:
@@ -102,18 +102,18 @@ def _common_prefix(first: str, last: str) -> str:
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
     """Return the same characters as sorted ranges that neither overlap nor touch."""
-    found: list[Range] = []
+    result: list[Range] = []
     for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = (found[-1][0], max(found[-1][1], last))
+        if result and first <= result[-1][1] + 1:
+            result[-1] = (result[-1][0], max(result[-1][1], last))
         else:
-            found.append((first, last))
-    return found
+            result.append((first, last))
+    return result
 
 
 def without(ranges: Iterable[Range], excluded: Iterable[Range]) -> list[Range]:
     """Return the ranges of characters that are in `ranges` and not in `excluded`."""
-    found: list[Range] = []
+    result: list[Range] = []
     gaps = joined(excluded)
     for first, last in joined(ranges):
         for start, end in gaps:
@@ -121,11 +121,11 @@ def without(ranges: Iterable[Range], excluded: Iterable[Range]) -> list[Range]:
                 break
             if end >= first:
                 if first < start:
-                    found.append((first, start - 1))
+                    result.append((first, start - 1))
                 first = end + 1
         if first <= last:
-            found.append((first, last))
-    return found
+            result.append((first, last))
+    return result
 
 
 def complement(ranges: Iterable[Range]) -> list[Range]:
@@ -194,8 +194,8 @@ def _read(text: str) -> str | None:
 def _character(match: re.Match[str]) -> str | None:
     if match["plain"]:
         return match["plain"]
-    if match["sign"]:
-        return _SIGNS.get(match["sign"], match["sign"])
+    if match["letter"]:
+        return _CONTROLS.get(match["letter"], match["letter"])
     number = int(match["hex"] or match["four"] or match["eight"], 16)
     return chr(number) if number <= LAST else None
 

@@ -39,7 +39,7 @@ class Unreadable(ValueError):
 
 
 class Token(NamedTuple):
-    """A token of a grammar. Its kind is space, text, characters, name, number or sign."""
+    """A token of a grammar. Its kind is the name of a group in `_TOKEN`."""
 
     kind: str
     text: str

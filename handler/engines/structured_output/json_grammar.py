@@ -166,9 +166,9 @@ def _branches(follows: Callable[[int], str | None], least: int = 0) -> list[str]
     return [f"[{first}-{last}] {after}" for first, last, after in groups]
 
 
-def _any(least: int, most: int) -> str:
-    """Return the grammar for `least` to `most` digits. Avoid {0,0}, which xgrammar reads as an unlimited repetition."""
-    return f"[0-9]{{{least},{most}}}" if most else '""'
+def _any(low: int, high: int) -> str:
+    """Return the grammar for `low` to `high` digits. Avoid {0,0}, which xgrammar reads as an unlimited repetition."""
+    return f"[0-9]{{{low},{high}}}" if high else '""'
 
 
 _ANNOTATIONS = frozenset((
@@ -391,7 +391,7 @@ _KEYWORDS = {
 }  # fmt: skip
 
 _NAMES = frozenset(("patternProperties", "propertyNames", "minProperties", "maxProperties"))
-"""Keywords that are supported only if no property is named."""
+"""Keywords that are supported only in objects without `properties`."""
 
 
 def _is_open(others: Any) -> bool:

@@ -2,7 +2,7 @@
 
 GenAI's xgrammar has a converter, but it misreads character classes with Latin-1 letters (`characters.py`), takes `\\A`
 and `\\Z` as letters, ignores anchors within an expression, and writes quotes and line breaks into JSON strings without
-escaping them. The syntax here is what ECMAScript and Python have in common, with `\\d`, `\\w` and `.` as in ECMAScript.
+escaping them. The syntax is what ECMAScript and Python have in common, with `\\d`, `\\w` and `.` as in ECMAScript.
 An expression must match the whole text.
 """
 
@@ -56,8 +56,8 @@ class _Choice:
 @dataclass(frozen=True)
 class _Repetition:
     part: _Node
-    least: int
-    most: int | None
+    minimum: int
+    maximum: int | None
 
 
 _Node = _Characters | _Anchor | _Sequence | _Choice | _Repetition
@@ -202,7 +202,7 @@ class _Parser:
     def _group(self) -> _Node:
         if self._text.startswith("?", self._at) and not self._next("?:") and self._match(_NAMED) is None:
             start = self._text[self._at : self._at + 3]
-            known = (what for sign, what in _NO_GROUPS.items() if start.startswith(sign))
+            known = (what for mark, what in _NO_GROUPS.items() if start.startswith(mark))
             raise self._unsupported(next(known, "Group modifier flag"))
         self._depth += 1
         if self._depth > _MAX_DEPTH:
@@ -295,17 +295,19 @@ class _Parser:
         return _Repetition(part, *bounds)
 
     def _bounds(self) -> tuple[int, int | None] | None:
-        for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self._next(sign):
+        for mark, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self._next(mark):
                 return bounds
         match = self._match(_COUNTS)
         if match is None:
             return None
-        least = min(int(match[1][:9]), _MAX_REPETITIONS)
-        most = least if not match[2] else min(int(match[3][:9]), _MAX_REPETITIONS) if match[3] else None
-        if most is not None and most < least:
+        minimum = min(int(match[1][:9]), _MAX_REPETITIONS)
+        maximum: int | None = minimum
+        if match[2]:
+            maximum = min(int(match[3][:9]), _MAX_REPETITIONS) if match[3] else None
+        if maximum is not None and maximum < minimum:
             raise self._error("a repetition whose maximum is less than its minimum")
-        return least, most
+        return minimum, maximum
 
 
 def _single(code: int) -> _Characters:
@@ -330,7 +332,7 @@ def _check_anchors(node: _Node, *, is_first: bool, is_last: bool) -> None:
             for branch in node.branches:
                 _check_anchors(branch, is_first=is_first, is_last=is_last)
         case _Repetition():
-            is_once = node.most == 1
+            is_once = node.maximum == 1
             _check_anchors(node.part, is_first=is_first and is_once, is_last=is_last and is_once)
         case _Sequence():
             _check_sequence(node, is_first, is_last)
@@ -393,7 +395,7 @@ class _Writer:
 
     def _repetition(self, repetition: _Repetition) -> str:
         element = self.element(repetition.part)
-        match repetition.least, repetition.most:
+        match repetition.minimum, repetition.maximum:
             case 0, None:
                 return f"({element}*)"
             case 1, None:
@@ -402,8 +404,8 @@ class _Writer:
                 return f"({element}?)"
             case _, 0:
                 return '""'  # xgrammar reads {0,0} as an unlimited repetition
-            case least, most:
-                return f"({element}{{{least},{'' if most is None else most}}})"
+            case minimum, maximum:
+                return f"({element}{{{minimum},{'' if maximum is None else maximum}}})"
 
     def _literal(self, text: str) -> str:
         return literal(self._written(text))
@@ -414,8 +416,8 @@ class _Writer:
     def _characters(self, characters: _Characters) -> str:
         if not self._in_json:
             return _class_or_literal(characters.ranges)
-        plain, named = _plain_and_named(characters)
-        escaped = [self._literal(chr(code)) for code in named]
+        plain, single = _plain_and_single(characters)
+        escaped = [self._literal(chr(code)) for code in single]
         elements = [*([_class_or_literal(plain)] if plain else []), *escaped]
         return elements[0] if len(elements) == 1 else either(elements)
 
@@ -461,9 +463,13 @@ class _Rewriter:
                 return ""
             case _Characters():
                 return self._characters(node)
-            case _Repetition(part, least, most):
+            case _Repetition(part, minimum, maximum):
                 element = self.expression(part)
-                return f"(?:{element}){{{least},{'' if most is None else most}}}" if element and most != 0 else ""
+                return (
+                    f"(?:{element}){{{minimum},{'' if maximum is None else maximum}}}"
+                    if element and maximum != 0
+                    else ""
+                )
             case _Choice(branches):
                 return self._choice([self.expression(branch) for branch in branches])
             case _Sequence(parts):
@@ -474,19 +480,19 @@ class _Rewriter:
         return f"(?:{filled})" + "?" * (not all(branches)) if filled else ""
 
     def _characters(self, characters: _Characters) -> str:
-        plain, named = _plain_and_named(characters) if self._in_json else (characters.ranges, ())
-        texts = [json.dumps(chr(code))[1:-1] for code in named]
+        plain, single = _plain_and_single(characters) if self._in_json else (characters.ranges, ())
+        texts = [json.dumps(chr(code))[1:-1] for code in single]
         escaped = ["".join(_regex_character(ord(character)) for character in text) for text in texts]
         return self._choice([*([_regex_class(plain)] if plain else []), *escaped])
 
 
-def _plain_and_named(characters: _Characters) -> tuple[Sequence[Range], Sequence[int]]:
+def _plain_and_single(characters: _Characters) -> tuple[Sequence[Range], Sequence[int]]:
     """Return the ranges of characters that a JSON string contains unescaped, and the others that are to be escaped."""
     plain = without(characters.ranges, _ESCAPED_IN_JSON)
-    named = {code for code in characters.listed if any(first <= code <= last for first, last in _ESCAPED_IN_JSON)}
-    if not plain and not named:
-        named = {code for first, last in characters.ranges for code in range(first, last + 1)}
-    return plain, sorted(named)
+    single = {code for code in characters.listed if any(first <= code <= last for first, last in _ESCAPED_IN_JSON)}
+    if not plain and not single:
+        single = {code for first, last in characters.ranges for code in range(first, last + 1)}
+    return plain, sorted(single)
 
 
 def _regex_class(ranges: Sequence[Range]) -> str:

@@ -180,10 +180,10 @@ def _rewritten_part(part: Tag) -> Tag:
 def _rewritten_schema(schema: Any, depth: int = 0) -> Any:
     if not isinstance(schema, dict) or depth == _MAX_DEPTH:
         return schema
-    found = {name: _rewritten_keyword(name, value, depth + 1) for name, value in schema.items()}
-    if "pattern" not in found and schema.get("type") == "string" and schema.get("format") in _PATTERNED:
-        found["pattern"] = _rewritten(FORMATS[found.pop("format")], in_json=True)
-    return found
+    result = {name: _rewritten_keyword(name, value, depth + 1) for name, value in schema.items()}
+    if "pattern" not in result and schema.get("type") == "string" and schema.get("format") in _PATTERNED:
+        result["pattern"] = _rewritten(FORMATS[result.pop("format")], in_json=True)
+    return result
 
 
 def _rewritten_keyword(name: str, value: Any, depth: int) -> Any:
@@ -460,10 +460,10 @@ def unescaped_pattern(schema: Any) -> str | None:
 
     def find(subschema: _Subschema) -> str | None:
         patterns = {"pattern": [subschema.schema.get("pattern")], "patternProperties": []}
-        if isinstance(named := subschema.schema.get("patternProperties"), dict):
-            patterns["patternProperties"] = list(named)
-        found = (name for name, own in patterns.items() if any(map(_is_written_unescaped, own)))
-        name = next(found, None)
+        if isinstance(properties := subschema.schema.get("patternProperties"), dict):
+            patterns["patternProperties"] = list(properties)
+        names = (name for name, own in patterns.items() if any(map(_is_written_unescaped, own)))
+        name = next(names, None)
         return name and f"{name} that allows a quote, a backslash or a control character"
 
     return _first_keyword(schema, find)
