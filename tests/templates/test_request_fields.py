@@ -57,7 +57,10 @@ _SPEED = "affects only the speed"
 _ALONE = "has an effect only beside a field that is refused"
 _SCREEN = "is for the use of llama.cpp's own server"
 WITHOUT_EFFECT: dict[str, dict[str, str]] = {
-    "vLLM's": {"length_penalty": "has an effect only with beam search, which is refused"},
+    "vLLM's": {
+        "length_penalty": "has an effect only with beam search, which is refused",
+        "chat_template_kwargs": "embeddings have no chat template",
+    },
     "SGLang's": {
         **dict.fromkeys(("data_parallel_rank", "disagg_prefill_dp_rank", "routed_dp_rank"), _PLACE),
         **dict.fromkeys(("return_cached_tokens_details", "return_spec_tokens_details"), _REPORT),

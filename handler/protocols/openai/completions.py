@@ -423,7 +423,7 @@ class OpenAiEmbeddings(InputDialect):
             "endianness": unsupported("base64 is little-endian, as in OpenAI's API", "little", "native"),
             "messages": unsupported("send texts as input", []),
             **dict.fromkeys(
-                ("chat_template", "chat_template_kwargs", "media_io_kwargs"),
+                ("chat_template", "media_io_kwargs"),
                 unsupported("no chat template is applied to texts", {}),
             ),
             **dict.fromkeys(
