@@ -1,7 +1,9 @@
-"""Fetch chat templates and vLLM's source: `python -m tests.templates.fetch DIRECTORY`.
+"""Fetch chat templates and the sources of peers: `python -m tests.templates.fetch DIRECTORY`.
 
-The templates are those in llama-cpp-python's source distribution. vLLM's parsers run once on the answers in its tests,
-and what they say is recorded. Neither is installed. Everything is fetched anew once this file or `record.py` changes.
+The templates are those in llama-cpp-python's source distribution. The request fields are those in the sources of
+vLLM, SGLang and llama.cpp, and in the types that huggingface_hub generates from TGI's specification. vLLM's parsers run
+once on the answers in its tests, and what they say is recorded. Neither is installed. Everything is fetched anew once
+this file or `record.py` changes.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ import subprocess
 import sys
 import tarfile
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 LLAMA_CPP = "llama-cpp-python==0.3.36"
 VLLM = "vllm==0.33.0"
+SGLANG = "sglang==0.5.23"  # has no source distribution
+HUGGINGFACE_HUB = "huggingface-hub==2.4.0"
 PACKAGES = ("openai==3.54.0", "partial-json-parser==0.2.1.1.post7", "cohere-melody==0.15.3")
 """What vLLM's parsers import of others and cannot do without."""
 
@@ -28,6 +33,13 @@ PARTS = re.compile(
     r"(?:(?:vllm|tests)/(?:(?:tool_parsers|reasoning|parser)/.*\.py|__init__\.py)|examples/tool_chat_template_.*)"
 )
 WHOLE = re.compile(r"vllm/.*\.py")
+FIELDS = re.compile(
+    r".*/tools/server/server-schema\.cpp|sglang/srt/entrypoints/openai/protocol\.py"
+    r"|.*/inference/_generated/types/(?:chat_completion|text_generation)\.py"
+)
+"""The files that declare request fields, besides vLLM's."""
+
+WHEEL = re.compile(r'^wheels = \[\s*\{ url = "([^"]+)".*?sha256 = "([0-9a-f]{64})"', re.MULTILINE)
 SOURCE = re.compile(r'^sdist = \{ url = "([^"]+)".*?sha256 = "([0-9a-f]{64})"', re.MULTILINE)
 RECORD = Path(__file__).with_name("vllm") / "record.py"
 
@@ -42,6 +54,11 @@ def main(directory: Path) -> None:
     for name, data in _files(LLAMA_CPP):
         if TEMPLATES.fullmatch(name):
             _write(directory / Path(name).name, data)
+        if FIELDS.fullmatch(name):
+            _write(directory / "fields" / Path(name).name, data)
+    for name, data in (*_wheel_files(SGLANG), *_files(HUGGINGFACE_HUB)):
+        if FIELDS.fullmatch(name):
+            _write(directory / "fields" / Path(name).name, data)
     for name, data in _files(VLLM):
         if PARTS.fullmatch(name):
             _write(sources / name, data)
@@ -68,11 +85,19 @@ def _files(requirement: str) -> Iterator[tuple[str, bytes]]:
                 yield member.name.partition("/")[2], file.read()
 
 
-def _download(requirement: str) -> bytes:
+def _wheel_files(requirement: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of the first wheel that the index lists."""
+    with zipfile.ZipFile(io.BytesIO(_download(requirement, WHEEL))) as wheel:
+        for name in wheel.namelist():
+            if name.endswith(".py"):
+                yield name, wheel.read(name)
+
+
+def _download(requirement: str, kind: re.Pattern[str] = SOURCE) -> bytes:
     """Fetch the archive from the index that uv is set up for. Only its address is asked: pip would build it."""
     listed = _uv("pip", "compile", "--quiet", "--no-deps", "--format", "pylock.toml", "-", given=requirement)
-    found = SOURCE.search(listed)
-    assert found is not None, f"no source distribution of {requirement} in:\n{listed}"
+    found = kind.search(listed)
+    assert found is not None, f"no such distribution of {requirement} in:\n{listed}"
     data: bytes = urllib.request.urlopen(found[1], timeout=120).read()
     assert hashlib.sha256(data).hexdigest() == found[2], "the archive has another checksum than the index says"
     return data

@@ -210,7 +210,8 @@ _LAST_KEYS = json.JSONDecoder(parse_constant=refuse_constant)
 
 _ELSEWHERE = frozenset(
     {
-        "assistant_id", "cachedContent", "cached_content", "container", "context_management",
+        "assistant_id", "bootstrap_host", "bootstrap_port", "bootstrap_room", "cachedContent", "cached_content",
+        "container", "context_management",
         "conversation", "conversation_id", "data_sources", "disaggregated_params", "ec_transfer_params", "file_id",
         "file_ids", "kv_transfer_params", "mcp_servers", "previous_input_messages", "previous_interaction_id",
         "previous_message_id", "previous_response_id", "sequence_end", "sequence_id", "sequence_start",

@@ -422,7 +422,18 @@ class OpenAiEmbeddings(InputDialect):
             "embed_dtype": unsupported("numbers always have 32 bits", "float32"),
             "endianness": unsupported("base64 is little-endian, as in OpenAI's API", "little", "native"),
             "messages": unsupported("send texts as input", []),
+            **dict.fromkeys(
+                ("chat_template", "media_io_kwargs"),
+                unsupported("no chat template is applied to texts", {}),
+            ),
+            **dict.fromkeys(
+                ("add_generation_prompt", "continue_final_message"),
+                unsupported("no chat template is applied to texts", False),
+            ),
             "normalize": unsupported("send use_activation"),
+            "lora_path": unsupported("send the adapter's name as model", "", []),
+            "embed_overrides": unsupported("a text must be text or token ids", []),
+            "embed_override_token_id": unsupported("a text must be text or token ids"),
         }
     )
     description = Description(

@@ -339,8 +339,64 @@ _OF_SGLANG: Mapping[str, Parameter] = {
     "regex": PARAMETERS["guided_regex"],
     "ebnf": PARAMETERS["guided_grammar"],
     "json_schema": PARAMETERS["guided_json"],
+    "no_stop_trim": PARAMETERS["include_stop_str_in_output"],
 }
-"""SGLang's names for constraints (sglang/srt/entrypoints/openai/protocol.py)."""
+"""SGLang's names of parameters that others have too (sglang/srt/entrypoints/openai/protocol.py)."""
+
+_ONLY_OF_SGLANG: Mapping[str, Parameter] = {
+    "stop_regex": unsupported("use stop", [], ""),
+    "custom_logit_processor": unsupported("requests cannot contain code", [], ""),
+    "custom_params": unsupported("requests cannot contain code", {}),
+    "input_ids": unsupported("send token ids as prompt to /v1/completions", []),
+    "lora_path": unsupported("send the adapter's name as model", "", []),
+    "task": unsupported("no engine has special tasks"),
+    "thinking": unsupported("use chat_template_kwargs"),
+    "watermark": unsupported("no engine supports watermarks", False, {}),
+    "separate_reasoning": unsupported("the option reasoning_parser decides whether reasoning is separated", True),
+    "stream_reasoning": unsupported("reasoning is always streamed", True),
+    "sampling_logprobs_mode": unsupported("log-probabilities are those of the model"),
+    **dict.fromkeys(
+        ("return_hidden_states", "return_routed_experts", "return_sampling_mask", "return_meta_info"),
+        unsupported("the engines do not report it", False),
+    ),
+    **dict.fromkeys(
+        ("return_prompt_token_ids", "return_input_ids_in_sglext", "return_output_ids_in_sglext"),
+        unsupported("use /tokenize", False),
+    ),
+    **dict.fromkeys(
+        ("return_flat_raw_output_top_logprobs", "return_flat_raw_top_logprobs_b64"),
+        unsupported("use logprobs", False),
+    ),
+    **dict.fromkeys(
+        ("images_config", "video_config", "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video"),
+        unsupported("media are always prepared in the same way", {}, False),
+    ),
+}
+"""Parameters that only SGLang has, and that change its response."""
+
+_OF_LLAMA_CPP: Mapping[str, Parameter] = {
+    "n_predict": unsupported("use max_tokens", -1),
+    "n_cmpl": unsupported("use n", 1),
+    "n_probs": unsupported("use logprobs", 0),
+    "repeat_penalty": unsupported("use repetition_penalty", 1),
+    "typical_p": unsupported("use top_p or min_p", 1),
+    "top_n_sigma": unsupported("use top_p or min_p", -1, 0),
+    "xtc_probability": unsupported("use temperature", 0),
+    "dynatemp_range": unsupported("use temperature", 0),
+    "mirostat": unsupported("use temperature", 0),
+    "adaptive_target": unsupported("use temperature", -1),
+    "dry_multiplier": unsupported("use frequency_penalty", 0),
+    "min_keep": unsupported("use top_k", 0),
+    "n_indent": unsupported("use structured output", 0),
+    "samplers": unsupported("the order of the samplers is fixed", []),
+    "t_max_predict_ms": unsupported("use max_tokens", -1, 0),
+    "lora": unsupported("send the adapter's name as model", []),
+    "parse_tool_calls": unsupported("the option tool_call_parser decides whether calls are parsed", True),
+    "reasoning_format": unsupported("the option reasoning_parser decides how reasoning is parsed", "auto", "deepseek"),
+    "reasoning_budget_tokens": unsupported("use thinking_token_budget", -1),
+    "response_fields": unsupported("a response always has all fields", []),
+}
+"""llama.cpp's parameters that change its response (tools/server/server-schema.cpp)."""
 
 FOREIGN: Mapping[str, Parameter] = {
     "parameters": unsupported("send the parameters at the top level", {}),
@@ -359,6 +415,8 @@ FOREIGN: Mapping[str, Parameter] = {
     "grammar": unsupported("use response_format"),
     "adapter_id": unsupported("send the adapter's name as model", ""),
     "adapters": unsupported("send the adapter's name as model", "", []),
+    **_ONLY_OF_SGLANG,
+    **_OF_LLAMA_CPP,
 }
 """Parameters of other APIs, such as LMI's and TGI's. Ignoring them would change the response, so they are refused."""
 
@@ -401,6 +459,7 @@ COMPLETIONS = Table(
         "best_of": PARAMETERS["best_of"],
         "echo": Parameter("echo", boolean),
         "return_token_ids": Parameter("return_token_ids", boolean),
+        "max_completion_tokens": unsupported("use max_tokens"),
         "suffix": unsupported("the engines only continue a prompt", ""),
         "prompt_embeds": unsupported("a prompt must be text or token ids", []),
         "add_special_tokens": unsupported("send token ids for a prompt without special tokens", True),
