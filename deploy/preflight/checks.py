@@ -254,7 +254,9 @@ def _own_instances(context: Context, instance: str) -> int:
     fields = ("ProductionVariants", "ShadowProductionVariants")
     types = {item["VariantName"]: item.get("InstanceType") for field in fields for item in config.get(field, ())}
     serving = [item for field in fields for item in endpoint.get(field, ())]
-    counts = [item.get("CurrentInstanceCount", 0) for item in serving if types.get(item["VariantName"]) == instance]
+    counts = [
+        int(item.get("CurrentInstanceCount", 0)) for item in serving if types.get(item["VariantName"]) == instance
+    ]
     pooled = [pool for item in serving for pool in item.get("InstancePools", ()) if pool["InstanceType"] == instance]
     return sum(counts) + sum(int(pool.get("CurrentInstanceCount", 0)) for pool in pooled)
 
