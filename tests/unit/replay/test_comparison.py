@@ -85,16 +85,20 @@ def test_the_types_in_a_calls_arguments(old: str, new: str, cls: Class) -> None:
     ],
 )
 def test_scores_of_a_ranking(old: list[float], new: list[float], cls: Class) -> None:
-    both = (answer({"data": [{"index": at, "score": one} for at, one in enumerate(scores)]}) for scores in (old, new))
-    assert class_between(*both) is cls
+    def ranked(scores: list[float]) -> Answer:
+        return answer({"data": [{"index": place, "score": score} for place, score in enumerate(scores)]})
+
+    assert class_between(ranked(old), ranked(new)) is cls
 
 
 @pytest.mark.parametrize(
     ("new", "cls"), [([0.3001, 1e-4, -0.2], Class.TIE), ([0.3, 0.02, -0.2], Class.TEXT)], ids=["near", "far"]
 )
 def test_the_numbers_of_a_vector(new: list[float], cls: Class) -> None:
-    both = (answer({"data": [{"index": 0, "embedding": vector}]}) for vector in ([0.3, 2e-4, -0.2], new))
-    assert class_between(*both) is cls
+    def embedded(vector: list[float]) -> Answer:
+        return answer({"data": [{"index": 0, "embedding": vector}]})
+
+    assert class_between(embedded([0.3, 2e-4, -0.2]), embedded(new)) is cls
 
 
 @pytest.mark.parametrize(("before", "cls"), [(-0.1, Class.TIE), (-0.12, Class.TIE), (-0.9, Class.TEXT)])
