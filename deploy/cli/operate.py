@@ -19,7 +19,7 @@ from deploy.cli.views import for_terminal, live_progress, out, status_as_json, v
 from deploy.deployer.wait import wait_for
 from deploy.errors import NotThere, Refused
 from deploy.operations import logs
-from deploy.operations.scale import scaling_target, set_bounds, set_count
+from deploy.operations.scale import refuse_foreign, scaling_target, set_bounds, set_count
 from deploy.operations.status import look
 
 _NOT_SERVING = 5
@@ -116,6 +116,7 @@ def _scale(arguments: argparse.Namespace) -> int:
         raise Refused("a count or a limit is required", "Pass a number of instances or copies, or --min and --max.")
     aws = Aws(arguments.region)
     what = scaling_target(aws, arguments.name, arguments.component)
+    refuse_foreign(aws, what)
     if bounds:
         low, high = set_bounds(aws, what, arguments.min, arguments.max)
         print(f"{what.target}: scales between {low} and {high}")

@@ -143,12 +143,14 @@ class Run:
         serving: keys of endpoints and components in their desired state.
         deregistered: deletions that must be undone if the update after them fails.
         current: action in progress, if any.
+        called: whether a call of the current action was started, so that AWS may have received it.
     """
 
     created: list[str] = field(default_factory=list)
     serving: set[str] = field(default_factory=set)
     deregistered: list[Action] = field(default_factory=list)
     current: Action | None = None
+    called: bool = False
 
 
 def look_when_idle(aws: Aws, deployment: str, desired: Sequence[Resource], options: ApplyOptions) -> Live:
@@ -178,7 +180,7 @@ def apply(aws: Aws, plan: Plan, desired: Sequence[Resource], options: ApplyOptio
     run = Run() if run is None else run
     steps = _Steps(aws, plan, options, run)
     for action in plan.actions:
-        run.current = action
+        run.current, run.called = action, False
         try:
             steps.do(action)
         except (DeployError, ClientError, BotoCoreError) as error:
@@ -241,6 +243,7 @@ class _Steps:
         request = action.request or {}
         for ref in refs(request):
             self._look_up(ref)
+        self._run.called = True
         self._descriptions[action.key] = call(
             self._aws,
             action.service,
@@ -414,8 +417,10 @@ def to_the_end(work: Callable[[Run], int], again: str, remove: str) -> int:
 def _interruption(run: Run, again: str, remove: str) -> str:
     """Return a report with the current step, the created resources, and the commands to continue or to clean up."""
     lines = ["Interrupted."]
-    if run.current is not None:
+    if run.current is not None and run.called:
         lines.append(f"Current step: {run.current.key}. AWS finishes changes that it has started.")
+    elif run.current is not None and run.current.verb is not Verb.UNCHANGED:
+        lines.append(f"Next step, not started: {run.current.verb.value} {run.current.key}.")
     if run.deregistered:
         names = ", ".join(action.which[-1] for action in run.deregistered)
         lines.append(f"Deregistered from automatic scaling: {names}.")

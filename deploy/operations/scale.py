@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from deploy.aws import Aws, components_of
+from deploy.aws import Aws, components_of, pages
 from deploy.errors import NotThere, Refused
 from deploy.operations.status import Scaling, endpoint_of, scaling_of
-from deploy.resources.resource import DIMENSIONS, Kind, Resource
+from deploy.resources.resource import DIMENSIONS, TAG_DEPLOYMENT, Kind, Resource, tag_map
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,22 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
             sleeps="AsyncInferenceConfig" in endpoint_description,
         )
     return replace(target, scaling=next(scaling_of(aws, [target.target]), None))
+
+
+def refuse_foreign(aws: Aws, what: ScalingTarget) -> None:
+    """Refuse to scale an endpoint or a component that lmi deploy does not own.
+
+    Raises:
+        Refused: the resource has no tag of a deployment.
+    """
+    client, words = aws.client("sagemaker"), "Endpoint" if what.kind is Kind.ENDPOINT else "InferenceComponent"
+    describe = client.describe_endpoint if what.kind is Kind.ENDPOINT else client.describe_inference_component
+    arn = describe(**{f"{words}Name": what.name})[f"{words}Arn"]
+    if TAG_DEPLOYMENT not in tag_map(pages(aws, "sagemaker", "list_tags", "Tags", ResourceArn=arn)):
+        raise Refused(
+            f"{what.kind.value} {what.name} was not created by lmi deploy",
+            "Scale it with the tool that created it, or take it over first (`lmi deploy adopt`, `up --adopt`).",
+        )
 
 
 def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:

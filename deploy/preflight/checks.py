@@ -7,6 +7,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
 
@@ -218,7 +219,7 @@ def _trusts_sagemaker(document: Any) -> bool:
 
 
 def _quota(context: Context) -> list[Check]:
-    """Check the endpoint quota of each instance type. Instances that other endpoints use are not taken into account.
+    """Check the endpoint quota of each instance type, with the instances that other endpoints use.
 
     A pool without quota is reported as a warning if another pool has quota, because AWS then accepts the endpoint.
     """
@@ -239,10 +240,28 @@ def _quota_of(context: Context, instance: str) -> Check:
     shadow = context.decision.shadow
     beside = context.spec.shadow.count if context.spec.shadow and shadow and shadow.instance_type == instance else 0
     at_first = context.spec.instance.count + beside
-    return quota(context.aws, f"{instance} for endpoint usage", needed + beside, at_first, "instance.type")
+    own = _own_instances(context, instance)
+    return quota(context.aws, f"{instance} for endpoint usage", needed + beside, at_first, "instance.type", own)
 
 
-def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str) -> Check:
+def _own_instances(context: Context, instance: str) -> int:
+    """Return the number of instances of a type that the deployment's endpoint has now, or 0 if that is unknown."""
+    sagemaker = context.aws.client("sagemaker")
+    endpoint = unless_missing(lambda: sagemaker.describe_endpoint(EndpointName=context.spec.name)) or {}
+    if not (name := endpoint.get("EndpointConfigName")):
+        return 0
+    config = unless_missing(lambda: sagemaker.describe_endpoint_config(EndpointConfigName=name)) or {}
+    fields = ("ProductionVariants", "ShadowProductionVariants")
+    types = {item["VariantName"]: item.get("InstanceType") for field in fields for item in config.get(field, ())}
+    serving = [item for field in fields for item in endpoint.get(field, ())]
+    counts = [
+        int(item.get("CurrentInstanceCount", 0)) for item in serving if types.get(item["VariantName"]) == instance
+    ]
+    pooled = [pool for item in serving for pool in item.get("InstancePools", ()) if pool["InstanceType"] == instance]
+    return sum(counts) + sum(int(pool.get("CurrentInstanceCount", 0)) for pool in pooled)
+
+
+def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str, own: int = 0) -> Check:
     """Check one of SageMaker's quotas.
 
     Args:
@@ -250,19 +269,55 @@ def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str) -> Chec
         needed: maximum number of instances that the deployment may use.
         at_first: number of instances with which the deployment starts.
         setting: field of the specification that chooses the instance type, for the advice.
+        own: number of instances that the deployment has now, which are part of the usage that AWS reports.
     """
     quotas = pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker")
-    value = next((entry["Value"] for entry in quotas if entry["QuotaName"] == name), None)
-    if value is None:
+    entry = next((entry for entry in quotas if entry["QuotaName"] == name), None)
+    if entry is None:
         return warning(
             "quota", f"there is no quota named {name!r}", "See the type's quotas in Service Quotas, Amazon SageMaker."
         )
-    advice = f"Request a quota of {needed} for `{name}` in Service Quotas (Amazon SageMaker), or change {setting}."
-    if value < at_first:
-        return error("quota", f"{name}: {value:g}, but {at_first} are needed", advice)
-    if value < needed:
-        return warning("quota", f"{name}: {value:g}, but scaling may need {needed}", advice)
-    return ok("quota", f"{name}: {value:g}")
+    value, used = entry["Value"], max(0, _used(aws, entry) - own)
+    says = f"{name}: {value:g}" + (f", of which other endpoints use {used}" if used else "")
+    advice = (
+        f"Request a quota of {needed + used} for `{name}` in Service Quotas (Amazon SageMaker), or change {setting}."
+    )
+    if value < at_first + used:
+        return error("quota", f"{says}, but {at_first} are needed", advice)
+    if value < needed + used:
+        return warning("quota", f"{says}, but scaling may need {needed}", advice)
+    return ok("quota", says)
+
+
+_USAGE_PERIOD = 300
+_USAGE_AGE = timedelta(hours=3)
+"""AWS publishes the usage of a quota every few minutes."""
+
+
+def _used(aws: Aws, entry: Mapping[str, Any]) -> int:
+    """Return how much of a quota is in use by CloudWatch's metric of its usage, or 0 if that is unknown."""
+    metric = entry.get("UsageMetric", {})
+    if "MetricName" not in metric:
+        return 0
+    dimensions = [{"Name": name, "Value": value} for name, value in metric.get("MetricDimensions", {}).items()]
+    stat = {
+        "Metric": {
+            "Namespace": metric["MetricNamespace"],
+            "MetricName": metric["MetricName"],
+            "Dimensions": dimensions,
+        },
+        "Period": _USAGE_PERIOD,
+        "Stat": metric.get("MetricStatisticRecommendation", "Maximum"),
+    }
+    now = datetime.now(timezone.utc)
+    request = {
+        "MetricDataQueries": [{"Id": "used", "MetricStat": stat}],
+        "StartTime": now - _USAGE_AGE,
+        "EndTime": now,
+        "ScanBy": "TimestampDescending",
+    }
+    (result,) = aws.client("cloudwatch").get_metric_data(**request)["MetricDataResults"]
+    return int(next(iter(result["Values"]), 0))
 
 
 def _network(context: Context) -> Check | None:

@@ -183,7 +183,15 @@ def _at(value: Any, *names: str) -> Any:
 # -- compare two answers to one request --------------------------------------------------------------------------------
 
 
-_RELATIVE, _ABSOLUTE = 0.01, 1e-3  # tolerances of other fractional numbers, such as embeddings
+_RELATIVE = 0.01
+"""Relative tolerance of fractional numbers other than log-probabilities."""
+
+_OF_VECTOR = 0.01
+"""Tolerance of the numbers in a vector, such as an embedding, as a fraction of its largest number."""
+
+_OF_SCORE = 1e-9
+"""Absolute tolerance of single numbers. Scores of a ranking may be very small, and their order must be detected."""
+
 _FRAMING_LINE = re.compile(r"[\s:,\[\]]*|((data|event|id|retry) ?:[ \w.-]*)?(\[DONE\])?\s*")
 _COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
 """Matches a comment in an event stream, and the empty line after it."""
@@ -457,7 +465,7 @@ def _generated(reference: _Documents, target: _Documents, near: float) -> Iterat
         name = name_of(path)
         if values[0] == values[1] or _ALTERNATIVES.search(path):
             continue
-        if name in ARGUMENTS and _parsed(values[0]) != _parsed(values[1]):
+        if name in ARGUMENTS and not _equal(_parsed(values[0]), _parsed(values[1])):
             yield Finding(Class.TEXT, "tool calls", without_indexes(path), content=_both(*values), learnable=False)
         elif name in TEXTS and all(isinstance(value, str) for value in chain(*values)):
             texts.append(path)  # values of another type are compared by shape
@@ -486,6 +494,23 @@ def _token_text(token: Token | None) -> str:
     if token is None:
         return "the end"
     return json.dumps(token.text, ensure_ascii=False) + ("" if token.logprob is None else f" ({token.logprob:.3f})")
+
+
+def _equal(reference: Any, target: Any) -> bool:
+    """Return whether two JSON values are equal to a client of the reference.
+
+    Objects may have any order of names. A fractional number may become an integer, because JavaScript and Go write
+    whole numbers so. An integer may not become a fractional number, which typed clients refuse.
+    """
+    if isinstance(reference, float) and type(target) is int:
+        return reference == target
+    if type(reference) is not type(target):
+        return False
+    if isinstance(reference, dict):
+        return reference.keys() == target.keys() and all(_equal(reference[name], target[name]) for name in reference)
+    if isinstance(reference, list):
+        return len(reference) == len(target) and all(map(_equal, reference, target))
+    return bool(reference == target)
 
 
 def _parsed(values: Sequence[Any]) -> list[Any]:
@@ -523,11 +548,11 @@ def _change(reference: _Documents, target: _Documents, path: str, near: float, *
     one_by_one = aligned and name not in TEXTS and name not in ARGUMENTS
     values = [(side.scalars if one_by_one else side.places)[path] for side in (reference, target)]
     if values[0] == values[1]:
-        retyped = next((pair for pair in zip(*values, strict=True) if type(pair[0]) is not type(pair[1])), None)
+        retyped = next((pair for pair in zip(*values, strict=True) if not _equal(*pair)), None)
         where = _public(without_indexes(path))
         change = Finding(Class.SHAPE, "field", where, " -> ".join(map(shape, retyped or ())))  # 9 and 9.0
         return change if retyped else None
-    if name in ARGUMENTS and _parsed(values[0]) == _parsed(values[1]):
+    if name in ARGUMENTS and _equal(_parsed(values[0]), _parsed(values[1])):
         return None
     return _value_finding(path, name, values[0], values[1], near)
 
@@ -581,7 +606,7 @@ def changing_values(earlier: Answer, later: Answer, near: float) -> set[tuple[st
 
 def _value_finding(path: str, name: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> Finding:
     where, content = without_indexes(path), _both(reference, target)
-    if _are_near(name, reference, target, near):
+    if _are_near(where, reference, target, near):
         return Finding(Class.TIE, "number", where, "nearly equal", content)
     if _ALTERNATIVES.search(path) and not _numbers(reference):
         return Finding(Class.TIE, "alternatives", where, "", content)
@@ -595,14 +620,19 @@ def _value_finding(path: str, name: str, reference: Sequence[Any], target: Seque
     return Finding(Class.TEXT, kind, where, content=content, timed=True)
 
 
-def _are_near(name: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> bool:
+def _are_near(where: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> bool:
     """Return whether two lists of fractional numbers are nearly equal. Integers must be equal."""
-    if len(reference) != len(target) or not _numbers([*reference, *target]):
+    numbers = [value for value in (*reference, *target) if value is not None]
+    if len(reference) != len(target) or not _numbers(numbers):
         return False
-    if all(isinstance(value, int | None) for value in (*reference, *target)):
+    if all(isinstance(value, int) for value in numbers):
         return False
-    of_tokens = name in LOGPROBS or name == "<name>"
-    relative, absolute = (RELATIVE_LOGPROB, near) if of_tokens else (_RELATIVE, _ABSOLUTE)
+    name = name_of(where)
+    relative, absolute = _RELATIVE, _OF_SCORE
+    if name in LOGPROBS or name == "<name>":  # of tokens
+        relative, absolute = RELATIVE_LOGPROB, near
+    elif where.endswith("[]"):
+        absolute = _OF_VECTOR * max(map(abs, numbers))
     return all(is_near(*pair, relative, absolute) for pair in zip(reference, target, strict=True))
 
 

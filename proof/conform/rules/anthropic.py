@@ -41,6 +41,14 @@ async def message(server: Server) -> None:
     expect(False, "content that is a list of blocks", answer)
 
 
+@_rule("anthropic.ids", "Each message has an id of its own.", sources.ANTHROPIC)
+async def ids(server: Server) -> None:
+    first = expect_answer(await server.generate())
+    second = expect_answer(await server.generate())
+    same = first.object.get("id") == second.object.get("id")
+    expect(not same, "another id than that of the message before", second)
+
+
 @_rule("anthropic.usage", "usage has input_tokens and output_tokens.", sources.ANTHROPIC)
 async def usage(server: Server) -> None:
     answer = expect_answer(await server.generate())

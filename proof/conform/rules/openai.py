@@ -53,10 +53,24 @@ async def chat(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect_fields(answer, answer.object, "id", "object", "created", "model", "choices", "usage")
     expect(answer.object["object"] == "chat.completion" and answer.object["id"], "a chat.completion with an id", answer)
+    expect(type(answer.object["created"]) is int, "created in whole seconds", answer)
     match _choice(answer.object):
         case {"index": 0, "message": {"role": "assistant", "content": _}, "finish_reason": str()}:
             return
     expect(False, "a choice with index, message, finish_reason", answer)
+
+
+@_rule("openai.ids", "Each response, whole or streamed, has an id of its own.", sources.OPENAI_CHAT)
+async def ids(server: Server) -> None:
+    first = expect_answer(await server.generate())
+    second = expect_answer(await server.generate())
+    streamed, found = await _chunks(server)
+    completed = [await _complete(server) for _ in range(2)]
+    seen = {str(answer.object.get("id")) for answer in (first, second)}
+    expect(len(seen) == 2, "another id than that of the response before", second)
+    expect(str(found[0].get("id")) not in seen, "another id than those of the responses before", streamed)
+    same = completed[0].object.get("id") == completed[1].object.get("id")
+    expect(not same, "another id than that of the completion before", completed[1])
 
 
 @_rule("openai.usage", "total_tokens is prompt_tokens plus completion_tokens.", sources.OPENAI_CHAT)

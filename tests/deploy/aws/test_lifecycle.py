@@ -567,7 +567,7 @@ def test_an_interrupted_up_says_where_it_stands(cloud: Cloud, tmp_path: Path, ma
     child.append(process)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
-    assert "Current step: endpoint/llama" in said
+    assert "Current step: endpoint/llama. AWS finishes" in said
     assert "lmi deploy up" in said
     assert "lmi deploy down --name llama" in said
     assert cloud.sagemaker.things["endpoint", NAME].status == "Creating"

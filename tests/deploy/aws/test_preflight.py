@@ -6,12 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from moto.kms.models import kms_backends
+from moto.servicequotas.responses import ServiceQuotasResponse
 
 from deploy.aws import Aws
 from deploy.cli import main as cli
@@ -114,6 +116,7 @@ def test_all_is_well_and_nothing_is_changed(ready: Cloud) -> None:
 def test_the_name_is_taken(ready: Cloud) -> None:
     sagemaker = make_endpoint(ready)
     settle(sagemaker)
+    ready.sagemaker.things["endpoint", "chat"].tags.clear()
     found = run("name")
     assert (found.verdict, found.advice) == (Verdict.ERROR, "Use another name, or delete that endpoint.")
     arn = sagemaker.describe_endpoint(EndpointName="chat")["EndpointArn"]
@@ -488,6 +491,39 @@ def test_quotas(ready: Cloud, quotas: dict[str, float]) -> None:
     assert "Request a quota of 1 for `ml.g5.xlarge for endpoint usage`" in found.advice
     quotas.clear()
     assert run("quota").verdict is Verdict.WARNING
+
+
+def test_a_quota_that_other_endpoints_use_up(ready: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the metric that Service Quotas names; our own instances are part of it."""
+    name = "ml.g5.xlarge for endpoint usage"
+    dimensions = {"Class": "None", "Resource": "endpoint/ml.g5.xlarge", "Service": "SageMaker", "Type": "Resource"}
+    metric = {
+        "MetricNamespace": "AWS/Usage",
+        "MetricName": "ResourceCount",
+        "MetricDimensions": dimensions,
+        "MetricStatisticRecommendation": "Maximum",
+    }
+    entry = {"QuotaName": name, "Value": 2.0, "UsageMetric": metric}
+    monkeypatch.setattr(
+        ServiceQuotasResponse, "list_service_quotas", lambda self: json.dumps({"Quotas": [entry]}), raising=False
+    )
+    assert run("quota").verdict is Verdict.OK  # no usage is known
+    ready.client("cloudwatch").put_metric_data(
+        Namespace="AWS/Usage",
+        MetricData=[
+            {
+                "MetricName": "ResourceCount",
+                "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],
+                "Value": 2.0,
+                "Timestamp": datetime.now(timezone.utc) - timedelta(minutes=20),
+            }
+        ],
+    )
+    found = run("quota")
+    assert found.says == f"{name}: 2, of which other endpoints use 2, but 1 are needed"
+    assert "Request a quota of 3" in found.advice
+    entry["Value"] = 3.0
+    assert run("quota").verdict is Verdict.OK
 
 
 def test_a_pool_without_quota_is_an_error_only_if_no_pool_has_some(ready: Cloud, quotas: dict[str, float]) -> None:

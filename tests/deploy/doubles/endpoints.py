@@ -10,6 +10,7 @@ import pytest
 from moto.servicequotas.responses import ServiceQuotasResponse
 
 from deploy.aws import Aws
+from deploy.resources.resource import TAG_DEPLOYMENT
 from tests.deploy.doubles.aws import ACCOUNT, Cloud
 
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/lmi"
@@ -58,7 +59,7 @@ class Clock:
 
 
 def make_endpoint(cloud: Cloud, name: str = "chat", components: tuple[str, ...] = (), instances: int = 1) -> Any:
-    """One variant `main`; with components, without a model of its own. Returns SageMaker's client."""
+    """One variant `main`; with components, without a model of its own. Ours by its tag. Returns SageMaker's client."""
     sagemaker = cloud.client("sagemaker")
     sagemaker.create_model(ModelName=f"{name}-m", ExecutionRoleArn=ROLE, PrimaryContainer={"Image": IMAGE})
     variant = {"VariantName": "main", "InstanceType": "ml.g5.xlarge", "InitialInstanceCount": instances}
@@ -68,12 +69,16 @@ def make_endpoint(cloud: Cloud, name: str = "chat", components: tuple[str, ...] 
         sagemaker.create_endpoint_config(
             EndpointConfigName=f"{name}-{version}", ProductionVariants=[variant], ExecutionRoleArn=ROLE
         )
-    sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=f"{name}-1")
+    sagemaker.create_endpoint(EndpointName=name, EndpointConfigName=f"{name}-1", Tags=_owned(name))
     if components:
         settle(sagemaker, name)
     for component in components:
         make_component(sagemaker, name, component)
     return sagemaker
+
+
+def _owned(name: str) -> list[dict[str, str]]:
+    return [{"Key": TAG_DEPLOYMENT, "Value": name}]
 
 
 def make_component(sagemaker: Any, endpoint: str, name: str, base: str | None = None) -> None:
@@ -85,7 +90,7 @@ def make_component(sagemaker: Any, endpoint: str, name: str, base: str | None = 
         specification = {"ModelName": f"{endpoint}-m", "ComputeResourceRequirements": needs}
     sagemaker.create_inference_component(
         InferenceComponentName=name, EndpointName=endpoint, VariantName="main", Specification=specification,
-        RuntimeConfig={"CopyCount": 1},
+        RuntimeConfig={"CopyCount": 1}, Tags=_owned(endpoint),
     )  # fmt: skip
     while sagemaker.describe_inference_component(InferenceComponentName=name)["InferenceComponentStatus"] == "Creating":
         pass

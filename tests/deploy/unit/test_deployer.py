@@ -18,7 +18,7 @@ from botocore.exceptions import (
 from deploy.aws import as_deploy_error
 from deploy.cli.up import first_request
 from deploy.cli.views import summary
-from deploy.deployer.apply import leftovers
+from deploy.deployer.apply import Run, leftovers, to_the_end
 from deploy.deployer.calls import CALLS, identity, why_unreachable
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.plan import Action, Plan, Verb, plan, removal_of_all
@@ -323,3 +323,24 @@ def test_the_summary_counts_new_versions(count: int, text: str) -> None:
     verbs = [Verb.CREATE, *[Verb.REPLACE] * count]
     actions = tuple(Action(verb, Kind.MODEL, ("", str(number))) for number, verb in enumerate(verbs))
     assert summary(Plan(NAME, actions)) == f"1 to create{text}."
+
+
+@pytest.mark.parametrize(
+    ("verb", "called", "line"),
+    [
+        (Verb.CREATE, True, "Current step: endpoint/llama. AWS finishes changes that it has started."),
+        (Verb.CREATE, False, "Next step, not started: create endpoint/llama."),
+        (Verb.UNCHANGED, False, ""),
+    ],
+)
+def test_an_interruption_names_the_step_only_if_it_was_made(
+    verb: Verb, called: bool, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(run: Run) -> int:
+        run.current, run.called = Action(verb, Kind.ENDPOINT, ("llama",)), called
+        raise KeyboardInterrupt
+
+    assert to_the_end(work, "up", "down") == 130
+    told = capsys.readouterr().err
+    steps = [part for part in told.splitlines() if "step" in part]
+    assert steps == ([line] if line else [])

@@ -341,6 +341,7 @@ MUTANTS |= {
     "tgi.chat": whole(put("object", to="chat")),
     "openai.models": at("/v1/models", lambda reply: drop("data", 0, "created")(reply.value)),
     "openai.chat": whole(drop("choices", 0, "message", "role")),
+    "openai.ids": whole(put("id", to="chatcmpl-1")),
     "openai.usage": whole(put("usage", "total_tokens", to=1)),
     "openai.finish-reason": whole(put("choices", 0, "finish_reason", to="stop")),
     "openai.max-completion-tokens": having(
@@ -361,6 +362,7 @@ MUTANTS |= {
     "openai.completion-stream": streams(field("tail", b"")),
     "openai.completion-echo": whole(put("choices", 0, "text", to="x")),
     "anthropic.message": whole(drop("stop_sequence")),
+    "anthropic.ids": whole(put("id", to="msg_1")),
     "anthropic.usage": whole(drop("usage", "output_tokens")),
     "anthropic.stop-reason": whole(put("stop_reason", to="end_turn")),
     "anthropic.max-tokens": refusals(status(200)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -209,13 +210,16 @@ def _tgi(asked: Asked, pieces: list[str], *, array: bool) -> Reply:
     return Reply(events=events, content_type="text/event-stream")
 
 
+_NUMBERS = itertools.count(10)
+
+
 def _openai(form: str, asked: Asked, pieces: list[str]) -> Reply:
     reason = "stop" if asked.stopped else "length"
     if asked.stopped:
         pieces = pieces[:-1]
     text = (asked.prompt if asked.options.get("echo") else "") + "".join(pieces)
     usage = {"prompt_tokens": 8, "completion_tokens": len(pieces), "total_tokens": 8 + len(pieces)}
-    head: Value = {"id": "id-1", "created": 0, "model": "model"}
+    head: Value = {"id": f"id-{next(_NUMBERS)}", "created": 0, "model": "model"}
     chat = form == "chat"
     head["object"] = "chat.completion" if chat else "text_completion"
     if not asked.stream:
@@ -238,7 +242,7 @@ def _anthropic(asked: Asked, pieces: list[str]) -> Reply:
         pieces = pieces[:-1]
     reason = {"stop_reason": "stop_sequence" if asked.stopped else "max_tokens", "stop_sequence": asked.stopped or None}
     usage = {"input_tokens": 8, "output_tokens": len(pieces)}
-    head: Value = {"id": "msg_1", "type": "message", "role": "assistant", "model": "model"}
+    head: Value = {"id": f"msg_{next(_NUMBERS)}", "type": "message", "role": "assistant", "model": "model"}
     if not asked.stream:
         return Reply({**head, "content": [{"type": "text", "text": "".join(pieces)}], **reason, "usage": usage})
     delta = "content_block_delta"

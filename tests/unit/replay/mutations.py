@@ -139,7 +139,7 @@ def _retyped(value: Any) -> list[Any]:
     if isinstance(value, int):
         return [None, float(value), str(value), [value]]
     if isinstance(value, float):
-        return [None, str(value), *([int(value)] if value.is_integer() else [])]
+        return [None, str(value)]  # 1 in place of 1.0 is the same number to every client
     if isinstance(value, str):
         return [None, 1, [value], {"text": value}]
     return [

@@ -52,6 +52,55 @@ def test_a_near_tie(old: Token, new: Token, tie: bool) -> None:
     assert is_near_tie(old, new, NEAR) is tie
 
 
+def called(arguments: str) -> Answer:
+    function = {"name": "f", "arguments": arguments}
+    message = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+    return answer({"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cls"),
+    [
+        ('{"on": true}', '{"on": 1}', Class.TEXT),
+        ('{"on": 1}', '{"on": true}', Class.TEXT),
+        ('{"n": 5}', '{"n": 5.0}', Class.TEXT),
+        ('{"a": [false]}', '{"a": [0]}', Class.TEXT),
+        ('{"a": {"b": null}}', '{"a": {"b": 0}}', Class.TEXT),
+        ('{"n": 5.0}', '{"n": 5}', Class.EQUAL),  # as JavaScript and Go write it
+        ('{"a": 1, "b": 2}', '{"b":2,"a":1}', Class.EQUAL),
+    ],
+)
+def test_the_types_in_a_calls_arguments(old: str, new: str, cls: Class) -> None:
+    assert class_between(called(old), called(new)) is cls
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cls"),
+    [
+        ([0.0008, 0.0002], [0.0002, 0.0008], Class.TEXT),  # an inverted ranking
+        ([3e-7, 1e-7], [1e-7, 3e-7], Class.TEXT),
+        ([0.8, 0.2], [0.8001, 0.2001], Class.TIE),
+        ([1.0, 0.5], [1, 0.5], Class.EQUAL),
+        ([1, 0.5], [1.0, 0.5], Class.SHAPE),
+    ],
+)
+def test_scores_of_a_ranking(old: list[float], new: list[float], cls: Class) -> None:
+    def ranked(scores: list[float]) -> Answer:
+        return answer({"data": [{"index": place, "score": score} for place, score in enumerate(scores)]})
+
+    assert class_between(ranked(old), ranked(new)) is cls
+
+
+@pytest.mark.parametrize(
+    ("new", "cls"), [([0.3001, 1e-4, -0.2], Class.TIE), ([0.3, 0.02, -0.2], Class.TEXT)], ids=["near", "far"]
+)
+def test_the_numbers_of_a_vector(new: list[float], cls: Class) -> None:
+    def embedded(vector: list[float]) -> Answer:
+        return answer({"data": [{"index": 0, "embedding": vector}]})
+
+    assert class_between(embedded([0.3, 2e-4, -0.2]), embedded(new)) is cls
+
+
 @pytest.mark.parametrize(("before", "cls"), [(-0.1, Class.TIE), (-0.12, Class.TIE), (-0.9, Class.TEXT)])
 def test_a_near_tie_after_other_probabilities_is_none(before: float, cls: Class) -> None:
     """By chance two models may be as sure of different tokens, but not of all tokens before."""

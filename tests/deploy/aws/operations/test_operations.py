@@ -139,6 +139,18 @@ def register(cloud: Cloud, target: str, low: int, high: int, *, policy: bool = F
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("arguments", [["3"], ["--max", "3"]])
+def test_another_owners_endpoint_is_not_scaled(
+    cloud: Cloud, capsys: pytest.CaptureFixture[str], no_waiting: None, arguments: list[str]
+) -> None:
+    settle(make_endpoint(cloud))
+    cloud.sagemaker.things["endpoint", "chat"].tags.clear()
+    cloud.calls.clear()
+    assert cli.main(["scale", "chat", *arguments]) == 2
+    assert "endpoint chat was not created by lmi deploy" in capsys.readouterr().err
+    assert cloud.changes() == []
+
+
 def test_instances_of_an_endpoint(cloud: Cloud, capsys: pytest.CaptureFixture[str], no_waiting: None) -> None:
     settle(make_endpoint(cloud))
     assert cli.main(["scale", "chat", "3"]) == 0
@@ -208,6 +220,7 @@ def test_bounds_are_moved(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> N
     cloud.client("application-autoscaling").put_scaling_policy(
         ServiceNamespace="sagemaker", ResourceId="inference-component/chat-a", PolicyName="somebody-wakes-it",
         ScalableDimension="sagemaker:inference-component:DesiredCopyCount", PolicyType="StepScaling",
+        StepScalingPolicyConfiguration={"AdjustmentType": "ChangeInCapacity"},
     )  # fmt: skip
     assert cli.main(["scale", "chat", "4", "--min", "0", "--no-wait"]) == 0
     scaling = scale.scaling_target(aws(), "chat").scaling

@@ -121,7 +121,12 @@ def test_scaling_is_read_to_the_last_page(cloud: Cloud, monkeypatch: pytest.Monk
                   "ScalableDimension": "sagemaker:inference-component:DesiredCopyCount"}  # fmt: skip
         scaling.register_scalable_target(**target, MinCapacity=1, MaxCapacity=4)
         for policy in ("days", "nights"):
-            scaling.put_scaling_policy(**target, PolicyName=policy, PolicyType="StepScaling")
+            scaling.put_scaling_policy(
+                **target,
+                PolicyName=policy,
+                PolicyType="StepScaling",
+                StepScalingPolicyConfiguration={"AdjustmentType": "ChangeInCapacity"},
+            )
     monkeypatch.setattr(BaseClient, "_make_api_call", paged)
     read = {item.target: item.policies for item in look(aws(), "chat").scaling}
     assert read == {f"inference-component/chat-{name}": ("days", "nights") for name in ("a", "b")}
