@@ -127,7 +127,7 @@ def test_a_call_is_found_in_any_company(format: str, before: str, after: str) ->
 
 STREAMS = {
     "qwen3_coder": '<tool_call>\n<function=write>\n<parameter=text>\nab|c"|\n</par|ameter>\n</function>\n</tool_call>',
-    "minimax_m2": '<minimax:tool_call><invoke name="write"><parameter name="text">ab|c"|</par|ameter></invoke>',
+    "minimax_m2": '<minimax:tool_call><invoke name="write"><parameter name="text">ab|c"|</par|ameter></invoke></minimax:tool_call>',
     "deepseek_v32": '<｜DSML｜invoke name="write">'
     '<｜DSML｜parameter name="text" string="true">ab|c"|</｜|DSML｜parameter></｜DSML｜invoke>',
     "glm47": '<tool_call>write<arg_key>text</arg_key><arg_value>ab|c"|</arg|_value></tool_call>',
@@ -136,7 +136,7 @@ STREAMS = {
     "lfm2": "<\x01tool_call_start\x01>[write(text='ab|c\"||')]",
     "olmo3": "<function_calls>write(text='ab|c\"||')",
     "hy_v3": "<tool_calls:a><tool_call:a>write<arg_key:a>text</arg_key:a>"
-    '<arg_value:a>ab|c"|</arg|_value:a></tool_call:a>',
+    '<arg_value:a>ab|c"|</arg|_value:a></tool_call:a></tool_calls:a>',
     "minimax_m3": ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="write">]<]minimax[>[<text>'
     'ab|c"|]<]|minimax[>[</text>]<]minimax[>[</invoke>',
     "minicpm5": '<function name="write"><param name="text">ab|c"|</par|am></function>',

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from handler.protocols.assistant.events import Ending
+from handler.protocols.assistant.tools.formats.open_values import OpenValues, Tags
 from handler.protocols.assistant.tools.formats.sections import SectionedCalls
 from handler.protocols.assistant.tools.grammar import Notation, pairs
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, Format, Steps
 
 
-class PairedCalls(SectionedCalls):
+class PairedCalls(OpenValues, SectionedCalls):
     """Base class of parsers for tool calls with tags for parameter names and values.
 
     Attributes:
@@ -41,7 +43,7 @@ class PairedCalls(SectionedCalls):
             yield from self.expect(self.value)
             self.write(f"{before}{dumps(key)}: ")
             value = ParameterValue(schema.types(schema.property(schema.root, key)), self.write)
-            end = yield from self.stream_until(value.feed, self.value_end, self.call_end, self.call)
+            end = yield from self.value_end_tag(value)
             value.close()
             before = ", "
             if end == self.value_end:
@@ -49,10 +51,21 @@ class PairedCalls(SectionedCalls):
                 yield from self.skip()
                 self._closable = False
                 end = yield from self.expect(self.key, self.call_end, self.call)
-        self.write("{}" if before == "{" else "}")
-        self.end_call()
+        if self.unsure:  # the brackets are closed only if the model ended the response
+            self.unsure = False
+            self.end_call(Ending.OPEN)
+        else:
+            self.write("{}" if before == "{" else "}")
+            self.end_call()
         if end == self.call:  # the end marker is missing, and the next call follows
             self.held = self.call + self.held
+
+    def value_end_tag(self, value: ParameterValue) -> Steps[str]:
+        """Read a value up to the tag that ends it, and return the tag."""
+        outer = (self.section_end, self.call) if self.section_end else ()
+        block_end = self.section_end or self.call_end
+        calls = Tags(self.value, self.value_end, self.key, self.call, self.call_end, outer, (self.call,), block_end)
+        return (yield from self.read_value(value.feed, calls, lambda text: False))
 
 
 class Glm(PairedCalls):

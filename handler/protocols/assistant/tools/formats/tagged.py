@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from handler.core.framing import refuse_constant
 from handler.protocols.assistant.events import Ending
 from handler.protocols.assistant.tools.formats.json_calls import JsonCalls
+from handler.protocols.assistant.tools.formats.open_values import OpenValues, Tags
 from handler.protocols.assistant.tools.grammar import ANY, Notation, ToolSchema, pairs
 from handler.protocols.assistant.tools.json_text import STRING, ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps, Tool
+from handler.protocols.assistant.tools.parsing import NAME, Format, Steps, Tool
 
 _KEY = re.compile(r"[^>\"'\n]{1,256}")
 
 
-class TaggedCalls(CallParser):
+class TaggedCalls(OpenValues):
     """Base class of parsers for tool calls that consist of a tag with a name, tags for the parameters, and an end tag.
 
     A parameter without an end tag ends where the next parameter begins, or where its call or all calls end. The markers
@@ -38,8 +39,10 @@ class TaggedCalls(CallParser):
     call = call_end = ""
     parameter = parameter_end = ""
     trim = False
+    _in_block = False  # whether the marker before all calls has been read
 
     def calls(self, begin: str) -> Steps[None]:
+        self._in_block = begin != self.call
         if begin == self.call:
             yield from self._call()
         while True:
@@ -57,12 +60,22 @@ class TaggedCalls(CallParser):
         self._before = "{"
         schema = self.schema(name)
         end = ""
+        if (yield from self.skip()) == "{":
+            yield from self.json()
+            yield from self.skip()
+            yield from self.expect(self.call_end)
+            self.end_call()
+            return
         while end != self.call_end:
             if end == self.parameter:
                 end = yield from self._parameter(schema)
                 continue
             ends = (self.parameter, self.call_end, self.block_end, self.call, *self.begins)
             end = self._until_call((yield from self.skip_until(*ends)))
+        if self.unsure:  # the brackets are closed only if the model ended the response
+            self.unsure = False
+            self.end_call(Ending.OPEN)
+            return
         self.write("}" if self._before == ", " else "{}")
         self.end_call()
 
@@ -80,14 +93,26 @@ class TaggedCalls(CallParser):
             types = ANY
         self.write_key(schema, key)
         value = ParameterValue(types, self.write, trim=self.trim)
-        ends = (self.parameter_end, self.parameter, self.call_end, self.block_end, self.call, *self.begins)
-        end = yield from self.value(value, ends)
+        end = yield from self.value(value, schema)
         value.close()
         return self._until_call(end)
 
-    def value(self, value: ParameterValue, ends: tuple[str, ...]) -> Steps[str]:
-        """Read a value up to one of the markers, and return the marker."""
-        return (yield from self.stream_until(value.feed, *ends))
+    def value(self, value: ParameterValue, schema: ToolSchema) -> Steps[str]:
+        """Read a value up to the tag that ends it, and return the tag."""
+
+        def known(text: str) -> bool:
+            match = _KEY.match(text.lstrip("\"'"))
+            return match is not None and schema.property(schema.root, match[0].strip()) is not None
+
+        return (yield from self.read_value(value.feed, self._tags(), known))
+
+    def _tags(self) -> Tags:
+        outer: tuple[str, ...] = ()
+        if self._in_block:
+            outer = (self.block_end, self.call, *self.begins, *self.between)
+        begins = (self.call, *self.begins)
+        parameter = (self.parameter, self.parameter_end, self.parameter)
+        return Tags(*parameter, self.call, self.call_end, outer, begins, self.block_end)
 
     def write_key(self, schema: ToolSchema, key: str) -> None:
         """Write the name of a parameter."""
@@ -251,11 +276,11 @@ class MiniCpm5(TaggedCalls):
         yield from self._call()
         yield from self.take(self.call_end)
 
-    def value(self, value: ParameterValue, ends: tuple[str, ...]) -> Steps[str]:
+    def value(self, value: ParameterValue, schema: ToolSchema) -> Steps[str]:
         if not (yield from self.take(_DATA)):
-            return (yield from super().value(value, ends))
+            return (yield from super().value(value, schema))
         yield from self.stream_until(value.feed, _DATA_END)
-        return (yield from self.skip_until(*ends))
+        return (yield from self.skip_until(self.parameter_end, self.parameter, self.call_end, self.call))
 
 
 _DATA, _DATA_END = "<![CDATA[", "]]>"
@@ -403,6 +428,7 @@ class MuseGlimmer(TaggedCalls):
         while True:
             yield from self.skip()
             mark = (yield from self.take(*marks)) or (yield from self.stream_until(self._show, *marks))
+            self._in_block = self._in_block or mark == self.block
             if mark == self.call:
                 yield from self._call()
             elif mark == self.block_end and self.after_call:

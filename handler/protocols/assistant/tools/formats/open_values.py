@@ -1,0 +1,184 @@
+"""Finds the end of a value between tags whose text may itself contain tags, such as a quoted tool call.
+
+A value ends at its own end tag, if the tag of another parameter or the rest of the call follows. Tags within the value
+that belong to quoted calls are text. If the response ends first, the last end tag that leaves a whole call counts, and
+otherwise the first end tag of an enclosing element, which the quoted text did not open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from handler.protocols.assistant.events import Event, pieces
+from handler.protocols.assistant.tools.parsing import CallParser, Steps
+
+
+class Tags(NamedTuple):
+    """The tags around a value.
+
+    Attributes:
+        value, end: the tags before and after a value.
+        next: the tag that begins another parameter.
+        call, call_end: the tags around a call.
+        outer: the tags that must follow the end of a call, or an empty tuple if anything may.
+        begins, block_end: the tags around all calls.
+    """
+
+    value: str
+    end: str
+    next: str
+    call: str
+    call_end: str
+    outer: tuple[str, ...]
+    begins: tuple[str, ...]
+    block_end: str
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self[:5], *self.outer, *self.begins, self.block_end)))
+
+
+class _ResponseEnd(Exception):
+    """Raised within the steps of a parser if the response ends while the end of a value is undecided."""
+
+
+class _Undecided:
+    """The text of a value from its first tag on, while the tag may be either text or the end of the value.
+
+    Attributes:
+        parts: the tags, each followed by the text after it.
+        whole: the index of the last end tag that leaves a whole call.
+        closer: the index of the first end tag of an enclosing element.
+        quotes: whether the end tag at `whole` follows quoted tags, one of which has no end tag of its own.
+    """
+
+    def __init__(self, tags: Tags) -> None:
+        self.parts: list[str] = []
+        self.whole: int | None = None
+        self.closer: int | None = None
+        self.quotes = False
+        self._tags = tags
+        self._values = self._calls = self._blocks = 0  # elements that the text has opened
+        self._candidate: int | None = None  # an end tag after which only the rest of the call may follow
+        self._end = 0  # the index of the last end tag
+        self._last = ""
+        self._blank = True  # whether the text after the last tag is whitespace
+
+    def write(self, text: str) -> None:
+        self.parts.append(text)
+        self._blank = self._blank and not text.strip()
+
+    def add(self, mark: str) -> int | None:
+        """Add a tag, and return the index of the value's end tag once it is certain."""
+        tags, last = self._tags, self._last
+        candidate = self._candidate if self._blank else None
+        self._candidate = None
+        certain = False
+        if candidate is not None and last == tags.end:
+            certain = mark == tags.next or (mark == tags.call_end and not tags.outer)
+            if mark == tags.call_end or (mark == tags.block_end and not self._blocks):
+                self.whole = self._candidate = candidate
+                self.quotes = False
+        elif candidate is not None:
+            certain = mark in tags.outer
+        elif mark == tags.end and not self._values:
+            self._candidate = len(self.parts)
+        elif mark == tags.call_end and not self._calls and last == tags.end and self._blank:
+            self.whole = self._candidate = self._end
+            self.quotes = True
+        self._count(mark)
+        self._last, self._blank = mark, True
+        self.parts.append(mark)
+        return candidate if certain else None
+
+    def _count(self, mark: str) -> None:
+        tags = self._tags
+        if mark == tags.end:
+            self._end = len(self.parts)
+            self._values = max(0, self._values - 1)
+        elif mark in (tags.call_end, tags.block_end):
+            self._close(mark)
+        self._values += mark == tags.value
+        self._calls += mark == tags.call
+        self._blocks += mark in tags.begins and mark != tags.call
+
+    def _close(self, mark: str) -> None:
+        is_call = mark == self._tags.call_end
+        opened = self._calls if is_call else self._blocks
+        if not opened and self.closer is None:
+            self.closer = len(self.parts)
+        if is_call:
+            self._calls = max(0, self._calls - 1)
+        else:
+            self._blocks = max(0, self._blocks - 1)
+
+
+class OpenValues(CallParser):
+    """Base class of parsers for calls whose values are text between tags.
+
+    Attributes:
+        unsure: whether the tag that ends the current value may also be the text of a value that was cut off.
+    """
+
+    unsure = False
+    _undecided: _Undecided | None = None
+    _rest = ""  # text that is read once more, after the end of a value has been decided
+    _decided = False  # whether no more text follows, so that the first tag decides
+
+    def feed(self, text: str) -> list[Event]:
+        events = super().feed(text)
+        while self._rest:
+            rest, self._rest = self._rest, ""
+            for piece in pieces(rest):
+                events += super().feed(piece)
+        return events
+
+    def flush(self) -> list[Event]:
+        events: list[Event] = []
+        if self._undecided is not None and self._steps is not None:
+            self._undecided.write(self.held)
+            self.held = ""
+            self._decided = True
+            self._steps.throw(_ResponseEnd())
+            events = self.feed("")
+        return [*events, *super().flush()]
+
+    def read_value(self, write: Callable[[str], None], tags: Tags, known: Callable[[str], bool]) -> Steps[str]:
+        """Pass the text of a value to `write`, and return the tag that ends it, which is consumed.
+
+        Args:
+            known: returns whether a text after `tags.value` begins with the name of a parameter.
+        """
+        mark = yield from self.stream_until(write, *tags.marks)
+        if self._decided:
+            return mark
+        undecided = self._undecided = _Undecided(tags)
+        try:
+            while (at := undecided.add(mark)) is None:
+                mark = yield from self.stream_until(undecided.write, *tags.marks)
+        except _ResponseEnd:
+            at = self._last_end(undecided)
+        self._undecided = None
+        parts = undecided.parts
+        lacks_end = undecided.quotes or (undecided.whole is None and undecided.closer is not None)
+        if lacks_end and parts[0] == tags.next == tags.value and known("".join(parts[1:])):
+            at, self.unsure = 0, False
+        if at is None:
+            write("".join(parts))
+            while True:  # the value is open
+                yield from self._open()
+        write("".join(parts[:at]))
+        rest = "".join(parts[at + 1 :])
+        if self._decided:
+            self._rest = rest
+        else:
+            self.held = rest + self.held
+        return parts[at]
+
+    def _last_end(self, undecided: _Undecided) -> int | None:
+        """Return the index of the tag that ends the value of a response without more text, or None if it is open."""
+        if undecided.whole is not None:
+            return undecided.whole
+        self.unsure = undecided.closer is not None
+        return undecided.closer
