@@ -154,7 +154,7 @@ async def load_adapters(plan: Plan) -> None:
     Raises:
         Failed: the container rejected an adapter, or did not respond.
     """
-    # Without reuse, a container that sends two responses cannot answer the next adapter's request with one of them.
+    # Without reuse, a second response of the container cannot be taken for that of the next adapter.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         for name, path in plan.adapters.items():
             own = plan.endpoint.components[name].container if name in plan.endpoint.components else None

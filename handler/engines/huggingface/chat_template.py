@@ -31,7 +31,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 class _Generation(Extension):
     """The tag `generation`, which marks the response of the assistant for training, and renders its content."""
 
-    tags = {"generation"}  # noqa: RUF012: jinja2 declares it without ClassVar
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -56,11 +56,13 @@ def _now(format: str) -> str:
 
 @functools.cache
 def _environment() -> ImmutableSandboxedEnvironment:
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    made.filters["tojson"] = _to_json
-    made.globals["raise_exception"] = _raise
-    made.globals["strftime_now"] = _now
-    return made
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _now
+    return environment
 
 
 class ChatTemplate:
@@ -126,7 +128,9 @@ def shows_system(render: Callable[[Messages], str]) -> bool:
     system, user = ({"role": role, "content": f"{role} of the probe"} for role in ("system", "user"))
     for form in (str, lambda text: [{"type": "text", "text": text}]):
         with contextlib.suppress(Exception):  # a template's own error, of any kind
-            if system["content"] in render([{**one, "content": form(one["content"])} for one in (system, user)]):
+            if system["content"] in render(
+                [{**message, "content": form(message["content"])} for message in (system, user)]
+            ):
                 return True
     return False
 
