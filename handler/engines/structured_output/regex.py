@@ -119,7 +119,7 @@ _CODE = re.compile(
     r"|(?P<nul>0)(?![0-9])"
 )
 _COUNTS = re.compile(r"\{([0-9]+)(,?)([0-9]*)\}")
-_NAMED = re.compile(r"\?P?<[^\W\d]\w*>")
+_GROUP_NAME = re.compile(r"\?P?<[^\W\d]\w*>")
 _NO_GROUPS = {
     "?=": "Lookahead", "?!": "Lookahead", "?<=": "Lookbehind", "?<!": "Lookbehind", "?P=": "Backreference",
     "?>": "Atomic group", "?(": "Conditional group",
@@ -200,7 +200,7 @@ class _Parser:
         return _single(ord(character))
 
     def _group(self) -> _Node:
-        if self._text.startswith("?", self._at) and not self._next("?:") and self._match(_NAMED) is None:
+        if self._text.startswith("?", self._at) and not self._next("?:") and self._match(_GROUP_NAME) is None:
             start = self._text[self._at : self._at + 3]
             known = (what for mark, what in _NO_GROUPS.items() if start.startswith(mark))
             raise self._unsupported(next(known, "Group modifier flag"))
