@@ -437,9 +437,11 @@ class CallParser(CallOutput):
             self.show("".join([*self._taken, rest]))
 
     def _begins_call(self, text: str) -> bool:
-        """Return whether a response ends with the start of a marker for another tool call."""
+        """Return whether a response ends with the start of a marker before or after a tool call."""
         start = text.strip()
-        return len(start) > 1 and any(mark.startswith(start) for mark in self.begins)
+        ends = [getattr(self, name, "") for name in ("call_end", "block_end", "section_end", "end")]
+        marks = [*self.begins, *(end for end in ends if isinstance(end, str))]
+        return len(start) > 1 and any(mark.startswith(start) for mark in marks)
 
 
 @functools.lru_cache(maxsize=256)

@@ -64,3 +64,23 @@ def test_a_quoted_call_stays_text(format: str) -> None:
             continue
         for size in range(len(text)):
             assert "run" not in names(read(FORMATS[format].make(TOOLS), [text[:size]])), (markup, size)
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_gemma4_lists_hold_strings_in_plain_quotes(quote: str) -> None:
+    text = f'<|tool_call>call:save{{path:<|"|>a<|"|>,tags:[{quote}x{quote},{quote}y{quote}]}}<tool_call|>'
+    tags = {"type": "array", "items": {"type": "string"}}
+    tools = [{"type": "function", "function": {"name": "save", "parameters": {"properties": {"tags": tags}}}}]
+    found = read(FORMATS["gemma4"].make(tools), text)
+    assert [json.loads(event[1]) for event in found if isinstance(event, list)] == [{"path": "a", "tags": ["x", "y"]}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<tool_call>\n<function=run>\n</function>\n</tool_c", '<tool_call><function=run>{"cmd": "x"}</function></tool_c'],
+)
+def test_a_cut_end_mark_is_no_text(text: str) -> None:
+    found = read(FORMATS["qwen3_coder"].make(TOOLS), [text])
+    assert names(found) == ["run"]
+    assert len(found) == 1
+    assert ("cmd" in found[0][1]) == ("cmd" in text)

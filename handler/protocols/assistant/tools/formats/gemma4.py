@@ -73,10 +73,18 @@ class Gemma4(CallParser):
                 value = ParameterValue(STRING if "string" in types else types, self.write)
                 yield from self.stream_until(value.feed, self.quote)
                 value.close()
+            elif sign in "\"'" and end == "]":
+                yield from self._plain_string(sign, schemas.types(member))
             else:
                 bare = yield from self.run(_UNQUOTED)
                 self.write(as_json(bare.strip(SPACES), schemas.types(member) or ANY))
         self.write(self.advance(1))
+
+    def _plain_string(self, quote: str, types: frozenset[str]) -> Steps[None]:
+        """Write a list's string in the quotes of JSON or Python, which the model writes at times."""
+        self.advance(1)
+        text, _ = yield from self.until(quote)
+        self.write(as_json(text, types or STRING))
 
     def _key(self) -> Steps[str]:
         if (yield from self.take(self.quote)):

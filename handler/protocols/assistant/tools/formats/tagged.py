@@ -279,8 +279,8 @@ class MiniCpm5(TaggedCalls):
     def value(self, value: ParameterValue, schema: ToolSchema) -> Steps[str]:
         if not (yield from self.take(_DATA)):
             return (yield from super().value(value, schema))
-        yield from self.stream_until(value.feed, _DATA_END)
-        return (yield from self.skip_until(self.parameter_end, self.parameter, self.call_end, self.call))
+        tags = self._tags()._replace(value=_DATA, end=f"{_DATA_END}{self.parameter_end}")
+        return (yield from self.read_value(value.feed, tags, lambda text: False))
 
 
 _DATA, _DATA_END = "<![CDATA[", "]]>"
