@@ -163,6 +163,7 @@ class _PartsAhead:
         self._parts, self._has_waiting = parts, has_waiting
         self._memory, self._quota_size = Share(memory), memory.most
         self._unsent = deque[bytes | Broken]()
+        self._sending = 0  # bytes of the part that the client is taking
         self._changed = asyncio.Event()
         self._error: Overloaded | None = None
         self.ended = parts.ended
@@ -195,13 +196,18 @@ class _PartsAhead:
         Raises:
             Overloaded: too many bytes wait for clients.
         """
-        self._memory.give_back(self._memory.size - sum(map(_size, self._unsent)))
+        self._memory.give_back(self._sending)
+        self._sending = 0
         self.note_change()
         while not (self._unsent or self.ended.is_set()):
             await self._next_change()
         if self._error is not None:
             raise self._error
-        return self._unsent.popleft() if self._unsent else None
+        if not self._unsent:
+            return None
+        part = self._unsent.popleft()
+        self._sending = _size(part)
+        return part
 
     def close(self) -> None:
         """Close the parts, and drop those that have not been sent."""

@@ -2,7 +2,7 @@
 
 GenAI's xgrammar has a converter, but it misreads character classes with Latin-1 letters (`characters.py`), takes `\\A`
 and `\\Z` as letters, ignores anchors within an expression, and writes quotes and line breaks into JSON strings without
-escaping them. The syntax is what ECMAScript and Python have in common, with `\\d`, `\\w` and `.` as in ECMAScript.
+escaping them. The syntax is what ECMAScript and Python have in common, with the character classes of ECMAScript.
 An expression must match the whole text.
 """
 

@@ -105,7 +105,8 @@ _LORA = ("max_loras", "max_cpu_loras", "max_lora_rank")
 _OWN = frozenset((
     "engine_args", "guided_decoding", "guided_decoding_backend", "guide_timeout", "speculative_draft_model",
     "num_speculative_tokens", "draft_model_tp_size", "revision", "lmcache_config_file", "lmcache_auto_config",
-    "chat_template_content_format", "lora_modules", "load_in_4bit", "load_in_8bit", *_LORA,
+    "chat_template_content_format", "lora_modules", "adapters_root", "adapters_code", "load_in_4bit", "load_in_8bit",
+    *_LORA,
 ))  # fmt: skip
 """Options that are not passed on unchanged. Every other option is the EngineArgs argument of the same name."""
 

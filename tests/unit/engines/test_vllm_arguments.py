@@ -105,6 +105,8 @@ def test_every_option_of_vllm_has_its_row_or_is_refused() -> None:
             refused.add(option.key)
     rest = {option.key for option in OPTIONS if option.field and "vllm" in option.engines} - refused
     elsewhere = {
+        "adapters_code",
+        "adapters_root",
         "lmcache_config_file",
         "lmcache_auto_config",
         "chat_template_content_format",
@@ -227,7 +229,7 @@ def test_structural_tags_are_xgrammars_in_vllm_arguments(
     version: str, options: dict[str, Any], styles: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("handler.engines.vllm.sampling.find_spec", lambda name: name if version else None)
-    monkeypatch.setattr("handler.engines.vllm.sampling.version", lambda name: version)
+    monkeypatch.setattr("handler.engines.structured_output.xgrammar.version", lambda name: version)
     assert capabilities(config_with(engine_options=options)).structural_tags == styles
 
 

@@ -124,6 +124,8 @@ NOT_HERE = {
     "max_lora_rank",
     "max_cpu_loras",
     "enable_lora",
+    "adapters_root",
+    "adapters_code",
     "lora_modules",
     "guide_timeout",
     "chat_template_content_format",
