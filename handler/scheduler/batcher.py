@@ -184,9 +184,10 @@ class RequestQueue(Generic[Item]):
         """The priority of the next item."""
         return self._items[self.first_id][0].priority
 
-    def take(self) -> Item:
-        """Remove and return the next item."""
-        id = self.first_id
+    def take(self, id: int | None = None) -> Item:
+        """Remove and return the next item, or the item with an id."""
+        if id is None:
+            id = self.first_id
         self._overtakes = 0 if id == next(iter(self._items)) else self._overtakes + 1
         rank, item = self._items[id]
         self._remove(rank)
@@ -210,7 +211,7 @@ class RequestQueue(Generic[Item]):
 class OwnerQueues(Generic[Item]):
     """A `RequestQueue` for each owner. Owners take turns among the items of the lowest priority number.
 
-    After MAX_OVERTAKES items in a row that are newer than the oldest one, the owner of the oldest item has its turn.
+    After MAX_OVERTAKES items in a row that are newer than the oldest one, the oldest item is next.
     """
 
     def __init__(self) -> None:
@@ -234,15 +235,16 @@ class OwnerQueues(Generic[Item]):
 
     def first(self) -> Item:
         """Return the next item without removing it."""
-        return self._queues[self._next_owner()].first()
+        owner = self._next_owner()
+        return self._queues[owner][self._next_id(owner)]
 
     def take(self) -> Item:
         """Remove and return the next item."""
         owner = self._next_owner()
+        id = self._next_id(owner)
         queue = self._queues.pop(owner)
-        id = queue.first_id
         self._overtakes = 0 if id == next(iter(self._owners)) else self._overtakes + 1
-        item = queue.take()
+        item = queue.take(id)
         del self._owners[id]
         if queue:
             self._queues[owner] = queue
@@ -271,9 +273,17 @@ class OwnerQueues(Generic[Item]):
     def _next_owner(self) -> str:
         if self._next is None:
             oldest = next(iter(self._owners.values()))
-            due = self._overtakes >= MAX_OVERTAKES
-            self._next = oldest if due else min(self._queues, key=lambda owner: self._queues[owner].priority)
+            lowest = min(self._queues, key=lambda owner: self._queues[owner].priority)
+            self._next = oldest if self._is_oldest_due else lowest
         return self._next
+
+    def _next_id(self, owner: str) -> int:
+        """Return the id of the next item, which belongs to `owner`."""
+        return next(iter(self._owners)) if self._is_oldest_due else self._queues[owner].first_id
+
+    @property
+    def _is_oldest_due(self) -> bool:
+        return self._overtakes >= MAX_OVERTAKES
 
 
 class Background:

@@ -18,7 +18,7 @@ from handler.core.values import Finish, Request, Sampling, Token
 from handler.engines.base import Output, Step
 from handler.protocols.registry import INVOCATIONS
 from handler.scheduler import batcher
-from handler.scheduler.batcher import MAX_OVERTAKES, Batcher, FastPath, RequestQueue
+from handler.scheduler.batcher import MAX_OVERTAKES, Batcher, FastPath, OwnerQueues, RequestQueue
 from handler.scheduler.engine import join
 from tests.doubles.scripted_engine import Scripted, prompt, run, submit, text
 from tests.limits import WORDS, undocumented
@@ -757,6 +757,21 @@ def test_owners_take_turns_whatever_one_of_them_sends() -> None:
     first, *anns = [submit("ann") for _ in range(5)]
     bobs, urgent = [submit("bob") for _ in range(2)], submit("ann", -1)
     assert list(run(batcher)) == [first, urgent, bobs[0], anns[0], bobs[1], *anns[1:]]
+
+
+def test_old_items_of_low_priority_give_their_owner_no_more_turns() -> None:
+    queue, owners = OwnerQueues[str](), ("ann", "bob", "carol")
+    ids = itertools.count()
+    for _ in range(20):
+        queue.add(next(ids), 1000, "ann", "ann")
+    taken = []
+    for _ in range(20 * (MAX_OVERTAKES + 1)):
+        for owner in owners:
+            queue.add(next(ids), 0, owner, owner)
+        assert queue.first() == (item := queue.take())
+        taken.append(item)
+    assert taken.count("bob") - taken.count("carol") in (0, 1)
+    assert taken.count("ann") - taken.count("bob") <= 21  # the old items, of which each may leave once
 
 
 def test_a_full_queue_loses_the_newest_of_the_owner_with_most() -> None:
