@@ -133,17 +133,20 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def warning_without_keys(host: str) -> str:
+def warning_without_keys(host: str, *, checks_keys: bool = True) -> str:
     """Return a warning about a server without keys, or "" if only this machine or SageMaker can reach it.
 
     Args:
         host: the address or host name that the server listens on.
+        checks_keys: whether the server can require keys, which DJL Serving cannot.
     """
     if host == "localhost" or is_loopback(host) or on_sagemaker():
         return ""
+    missing = "no API key is set" if checks_keys else "DJL Serving checks no API keys"
+    remedy = f"set {KEYS}=KEY,..." if checks_keys else f"use LMI_FRONT=embedded with {KEYS}=KEY,..."
     return (
-        f"no API key is set, and the server listens on {host}: anyone who can reach the port can use the model; set "
-        f"{KEYS}=KEY,..., or listen on 127.0.0.1"
+        f"{missing}, and the server listens on {host}: anyone who can reach the port can use the model; "
+        f"{remedy}, or listen on 127.0.0.1"
     )
 
 

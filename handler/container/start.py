@@ -132,7 +132,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     if server:
         environ = ready if arguments.check else with_token(ready)
         return Start(server, environ, supervised=None)
-    if warning := warning_without_keys(arguments.host):
+    if warning := warning_without_keys(arguments.host, checks_keys=False):
         log.warning("%s", warning)
     scratch.mkdir(parents=True, exist_ok=True)
     name = djl.make_model(arguments, source, ready, scratch / "model", djl.version(home))

@@ -286,7 +286,8 @@ def supervise(
                 losses_left = _MOST_LOSSES
             if not server.is_lost():
                 continue
-            losses_left -= 0 if server.was_ready else 1
+            if not server.was_ready:
+                losses_left -= 1
             if not losses_left:
                 log.error("DJL Serving's worker cannot load the model: giving up; the lines above say why")
                 return 1

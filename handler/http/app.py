@@ -250,19 +250,25 @@ class Budgeted:
         now: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._call, self._now, self._cpu = call, now, cpu
+        self._call = call
+        self._now = now
+        self._cpu = cpu
         self._turn = asyncio.Lock()  # one caller continues per iteration of the event loop
-        self._credit, self._counted_at = _MAX_CREDIT, now()
-        self._result, self._result_at = b"", -math.inf
+        self._credit = _MAX_CREDIT  # seconds
+        self._counted_at = now()
+        self._result = b""
+        self._result_at = -math.inf
 
     async def get(self) -> bytes:
         """Return the result of a call that began after this one."""
         called_at = self._now()
         async with self._turn:
             if self._result_at < called_at:
-                if (missing := -self._count()) > 0:
-                    await asyncio.sleep(missing / _SHARE)
-                self._result_at, before = self._now(), self._cpu()
+                credit = self._count()
+                if credit < 0:
+                    await asyncio.sleep(-credit / _SHARE)
+                before = self._cpu()
+                self._result_at = self._now()
                 self._result = self._call()
                 self._credit -= self._cpu() - before
             return self._result

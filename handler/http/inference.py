@@ -412,9 +412,8 @@ class Inference:
             return
         try:
             body = await read_body(scope, receive, self._model.config.max_request_size, self._model, task.memory)
-            self._model.check_room(
-                owner_of(scope["headers_by_name"])
-            )  # the queue may have filled up while the body was received
+            # The queue may have filled up while the body was received.
+            self._model.check_room(owner_of(scope["headers_by_name"]))
             await task.parse(body)  # from here on the request is answered even after SIGTERM
         except ServingError as error:
             task.refuse(error)

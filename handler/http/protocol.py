@@ -574,7 +574,8 @@ class Protocol(HttpToolsProtocol):
     # -- callbacks of the parser ---------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        self._in_head, self._line_size, self._head_size, self._num_fields, self._unparsed = True, 0, 0, 0, 0
+        self._in_head = True
+        self._line_size = self._head_size = self._num_fields = self._unparsed = 0
         if self._current is None:
             self._unset_keepalive_if_required()
         super().on_message_begin()

@@ -458,9 +458,12 @@ class Batcher:
         Raises:
             Overloaded: no other owner has more requests.
         """
-        self.check_room(owner)
-        if len(self._queue) >= self._max_queued and (newest := self._queue.newest_of_largest(owner)) is not None:
-            self._displaced.append(self._failed(newest, 0, self._full()))
+        if len(self._queue) < self._max_queued:
+            return
+        newest = self._queue.newest_of_largest(owner)
+        if newest is None:
+            raise self._full()
+        self._displaced.append(self._failed(newest, 0, self._full()))
 
     def submit(
         self,
@@ -485,9 +488,9 @@ class Batcher:
             Overloaded: the queue is full.
             InvalidPayload: the request's adapter was unregistered after the request was read.
         """
+        request = self._adapters.current(request)
         if not follows:
             self._make_room(owner)
-        request = self._adapters.current(request)
         now = time.monotonic()
         ends = now + self._queue_timeout, now + self._time_limit
         active = ActiveRequest(next(self._ids), request, prompt, *ends, started)

@@ -67,7 +67,8 @@ class CustomHandle:
         if handle.is_async:
             self._runs = _SideBySide(handle, config.predict_timeout, config.job_queue_size)
         else:
-            limit, size = config.predict_timeout, config.batch_size if config.rolling_batch == "disable" else 1
+            limit = config.predict_timeout
+            size = config.batch_size if config.rolling_batch == "disable" else 1
             # A call that hangs is noticed a little late. The calls behind it must not fail with it.
             gate = BatchGate(replace(config, batch_size=size, predict_timeout=1.1 * limit))
             self._runs = _OneByOne(handle, limit, gate, memory)
@@ -160,8 +161,10 @@ class _PartsAhead:
     """
 
     def __init__(self, parts: _Parts, memory: Quota, has_waiting: Callable[[], bool]) -> None:
-        self._parts, self._has_waiting = parts, has_waiting
-        self._memory, self._quota_size = Share(memory), memory.most
+        self._parts = parts
+        self._has_waiting = has_waiting
+        self._memory = Share(memory)
+        self._quota_size = memory.most
         self._unsent = deque[bytes | Broken]()
         self._sending = 0  # bytes of the part that the client is taking
         self._changed = asyncio.Event()

@@ -470,7 +470,8 @@ class OwnersKeeper:
     """A view of the store for one request, which stores the responses of the request's owner."""
 
     def __init__(self, store: ResponseStore, owner: str) -> None:
-        self._store, self._owner = store, owner
+        self._store = store
+        self._owner = owner
         self._in_progress: dict[str, InProgress] = {}
         self._has_ended = False
 

@@ -123,9 +123,7 @@ def unknown_variable(name: str) -> Unknown:
     key = key_of(name)
     if name.startswith("LMI_"):
         own_names = {own.removeprefix("LMI_") for own in OWN_VARIABLES}
-        near = [
-            f"LMI_{own}" for own in difflib.get_close_matches(name.removeprefix("LMI_"), own_names, n=1, cutoff=0.6)
-        ]
+        near = [f"LMI_{own}" for own in _nearest(name.removeprefix("LMI_"), own_names, cutoff=0.6)]
     elif f"option.{key}" in KNOWN:
         near = [f"OPTION_{key.upper()}"]
     else:
@@ -135,8 +133,9 @@ def unknown_variable(name: str) -> Unknown:
     return Unknown(name, f"environment variable {name}", f"unknown setting{hint}", bool(near))
 
 
-def _nearest(name: str, names: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+def _nearest(name: str, names: Iterable[str], cutoff: float = 0.75) -> list[str]:
+    """Return the most similar of `names` in a list, which is empty if none has at least the similarity `cutoff`."""
+    return difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
 
 
 def _releases(name: str, engine: str) -> str:

@@ -74,7 +74,8 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
-        self._source, self._tokens = source, tokens
+        self._source = source
+        self._tokens = tokens
 
     @functools.cached_property
     def _template(self) -> Any:

@@ -20,6 +20,7 @@ import pytest
 import trustme
 from starlette.routing import Route
 
+from handler.config.environment import warning_without_keys
 from handler.core.errors import ConfigError
 from handler.http.inference import Endpoint
 from handler.http.routes import ASSETS
@@ -344,6 +345,13 @@ def test_a_server_that_others_reach_without_a_key_says_so(monkeypatch: pytest.Mo
     assert warning_of(Access(), "0.0.0.0") == ""  # SageMaker
     monkeypatch.setenv("ECS_CONTAINER_METADATA_URI_V4", "http://169.254.170.2/v4/x")
     assert warning_of(Access(), "0.0.0.0") != ""
+
+
+def test_the_warning_about_djl_serving_names_no_key_that_it_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", raising=False)
+    message = warning_without_keys("0.0.0.0", checks_keys=False)
+    assert message.startswith("DJL Serving checks no API keys")
+    assert "use LMI_FRONT=embedded with LMI_API_KEY=KEY" in message
 
 
 @in_one_test("key", ["", "with space", "a,b", "\u00e9", "x" * 1025, "line\n"])
