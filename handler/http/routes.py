@@ -107,8 +107,9 @@ class ModelRoutes:
         return await send_json(scope, send, 200, page)
 
     async def _one(self, scope: Scope, receive: Receive, send: Send) -> None:
-        id = scope["path_params"]["id"]
-        ids = self._ids()
+        id, ids = scope["path_params"]["id"], self._ids()
+        if id not in ids:
+            id = id.removesuffix("/")
         if id not in ids:
             errors = ANTHROPIC_ERRORS if _is_anthropic(scope) else ERRORS
             return await send_answer(scope, send, errors.whole(ModelNotFound(id, served=ids)))
