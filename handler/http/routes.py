@@ -121,9 +121,7 @@ class ModelRoutes:
     def _ids(self) -> dict[str, str | None]:
         """Map each name of the model to None, and the name of each adapter to the name of its base model."""
         config = self._model.config
-        own = [*(name for name in config.served_model_name or () if name != "*"), config.name]
-        if config.async_schema:
-            own.append(served_name(config))
+        own = [*(name for name in config.served_model_name or () if name != "*"), config.name, served_name(config)]
         adapters = [entry.adapter.name for entry in self._model.adapters.registry]
         return {**dict.fromkeys(own), **dict.fromkeys(adapters, config.name)}
 

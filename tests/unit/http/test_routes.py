@@ -205,7 +205,7 @@ def test_vllms_routes_load_replace_and_unload_an_adapter(monkeypatch: pytest.Mon
         assert answer.headers[b"x-lmi-ignored-parameters"] == b"other"
         assert (await load()).status == 400, "it is there"
         assert (await load(load_inplace="true")).status == 200
-        _, listed = (await call(app, "/v1/models")).value["data"]
+        *_, listed = (await call(app, "/v1/models")).value["data"]
         assert (listed["id"], listed["root"], listed["parent"]) == ("mine", "mine", "model")
         answer = await call(app, "/v1/unload_lora_adapter", "POST", b'{"lora_name": "mine"}')
         assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'mine' removed successfully.")
@@ -311,12 +311,14 @@ def test_a_browser_gets_the_page_where_others_get_the_state() -> None:
 def test_models_are_described_for_each_kind_of_client() -> None:
     async def story(app: MountedApp) -> None:
         started = int(model_of(app).availability.started_at)
-        (listed,) = (await call(app, "/v1/models")).value["data"]
+        listed, alias = (await call(app, "/v1/models")).value["data"]
+        assert alias == {**listed, "id": "lmi"}, "a model without option.served_model_name is also served as lmi"
+        assert alias == (await call(app, "/v1/models/lmi")).value
         assert listed == (await call(app, "/v1/models/model")).value
         assert (listed["id"], listed["created"], listed["max_model_len"]) == ("model", started, 256)
         assert (listed["parent"], listed["input_modalities"]) == (None, ["text", "image", "audio"])
         answer = await page(app, "/v1/models", anthropic_version="2023-06-01")
-        (other,) = answer.value["data"]
+        other, _ = answer.value["data"]
         assert answer.status == (await call(app, "/v1/models")).status == 200
         assert (other["id"], other["type"]) == ("model", "model")
         assert other == (await page(app, "/v1/models/model", anthropic_version="2023-06-01")).value
