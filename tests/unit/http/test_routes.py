@@ -530,7 +530,7 @@ def test_other_models_are_not_this_servers(tmp_path: Path) -> None:
     in_app(story)
 
 
-# -- slashes that clients add to paths -----------------------------------------------------------------------------------
+# -- slashes that clients add to paths ---------------------------------------------------------------------------------
 
 
 def test_extra_slashes_in_a_path_select_the_same_route() -> None:
