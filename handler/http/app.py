@@ -49,7 +49,7 @@ from handler.protocols.api import (
     Worker,
 )
 from handler.protocols.kernel.errors import HttpResponse
-from handler.serving.admission import INVOKE
+from handler.serving.admission import INVOKE, canonical_path
 from handler.serving.check import check
 from handler.serving.engine import read_sources
 from handler.serving.head import ATTRIBUTES, in_attributes, request_id
@@ -124,6 +124,7 @@ class App:
         assert scope["type"] == "http", "only HTTP requests are supported"
         headers = scope["headers_by_name"] = headers_by_name(scope)
         scope["request_id"] = request_id(headers)
+        scope["path"] = canonical_path(scope["path"])
         host = headers.get("host", "")
         if not self._hosts.admits(host):
             return await send_error(scope, send, Forbidden(self._hosts.refusal(host)))
@@ -137,7 +138,7 @@ class App:
         if scope["path"] == "/invocations" and (path := in_attributes(headers, "route")) is not None:
             # A client that may only invoke must not reach routes like /adapters.
             if self._model.admission.routes.has(path):
-                scope["path"] = path
+                scope["path"] = canonical_path(path)
             elif admitted:
                 error = InvalidPayload(f"header {ATTRIBUTES}: {self._model.admission.routes.refusal(path)}")
                 with self._model.refused(error, id=scope["request_id"]) as task:

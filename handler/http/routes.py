@@ -107,8 +107,9 @@ class ModelRoutes:
         return await send_json(scope, send, 200, page)
 
     async def _one(self, scope: Scope, receive: Receive, send: Send) -> None:
-        id = scope["path_params"]["id"]
-        ids = self._ids()
+        id, ids = scope["path_params"]["id"], self._ids()
+        if id not in ids:
+            id = id.removesuffix("/")
         if id not in ids:
             errors = ANTHROPIC_ERRORS if _is_anthropic(scope) else ERRORS
             return await send_answer(scope, send, errors.whole(ModelNotFound(id, served=ids)))
@@ -120,9 +121,7 @@ class ModelRoutes:
     def _ids(self) -> dict[str, str | None]:
         """Map each name of the model to None, and the name of each adapter to the name of its base model."""
         config = self._model.config
-        own = [*(name for name in config.served_model_name or () if name != "*"), config.name]
-        if config.async_schema:
-            own.append(served_name(config))
+        own = [*(name for name in config.served_model_name or () if name != "*"), config.name, served_name(config)]
         adapters = [entry.adapter.name for entry in self._model.adapters.registry]
         return {**dict.fromkeys(own), **dict.fromkeys(adapters, config.name)}
 

@@ -46,6 +46,23 @@ _ESTIMATED = 1 << 15  # bytes of memory; larger values are measured after they h
 INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
 """Routes that use the configured dialect."""
 
+_SLASHES = re.compile("/{2,}")
+_MODEL_IDS = re.compile("/+v1/+models/(?=/*[^/])")
+
+
+def canonical_path(path: str) -> str:
+    """Return a path without repeated slashes and without a slash at its end.
+
+    Clients add such slashes when they join a base URL and a path. A redirect, as in Starlette, would lose the body or
+    the key with some clients, and name the wrong scheme behind a proxy. In `/v1/models/{id}`, the ID keeps its slashes,
+    because it may be a directory.
+    """
+    if not path.endswith("/") and "//" not in path:
+        return path
+    if ids := _MODEL_IDS.match(path):
+        return f"/v1/models/{path[ids.end() :]}"
+    return _SLASHES.sub("/", path).rstrip("/") or "/"
+
 
 class InferenceRoutes:
     """The inference routes of one model: path templates that contain `{model}` and `{version}`, and their dialects.
@@ -65,7 +82,8 @@ class InferenceRoutes:
 
     def has(self, path: str) -> bool:
         """Return whether the path matches an inference route, even if the model in the path is not served."""
-        return any(pattern.fullmatch(path) for pattern, _ in self._patterns)
+        canonical = canonical_path(path)
+        return any(pattern.fullmatch(canonical) for pattern, _ in self._patterns)
 
     def dialect(self, path: str) -> Dialect | None:
         """Return the dialect of a path, or None for the configured dialect.
@@ -73,8 +91,9 @@ class InferenceRoutes:
         Raises:
             InvalidPayload: no route matches the path.
         """
+        canonical = canonical_path(path)
         for pattern, dialect in self._patterns:
-            match = pattern.fullmatch(path)
+            match = pattern.fullmatch(canonical)
             if match is not None and self._is_served(match.groupdict()):
                 return dialect
         raise InvalidPayload(self.refusal(path))

@@ -5,6 +5,7 @@ import { $, element } from "./dom.js";
 import { figures, parse } from "./metrics.js";
 
 const DEFAULT_NAME = "model"; // name of a model that was not given one
+const DEFAULT_NAMES = [DEFAULT_NAME, "lmi"]; // under these, such a model is served
 const POLL = 1000; // milliseconds between two requests of /metrics
 
 /**
@@ -72,7 +73,8 @@ async function describe() {
   const called = (id) => (id === DEFAULT_NAME && listed?.root) || id;
   const adapters = data.filter(({ parent }) => parent).map(({ id }) => id);
   const served = data.filter(({ parent }) => !parent).map(({ id }) => id);
-  const chosen = served.length > 1 ? served.filter((id) => id !== DEFAULT_NAME) : served; // names that the operator has chosen
+  const given = served.filter((id) => !DEFAULT_NAMES.includes(id)); // names that the operator has chosen
+  const chosen = given.length ? given : served.slice(0, 1);
   const own = called(chosen[0]);
   show({
     "model-name": own,

@@ -367,6 +367,25 @@ def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Map
     return prompt_request(chat.request, render, errors, chat.ignored)
 
 
+_TGI = "tgi"
+"""The name of the model with which a client asks for TGI's behavior."""
+
+
+def continued(body: Mapping[str, Any], conversation: Conversation) -> tuple[Mapping[str, Any], Conversation]:
+    """Return a chat whose response continues the last message if it is a text of the assistant, as in TGI.
+
+    TGI strips spaces at the end of the prompt. The parameters of other servers take precedence over this rule.
+    """
+    *others, last = conversation.messages
+    text = last["content"] if last["role"] == "assistant" and not last.get("tool_calls") else None
+    if not isinstance(text, str) or not text.strip() or any(body.get(name) is not None for name in _CONTINUING):
+        return body, conversation
+    messages = (*others, {**last, "content": text.rstrip()})
+    return {**body, "continue_final_message": True}, conversation._replace(messages=messages)
+
+
+_CONTINUING = ("add_generation_prompt", "continue_final_message")
+
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16}
 """The example body in the OpenAPI document for all chat dialects, without `model`."""
 
@@ -410,6 +429,8 @@ class OpenAiChat(OpenAiDialect):
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         model = self.read_model(body, context)
         conversation = read_messages(body.get("messages"), context)
+        if model[0] == _TGI:
+            body, conversation = continued(body, conversation)
         return self.answer(self.build(body, model, conversation, read_tools(body, context), context))
 
     def translate(
@@ -471,7 +492,7 @@ class OpenAiChat(OpenAiDialect):
             fill_context=self.max_new_tokens(context) is None and "max_new_tokens" not in parameters.names,
             names=names(self.prompt_field, parameters),
         )
-        for_tgi = name == "tgi"
+        for_tgi = name == _TGI
         format = self.format(
             Logprobs(sampling.logprobs, bool(body.get("top_logprobs")), self.refusal),
             form,

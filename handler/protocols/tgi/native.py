@@ -23,6 +23,7 @@ from handler.protocols.kernel.reply import SequenceOutput, list_parts, prompt_re
 from handler.protocols.kernel.schema import Shape, nullable, record
 from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import DocumentReply, ResponseFormat, StreamReply, WholeOutput
+from handler.protocols.openai.chat import continued
 from handler.protocols.openai.request import CHAT, HARMLESS
 from handler.protocols.tgi.api import (
     SLICE,
@@ -499,11 +500,11 @@ class _TgiChatTokenize(_TgiTokenize):
         if not isinstance(body, dict) or "messages" not in body:
             raise WrongType("missing field `messages`")
         tools = read_tools(body, context)
+        text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route renders text only"))
+        body, (messages, _, names) = continued(body, read_messages(body["messages"], text_only))
         params = {name: item for name, item in body.items() if item is not None and name not in ("messages", "tools")}
         shaping = [NamedValue(name, params.pop(name)) for name in _TOKENIZE_SHAPING if name in params]
         options = {option.name: option.read(CHAT.parameters[option.name].read) for option in shaping}
-        text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route renders text only"))
-        messages, _, names = read_messages(body["messages"], text_only)
         template, unread = read_template(options, messages, context)
         names = [*names, *tools.unknown, *unread, *(name for name in params if name not in _NO_EFFECT)]
         ignored = report_unknown(names, body, context, generates=False)

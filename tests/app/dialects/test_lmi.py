@@ -152,6 +152,7 @@ def test_served_names_replace_lmi() -> None:
     with serve(*ASYNC, "-o", "option.served_model_name=abc") as server:
         assert server.post({"prompt": "a", "max_tokens": 1}).json()["model"] == "abc"
         assert server.post({"inputs": "a", "model": "lmi"}).status_code == 404
+        assert [model["id"] for model in http.get(server.url + "/v1/models").json()["data"]] == ["abc", "model"]
 
 
 def test_the_name_in_answers_is_listed_where_any_is_served() -> None:

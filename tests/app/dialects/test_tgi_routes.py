@@ -293,6 +293,34 @@ def test_tokenize(echo_server: LiveServer) -> None:
     assert echo_server.post({"inputs": 1}, "/tokenize").status_code == 422
 
 
+def test_tgi_chats_continue_a_last_message_of_the_assistant(echo_server: LiveServer) -> None:
+    chat: dict[str, Any] = {
+        "model": "tgi",
+        "max_tokens": 3,
+        "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So it "}],
+    }
+
+    def tokens(more: dict[str, Any]) -> int:
+        answer = echo_server.post({**chat, **more}, "/v1/chat/completions")
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["usage"]["prompt_tokens"])
+
+    continued, answered = 5, 6  # user: hi / assistant: So it [/ assistant:]
+    assert tokens({}) == tokens({"continue_final_message": True}) == continued
+    assert tokens({"model": ""}) == tokens({"add_generation_prompt": True}) == answered
+    assert tokens({"continue_final_message": False}) == answered
+    parts = [chat["messages"][0], {"role": "assistant", "content": [{"type": "text", "text": "So it"}]}]
+    assert tokens({"messages": parts}) == continued
+    for content in ("", " "):
+        assert tokens({"messages": [chat["messages"][0], {"role": "assistant", "content": content}]}) == 4
+    chunks = events(echo_server, "/v1/chat/completions", chat, end=["data: [DONE]"])
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == " user: hi assistant:"
+    rendered = echo_server.post(chat, "/chat_tokenize").json()
+    assert rendered["templated_text"] == "user: hi\nassistant: So it"
+    assert len(rendered["tokenize_response"]) == continued
+    assert echo_server.post(chat, "/invocations").json()["usage"]["prompt_tokens"] == answered, "LMI has no such rule"
+
+
 def test_chat_tokenize(echo_server: LiveServer) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}], "model": "tgi", "temperature": 0.5, "other": 1}
     found = echo_server.post(chat, "/chat_tokenize")

@@ -338,7 +338,7 @@ def change(server: LiveServer, what: str, body: Any, status: int = 200) -> str:
 def test_an_adapter_comes_and_goes_by_vllms_names(lora: LiveServer, tmp_path: Path) -> None:
     adapter = {"lora_name": "sql", "lora_path": str(write_adapter(tmp_path / "a"))}
     assert change(lora, "load", adapter) == "Success: LoRA adapter 'sql' added successfully."
-    assert [model["id"] for model in http.get(lora.url + "/v1/models").json()["data"]] == ["model", "sql"]
+    assert [model["id"] for model in http.get(lora.url + "/v1/models").json()["data"]] == ["model", "lmi", "sql"]
     ask(lora, "/v1/completions", {"model": "sql", "prompt": "a b c", "max_tokens": 1})
     assert "already exists" in change(lora, "load", adapter, 400)
     assert change(lora, "load", {**adapter, "load_inplace": True}).startswith("Success")

@@ -180,7 +180,7 @@ def test_raw_audio_is_refused_with_the_form_to_send(server: LiveServer) -> None:
 
 
 def test_the_model_reads_audio_only(server: LiveServer) -> None:
-    (model,) = http.get(server.url + "/v1/models").json()["data"]
+    model, _ = http.get(server.url + "/v1/models").json()["data"]
     assert model["input_modalities"] == ["audio"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,7 +205,7 @@ def test_vllms_routes_load_replace_and_unload_an_adapter(monkeypatch: pytest.Mon
         assert answer.headers[b"x-lmi-ignored-parameters"] == b"other"
         assert (await load()).status == 400, "it is there"
         assert (await load(load_inplace="true")).status == 200
-        _, listed = (await call(app, "/v1/models")).value["data"]
+        *_, listed = (await call(app, "/v1/models")).value["data"]
         assert (listed["id"], listed["root"], listed["parent"]) == ("mine", "mine", "model")
         answer = await call(app, "/v1/unload_lora_adapter", "POST", b'{"lora_name": "mine"}')
         assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'mine' removed successfully.")
@@ -310,12 +311,14 @@ def test_a_browser_gets_the_page_where_others_get_the_state() -> None:
 def test_models_are_described_for_each_kind_of_client() -> None:
     async def story(app: MountedApp) -> None:
         started = int(model_of(app).availability.started_at)
-        (listed,) = (await call(app, "/v1/models")).value["data"]
+        listed, alias = (await call(app, "/v1/models")).value["data"]
+        assert alias == {**listed, "id": "lmi"}, "a model without option.served_model_name is also served as lmi"
+        assert alias == (await call(app, "/v1/models/lmi")).value
         assert listed == (await call(app, "/v1/models/model")).value
         assert (listed["id"], listed["created"], listed["max_model_len"]) == ("model", started, 256)
         assert (listed["parent"], listed["input_modalities"]) == (None, ["text", "image", "audio"])
         answer = await page(app, "/v1/models", anthropic_version="2023-06-01")
-        (other,) = answer.value["data"]
+        other, _ = answer.value["data"]
         assert answer.status == (await call(app, "/v1/models")).status == 200
         assert (other["id"], other["type"]) == ("model", "model")
         assert other == (await page(app, "/v1/models/model", anthropic_version="2023-06-01")).value
@@ -523,5 +526,64 @@ def test_other_models_are_not_this_servers(tmp_path: Path) -> None:
         assert config["max_batch_size"] == 1
         assert config["model_transaction_policy"] == {"decoupled": True}
         assert metadata["platform"] == config["platform"] == config["backend"] == "echo"
+
+    in_app(story)
+
+
+# -- slashes that clients add to paths ---------------------------------------------------------------------------------
+
+
+def test_extra_slashes_in_a_path_select_the_same_route() -> None:
+    async def story(app: MountedApp) -> None:
+        paths = (await call(app, "/api-doc/openapi.json")).value["paths"]
+        assert {"/v1/chat/completions", "/v1/embeddings", "/v1/models", "/invocations", "/ping"} - {*paths} == {
+            "/v1/embeddings"
+        }
+        for template, item in paths.items():
+            path = re.sub("{[a-z]+}", "model", template)
+            if template == "/v1/models/{id}" or path == "/metrics":
+                continue  # an ID may begin with a slash; metrics change with each call
+            for method in item:
+                plain = await call(app, path, method.upper(), b"[]")
+                for other in (f"{path}/", f"{path}//", f"/{path}", path.replace("/", "//")):
+                    answer = await call(app, other, method.upper(), b"[]")
+                    assert (answer.status, len(answer.body)) == (plain.status, len(plain.body)), (method, other)
+
+    in_app(story, "option.enable_lora=true", "option.responses_store=memory")
+
+
+def test_a_list_of_models_may_end_with_a_slash() -> None:
+    async def story(app: MountedApp) -> None:
+        listed = (await call(app, "/v1/models")).value
+        for path in ("/v1/models/", "/v1//models//", "//v1/models"):
+            assert (await call(app, path)).value == listed, path
+        for id in ("/opt/ml/model", "org/x", "dir/"):
+            for path in (f"/v1/models/{id}", f"/v1/models/{id}/"):
+                assert (await call(app, path)).value["id"] == id, path
+        assert (await call(app, "/v1/models/none/")).status == 404
+
+    in_app(story, "option.served_model_name=/opt/ml/model,org/x,dir/")
+
+
+def test_extra_slashes_open_no_path_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_API_KEY", "key-of-the-test")
+
+    async def story(app: MountedApp) -> None:
+        for path in ("/ping", "/ping/", "//health", "/health/"):
+            assert (await call(app, path)).status == 200, path
+        for path in ("/metrics/", "//v1/models", "/v1/models/", "/ping/../metrics"):
+            assert (await call(app, path)).status in (401, 404), path
+
+    in_app(story)
+
+
+def test_the_attribute_route_may_have_extra_slashes() -> None:
+    async def story(app: MountedApp) -> None:
+        header = (b"x-amzn-sagemaker-custom-attributes", b"route=/v1/chat/completions/")
+        body = json.dumps({"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}).encode()
+        headers = [(b"host", b"localhost"), (b"content-type", b"application/json"), header]
+        for path in ("/invocations", "/invocations/"):
+            answer = await call(app, path, "POST", body, headers=headers)
+            assert (answer.status, answer.value["object"]) == (200, "chat.completion"), path
 
     in_app(story)
