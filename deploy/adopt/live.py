@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from deploy.aws import Aws, components_of
 from deploy.deployer.calls import CALLS, Identity, call, show, tags_of
 from deploy.errors import NotThere, Refused
 from deploy.iam.policies import Policy, allow, policy
-from deploy.resources.resource import DIMENSIONS, READY, TAG_DEPLOYMENT, TAG_STACK, Json, Kind, containers
+from deploy.resources.resource import DIMENSIONS, READY, TAG_DEPLOYMENT, TAG_STACK, Json, Kind, containers, user_tags
 from deploy.s3.archive import OPTIONS_FILE, Artifact, read_artifact
 from deploy.s3.prefix import ARCHIVE
 
@@ -30,7 +30,7 @@ class Source:
         models: responses of DescribeModel or arguments of CreateModel, by model name ("" for the only model of a file).
         components: responses of DescribeInferenceComponent.
         targets, policies: scalable targets and scaling policies of Application Auto Scaling.
-        tags: tags of the endpoint, or of all parts in a file.
+        tags: tags of the endpoint, and the tags of its parts that neither AWS nor lmi deploy set.
         artifacts: contents of the model data, by URI.
         notes: pairs `(field, reason or advice)` for fields that are not read.
     """
@@ -56,7 +56,7 @@ class Source:
     @property
     def own_tags(self) -> dict[str, str]:
         """Return the tags that were set neither by AWS nor by lmi deploy."""
-        return {key: tag for key, tag in self.tags.items() if not key.lower().startswith(("aws:", "lmi:"))}
+        return user_tags(self.tags)
 
     def instances(self, variant: str | None) -> Any:
         """Return the desired number of instances of a variant, or None if the endpoint has no such variant."""
@@ -148,9 +148,22 @@ def read_endpoint(aws: Aws, name: str) -> Source:
         models,
         components,
         *_scaling(aws, name, config, components),
-        tags_of(aws, Kind.ENDPOINT, endpoint),
+        _tags(aws, endpoint, config, models.values(), components),
     )
     return with_data(aws, source)
+
+
+def _tags(aws: Aws, endpoint: Json, config: Json, models: Iterable[Json], components: Iterable[Json]) -> dict[str, str]:
+    """Return the endpoint's tags and its parts' own tags. The endpoint's tags override those of its parts.
+
+    Tags of AWS and of lmi deploy show who owns a resource, so those of the parts are omitted.
+    """
+    parts = [(Kind.MODEL, model) for model in models]
+    parts += [(Kind.ENDPOINT_CONFIG, config), *((Kind.COMPONENT, component) for component in components)]
+    merged: dict[str, str] = {}
+    for kind, description in parts:
+        merged |= user_tags(tags_of(aws, kind, description))
+    return merged | tags_of(aws, Kind.ENDPOINT, endpoint)
 
 
 def with_data(aws: Aws, source: Source) -> Source:
@@ -212,7 +225,7 @@ def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     ]
     return policy([
         allow("Endpoint", ["sagemaker:DescribeEndpoint", "sagemaker:ListTags"], endpoints),
-        allow("Parts", [f"sagemaker:Describe{part}" for part in _PARTS],
+        allow("Parts", [*(f"sagemaker:Describe{part}" for part in _PARTS), "sagemaker:ListTags"],
               [f"{head}:{kind}/*" for kind in _PARTS.values()]),
         allow("ModelData", ["s3:GetObject"], data),
         allow("General", general, ["*"]),

@@ -26,6 +26,7 @@ from deploy.resources.resource import (
     containers,
     digest,
     is_version_of,
+    user_tags,
     version_name,
 )
 from deploy.service_model import sagemaker
@@ -327,8 +328,9 @@ def _shadow_config(live: Live) -> LiveResource | None:
 
 
 def _without_shadow(live: Live, config: LiveResource) -> Resource:
-    tags = [{"Key": TAG_DEPLOYMENT, "Value": live.deployment}]
-    return _config(live.deployment, _as_asked(config.description), tags)
+    tags = {**user_tags(config.tags), TAG_DEPLOYMENT: live.deployment}
+    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
+    return _config(live.deployment, _as_asked(config.description), pairs)
 
 
 def _own_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:

@@ -189,6 +189,11 @@ def tags(deployment: str, spec: str, user_tags: Mapping[str, str]) -> list[dict[
     ]
 
 
+def user_tags(all_tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags that were set neither by AWS nor by lmi deploy."""
+    return {key: value for key, value in all_tags.items() if not key.lower().startswith(("aws:", "lmi:"))}
+
+
 SHADOW = "Shadow"
 """Name of the shadow variant. On another owner's endpoint, a digest is appended."""
 

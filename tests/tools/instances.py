@@ -1,11 +1,15 @@
-"""Renew deploy/data/instances.json, and say what is new: `python -m tests.tools.instances`.
+"""Renew deploy/data/instances.json, and say what is new: `python -m tests.tools.instances [--prices]`.
 
 botocore's model of SageMaker lists the types that an endpoint may have; moto holds EC2's description of them. What
 neither says is the compute capability of a GPU: a new GPU is reported, and its types wait until a line is added here.
+No package holds SageMaker's prices. With `--prices` and AWS credentials (`pricing:GetProducts`), the Pricing API's
+prices of us-east-1 replace those in deploy/data/prices.json. Without it, GPU types without a price are reported.
 """
 
 from __future__ import annotations
 
+import argparse
+import datetime
 import gzip
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +20,12 @@ from typing import Any
 
 import botocore.session
 
+from deploy.aws import Aws
+from deploy.resolve.prices import ask
+
 FILE = Path(__file__).parents[2] / "deploy" / "data" / "instances.json"
+PRICES = FILE.with_name("prices.json")
+REGION = "us-east-1"
 
 CAPABILITIES = {
     "T4": "7.5",
@@ -117,13 +126,56 @@ def render(gpu: Rows, cpu: Rows, missing: Mapping[str, str]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
+# -- prices ------------------------------------------------------------------------------------------------------------
+
+
+def renewed(prices: Mapping[str, Any], listed: Mapping[str, float], gpu: Rows, cpu: Rows, today: str) -> dict[str, Any]:
+    """Return the content of prices.json with the prices that the Pricing API lists. Others are kept, and named.
+
+    Args:
+        prices: content of prices.json.
+        listed: US dollars per hour, by instance type.
+        gpu, cpu: rows of instances.json.
+        today: date of the prices, as YYYY-MM-DD.
+    """
+    by_type = prices["usd_per_hour"] | {name: listed[name] for name in gpu if name in listed}
+    by_vcpu = prices["usd_per_vcpu_hour"] | {
+        name.split(".")[1]: round(listed[name] / row["vcpu"], 4) for name, row in cpu.items() if name in listed
+    }
+    kept = [name for name in by_type if name not in listed]
+    older = f" Older, as they are not listed: {', '.join(kept)}." if kept else ""
+    return {
+        "read": today,
+        "region": REGION,
+        "source": f"SageMaker's on-demand prices of endpoints, by AWS's Pricing API.{older}",
+        "usd_per_hour": {name: by_type[name] for name in gpu if name in by_type},
+        "usd_per_vcpu_hour": by_vcpu,
+    }
+
+
+def _renew_prices(gpu: Rows, cpu: Rows) -> None:
+    found = ask(Aws(REGION))
+    if found.listed is None:
+        raise SystemExit(f"no prices: {found.why}")
+    today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    content = renewed(json.loads(PRICES.read_text()), found.listed, gpu, cpu, today)
+    PRICES.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--prices", action="store_true", help="renew the prices too, which needs AWS credentials")
+    arguments = parser.parse_args()
     gpu, cpu, missing = table(of_sagemaker(), of_ec2())
     old = json.loads(FILE.read_text()) if FILE.exists() else {"gpu": {}, "cpu": {}}
     lines = [*news(old["gpu"], gpu), *news(old["cpu"], cpu)]
     lines += [f"left out {name}: {why}" for name, why in missing.items()]
-    print("\n".join(lines or ["nothing new"]))
     FILE.write_text(render(gpu, cpu, missing))
+    if arguments.prices:
+        _renew_prices(gpu, cpu)
+    known = json.loads(PRICES.read_text())["usd_per_hour"]
+    lines += [f"no price {name}" for name in gpu if name not in known]
+    print("\n".join(lines or ["nothing new"]))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from deploy.resolve.model.files import Hub
 from tests.deploy.doubles.hub import serving
 from tests.tools import models
 from tests.tools.code_size import ROOT, code_lines
-from tests.tools.instances import CPU_FAMILIES, FILE, news, of_ec2, of_sagemaker, render, table
+from tests.tools.instances import CPU_FAMILIES, FILE, PRICES, news, of_ec2, of_sagemaker, render, renewed, table
 from tests.tools.mutate import SWITCH, Place, Recorded, clone, covering, draw, places, run, switched
 
 # -- the files that one request walks through: a reader has to follow them all -----------------------------------------
@@ -116,6 +116,22 @@ def test_unknown_gpus_and_undescribed_types_are_omitted_by_name() -> None:
         "ml.p9.48xlarge": "EC2's description is not at hand",
     }
     assert json.loads(render(gpu, cpu, missing))["gpu"] == gpu
+
+
+def test_listed_prices_replace_the_tables_and_the_others_are_named() -> None:
+    gpu = {name: {"vcpu": 4} for name in ("ml.g6.xlarge", "ml.p5e.48xlarge", "ml.p5en.48xlarge", "ml.p7.48xlarge")}
+    cpu = {"ml.c7i.xlarge": {"vcpu": 4, "ram": 8}, "ml.m5.large": {"vcpu": 2, "ram": 8}}
+    before = {
+        "usd_per_hour": {"ml.g6.xlarge": 1.13, "ml.p5e.48xlarge": 70.0},
+        "usd_per_vcpu_hour": {"c7i": 0.06, "m5": 0.05},
+    }
+    listed = {"ml.g6.xlarge": 1.1267, "ml.p5en.48xlarge": 72.795, "ml.c7i.xlarge": 0.2142, "ml.inf2.xlarge": 0.99}
+    after = renewed(before, listed, gpu, cpu, "2026-12-01")
+    assert after["usd_per_hour"] == {"ml.g6.xlarge": 1.1267, "ml.p5e.48xlarge": 70.0, "ml.p5en.48xlarge": 72.795}
+    assert after["usd_per_vcpu_hour"] == {"c7i": 0.0536, "m5": 0.05}
+    assert (after["read"], after["region"]) == ("2026-12-01", "us-east-1")
+    assert after["source"].endswith("Older, as they are not listed: ml.p5e.48xlarge.")
+    assert after.keys() == json.loads(PRICES.read_text()).keys()
 
 
 # -- the script that renews the table of models ------------------------------------------------------------------------

@@ -657,6 +657,19 @@ def test_an_endpoint_of_another_owner_is_refused_but_may_be_copied(
     assert (content(path)["name"], content(path)["tags"]) == ("other", {"team": "search"})
 
 
+def test_the_tags_of_all_parts_come_along_but_owners_only_from_the_endpoint(
+    cloud: Cloud, adopt: Callable[..., int], path: Path
+) -> None:
+    by_hand(cloud, PUBLIC["Kimi-K2.5, component"], {"team": "search", "all": "endpoint"})
+    (component,) = cloud.sagemaker.names("inference-component")
+    parts = {"model": "by-hand-model", "endpoint-config": "by-hand-config", "inference-component": component}
+    for kind, name in parts.items():
+        given = {"all": kind, kind: "1", "lmi:deployment": "other", "aws:cloudformation:stack-name": "serving"}
+        cloud.sagemaker.things[kind, name].tags.update(given)
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["tags"] == {"team": "search", "all": "endpoint", **dict.fromkeys(parts, "1")}
+
+
 def test_an_endpoint_that_is_changing_is_refused(
     cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -409,6 +409,39 @@ def test_a_deleted_configuration_is_made_anew_without_the_shadow(cloud: Cloud, l
     assert config_of(cloud) == config
 
 
+def test_the_parts_of_a_shadow_have_the_specifications_tags(cloud: Cloud, lmi: Callable[..., int]) -> None:
+    for value in ("1", "2"):  # a change of the tags alone is an update of the tags
+        assert up(lmi, "--set", f"tags={{cost: '{value}'}}") == 0
+        (shadow,) = config_of(cloud)["ShadowProductionVariants"]
+        for tags in (_tags_of_config(cloud), cloud.sagemaker.things["model", shadow["ModelName"]].tags):
+            assert (tags["cost"], tags["lmi:deployment"]) == (value, NAME)
+        assert cloud.sagemaker.things["endpoint", NAME].tags == {}
+    assert cloud.count("UpdateEndpoint") == 1
+
+
+def test_a_configuration_made_anew_without_the_shadow_keeps_its_tags(cloud: Cloud, lmi: Callable[..., int]) -> None:
+    assert up(lmi, "--set", "tags={app: chat}") == 0
+    del cloud.sagemaker.things["endpoint-config", "by-hand-config"]
+    assert lmi("down", "--shadow", "--yes") == 0
+    assert _tags_of_config(cloud) == {"app": "chat", "lmi:deployment": NAME}
+
+
+def test_a_promoted_configuration_and_its_model_have_the_specifications_tags(
+    cloud: Cloud, lmi: Callable[..., int]
+) -> None:
+    given = ("--set", "tags={app: chat}")
+    assert up(lmi, *given) == 0
+    assert lmi("promote", "--yes", *given) == 0
+    (variant,) = config_of(cloud)["ProductionVariants"]
+    for tags in (_tags_of_config(cloud), cloud.sagemaker.things["model", variant["ModelName"]].tags):
+        assert (tags["app"], tags["lmi:deployment"]) == ("chat", NAME)
+    assert cloud.sagemaker.things["endpoint", NAME].tags["app"] == "chat"
+
+
+def _tags_of_config(cloud: Cloud) -> dict[str, str]:
+    return cloud.sagemaker.things["endpoint-config", config_of(cloud)["EndpointConfigName"]].tags
+
+
 def test_a_shadow_whose_configuration_was_deleted_keeps_its_model(
     cloud: Cloud, lmi: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:

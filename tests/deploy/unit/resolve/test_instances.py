@@ -94,7 +94,10 @@ def test_types_that_the_tables_lack_are_not_known(name: str) -> None:
         ("ml.p5.48xlarge", "$32-64/h"),
         ("ml.c7i.xlarge", "under $0.5/h"),
         ("ml.c7i.4xlarge", "$0.5-1/h"),
-        ("ml.p6-b200.48xlarge", "not known"),
+        ("ml.p5en.48xlarge", "$64-128/h"),
+        ("ml.p6-b200.48xlarge", "$128-256/h"),
+        ("ml.p6-b300.48xlarge", "$128-256/h"),
+        ("ml.p5e.48xlarge", "not known"),
     ],
 )
 def test_classes_of_prices(name: str, text: str) -> None:
@@ -108,7 +111,7 @@ def test_a_price_of_the_users_own_is_shown_as_it_is() -> None:
 
 def test_what_is_not_known_ranks_last() -> None:
     ranked = sorted(all_types(), key=lambda one: TABLE.of(one.name).rank)
-    assert ranked[-1].family in ("g7", "p5e", "p5en", "p6-b200", "p6-b300")
+    assert ranked[-1].family in ("g7", "p5e")
     with pytest.raises(ValueError, match="the price is unknown"):
         _ = TABLE.of("ml.p5e.48xlarge").bounds
 
