@@ -142,3 +142,36 @@ class Trimmed:
             else:
                 shown.append(event)
         return shown
+
+
+class LeadingSpace:
+    """Holds back the whitespace at the beginning of a response's text, in which tool calls may follow.
+
+    A response that has tool calls and no other text than whitespace has no text.
+    """
+
+    __slots__ = ("_called", "_held")
+
+    def __init__(self) -> None:
+        self._called = False
+        self._held: list[str] | None = []  # None once other text has followed
+
+    def read(self, events: list[Event]) -> list[Event]:
+        """Return the events that can be shown now."""
+        if self._held is None:
+            return events
+        shown: list[Event] = []
+        for event in events:
+            self._called |= isinstance(event, CallStart)
+            if self._held is None or not isinstance(event, str):
+                shown.append(event)
+                continue
+            self._held.append(event)
+            if event.strip():
+                shown.append("".join(self._held))
+                self._held = None
+        return shown
+
+    def flush(self) -> list[Event]:
+        """Return the whitespace that was held back, if it is the text of a response without tool calls."""
+        return ["".join(self._held)] if self._held and not self._called else []

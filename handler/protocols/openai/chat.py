@@ -11,7 +11,7 @@ from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE_DONE, Framing, temp
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Finish, Request, Token, keep_last
 from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_form
-from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, LeadingSpace, Reasoning
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, Tools, choose_format, lay_out, read_tools
 from handler.protocols.kernel.dialect import Description, GenerationDefaults, ParsedRequest, ServerContext
@@ -153,6 +153,7 @@ class ChatChoice(Choice):
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.reader: AnswerReader | None = None
+        self.space: LeadingSpace | None = None  # None if the request has no tools
         self.reasoning_event: bytes | None = None  # the template of a chunk with only reasoning
         self.called = False
         self.broken = False  # True if a tool call is incomplete
@@ -171,6 +172,8 @@ class ChatStream(Stream[ChatChoice]):
         super().start(index, num_prompt_tokens)
         for choice in self._choices:
             choice.reader = self._format.form.reader()
+            if self._format.form.tools.parser() is not None:
+                choice.space = LeadingSpace()
 
     def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
         head = self._fields.value("chat.completion.chunk")
@@ -189,6 +192,8 @@ class ChatStream(Stream[ChatChoice]):
         if choice.reader is None or choice.text_event is None:
             return super()._token(position, token)
         events = choice.reader.feed(token)
+        if choice.space is not None:
+            events = choice.space.read(events)
         if not events:
             return b""
         if len(events) == 1:
@@ -215,6 +220,9 @@ class ChatStream(Stream[ChatChoice]):
             choice.waiting.append(token)
         if finish is not None:
             events += choice.reader.flush(finish)
+        if choice.space is not None:
+            events = choice.space.read(events)
+            events += choice.space.flush() if finish is not None else []
         delta = self._message_delta(choice, events)
         if not delta and finish is None:
             return None

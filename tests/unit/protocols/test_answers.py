@@ -531,3 +531,42 @@ def test_samples_of_one_prompt_count_it_once() -> None:
 def test_an_engine_that_says_nothing_leaves_the_details_out() -> None:
     (told,) = usages(answer("openai_chat", CACHED_CHAT).body)
     assert "prompt_tokens_details" not in told
+
+
+# -- whitespace before a call is no text, whole or streamed ------------------------------------------------------------
+
+CALLED = '<tool_call>{"name": "weather", "arguments": {"city": "K"}}</tool_call>'
+
+
+def shown_text(found: list[dict[str, Any]]) -> str:
+    """The text of an answer, whole or streamed, in any of the dialects."""
+    texts = []
+    for event in found:
+        for choice in event.get("choices", ()):
+            texts.append(choice.get("delta", choice.get("message", {})).get("content") or "")
+        if event.get("type") == "response.output_text.delta":
+            texts.append(event["delta"])
+        texts.append((event.get("delta") or {}).get("text", "") if event.get("type") == "content_block_delta" else "")
+        texts += [block["text"] for block in event.get("content", ()) if block["type"] == "text"]
+        items = event.get("output", ()) if event.get("object") == "response" else ()
+        texts += [part["text"] for item in items if item["type"] == "message" for part in item["content"]]
+    return "".join(texts)
+
+
+@pytest.mark.parametrize("dialect", BROKEN_DIALECTS)
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"\n\n{CALLED}", ""),
+        (f"\n\n{CALLED}\n{CALLED}\n", ""),
+        (f"\n\nWait.\n{CALLED}", "\n\nWait.\n"),
+        ("\n\n", "\n\n"),
+        ("\n\nNo.", "\n\nNo."),
+    ],
+)
+def test_whitespace_before_a_call_is_no_text(dialect: str, size: int, text: str, shown: str) -> None:
+    schema, body, _ = BROKEN_DIALECTS[dialect]
+    for stream in (False, True):
+        found = answer(schema, {**body, "stream": stream}, saying(text, size), CAPABLE)
+        assert shown_text(values(found.body)) == shown, stream
