@@ -127,7 +127,8 @@ def test_a_call_is_found_in_any_company(format: str, before: str, after: str) ->
 
 STREAMS = {
     "qwen3_coder": '<tool_call>\n<function=write>\n<parameter=text>\nab|c"|\n</par|ameter>\n</function>\n</tool_call>',
-    "minimax_m2": '<minimax:tool_call><invoke name="write"><parameter name="text">ab|c"|</par|ameter></invoke></minimax:tool_call>',
+    "minimax_m2": '<minimax:tool_call><invoke name="write">'
+    '<parameter name="text">ab|c"|</par|ameter></invoke></minimax:tool_call>',
     "deepseek_v32": '<｜DSML｜invoke name="write">'
     '<｜DSML｜parameter name="text" string="true">ab|c"|</｜|DSML｜parameter></｜DSML｜invoke>',
     "glm47": '<tool_call>write<arg_key>text</arg_key><arg_value>ab|c"|</arg|_value></tool_call>',
