@@ -364,7 +364,9 @@ def test_a_deferred_tool_is_shown_once_a_search_has_found_it() -> None:
         for name in ("search", "found", "other", "called")
     )
     tools = [search, found, other, called]
-    uses = [{"type": "tool_use", "id": name, "name": name, "input": {}} for name in ("search", "called")]
+    uses: list[dict[str, Any]] = [
+        {"type": "tool_use", "id": name, "name": name, "input": {}} for name in ("search", "called")
+    ]
     results = [
         {"type": "tool_result", "tool_use_id": "search", "content": [{"type": "tool_reference", "tool_name": "found"}]},
         {"type": "tool_result", "tool_use_id": "called", "content": "b"},

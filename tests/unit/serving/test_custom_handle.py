@@ -523,7 +523,7 @@ def test_what_a_client_leaves_unread_is_given_back(monkeypatch: pytest.MonkeyPat
         close_parts(gone)
         assert memory.taken == 0
         free.set()
-        assert (await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)).body == b"next"  # type: ignore[union-attr]
+        assert (await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)).body == b"next"
         assert memory.taken == 0
 
     parts = made()
@@ -549,7 +549,7 @@ def test_a_request_does_not_wait_for_the_function_forever(monkeypatch: pytest.Mo
         assert isinstance(refused, Answer)
         assert (refused.status, b"option.predict_timeout" in refused.body) == (503, True)
         close_parts(stream)
-        assert (await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)).body == b"next"  # type: ignore[union-attr]
+        assert (await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)).body == b"next"
 
     parts = endless()
     respond: Respond = lambda item: Answer(200, parts=parts) if item.content else Answer(200, body=b"next")  # noqa: E731
