@@ -125,6 +125,14 @@ def on_sagemaker() -> bool:
     return "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI" in os.environ and "ECS_CONTAINER_METADATA_URI_V4" not in os.environ
 
 
+def key_variables() -> tuple[str, ...]:
+    """Return the names of the variables with keys for clients.
+
+    On SageMaker, only our own counts: its clients cannot send a key, and `API_KEY` is often a key that model.py needs.
+    """
+    return (KEYS,) if on_sagemaker() else KEY_VARIABLES
+
+
 def is_loopback(host: str) -> bool:
     """Return whether the text is an IP address that only this machine reaches."""
     try:

@@ -22,9 +22,11 @@ import javaproperties
 from handler.config import lmi_version
 from handler.config.config import Config
 from handler.config.engines import LLM_ENGINES
+from handler.config.environment import key_variables
 from handler.config.options import COMMON, ENVIRONMENT, KNOWN, OPTIONS, Option
 from handler.config.options.names import (
     KEY_VARIABLES,
+    KEYS,
     SECRET,
     SM_VLLM,
     Note,
@@ -217,7 +219,11 @@ def from_foreign_variables(
     """
     if java:
         environ = {name: value for name, value in environ.items() if not name.startswith("SERVING_")}
-        yield from (_unchecked(name) for name in KEY_VARIABLES if environ.get(name))
+        yield from (_unchecked(name) for name in key_variables() if environ.get(name))
+    for name in {*KEY_VARIABLES} - {*key_variables()}:
+        if environ.get(name):
+            yield Note(name, f"on SageMaker, clients cannot send a key; {KEYS} would require one")
+            environ = {other: value for other, value in environ.items() if other != name}
     for item in translate(environ, engine):
         if not isinstance(item, Own):
             yield item

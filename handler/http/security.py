@@ -15,7 +15,7 @@ from starlette.types import Scope, Send
 
 from handler.config import environment
 from handler.config.environment import is_loopback
-from handler.config.options.names import KEY_VARIABLES, KEYS
+from handler.config.options.names import KEYS
 from handler.core.errors import ConfigError, Unauthorized
 from handler.http.inference import SHARED, Endpoint, Headers, Inference, send_answer, send_refusal
 from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
@@ -71,7 +71,7 @@ def read_access(
     all_keys = [*keys]
     if any(not _KEY.fullmatch(key) for key in all_keys):
         raise ConfigError("--api-key: a key must be 1 to 1024 visible ASCII characters without commas")
-    for name in KEY_VARIABLES:
+    for name in environment.key_variables():
         text = environ.pop(name, None)
         if text or (text is not None and name == KEYS):  # an empty variable of another server sets no key there either
             all_keys += _keys_in(name, text)

@@ -96,8 +96,7 @@ class Sessions:
         self._make_room(owner)
         id = f"{math.ceil(self._clock() + self._lifetime):08x}{str(uuid.uuid4())[8:]}"
         try:
-            self._make_home(owner)
-            self._path(id, owner).mkdir(mode=0o700)
+            self._make_directory(id, owner)
         except OSError as error:
             raise ServingError(f"Failed to create session: {error.strerror}") from None
         self._opened.setdefault(owner, {})[id] = None
@@ -179,14 +178,21 @@ class Sessions:
             return
         largest = max(numbers, key=numbers.__getitem__)
         if numbers[largest] <= numbers[owner] + 1:
-            raise Overloaded(f"{self._most} sessions are open (option.sessions_max)")
+            raise self._full()
         with suppress(OSError, InvalidSession):  # another call has closed it
-            self.close(self._newest(largest), largest)
+            if not (newest := self._newest(largest)):
+                raise self._full()
+            self.close(newest, largest)
+
+    def _full(self) -> Overloaded:
+        return Overloaded(f"{self._most} sessions are open (option.sessions_max)")
 
     def _newest(self, owner: str) -> str:
-        """Return the id of the newest session of an owner, if possible one that this process has opened."""
+        """Return the id of the newest session of an owner, if possible one that this process has opened. Return "" if
+        its directory contains only other directories.
+        """
         opened = (id for id in reversed(self._opened.get(owner, {}).copy()) if not self._is_over(id))
-        return next(opened, "") or max(filter(_ID.fullmatch, os.listdir(self._home(owner))))
+        return next(opened, "") or max(filter(_ID.fullmatch, os.listdir(self._home(owner))), default="")
 
     def _number(self, owner: str) -> int:
         """Return the number of an owner's sessions in all processes, or in this one if the file system does not count
@@ -222,6 +228,15 @@ class Sessions:
 
     def _is_over(self, id: str) -> bool:
         return self._clock() >= _expiry(id)
+
+    def _make_directory(self, id: str, owner: str) -> None:
+        for may_fail in (True, False):
+            self._make_home(owner)
+            try:
+                return self._path(id, owner).mkdir(mode=0o700)
+            except FileNotFoundError:  # another thread or process removed the owner's directory while it was empty
+                if not may_fail:
+                    raise
 
     def _make_home(self, owner: str) -> None:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ import trustme
 from starlette.routing import Route
 
 from handler.config.environment import warning_without_keys
+from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.http.inference import Endpoint
 from handler.http.routes import ASSETS
@@ -321,6 +322,19 @@ def test_keys_of_other_servers_are_required_and_leave_the_environment(name: str)
     with pytest.raises(ConfigError, match=f"environment variable {name}: must be keys") as found:
         read(environ={name: "sec ret"})
     assert "sec ret" not in str(found.value)
+
+
+@in_one_test("name", ["API_KEY", "VLLM_API_KEY", "LLAMA_API_KEY"])
+def test_on_sagemaker_a_key_of_another_program_is_left_to_model_py(name: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "/v2/credentials/x")
+        patch.delenv("ECS_CONTAINER_METADATA_URI_V4", raising=False)
+        environ = {name: "the key, of a weather service", "LMI_API_KEY": "own"}
+        assert read(environ=environ).keys == ("own",)
+        assert environ == {name: "the key, of a weather service"}
+        for java in (False, True):
+            config = read_config(environ=environ, java=java).checked()
+            assert any(name in line and "SageMaker" in line for line in config.warnings)
 
 
 @pytest.mark.parametrize("name", ["API_KEY", "VLLM_API_KEY"])

@@ -354,6 +354,30 @@ def test_another_worker_knows_the_owner_and_no_directory_remains(tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_directories_that_are_no_sessions_are_not_closed_for_others(tmp_path: Path, clock: Clock) -> None:
+    for name in ("lost+found", "cache", "data"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(Overloaded, match="2 sessions are open"):
+        Sessions(tmp_path, 60, 2, clock).open(ANN)
+    assert sorted(os.listdir(tmp_path)) == ["cache", "data", "lost+found"]
+
+
+def test_a_session_opens_although_its_owners_empty_directory_is_just_removed(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, mkdir, homes = Sessions(tmp_path, 60, 2, clock), Path.mkdir, list[Path]()
+
+    def swept(path: Path, *arguments: Any, **more: Any) -> None:
+        if path.parent.name == ANN and not homes:
+            homes.append(path.parent)
+            Sessions(tmp_path, 60, 2, clock)  # the start of another process removes empty directories
+        mkdir(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "mkdir", swept)
+    assert store.open(ANN).directory.is_dir()
+    assert homes
+
+
 def test_a_full_store_loses_the_newest_session_of_the_owner_with_most(tmp_path: Path, clock: Clock) -> None:
     store, other = Sessions(tmp_path, 60, 4, clock), Sessions(tmp_path, 60, 4, clock)
     anns = []
