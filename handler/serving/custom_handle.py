@@ -41,7 +41,7 @@ log = logging.getLogger("handler.formatters")
 
 T = TypeVar("T")
 
-_MOST_AHEAD = 1 << 24
+_MAX_AHEAD = 1 << 24
 """Bytes that a plain function produces ahead of its client while no other request waits for the function."""
 
 
@@ -154,17 +154,17 @@ class _PartsAhead:
     """The remaining parts of a plain function's response, which are produced ahead of a slow client.
 
     As in DJL Serving, a client does not hold up the function for other requests. If nobody else waits for the function,
-    it is at most `_MOST_AHEAD` bytes ahead.
+    it is at most `_MAX_AHEAD` bytes ahead.
 
     Args:
-        is_wanted: returns whether other requests wait for the function.
+        has_waiting: returns whether other requests wait for the function.
     """
 
-    def __init__(self, parts: _Parts, memory: Quota, is_wanted: Callable[[], bool]) -> None:
+    def __init__(self, parts: _Parts, memory: Quota, has_waiting: Callable[[], bool]) -> None:
         self._parts = parts
-        self._is_wanted = is_wanted
+        self._has_waiting = has_waiting
         self._memory = Share(memory)
-        self._most = memory.most
+        self._limit_bytes = memory.most
         self._unsent = deque[bytes | Broken]()
         self._changed = asyncio.Event()
         self._error: Overloaded | None = None
@@ -174,16 +174,16 @@ class _PartsAhead:
         """Produce all parts, until the end or until they are closed."""
         while (part := await self._parts.next()) is not None:
             self._add(part)
-            while self._memory.size > _MOST_AHEAD and not (self._is_wanted() or self.ended.is_set()):
+            while self._memory.size > _MAX_AHEAD and not (self._has_waiting() or self.ended.is_set()):
                 await self._next_change()
         self.note_change()
 
     def _add(self, part: bytes | Broken) -> None:
         """Store a part for the client. If there is no memory for it, the response ends."""
         try:
-            if self._memory.size + _size(part) > self._most:
+            if self._memory.size + _size(part) > self._limit_bytes:
                 raise Overloaded(
-                    f"a client has not read {self._most} bytes of its stream (option.requests_total_bytes)"
+                    f"a client has not read {self._limit_bytes} bytes of its stream (option.requests_total_bytes)"
                 )
             self._memory.take(_size(part))
             self._unsent.append(part)
