@@ -11,7 +11,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -31,7 +31,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 class _Generation(Extension):
     """The tag `generation`, which marks the response of the assistant for training, and renders its content."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno

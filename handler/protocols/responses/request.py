@@ -446,7 +446,7 @@ class ToolsReader:
         function = {"name": name, "description": tool.get("description"), "parameters": own.get("parameters")}
         function |= {"strict": own["strict"]} if "strict" in own else {}
         if kind == CUSTOM and function["strict"]:
-            self.formats.append(function["name"])
+            self.formats.append(name)
         self.tools.append({"type": "function", "function": {**others, **function}})
 
     def named(self, request: Request, choice: Any) -> Request:
