@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import boto3
@@ -79,6 +79,11 @@ def components_of(aws: Aws, endpoint: str) -> list[str]:
     """Return the sorted names of an endpoint's inference components, including adapters."""
     items = pages(aws, "sagemaker", "list_inference_components", "InferenceComponents", EndpointNameEquals=endpoint)
     return sorted(str(item["InferenceComponentName"]) for item in items)
+
+
+def variants_of(description: Mapping[str, Any]) -> list[Any]:
+    """Return the variants of an endpoint or an endpoint configuration, including shadow variants."""
+    return [*description.get("ProductionVariants", ()), *description.get("ShadowProductionVariants", ())]
 
 
 def no_region() -> SpecError:

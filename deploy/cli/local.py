@@ -20,7 +20,7 @@ from deploy.cli.arguments import number, seconds
 from deploy.emulator.container import Command, Probing, command
 from deploy.emulator.endpoint import Component, Endpoint, Limits
 from deploy.emulator.serving import Plan, free_port, serve
-from deploy.emulator.specification import started, this_machine, with_arguments
+from deploy.emulator.specification import OF_ADAPTERS, started, this_machine, with_arguments
 from deploy.errors import DeployError
 from deploy.spec.reading import read_spec
 from handler.core.command_line import add_repeatable, port
@@ -34,10 +34,6 @@ _NOT_WITH_AWS = {
     "adapters": "an adapter is a component that you create",
     "host": "the emulator accepts all keys, so it listens only on 127.0.0.1",
 }
-
-
-_OF_ADAPTERS = ["option.enable_lora=true", "option.adapters_root=/", "option.adapters_code=true"]
-"""Options of a server whose adapters the emulator registers, from any directory of this machine."""
 
 
 def add_emulation(parser: argparse.ArgumentParser) -> None:
@@ -229,7 +225,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     if arguments.model and arguments.model.endswith(_SPECIFICATION) and Path(arguments.model).is_file():
         return _plan_of_specification(arguments)
     adapters = _adapters(arguments.adapters, (BASE,))
-    options = arguments.options + (_OF_ADAPTERS if adapters else [])
+    options = [*arguments.options, *(OF_ADAPTERS if adapters else ())]
     port = arguments.container_port or free_port()
     url = (arguments.container or f"http://127.0.0.1:{port}").rstrip("/")
     components = {BASE: Component(), **{name: Component(name) for name in adapters}} if adapters else {}

@@ -68,10 +68,10 @@ def lost(target: LiveResource, desired: Sequence[Resource], live: Live) -> tuple
     variants = () if config is None else config["ProductionVariants"]
     if target.name.rpartition("/")[2] not in _types(variants):
         return ()
-    wanted = {(item.kind, identity_of(item)) for item in desired}
+    desired_keys = {(item.kind, identity_of(item)) for item in desired}
     foreign = [item for item in (target, *policies_of(target, live)) if not item.is_of(live.deployment)]
-    kept = (target.kind, target.which) in wanted or target in foreign
-    return tuple(_copy(item, {}) for item in foreign if kept and (item.kind, item.which) not in wanted)
+    kept = (target.kind, target.which) in desired_keys or target in foreign
+    return tuple(_copy(item, {}) for item in foreign if kept and (item.kind, item.which) not in desired_keys)
 
 
 def _new_config(desired: Sequence[Resource], live: Live) -> Json | None:

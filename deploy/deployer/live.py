@@ -12,7 +12,7 @@ from itertools import chain
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, components_of, is_denied, pages, unless_missing
+from deploy.aws import Aws, components_of, is_denied, pages, unless_missing, variants_of
 from deploy.deployer.calls import CALLS, Identity, identity, identity_of, show, tags_of
 from deploy.resources.resource import (
     ENDED,
@@ -377,11 +377,7 @@ def _newest(resources: Iterable[LiveResource]) -> list[LiveResource]:
 
 
 def _models(configs: Iterable[Json]) -> list[str]:
-    variants = [
-        item
-        for config in configs
-        for item in (*config["ProductionVariants"], *config.get("ShadowProductionVariants", ()))
-    ]
+    variants = [variant for config in configs for variant in variants_of(config)]
     names = [item["ModelName"] for item in variants if "ModelName" in item]
     pools = [pool for item in variants for pool in item.get("InstancePools", ())]
     return [*names, *(pool["ModelNameOverride"] for pool in pools if "ModelNameOverride" in pool)]

@@ -431,15 +431,14 @@ class Operations:
         counts = endpoint.request.get("Counts", {}) if "Counts" in retained else {}
         if p.get("RetainDeploymentConfig") and "LastDeploymentConfig" in endpoint.request:
             p.setdefault("DeploymentConfig", endpoint.request["LastDeploymentConfig"])
-        self._check_quota(self._state.get("endpoint-config", p["EndpointConfigName"]).request, endpoint.name, counts)
+        config = self._state.get("endpoint-config", p["EndpointConfigName"])
+        self._check_quota(config.request, endpoint.name, counts)
         for alarm in p.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
             if alarm["AlarmName"] not in cloudwatch_backends[ACCOUNT][region].alarms:
                 raise Invalid(f"CloudWatch alarm {alarm['AlarmName']} does not exist.")
         self._check_batch(endpoint, p.get("DeploymentConfig", {}).get("RollingUpdatePolicy", {}))
-        self._check_scaled(endpoint, self._state.get("endpoint-config", p["EndpointConfigName"]).request)
+        self._check_scaled(endpoint, config.request)
         endpoint.before = dict(endpoint.request)
-
-        config = self._state.get("endpoint-config", p["EndpointConfigName"])
 
         def done() -> None:
             endpoint.request = {**endpoint.request, "EndpointConfigName": p["EndpointConfigName"]}

@@ -16,6 +16,7 @@ from deploy.spec import Spec
 from deploy.spec.components import servers, title
 from deploy.spec.options import ADVICE, is_aws_image, options_problems, problems_error, settings_of
 from handler.config.engines import ENGINES
+from handler.config.options.names import variable
 from handler.core.devices import read_driver, visible_gpus
 
 _MIB = 2**20
@@ -73,8 +74,8 @@ def with_arguments(spec: Spec, options: Sequence[str], engine: str | None) -> Sp
     return result
 
 
-ADAPTERS_ANYWHERE = {"OPTION_ADAPTERS_ROOT": "/", "OPTION_ADAPTERS_CODE": "true"}
-"""Variables that allow adapters in any directory of this machine, because only the emulator registers them."""
+OF_ADAPTERS = ("option.enable_lora=true", "option.adapters_root=/", "option.adapters_code=true")
+"""Options of a server with adapters, in any directory of this machine, because only the emulator registers them."""
 
 
 def started(spec: Spec, port: Callable[[], int], *, machine: Machine, adapters: Mapping[str, str]) -> Started:
@@ -172,7 +173,7 @@ def _variables(server: Spec, name: str) -> dict[str, str]:
     if server.model.context is not None:
         environ.setdefault("OPTION_MAX_MODEL_LEN", str(server.model.context))
     if any(item.adapters for item in server.components):
-        environ |= {"OPTION_ENABLE_LORA": "true", **ADAPTERS_ANYWHERE}
+        environ |= {variable(name): value for name, value in settings_of_arguments(OF_ADAPTERS).items()}
     if server.network.isolated:
         environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     return {**environ, **_model(server, f"component {name}: " if name else "")}

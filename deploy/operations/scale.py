@@ -85,9 +85,11 @@ def refuse_foreign(aws: Aws, what: ScalingTarget) -> None:
     Raises:
         Refused: the resource has no tag of a deployment.
     """
-    client, words = aws.client("sagemaker"), "Endpoint" if what.kind is Kind.ENDPOINT else "InferenceComponent"
-    describe = client.describe_endpoint if what.kind is Kind.ENDPOINT else client.describe_inference_component
-    arn = describe(**{f"{words}Name": what.name})[f"{words}Arn"]
+    if what.kind is Kind.ENDPOINT:
+        arn = endpoint_of(aws, what.name)["EndpointArn"]
+    else:
+        component = aws.client("sagemaker").describe_inference_component(InferenceComponentName=what.name)
+        arn = component["InferenceComponentArn"]
     if TAG_DEPLOYMENT not in tag_map(pages(aws, "sagemaker", "list_tags", "Tags", ResourceArn=arn)):
         raise Refused(
             f"{what.kind.value} {what.name} was not created by lmi deploy",

@@ -10,7 +10,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, components_of, error_code, pages, unless_missing
+from deploy.aws import Aws, components_of, error_code, pages, unless_missing, variants_of
 from deploy.errors import NotThere
 
 MINUTES = 15
@@ -198,8 +198,8 @@ def _variants(aws: Aws, endpoint: Mapping[str, Any]) -> Iterator[Variant]:
     types: dict[str, str | None] = {}
     if config := endpoint.get("EndpointConfigName"):
         read = partial(aws.client("sagemaker").describe_endpoint_config, EndpointConfigName=config)
-        types = {item["VariantName"]: _types(item) for item in _with_shadows(unless_missing(read) or {})}
-    for item in _with_shadows(endpoint):
+        types = {item["VariantName"]: _types(item) for item in variants_of(unless_missing(read) or {})}
+    for item in variants_of(endpoint):
         images = [
             image.get("ResolvedImage") or image.get("SpecifiedImage", "") for image in item.get("DeployedImages", [])
         ]
@@ -210,10 +210,6 @@ def _variants(aws: Aws, endpoint: Mapping[str, Any]) -> Iterator[Variant]:
             _in_pools(item) or types.get(item["VariantName"]),
             images[0] if images else "",
         )
-
-
-def _with_shadows(description: Mapping[str, Any]) -> list[Any]:
-    return [*description.get("ProductionVariants", ()), *description.get("ShadowProductionVariants", ())]
 
 
 def _types(variant: Mapping[str, Any]) -> str | None:

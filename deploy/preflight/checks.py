@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, as_deploy_error, error_code, pages, unless_missing
+from deploy.aws import Aws, as_deploy_error, error_code, pages, unless_missing, variants_of
 from deploy.errors import DeployError, NotAllowed, Refused
 from deploy.iam.policies import policies
 from deploy.iam.simulation import denials
@@ -251,14 +251,11 @@ def _own_instances(context: Context, instance: str) -> int:
     if not (name := endpoint.get("EndpointConfigName")):
         return 0
     config = unless_missing(lambda: sagemaker.describe_endpoint_config(EndpointConfigName=name)) or {}
-    fields = ("ProductionVariants", "ShadowProductionVariants")
-    types = {item["VariantName"]: item.get("InstanceType") for field in fields for item in config.get(field, ())}
-    serving = [item for field in fields for item in endpoint.get(field, ())]
-    counts = [
-        int(item.get("CurrentInstanceCount", 0)) for item in serving if types.get(item["VariantName"]) == instance
-    ]
-    pooled = [pool for item in serving for pool in item.get("InstancePools", ()) if pool["InstanceType"] == instance]
-    return sum(counts) + sum(int(pool.get("CurrentInstanceCount", 0)) for pool in pooled)
+    of_type = {item["VariantName"] for item in variants_of(config) if item.get("InstanceType") == instance}
+    serving = variants_of(endpoint)
+    counted = [item for item in serving if item["VariantName"] in of_type]
+    counted += (pool for item in serving for pool in item.get("InstancePools", ()) if pool["InstanceType"] == instance)
+    return sum(int(item.get("CurrentInstanceCount", 0)) for item in counted)
 
 
 def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str, own: int = 0) -> Check:

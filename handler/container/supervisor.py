@@ -35,9 +35,9 @@ _POLL = 2.0  # seconds between checks of the worker
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
 PATIENCE = 6.0  # seconds without a worker; if Java starts another worker, it does so within two
-_MOST_LOSSES = 3  # losses in a row before the model is loaded, after which a model that was loaded once is given up
-_ANSWER_SECONDS = 5.0  # for an answer of Java
-_MOST_ANSWER = 1 << 20  # bytes
+_MAX_LOSSES = 3  # losses in a row before the model is loaded, after which a model that was loaded once is given up
+_RESPONSE_SECONDS = 5.0  # for a response of Java
+_MAX_RESPONSE = 1 << 20  # bytes
 _WORKER = b"djl_python_engine.py"  # also in the command line of mpirun, if that runs the worker
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
@@ -159,7 +159,7 @@ class Address(NamedTuple):
 
 
 class JavaWatch:
-    """Asks DJL Serving on a separate thread, so that a server that does not answer delays no signal.
+    """Asks DJL Serving on a separate thread, so that a server that does not respond delays no signal.
 
     In async mode, a request that arrives just when the worker has died ends the thread in Java that calls the worker.
     Java starts another worker process, but no thread. Each request then gets 503, and /ping stays 200.
@@ -203,27 +203,27 @@ class JavaWatch:
 
     def _get(self, path: str) -> tuple[int, bytes]:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._address.host, self._address.host)
-        connection = http.client.HTTPConnection(host, self._address.port, timeout=_ANSWER_SECONDS)
+        connection = http.client.HTTPConnection(host, self._address.port, timeout=_RESPONSE_SECONDS)
         with contextlib.closing(connection):
             connection.request("GET", path)
-            answer = connection.getresponse()
-            return answer.status, answer.read(_MOST_ANSWER)
+            response = connection.getresponse()
+            return response.status, response.read(_MAX_RESPONSE)
 
 
 def _is_without_thread(described: Any) -> bool:
     """Return whether no worker is running, though the model should have one.
 
     Args:
-        described: the answer to GET /models/NAME, in which a worker whose thread has ended is `UNLOADING`, and is
+        described: the response to GET /models/NAME, in which a worker whose thread has ended is `UNLOADING`, and is
             missing after a minute.
     """
     try:
         groups = [group for version in described for model in version["models"] for group in model["workerGroups"]]
-        num_wanted = sum(group["minWorkers"] for group in groups)
+        num_workers = sum(group["minWorkers"] for group in groups)
         states = [worker["status"] for group in groups for worker in group["workers"]]
     except (TypeError, KeyError):
         return False
-    return num_wanted > 0 and "READY" not in states
+    return num_workers > 0 and "READY" not in states
 
 
 # -- the server --------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def supervise(
     """Run DJL Serving until it exits, cannot load the model, or this process gets SIGTERM or SIGINT.
 
     The server runs in a separate process group, and is restarted if it loses its worker. If the worker is lost before
-    the model was ever loaded, or `_MOST_LOSSES` times in a row before it is loaded again, this function gives up.
+    the model was ever loaded, or `_MAX_LOSSES` times in a row before it is loaded again, this function gives up.
     Orphaned processes are reaped, because this process may be process 1 of a container.
 
     Returns:
@@ -283,7 +283,7 @@ def supervise(
                 log.error("the server exited unexpectedly with status %d", status)
                 return status
             if server.was_ready:
-                losses_left = _MOST_LOSSES
+                losses_left = _MAX_LOSSES
             if not server.is_lost():
                 continue
             if not server.was_ready:

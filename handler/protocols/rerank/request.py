@@ -77,7 +77,7 @@ class RerankErrors(ErrorFormat):
 ERRORS = RerankErrors()
 
 
-_COHERES_MOST = 4096
+_COHERES_DEFAULT = 4096
 
 
 @accepts(type="integer", minimum=0)
@@ -87,7 +87,7 @@ def _max_tokens_per_doc(value: Any, context: ServerContext) -> None:
     Cohere's default of 4096 has the same effect as no value, for any model.
     """
     tokens, most = integer(0)(value), context.most_tokens()
-    if tokens not in (0, _COHERES_MOST) and most is not None and tokens < most:
+    if tokens not in (0, _COHERES_DEFAULT) and most is not None and tokens < most:
         raise ValueError(f"must not be below the model's limit of {most} tokens; use truncate_prompt_tokens instead")
 
 
