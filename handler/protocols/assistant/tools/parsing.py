@@ -545,7 +545,11 @@ class CheckedCalls:
             finish: the reason why the response ended. If the model ended it, open brackets are closed where this is
                 unambiguous.
         """
-        checked = [item for event in events for item in self._check(event, closes=finish is Finish.EOS)]
+        checked: list[Event] = []
+        for event in events:
+            checked += self._check(event, closes=finish is Finish.EOS)
+            if isinstance(event, CallEnd) and not event.whole and finish is not Finish.EOS:
+                self._allowed = ()  # what follows may be a quoted call in a value that was cut off
         left: list[Event] = [CallEnd(number, Ending.BROKEN) for number in self._open]
         return [*checked, *self.read(left)]
 
