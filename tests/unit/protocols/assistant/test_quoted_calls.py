@@ -77,13 +77,39 @@ def test_a_quoted_call_stays_text(format: str) -> None:
             assert "run" not in names(read(FORMATS[format].make(TOOLS), [text[:size]])), (markup, size)
 
 
-@pytest.mark.parametrize("quote", ['"', "'"])
-def test_gemma4_lists_hold_strings_in_plain_quotes(quote: str) -> None:
-    text = f'<|tool_call>call:save{{path:<|"|>a<|"|>,tags:[{quote}x{quote},{quote}y{quote}]}}<tool_call|>'
-    tags = {"type": "array", "items": {"type": "string"}}
-    tools = [{"type": "function", "function": {"name": "save", "parameters": {"properties": {"tags": tags}}}}]
-    found = read(FORMATS["gemma4"].make(tools), text)
-    assert [json.loads(event[1]) for event in found if isinstance(event, list)] == [{"path": "a", "tags": ["x", "y"]}]
+LONG = "x, " * 400
+GEMMA4 = {
+    '"path":"a","n":3': {"path": "a", "n": 3},
+    '"path":<|"|>a<|"|>,"tags":["x","y"]': {"path": "a", "tags": ["x", "y"]},
+    "tags:['x','y']": {"tags": ["x", "y"]},
+    "path:'a, b',meta:{a:\"x\"}": {"path": "a, b", "meta": {"a": "x"}},
+    'meta:{"a":"x, {y}"}': {"meta": {"a": "x, {y}"}},
+    f'path:"{LONG}"': {"path": LONG},
+    f"tags:['{LONG}']": {"tags": [LONG]},
+    f"path:{'x' * 600},n:3": {"path": "x" * 600, "n": 3},
+    'path:"a \\"q\\" b\\n"': {"path": 'a "q" b\n'},
+    'path:<|"|>he said <|"|>hi<|"|> to me<|"|>,n:3': {"path": 'he said <|"|>hi<|"|> to me', "n": 3},
+    'path:<|"|>use {a:<|"|>b<|"|>} now<|"|>': {"path": 'use {a:<|"|>b<|"|>} now'},
+    'path:<|"|>Note:<|"|>,n:3': {"path": "Note:", "n": 3},
+    "path:it's fine,n:3": {"path": "it's fine", "n": 3},
+}
+
+
+@pytest.mark.parametrize("body", GEMMA4)
+def test_gemma4_strings_have_any_quotes(body: str) -> None:
+    text = {"type": "string"}
+    fields = {
+        "path": text,
+        "n": {"type": "integer"},
+        "tags": {"type": "array", "items": text},
+        "meta": {"properties": {"a": text}},
+    }
+    tools = [{"type": "function", "function": {"name": "save", "parameters": {"properties": fields}}}]
+    for end in ("<tool_call|>", ""):
+        answer = f"<|tool_call>call:save{{{body}}}{end}"
+        for pieces in ([answer], answer):
+            found = read(FORMATS["gemma4"].make(tools), pieces)
+            assert [json.loads(event[1]) for event in found if isinstance(event, list)] == [GEMMA4[body]], found
 
 
 @pytest.mark.parametrize(
