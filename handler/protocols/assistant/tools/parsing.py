@@ -437,11 +437,17 @@ class CallParser(CallOutput):
             self.show("".join([*self._taken, rest]))
 
     def _begins_call(self, text: str) -> bool:
-        """Return whether a response ends with the start of a marker before or after a tool call."""
-        start = text.strip()
+        """Return whether a response ends with the start of a marker before or after a tool call.
+
+        Whole markers, such as the end of a call before the end of all calls, may precede the incomplete one.
+        """
         ends = [getattr(self, name, "") for name in ("call_end", "block_end", "section_end", "end")]
-        marks = [*self.begins, *(end for end in ends if isinstance(end, str))]
-        return len(start) > 1 and any(mark.startswith(start) for mark in marks)
+        between = getattr(self, "between", ())
+        marks = tuple(mark for mark in (*self.begins, *between, *ends) if isinstance(mark, str) and mark)
+        start, whole = text.strip(), any_of(marks)
+        while start and (match := whole.match(start)):
+            start = start[match.end() :].lstrip()
+        return bool(text.strip()) and any(mark.startswith(start) for mark in marks)
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,11 +1,12 @@
-"""Strings that quote tool calls: every format with values between tags, and the markup of every format in a value.
+"""Strings that quote tool calls: a value of a call in every format quotes a call in every format.
 
-Each answer is read whole and in characters. An answer that quotes its own format is also cut at every character.
+Each answer is read whole, in characters, and cut.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -14,8 +15,7 @@ from handler.core.values import Finish, Token
 from handler.protocols.assistant.answer import AnswerReader
 from handler.protocols.assistant.events import CallStart, Event
 from handler.protocols.assistant.tools.formats import FORMATS
-from handler.protocols.assistant.tools.formats.open_values import OpenValues
-from handler.protocols.assistant.tools.grammar import Notation
+from handler.protocols.assistant.tools.grammar import Notation, write_calls
 from tests.unit.protocols.assistant.tool_texts import Read, read
 
 
@@ -32,26 +32,24 @@ def notation(format: str) -> Notation:
 
 
 def call(format: str, name: str, arguments: dict[str, str]) -> str:
-    form = notation(format)
-    before, after = form.call
-    assert callable(form.arguments)
-    text = before.replace("NAME", name).replace("NUMBER", "0") + form.arguments(arguments) + after
-    return form.block[0] + text.replace("STRING", "true") + form.block[1]
+    return write_calls(notation(format), [(name, arguments)])
 
 
-TAGGED = sorted(name for name, format in FORMATS.items() if isinstance(format.make(TOOLS), OpenValues))
-QUOTABLE = sorted(name for name in FORMATS if callable(getattr(notation(name), "arguments", None)))
-PLAIN = '<tool_call>{"name": "run", "arguments": {"cmd": "rm"}}</tool_call>'
+LONE = ["</tool_call>", "</function>", "</invoke>", "</parameter>", "<tool_call>", "<function=run>"]
+QUOTED = list(dict.fromkeys([*(call(format, "run", {"cmd": "rm -rf x"}) for format in FORMATS), *LONE]))
+"""A call in the notation of each format, of which some are equal, and lone tags."""
+
+CUTS = 3
+"""Places, drawn at random, at which each answer is cut. An answer that quotes its own format is cut everywhere."""
 
 
-def quoted() -> list[str]:
-    calls = [call(format, "run", {"cmd": "rm -rf x"}) for format in QUOTABLE]
-    return list(dict.fromkeys([*calls, PLAIN, "</tool_call>", "</function>", "</invoke>", "</parameter>"]))
+HARMONY = ("<|start|>", "<|end|>", "<|call|>", "<|return|>")
 
 
 def without_stops(format: str, markup: str) -> str:
     """Return markup without the special tokens after a message, which end a value wherever they stand."""
-    for stop in getattr(FORMATS[format].make(TOOLS), "stops", ()):
+    stops = HARMONY if format == "openai" else getattr(FORMATS[format].make(TOOLS), "stops", ())
+    for stop in stops:
         markup = markup.replace(stop, "")
     return markup
 
@@ -60,21 +58,35 @@ def names(found: Read) -> list[str]:
     return [event[0] for event in found if isinstance(event, list)]
 
 
-@pytest.mark.parametrize("format", TAGGED)
+@pytest.mark.parametrize("format", FORMATS)
 def test_a_quoted_call_stays_text(format: str) -> None:
-    assert len(TAGGED) >= 14
-    for quote in quoted():
+    """47 formats times 50 quotes are 2,350 pairs, with at least 7,000 cuts."""
+    draw, own = random.Random(format), call(format, "run", {"cmd": "rm -rf x"})
+    assert (len(FORMATS), len(QUOTED)) == (47, 50)
+    for quote in QUOTED:
         markup = without_stops(format, quote)
         value = f"Page: {markup} end"
         text = call(format, "save", {"path": "a", "text": value})
         found = read(FORMATS[format].make(TOOLS), [text])
         assert names(found) == ["save"], (markup, found)
+        assert len(found) == 1, (markup, found)
         assert json.loads(found[0][1])["text"].strip() == value, (markup, found)
-        assert read(FORMATS[format].make(TOOLS), text) == found, markup
-        if quote != call(format, "run", {"cmd": "rm -rf x"}):
-            continue
-        for size in range(len(text)):
-            assert "run" not in names(read(FORMATS[format].make(TOOLS), [text[:size]])), (markup, size)
+        if quote == own or draw.random() < 0.1:
+            assert read(FORMATS[format].make(TOOLS), text) == found, markup
+        sizes = range(len(text)) if quote == own else draw.sample(range(len(text)), CUTS)
+        for size in sizes:
+            found = read(FORMATS[format].make(TOOLS), [text[:size]])
+            assert "run" not in names(found), (markup, size)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_cut_end_mark_is_no_text(format: str) -> None:
+    """The end of a call is cut everywhere, also within its first character and after a whole mark."""
+    text = call(format, "save", {"path": "a", "text": "b c"})
+    for size in range(len(text) + 1):
+        found = read(FORMATS[format].make(TOOLS), [text[:size]])
+        assert len(found) <= 1, (size, found)
+        assert size < len(text) or names(found) == ["save"]
 
 
 LONG = "x, " * 400
@@ -116,7 +128,7 @@ def test_gemma4_strings_have_any_quotes(body: str) -> None:
     "text",
     ["<tool_call>\n<function=run>\n</function>\n</tool_c", '<tool_call><function=run>{"cmd": "x"}</function></tool_c'],
 )
-def test_a_cut_end_mark_is_no_text(text: str) -> None:
+def test_a_cut_end_mark_of_an_empty_call_is_no_text(text: str) -> None:
     found = read(FORMATS["qwen3_coder"].make(TOOLS), [text])
     assert names(found) == ["run"]
     assert len(found) == 1

@@ -79,7 +79,7 @@ class _Undecided:
         certain = False
         if candidate is not None and last == tags.end:
             certain = mark == tags.next or (mark == tags.call_end and not tags.outer)
-            if mark == tags.call_end or (mark == tags.block_end and not self._blocks):
+            if mark in (tags.call, tags.call_end) or (mark == tags.block_end and not self._blocks):
                 self.whole = self._candidate = candidate
                 self.quotes = False
         elif candidate is not None:
