@@ -94,6 +94,13 @@ class _Undecided:
         self.parts.append(mark)
         return candidate if certain else None
 
+    @property
+    def last_end(self) -> int | None:
+        """The index of the last end tag that leaves a whole call, or a call that lacks only its own end."""
+        if self._candidate is not None and self._blank:
+            return self._candidate
+        return self.whole
+
     def _count(self, mark: str) -> None:
         tags = self._tags
         if mark == tags.end:
@@ -140,7 +147,7 @@ class OpenValues(CallParser):
         events: list[Event] = []
         self._at_end = True
         if self._undecided is not None and self._steps is not None:
-            self._undecided.write(self.held)
+            self._undecided.parts.append(self.held)  # the start of a tag, if anything
             self.held = ""
             self._steps.throw(_ResponseEnd())
             events = [*self.pop(), *self._read_again()]
@@ -182,7 +189,7 @@ class OpenValues(CallParser):
         is_certain = at is not None
         if at is None:
             at = self._last_end(undecided, stop)
-        lacks_end = undecided.quotes or (undecided.whole is None and undecided.closer is not None)
+        lacks_end = undecided.quotes or (undecided.last_end is None and undecided.closer is not None)
         if lacks_end and parts[0] == tags.next == tags.value and known("".join(parts[1:])):
             at, is_certain, self.unsure = 0, False, False
         if at is None:
@@ -203,8 +210,8 @@ class OpenValues(CallParser):
         Args:
             stop: the token that ends the message, or "" if the response ended.
         """
-        if undecided.whole is not None:
-            return undecided.whole
+        if undecided.last_end is not None:
+            return undecided.last_end
         self.unsure = undecided.closer is not None and not stop
         if undecided.closer is None and stop:
             return len(undecided.parts)

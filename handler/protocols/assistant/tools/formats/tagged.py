@@ -62,7 +62,10 @@ class TaggedCalls(OpenValues):
         self._before = "{"
         schema = self.schema(name)
         end = ""
-        if (yield from self.skip()) == "{":
+        self._closable = True  # the call may have no arguments
+        sign = yield from self.skip()
+        self._closable = False
+        if sign == "{":
             yield from self.json()
             yield from self.skip()
             yield from self.expect(self.call_end)
