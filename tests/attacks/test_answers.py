@@ -72,6 +72,44 @@ def test_the_work_is_linear_in_the_answer(format: str, shape: str) -> None:
     assert_linear(lambda: FORMATS[format].make(TOOLS), *text)
 
 
+VALUES = {
+    "qwen3_coder": (
+        "<tool_call><function=write><parameter=text>",
+        ("</parameter>", "<parameter=text>", "</tool_call>", "<function=time></function>", "</parameter></function>"),
+        "</parameter></function></tool_call>",
+    ),
+    "glm45": (
+        "<tool_call>write<arg_key>text</arg_key><arg_value>",
+        ("</arg_value>", "<arg_value>", "</tool_call>", "<tool_call>time</tool_call>", "</arg_value><arg_key>"),
+        "</arg_value></tool_call>",
+    ),
+    "muse_glimmer": (
+        ' to=write<|message|><atem:function_calls><atem:invoke name="write"><atem:parameter name="text">',
+        ("</atem:parameter>", '<atem:parameter name="text">', "</atem:function_calls>", '<atem:invoke name="time">'),
+        "<|eom|>",
+    ),
+    "kimi_k3": (
+        '<|open|>tools<|sep|><|open|>call tool="write" index="1"<|sep|><|open|>argument key="text"<|sep|>',
+        ("<|close|>argument<|sep|>", '<|open|>argument key="text"<|sep|>', "<|close|>tools<|sep|>"),
+        "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    ),
+    "minimax_m3": (
+        ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="write">]<]minimax[>[<text>',
+        ("]<]minimax[>[<b>", "]<]minimax[>[<", "]<]minimax[>[<b>]<]minimax[>[</b>"),
+        "]<]minimax[>[</text>]<]minimax[>[</invoke>]<]minimax[>[</tool_call>",
+    ),
+    "gemma4": ('<|tool_call>call:write{text:<|"|>', ('<|"|>', '<|"|>}', '<|"|>,a', 'a:<|"|>'), '<|"|>}<tool_call|>'),
+}
+"""A call up to the text of a value, tags that the value may quote, and the end of the call."""
+
+
+@pytest.mark.parametrize(("format", "unit"), [(name, unit) for name, (_, units, _) in VALUES.items() for unit in units])
+def test_the_work_is_linear_in_the_tags_that_a_value_quotes(format: str, unit: str) -> None:
+    begin, _, rest = VALUES[format]
+    for end in ("", rest):
+        assert_linear(lambda: FORMATS[format].make(TOOLS), begin, unit, end)
+
+
 THOUGHTS = {
     "thought": "so it is; ",
     "marks": "{begin}a{end}b",

@@ -437,11 +437,17 @@ class CallParser(CallOutput):
             self.show("".join([*self._taken, rest]))
 
     def _begins_call(self, text: str) -> bool:
-        """Return whether a response ends with the start of a marker before or after a tool call."""
-        start = text.strip()
+        """Return whether a response ends with the start of a marker before or after a tool call.
+
+        Whole markers, such as the end of a call before the end of all calls, may precede the incomplete one.
+        """
         ends = [getattr(self, name, "") for name in ("call_end", "block_end", "section_end", "end")]
-        marks = [*self.begins, *(end for end in ends if isinstance(end, str))]
-        return len(start) > 1 and any(mark.startswith(start) for mark in marks)
+        between = getattr(self, "between", ())
+        marks = tuple(mark for mark in (*self.begins, *between, *ends) if isinstance(mark, str) and mark)
+        start, whole = text.strip(), any_of(marks)
+        while start and (match := whole.match(start)):
+            start = start[match.end() :].lstrip()
+        return bool(text.strip()) and any(mark.startswith(start) for mark in marks)
 
 
 @functools.lru_cache(maxsize=256)
@@ -545,7 +551,11 @@ class CheckedCalls:
             finish: the reason why the response ended. If the model ended it, open brackets are closed where this is
                 unambiguous.
         """
-        checked = [item for event in events for item in self._check(event, closes=finish is Finish.EOS)]
+        checked: list[Event] = []
+        for event in events:
+            checked += self._check(event, closes=finish is Finish.EOS)
+            if isinstance(event, CallEnd) and not event.whole and finish is not Finish.EOS:
+                self._allowed = ()  # what follows may be a quoted call in a value that was cut off
         left: list[Event] = [CallEnd(number, Ending.BROKEN) for number in self._open]
         return [*checked, *self.read(left)]
 

@@ -143,7 +143,7 @@ STREAMS = {
     "minicpm5": '<function name="write"><param name="text">ab|c"|</par|am></function>',
     "kimi_k3": '<\x01open\x01>tools<\x01sep\x01><\x01open\x01>call tool="write" index="1"<\x01sep\x01>'
     '<\x01open\x01>argument key="text" type="string"<\x01sep\x01>ab|c"|<\x01close|\x01>argument<\x01sep\x01>'
-    "<\x01close\x01>call<\x01sep\x01>",
+    "<\x01close\x01>call<\x01sep\x01><\x01close\x01>tools<\x01sep\x01>",
 }
 
 

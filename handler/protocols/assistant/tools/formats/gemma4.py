@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from handler.protocols.assistant.events import Event
 from handler.protocols.assistant.tools.grammar import ANY, Notation, ToolSchema
 from handler.protocols.assistant.tools.json_text import STRING, ParameterValue, as_json, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, BrokenCall, CallParser, Format, Steps
 
 _KEY = re.compile(r'[^:,{}\[\]<>"\s]{1,256}')
-_UNQUOTED = re.compile(r"[^,{}\[\]<>]{1,256}")
+_AFTER_UNQUOTED = tuple(",{}[]<>")
+_PLAIN_QUOTES = ('"', "'")
+_BEFORE_STRING = tuple(":,[")
 _DEPTH = 32  # nested objects and lists
 
 
 class Gemma4(CallParser):
     """Parses Gemma 4's tool calls.
 
-    Strings are enclosed in quote tokens and have no escapes. All values are converted to the types in their schemas,
+    Strings are enclosed in quote tokens and have no escapes. Plain quotes are also read, as the model writes JSON at
+    times. All values are converted to the types in their schemas,
     even quoted values, because vLLM's chat template for FunctionGemma quotes all values. Without a schema, an unquoted
     value is parsed as JSON if possible, and is treated as a string otherwise.
 
@@ -31,6 +36,7 @@ class Gemma4(CallParser):
     begins: tuple[str, ...] = ("<|tool_call>",)
     call_end = "<tool_call|>"
     quote = '<|"|>'
+    _waits = False  # whether the text after a quote decides if it ends the string
 
     def calls(self, begin: str) -> Steps[None]:
         yield from self.skip()
@@ -41,18 +47,26 @@ class Gemma4(CallParser):
             raise BrokenCall
         self.begin(name)
         schema = self.schema(name)
-        yield from self._members("}", schema, schema.root, 0)
+        yield from self._members("}", schema, schema.root)
         yield from self.skip()
         yield from self.expect(self.call_end)
         self.end_call()
 
-    def _members(self, end: str, schemas: ToolSchema, schema: Any, depth: int) -> Steps[None]:
+    def flush(self) -> list[Event]:
+        events: list[Event] = []
+        if self._waits and self._steps is not None:
+            self._steps.throw(_ResponseEnd())
+            events = self.pop()
+        return [*events, *super().flush()]
+
+    def _members(self, ends: str, schemas: ToolSchema, schema: Any) -> Steps[None]:
         """Write an object or a list as JSON.
 
         Args:
-            end: the closing bracket.
+            ends: the closing brackets of all open objects and lists. The innermost bracket is the last.
         """
-        if depth > _DEPTH:
+        end = ends[-1]
+        if len(ends) > _DEPTH + 1:
             raise BrokenCall
         self.write(self.advance(1))
         before = ""
@@ -67,33 +81,115 @@ class Gemma4(CallParser):
                 self.write(before)
             before = ", "
             if sign in "{[":
-                yield from self._members("}" if sign == "{" else "]", schemas, member, depth + 1)
-            elif (yield from self.take(self.quote)):
-                types = schemas.types(member)
-                value = ParameterValue(STRING if "string" in types else types, self.write)
-                yield from self.stream_until(value.feed, self.quote)
-                value.close()
-            elif sign in "\"'" and end == "]":
-                yield from self._plain_string(sign, schemas.types(member))
+                yield from self._members(ends + ("}" if sign == "{" else "]"), schemas, member)
             else:
-                bare = yield from self.run(_UNQUOTED)
-                self.write(as_json(bare.strip(SPACES), schemas.types(member) or ANY))
+                yield from self._value(ends, schemas.types(member))
         self.write(self.advance(1))
 
-    def _plain_string(self, quote: str, types: frozenset[str]) -> Steps[None]:
-        """Write a list's string in the quotes of JSON or Python, which the model writes at times."""
-        self.advance(1)
-        text, _ = yield from self.until(quote)
-        self.write(as_json(text, types or STRING))
+    def _value(self, ends: str, types: frozenset[str]) -> Steps[None]:
+        """Write a string or an unquoted value."""
+        quote = yield from self.take(self.quote, *_PLAIN_QUOTES)
+        if quote == self.quote:
+            value = ParameterValue(STRING if "string" in types else types, self.write)
+            yield from self._string(quote, ends, value.feed)
+            value.close()
+            return
+        parts: list[str] = []
+        if quote:
+            yield from self._string(quote, ends, parts.append)
+            self.write(as_json(_unescape("".join(parts)), types or STRING))
+            return
+        sign = yield from self.stream_until(parts.append, *_AFTER_UNQUOTED)
+        self.held = sign + self.held
+        text = "".join(parts).strip(SPACES)
+        if not text:
+            raise BrokenCall
+        self.write(as_json(text, types or ANY))
+
+    def _string(self, quote: str, ends: str, write: Callable[[str], None]) -> Steps[None]:
+        """Pass the text of a string to `write`, up to the quote that the rest of a call follows.
+
+        Other quotes belong to the text, which may itself contain a call.
+        """
+        quoted = False  # whether a string in a quoted call is open
+        last = ""
+
+        def pass_on(text: str) -> None:
+            nonlocal last
+            last = text[-1:] or last
+            write(text)
+
+        while True:
+            yield from self.stream_until(pass_on, quote)
+            if quoted:
+                quoted = False
+            elif (yield from self._ends_string(ends)):
+                return
+            else:
+                quoted = quote == self.quote and last in _BEFORE_STRING
+            pass_on(quote)
+
+    def _ends_string(self, ends: str) -> Steps[bool]:
+        """Return whether the text after a quote continues the call."""
+        self._waits = True
+        try:
+            while (decision := self._continues(ends)) is None:
+                yield from self._open()
+        except _ResponseEnd:
+            decision = True
+        self._waits = False
+        return decision
+
+    def _continues(self, ends: str) -> bool | None:
+        """Return whether the next text continues a call after a string, or None if more text must be known."""
+        rest = self.held.lstrip(SPACES)
+        for number, end in enumerate(reversed(ends)):
+            if rest[:1] == ",":
+                inner = ends[len(ends) - 1 - number]
+                return True if inner == "]" else _begins_member(rest[1:])
+            if rest[:1] != end:
+                return None if not rest else False
+            rest = rest[1:].lstrip(SPACES)
+        begun = rest[: len(self.call_end)]
+        if begun == self.call_end:
+            return True
+        return None if self.call_end.startswith(begun) else False
 
     def _key(self) -> Steps[str]:
-        if (yield from self.take(self.quote)):
-            key, _ = yield from self.until(self.quote)
+        quote = yield from self.take(self.quote, *_PLAIN_QUOTES)
+        if quote:
+            key, _ = yield from self.until(quote)
         else:
             key = yield from self.run(_KEY)
         yield from self.skip()
         yield from self.expect(":")
         return key
+
+
+class _ResponseEnd(Exception):
+    """Raised within the steps of a parser if the response ends after a quote."""
+
+
+_LONGEST_KEY = 300  # characters, with quotes and spaces
+
+
+def _begins_member(text: str) -> bool | None:
+    """Return whether a text after a comma begins with a key or a closing bracket, or None if that is undecided."""
+    if text.lstrip(SPACES)[:1] in ("}", "]"):
+        return True
+    before, colon, _ = text[:_LONGEST_KEY].partition(":")
+    if colon or "," in before or len(text) > _LONGEST_KEY:
+        return bool(colon) and not any(sign in before for sign in ",{}[]")
+    return None
+
+
+def _unescape(text: str) -> str:
+    """Return the text of a string in plain quotes, in which a backslash begins an escape of JSON."""
+    try:
+        value = json.loads(f'"{text}"', strict=False)
+    except ValueError:
+        return text.replace("\\'", "'").replace('\\"', '"')
+    return value if isinstance(value, str) else text
 
 
 class FunctionGemma(Gemma4):

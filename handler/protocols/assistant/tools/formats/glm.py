@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from handler.protocols.assistant.events import Ending
 from handler.protocols.assistant.tools.formats.open_values import OpenValues, Tags
 from handler.protocols.assistant.tools.formats.sections import SectionedCalls
 from handler.protocols.assistant.tools.grammar import Notation, pairs
@@ -51,12 +50,7 @@ class PairedCalls(OpenValues, SectionedCalls):
                 yield from self.skip()
                 self._closable = False
                 end = yield from self.expect(self.key, self.call_end, self.call)
-        if self.unsure:  # the brackets are closed only if the model ended the response
-            self.unsure = False
-            self.end_call(Ending.OPEN)
-        else:
-            self.write("{}" if before == "{" else "}")
-            self.end_call()
+        self.end_values("{}" if before == "{" else "}")
         if end == self.call:  # the end marker is missing, and the next call follows
             self.held = self.call + self.held
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from handler.protocols.assistant.tools.formats.open_values import OpenValues, Tags
 from handler.protocols.assistant.tools.formats.sections import SectionedCalls
 from handler.protocols.assistant.tools.grammar import ANY, Notation
 from handler.protocols.assistant.tools.json_text import STRING, ParameterValue, dumps
@@ -20,10 +21,11 @@ _TOOLS_END = f"{CLOSE}tools{SEPARATOR}"
 _CALL, _CALL_END = f"{OPEN}call ", f"{CLOSE}call{SEPARATOR}"
 _ARGUMENT, _ARGUMENT_END = f"{OPEN}argument ", f"{CLOSE}argument{SEPARATOR}"
 _JSON, _JSON_END = f"{OPEN}json ", f"{CLOSE}json{SEPARATOR}"
+_TAGS = Tags(_ARGUMENT, _ARGUMENT_END, _ARGUMENT, _CALL, _CALL_END, (_TOOLS_END, _CALL), (TOOLS,), _TOOLS_END)
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 
 
-class KimiK3(SectionedCalls):
+class KimiK3(OpenValues, SectionedCalls):
     """Parses Kimi K3's tool calls, in which each argument has a type. Markers around a response's text are dropped."""
 
     section_end, call = _TOOLS_END, _CALL
@@ -38,6 +40,12 @@ class KimiK3(SectionedCalls):
         if not NAME.fullmatch(name):
             raise BrokenCall
         self.begin(name)
+        schema = self.schema(name)
+
+        def known(text: str) -> bool:
+            match = _ATTRIBUTE.match(text)
+            return match is not None and schema.property(schema.root, match[2]) is not None
+
         before, end = "{", ""
         while end not in (_CALL, _CALL_END, _TOOLS_END):
             if end == _ARGUMENT:
@@ -45,7 +53,7 @@ class KimiK3(SectionedCalls):
                 self.write(f"{before}{dumps(attributes.get('key', ''))}: ")
                 before = ", "
                 value = ParameterValue(STRING if attributes.get("type", "string") == "string" else ANY, self.write)
-                end = yield from self.stream_until(value.feed, _ARGUMENT_END, _ARGUMENT, _CALL_END, _TOOLS_END)
+                end = yield from self.read_value(value.feed, _TAGS, known)
                 value.close()
             elif end == _JSON and before == "{":
                 yield from self._attributes()
@@ -55,8 +63,7 @@ class KimiK3(SectionedCalls):
                 before = end = ""
             else:
                 end = yield from self.skip_until(_ARGUMENT, _JSON, _CALL_END, _CALL, _TOOLS_END)
-        self.write({"{": "{}", ", ": "}"}.get(before, ""))
-        self.end_call()
+        self.end_values({"{": "{}", ", ": "}"}.get(before, ""))
         if end != _CALL_END:  # the end marker is missing, and another call or the end of all calls follows
             self.held = end + self.held
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,8 @@ _CALL = f"{_MARK}<invoke name="
 _CALL_NAME = "invoke"
 _ITEM = "item"
 _DEPTH = 32  # nested elements
+_LONGEST_TAG = 258  # characters
+_TAG = re.compile(r"</?([^\s<>]+)[^<>]*>")
 
 
 class MinimaxM3(SectionedCalls):
@@ -133,14 +137,30 @@ class MinimaxM3(SectionedCalls):
                 yield from self._members(name, schemas, schema, listed=listed, depth=depth + 1)
                 return
         value.feed("".join(space))
-        while True:
-            yield from self.stream_until(value.feed, _MARK)
-            if (yield from self._next_tag()) == "</":
-                break
-            value.feed(_MARK)
-        self.held = _MARK + self.held
+        yield from self._text_value(value)
         value.close()
         yield from self._end(name)
+
+    def _text_value(self, value: ParameterValue) -> Steps[None]:
+        """Read text up to an end tag that the text itself did not open, and leave the tag."""
+        opened: Counter[str] = Counter()  # elements that the text quotes
+        while True:
+            yield from self.stream_until(value.feed, _MARK)
+            sign = yield from self._next_tag()
+            tag = yield from self._quoted_tag(sign)
+            if sign == "</" and not opened[tag]:
+                self.held = _MARK + self.held
+                return
+            if tag:
+                opened[tag] += 1 if sign == "<" else -1
+            value.feed(_MARK)
+
+    def _quoted_tag(self, sign: str) -> Steps[str]:
+        """Return the name in a tag without consuming it, or an empty string if no tag follows."""
+        while sign and ">" not in self.held[:_LONGEST_TAG] and len(self.held) < _LONGEST_TAG:
+            yield from self._open()
+        match = _TAG.match(self.held, 0, _LONGEST_TAG)
+        return match[1] if match else ""
 
     def _end(self, name: str) -> Steps[None]:
         """Consume the end tag of an element, but not the end tag of another element."""

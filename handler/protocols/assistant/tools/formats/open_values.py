@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from handler.protocols.assistant.events import Event, pieces
+from handler.protocols.assistant.events import Ending, Event, pieces
 from handler.protocols.assistant.tools.parsing import CallParser, Steps
 
 
@@ -23,6 +23,7 @@ class Tags(NamedTuple):
         call, call_end: the tags around a call.
         outer: the tags that must follow the end of a call, or an empty tuple if anything may.
         begins, block_end: the tags around all calls.
+        stops: the special tokens after a message, which are never the text of a value.
     """
 
     value: str
@@ -33,10 +34,11 @@ class Tags(NamedTuple):
     outer: tuple[str, ...]
     begins: tuple[str, ...]
     block_end: str
+    stops: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((*self[:5], *self.outer, *self.begins, self.block_end)))
+        return tuple(dict.fromkeys((*self[:5], *self.outer, *self.begins, self.block_end, *self.stops)))
 
 
 class _ResponseEnd(Exception):
@@ -77,7 +79,7 @@ class _Undecided:
         certain = False
         if candidate is not None and last == tags.end:
             certain = mark == tags.next or (mark == tags.call_end and not tags.outer)
-            if mark == tags.call_end or (mark == tags.block_end and not self._blocks):
+            if mark in (tags.call, tags.call_end) or (mark == tags.block_end and not self._blocks):
                 self.whole = self._candidate = candidate
                 self.quotes = False
         elif candidate is not None:
@@ -91,6 +93,13 @@ class _Undecided:
         self._last, self._blank = mark, True
         self.parts.append(mark)
         return candidate if certain else None
+
+    @property
+    def last_end(self) -> int | None:
+        """The index of the last end tag that leaves a whole call, or a call that lacks only its own end."""
+        if self._candidate is not None and self._blank:
+            return self._candidate
+        return self.whole
 
     def _count(self, mark: str) -> None:
         tags = self._tags
@@ -124,25 +133,39 @@ class OpenValues(CallParser):
     unsure = False
     _undecided: _Undecided | None = None
     _rest = ""  # text that is read once more, after the end of a value has been decided
-    _decided = False  # whether no more text follows, so that the first tag decides
+    _after = ""  # text that follows `_rest`
+    _decided = False  # whether the first tag after a value ends it, because all of the text is known
+    _at_end = False  # whether the response has ended
 
     def feed(self, text: str) -> list[Event]:
-        events = super().feed(text)
-        while self._rest:
-            rest, self._rest = self._rest, ""
-            for piece in pieces(rest):
-                events += super().feed(piece)
+        events: list[Event] = []
+        for piece in pieces(text):
+            events += [*super().feed(piece), *self._read_again()]
         return events
 
     def flush(self) -> list[Event]:
         events: list[Event] = []
+        self._at_end = True
         if self._undecided is not None and self._steps is not None:
-            self._undecided.write(self.held)
+            self._undecided.parts.append(self.held)  # the start of a tag, if anything
             self.held = ""
-            self._decided = True
             self._steps.throw(_ResponseEnd())
-            events = self.feed("")
+            events = [*self.pop(), *self._read_again()]
         return [*events, *super().flush()]
+
+    def end_values(self, closing: str) -> None:
+        """End a call whose values have been read.
+
+        If its end was guessed at the end of the response, the text after it may belong to a value that was cut off.
+
+        Args:
+            closing: the end of the JSON arguments.
+        """
+        if not self.unsure:  # otherwise the brackets are closed only if the model ended the response
+            self.write(closing)
+        guessed = self.unsure or (self._decided and self._at_end)
+        self.unsure = False
+        self.end_call(Ending.OPEN if guessed else Ending.WHOLE)
 
     def read_value(self, write: Callable[[str], None], tags: Tags, known: Callable[[str], bool]) -> Steps[str]:
         """Pass the text of a value to `write`, and return the tag that ends it, which is consumed.
@@ -151,34 +174,64 @@ class OpenValues(CallParser):
             known: returns whether a text after `tags.value` begins with the name of a parameter.
         """
         mark = yield from self.stream_until(write, *tags.marks)
-        if self._decided:
+        if self._decided or mark in tags.stops:
             return mark
         undecided = self._undecided = _Undecided(tags)
+        stop = ""
         try:
-            while (at := undecided.add(mark)) is None:
+            while not stop and (at := undecided.add(mark)) is None:
                 mark = yield from self.stream_until(undecided.write, *tags.marks)
+                stop = mark if mark in tags.stops else ""
         except _ResponseEnd:
-            at = self._last_end(undecided)
+            at = None
         self._undecided = None
         parts = undecided.parts
-        lacks_end = undecided.quotes or (undecided.whole is None and undecided.closer is not None)
+        is_certain = at is not None
+        if at is None:
+            at = self._last_end(undecided, stop)
+        lacks_end = undecided.quotes or (undecided.last_end is None and undecided.closer is not None)
         if lacks_end and parts[0] == tags.next == tags.value and known("".join(parts[1:])):
-            at, self.unsure = 0, False
+            at, is_certain, self.unsure = 0, False, False
         if at is None:
             write("".join(parts))
             while True:  # the value is open
                 yield from self._open()
         write("".join(parts[:at]))
-        rest = "".join(parts[at + 1 :])
-        if self._decided:
-            self._rest = rest
-        else:
+        rest = "".join([*parts[at + 1 :], stop])
+        if is_certain:
             self.held = rest + self.held
-        return parts[at]
+        else:
+            self._rest, self._after, self.held, self._decided = rest, self.held, "", True
+        return parts[at] if at < len(parts) else self._take_stop()
 
-    def _last_end(self, undecided: _Undecided) -> int | None:
-        """Return the index of the tag that ends the value of a response without more text, or None if it is open."""
-        if undecided.whole is not None:
-            return undecided.whole
-        self.unsure = undecided.closer is not None
+    def _last_end(self, undecided: _Undecided, stop: str) -> int | None:
+        """Return the index of the tag that ends a value whose end is not certain, or None if the value is open.
+
+        Args:
+            stop: the token that ends the message, or "" if the response ended.
+        """
+        if undecided.last_end is not None:
+            return undecided.last_end
+        self.unsure = undecided.closer is not None and not stop
+        if undecided.closer is None and stop:
+            return len(undecided.parts)
         return undecided.closer
+
+    def _take_stop(self) -> str:
+        """Take back and return the token that ends the message, which also ends the value."""
+        stop, self._rest = self._rest, ""
+        self.held, self._after, self._decided = self._after, "", False
+        return stop
+
+    def _read_again(self) -> list[Event]:
+        """Read the text after the end of a value once more, in pieces."""
+        events: list[Event] = []
+        while self._decided:
+            rest, after, self._rest, self._after = self._rest, self._after, "", ""
+            for piece in pieces(rest):
+                events += super().feed(piece)
+            if self._at_end:
+                break
+            self._decided = False
+            events += super().feed(after)
+        return events

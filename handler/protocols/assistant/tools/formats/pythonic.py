@@ -166,6 +166,7 @@ class Llama4Pythonic(Pythonic):
     """Parses Llama 4's tool calls, which are a list, possibly between two markers."""
 
     begins = (_START, *Pythonic.begins)
+    section_end = _END
 
     def calls(self, begin: str) -> Steps[None]:
         if not begin:
@@ -182,6 +183,7 @@ class Lfm2(PythonicCalls):
     """Parses LFM2's tool calls, which are a list between two markers."""
 
     begins = LFM2_MARKS[:1]
+    section_end = LFM2_MARKS[1]
 
     def calls(self, begin: str) -> Steps[None]:
         yield from self.skip()
@@ -195,6 +197,7 @@ class Olmo3(PythonicCalls):
     """Parses OLMo 3's tool calls, which are on separate lines without a list around them."""
 
     begins = ("<function_calls>",)
+    section_end = _OLMO3_END
 
     def calls(self, begin: str) -> Steps[None]:
         while True:

@@ -74,6 +74,8 @@ class DeepSeekV31(SectionedCalls):
 class DeepSeekV3(DeepSeekV31):
     """Parses DeepSeek V3's tool calls, which consist of a type, a separator, a name, and arguments in a code fence."""
 
+    end = _FENCE
+
     def head(self) -> Steps[str]:
         yield from self.until(_SEPARATOR)
         name = yield from self.run(NAME)

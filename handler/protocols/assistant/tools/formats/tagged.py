@@ -31,6 +31,7 @@ class TaggedCalls(OpenValues):
         between: markers that may precede or follow a call.
         call, call_end: the tags around a call. `call` ends before the name.
         parameter, parameter_end: the tags around a parameter. `parameter` ends before the name.
+        stops: the special tokens after a message. They are also in `begins`.
         trim: whether a newline before a value and a newline after it belong to the tags.
     """
 
@@ -38,6 +39,7 @@ class TaggedCalls(OpenValues):
     between: tuple[str, ...] = ()
     call = call_end = ""
     parameter = parameter_end = ""
+    stops: tuple[str, ...] = ()
     trim = False
     _in_block = False  # whether the marker before all calls has been read
 
@@ -60,7 +62,10 @@ class TaggedCalls(OpenValues):
         self._before = "{"
         schema = self.schema(name)
         end = ""
-        if (yield from self.skip()) == "{":
+        self._closable = True  # the call may have no arguments
+        sign = yield from self.skip()
+        self._closable = False
+        if sign == "{":
             yield from self.json()
             yield from self.skip()
             yield from self.expect(self.call_end)
@@ -72,12 +77,7 @@ class TaggedCalls(OpenValues):
                 continue
             ends = (self.parameter, self.call_end, self.block_end, self.call, *self.begins)
             end = self._until_call((yield from self.skip_until(*ends)))
-        if self.unsure:  # the brackets are closed only if the model ended the response
-            self.unsure = False
-            self.end_call(Ending.OPEN)
-            return
-        self.write("}" if self._before == ", " else "{}")
-        self.end_call()
+        self.end_values("}" if self._before == ", " else "{}")
 
     def tool(self, name: str) -> str:
         """Return the name of the tool. Subclasses may correct the name that the model wrote."""
@@ -108,11 +108,11 @@ class TaggedCalls(OpenValues):
 
     def _tags(self) -> Tags:
         outer: tuple[str, ...] = ()
+        begins = (self.call, *(begin for begin in self.begins if begin not in self.stops))
         if self._in_block:
-            outer = (self.block_end, self.call, *self.begins, *self.between)
-        begins = (self.call, *self.begins)
+            outer = (self.block_end, *begins, *self.between)
         parameter = (self.parameter, self.parameter_end, self.parameter)
-        return Tags(*parameter, self.call, self.call_end, outer, begins, self.block_end)
+        return Tags(*parameter, self.call, self.call_end, outer, begins, self.block_end, self.stops)
 
     def write_key(self, schema: ToolSchema, key: str) -> None:
         """Write the name of a parameter."""
@@ -396,7 +396,8 @@ class MuseGlimmer(TaggedCalls):
     block, block_end = "<atem:function_calls>", "</atem:function_calls>"
     call, call_end = "<atem:invoke name=", "</atem:invoke>"
     parameter, parameter_end = "<atem:parameter name=", "</atem:parameter>"
-    begins = (_MUSE_START, _MUSE_MESSAGE, block, call, *_MUSE_ENDS)
+    stops = (_MUSE_START, _MUSE_MESSAGE, *_MUSE_ENDS)
+    begins = (*stops, block, call)
     at_start = True
 
     def calls(self, begin: str) -> Steps[None]:
