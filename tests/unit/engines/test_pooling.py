@@ -299,14 +299,14 @@ def test_a_chats_template_adds_its_special_tokens(tmp_path: Path, file: str) -> 
     made = HfPoolingTokenizer(tmp_path, template if file == "option.chat_template" else None)
     messages = ({"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"})
 
-    def ids(truncation: Truncation | None = None, **options: bool) -> list[int]:
-        shaping = TemplateOptions(**{"add_generation_prompt": False, **options})
+    def ids(truncation: Truncation | None = None, *, prompts: bool = False, continues: bool = False) -> list[int]:
+        shaping = TemplateOptions(add_generation_prompt=prompts, continue_final_message=continues)
         chat = Request("", pooling=Pooling("embed"), messages=messages, template=shaping, truncation=truncation)
         return list(encode_pooled(chat, made, INFO)[1].ids)
 
     assert ids() == [1, 3, 4, 2, 5, 2]
-    assert ids(add_generation_prompt=True) == [1, 3, 4, 2, 5, 2, 8]
-    assert ids(continue_final_message=True) == [1, 3, 4, 2, 5]
+    assert ids(prompts=True) == [1, 3, 4, 2, 5, 2, 8]
+    assert ids(continues=True) == [1, 3, 4, 2, 5]
     assert ids(Truncation(2, "right")) == [1, 3]
 
 
