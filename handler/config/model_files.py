@@ -301,6 +301,15 @@ def tokenizer_template(own: Any, model: Path) -> Any:
     return next((_default_template(template) for template in templates if template), None)
 
 
+def saved_template(model: Path) -> str:
+    """Return the default chat template in the files of a model directory, or "" if there is none."""
+    file = model / "chat_template.jinja"
+    if file.is_file():
+        return text_files.read_text(file).removeprefix("\ufeff")
+    own = read_json(model / "tokenizer_config.json").get("chat_template")
+    return str(tokenizer_template(_default_template(own), model) or "")
+
+
 def _default_template(template: Any) -> str:
     if isinstance(template, list):  # several templates, each with a name
         by_name = {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)}

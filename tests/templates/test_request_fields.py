@@ -59,7 +59,6 @@ _SCREEN = "is for the use of llama.cpp's own server"
 WITHOUT_EFFECT: dict[str, dict[str, str]] = {
     "vLLM's": {
         "length_penalty": "has an effect only with beam search, which is refused",
-        "chat_template_kwargs": "embeddings have no chat template",
     },
     "SGLang's": {
         **dict.fromkeys(("data_parallel_rank", "disagg_prefill_dp_rank", "routed_dp_rank"), _PLACE),

@@ -118,8 +118,12 @@ class EchoTokenizer:
         words = [f" {word}" for word in ids]
         return Prompt(text, indices, Vocabulary([word.encode() for word in words], texts=[*words]))
 
-    def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
-        """Encode the words of one or two texts. A word's id is its hash, so a word has the same id in every text."""
+    def encode_pooled(
+        self, texts: Sequence[str], most: int | None, side: str | None, *, special: bool = True
+    ) -> tuple[Prompt, int | None]:
+        """Encode the words of one or two texts, without special tokens. A word's id is its hash, so a word has the same
+        id in every text.
+        """
         words = [text.split() for text in texts]
         lengths = [len(part) for part in words]
         if most is not None and sum(lengths) > most:
@@ -135,17 +139,19 @@ class EchoTokenizer:
         return Prompt(texts[0], ids, Vocabulary([])), lengths[0] if len(texts) > 1 else None
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Encode a line `role: content` per message, and a line `assistant:` if `add_generation_prompt` is set."""
-        lines = [f"{message['role']}: {_written(message['content'])}" for message in messages]
-        if options.add_generation_prompt:
-            lines.append("assistant:")
-        text = "\n".join(lines)
-        if options.continue_final_message:
-            text = cut_after(text, messages[-1]["content"])
+        text = self.render_chat(messages, options)
         try:
             return self.encode(text, media=any(isinstance(message["content"], list) for message in messages))
         except PromptTooLong as error:
             raise error.named("messages") from None
+
+    def render_chat(self, messages: Objects, options: TemplateOptions) -> str:
+        """Write a line `role: content` per message, and a line `assistant:` if `add_generation_prompt` is set."""
+        lines = [f"{message['role']}: {_written(message['content'])}" for message in messages]
+        if options.add_generation_prompt:
+            lines.append("assistant:")
+        text = "\n".join(lines)
+        return cut_after(text, messages[-1]["content"]) if options.continue_final_message else text
 
 
 def _written(content: str | Sequence[Mapping[str, Any]]) -> str:
@@ -353,7 +359,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     if directory is None:
         return EchoTokenizer(_context(config))
     if config.task in POOLED:
-        return HfPoolingTokenizer(Path(directory))
+        return HfPoolingTokenizer(Path(directory), config.chat_template)
     from handler.engines.huggingface.tokenizer import HfTokenizer
 
     return HfTokenizer(Path(directory), chat_template=config.chat_template)

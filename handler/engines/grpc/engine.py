@@ -479,4 +479,4 @@ def load(config: EngineConfig) -> GrpcEngine | GrpcPooling:
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
     if config.task is Task.GENERATION or config.model is None:
         return files.load_tokenizer(config)
-    return HfPoolingTokenizer(config.model)
+    return HfPoolingTokenizer(config.model, config.chat_template)

@@ -5,7 +5,8 @@ The files are `modules.json` and the files that it lists, as in github.com/huggi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, cast
@@ -15,10 +16,10 @@ from handler.config.model_files import label_names, read_json
 from handler.core import text_files
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens
-from handler.core.text import Prompt, Vocabulary, check_tokens, given_prompt
+from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after, given_prompt
 from handler.core.values import PLAIN_TEMPLATE, Extras, Finish, Objects, Pooling, Request, TemplateOptions
 from handler.engines.base import EngineInfo, Output, Tokenizer
-from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART
+from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART, find_forms, last_text
 
 NO_POOLED_LORA = "adapters are supported only for text generation (option.task)"
 
@@ -149,10 +150,13 @@ def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
 class PoolingTokenizer(Tokenizer, Protocol):
     """The tokenizer of an engine that was loaded for embedding, scoring or classification."""
 
-    def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
+    def encode_pooled(
+        self, texts: Sequence[str], most: int | None, side: str | None, *, special: bool = True
+    ) -> tuple[Prompt, int | None]:
         """Encode a text, or two texts as a pair, with the special tokens that the model expects.
 
         Args:
+            special: whether to add the special tokens. The text of a rendered chat contains its own.
             most: maximum total number of tokens, including special tokens; None means no limit.
             side: side on which tokens are removed, left or right, beginning with the longer text. None means that texts
                 are not truncated.
@@ -163,6 +167,14 @@ class PoolingTokenizer(Tokenizer, Protocol):
 
         Raises:
             PromptTooLong: there are more than `most` tokens, and `side` is None or `most` leaves no room for text.
+        """
+
+    def render_chat(self, messages: Objects, options: TemplateOptions) -> str:
+        """Apply the chat template.
+
+        Raises:
+            InvalidPayload: the model has no chat template, or the template raises an exception for these messages.
+            GenerationFailed: the template has a syntax error.
         """
 
 
@@ -189,9 +201,12 @@ def encode_pooled(
     if request.prompt_ids is not None:
         prompt = _cut(given_prompt(request, request.prompt_ids, tokenizer.vocabulary), most, side, names.prompt)
     else:
+        pooled = cast(PoolingTokenizer, tokenizer)
         texts = [request.prompt] if request.pair is None else [request.prompt, request.pair]
+        if request.messages:
+            texts = [pooled.render_chat(request.messages, request.template)]
         try:
-            prompt, second = cast(PoolingTokenizer, tokenizer).encode_pooled(texts, most, side)
+            prompt, second = pooled.encode_pooled(texts, most, side, special=not request.messages)
         except PromptTooLong as error:
             raise error.named(names.prompt) from None
     if not prompt.ids:
@@ -213,15 +228,15 @@ class HfPoolingTokenizer:
 
     Args:
         model: a Hugging Face directory.
+        chat_template: template that replaces the model's own.
 
     Raises:
         ConfigError: the directory has no tokenizer.json.
     """
 
-    chat_template = ""
     media_tokens: Mapping[str, MediaTokens] = MappingProxyType({})
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, chat_template: str | None = None) -> None:
         from tokenizers import Tokenizer as FastTokenizer
 
         file = model / "tokenizer.json"
@@ -236,25 +251,56 @@ class HfPoolingTokenizer:
         self.vocabulary = Vocabulary(known, special)
         self._has_types = _has_types(model)
         self._num_special = [self._fast.num_special_tokens_to_add(is_pair) for is_pair in (False, True)]
+        self.chat_template = chat_template or model_files.saved_template(model)
+        self._model = model
 
     def encode(self, text: str) -> Prompt:
         return self.encode_pooled([text], None, None)[0]
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        raise InvalidPayload("'messages': the model accepts texts, not chats")
+        return self.encode_pooled([self.render_chat(messages, options)], None, None, special=False)[0]
 
-    def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
+    def render_chat(self, messages: Objects, options: TemplateOptions) -> str:
+        """Apply the chat template; see `PoolingTokenizer.render_chat`."""
+        if not self.chat_template:
+            raise InvalidPayload("'messages': the model has no chat template; send a text as 'input'")
+        from handler.engines.huggingface.chat_template import render_error
+
+        try:
+            text = self._render(messages, dict(options.arguments), add_generation_prompt=options.add_generation_prompt)
+        except Exception as error:  # whatever a template raises on a client's values
+            raise render_error(error) from None
+        return cut_after(text, last_text(messages[-1])) if options.continue_final_message else text
+
+    @functools.cached_property
+    def _render(self) -> Callable[..., str]:
+        """The function that applies the template. Its import is deferred, because few clients send chats."""
+        from handler.engines.huggingface.chat_template import ChatTemplate, special_tokens
+
+        template = ChatTemplate(self.chat_template, special_tokens(self._model))
+        forms = find_forms(template.render, {})
+
+        def render(messages: Objects, arguments: Mapping[str, Any], *, add_generation_prompt: bool) -> str:
+            adapted = forms.adapt(messages)
+            return template.render(adapted, (), arguments, add_generation_prompt=add_generation_prompt)
+
+        return render
+
+    def encode_pooled(
+        self, texts: Sequence[str], most: int | None, side: str | None, *, special: bool = True
+    ) -> tuple[Prompt, int | None]:
         """Encode one or two texts; see `PoolingTokenizer.encode_pooled`."""
         for text in texts:
             check_tokens(text, "inputs", MOST_TOKENS, PART, lambda part: len(self._parts([part])[0].ids))
         parts = self._parts(texts)
-        lengths, num_special = [len(part.ids) for part in parts], self._num_special[len(texts) > 1]
+        lengths = [len(part.ids) for part in parts]
+        num_special = self._num_special[len(texts) > 1] if special else 0
         if most is not None and sum(lengths) + num_special > most:
             if side is None or most <= num_special:
                 raise PromptTooLong("inputs", sum(lengths) + num_special, most)
             for part, length in zip(parts, fit(lengths, most - num_special), strict=True):
                 part.truncate(length, direction=side)
-        whole = self._fast.post_process(*parts, add_special_tokens=True)
+        whole = self._fast.post_process(*parts, add_special_tokens=special)
         second = whole.type_ids.index(1) if self._has_types and 1 in whole.type_ids else None
         return Prompt(texts[0], whole.ids, self.vocabulary), second
 

@@ -317,7 +317,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     if config.task is Task.TRANSCRIPTION:
         return load_whisper_tokenizer(config.model)
     if config.task is not Task.GENERATION:
-        return HfPoolingTokenizer(config.model)
+        return HfPoolingTokenizer(config.model, config.chat_template)
     return OpenVinoTokenizer(config.model, config.chat_template)
 
 

@@ -379,7 +379,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
         if config.model is not None and config.options.engine_options.get("tokenizer_mode") == "mistral":
             return MistralTokenizer(config.model)
         return files.load_tokenizer(config)
-    return HfPoolingTokenizer(config.model)
+    return HfPoolingTokenizer(config.model, config.chat_template)
 
 
 # -- convert prompts to inputs of vLLM's engine; vLLM's own processor of the model reads media -------------------------

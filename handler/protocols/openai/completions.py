@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import heapq
 import struct
 from abc import abstractmethod
@@ -10,11 +11,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter
+from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, SSE_DONE, Framing
-from handler.core.values import Delta, Finish, Pooling, Request, Sampling, Task, Token, Truncation, keep_last
+from handler.core.media import MEDIA
+from handler.core.values import (
+    Delta,
+    FieldNames,
+    Finish,
+    Pooling,
+    Request,
+    Sampling,
+    Task,
+    Token,
+    Truncation,
+    keep_last,
+)
+from handler.protocols.assistant.template import read_template
 from handler.protocols.kernel.dialect import Description, ParsedRequest, Reply, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.messages import MESSAGES, read_messages
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, read_sampled, request_shape, unsupported
 from handler.protocols.kernel.readers import integer
 from handler.protocols.kernel.reply import PromptOnly, SequenceOutput, VectorReply, Vectors, json_of
@@ -41,6 +56,7 @@ from handler.protocols.openai.api import (
     TokenIds,
 )
 from handler.protocols.openai.request import (
+    CHAT,
     COMPLETIONS,
     MODEL,
     REASONS,
@@ -343,6 +359,9 @@ def _encoding_format(value: Any) -> str:
     return str(value)
 
 
+_SHAPING = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
+
 class PoolingOptions(NamedTuple):
     """The options of a request for embeddings, labels or scores of texts.
 
@@ -388,21 +407,70 @@ class PooledDialect(OpenAiDialect):
         """Return the requests for the texts, and the reply."""
 
 
-class InputDialect(PooledDialect):
-    """Base class of the dialects that return an embedding or the label probabilities for each text in `input`."""
+_CHAT_TEMPLATE = {
+    **{name: CHAT.parameters[name] for name in ("add_special_tokens", "chat_template")},
+    **{name: CHAT.parameters[name] for name in _SHAPING},
+}
+"""The parameters of a chat to embed, in place of those in `FOR_TEXTS`."""
 
-    needed = "a JSON object with 'input'"
-    fields: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
+FOR_TEXTS = {
+    "add_special_tokens": unsupported("send token ids for a text without special tokens", True),
+    "chat_template": unsupported("no chat template is applied to texts", {}),
+    **dict.fromkeys(_SHAPING, unsupported("no chat template is applied to texts; send messages", False, {})),
+}
+"""The same parameters for texts in `input`."""
+
+
+def _pooling(options: PoolingOptions, context: ServerContext) -> Pooling:
+    classifies, others = context.task is Task.CLASSIFICATION, options.others
+    normalize = others.get("normalize", classifies or context.config.normalize)
+    return Pooling("classify" if classifies else "embed", others.get("dimensions"), normalize)
+
+
+class InputDialect(PooledDialect):
+    """Base class of the dialects that return an embedding or the label probabilities for each text in `input`, or for
+    the chat in `messages`.
+    """
+
+    needed = "a JSON object with 'input' or 'messages'"
+    fields: Mapping[str, Shape] = {"input": texts_shape(), "messages": MESSAGES, **MODEL}
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        return self._read_chat(body, context) if body.get("messages") else super().read(body, context)
 
     def read_texts(self, body: Mapping[str, Any]) -> list[Text]:
         return read_texts(body.get("input"), "input")
 
     def pool(self, texts: Any, options: PoolingOptions, context: ServerContext) -> tuple[list[Request], VectorReply]:
-        classifies, others = context.task is Task.CLASSIFICATION, options.others
-        normalize = others.get("normalize", classifies or context.config.normalize)
-        pooling = Pooling("classify" if classifies else "embed", others.get("dimensions"), normalize)
-        requests = embedding_requests(texts, "input", pooling, context, **options.fields)
+        requests = embedding_requests(texts, "input", _pooling(options, context), context, **options.fields)
         return requests, self.reply(len(requests), options, context)
+
+    def _read_chat(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        """Parse a body with `messages`, whose rendered text is the only text, as in vLLM."""
+        if body.get("input") is not None:
+            raise InvalidPayload("'messages': send either 'input' or 'messages'")
+        model, adapter = self.read_model(body, context)
+        text_only = replace(context, no_media=dict.fromkeys(MEDIA, "the model reads text only"))
+        messages, _, unknown = read_messages(body["messages"], text_only)
+        parameters = read_all(body, context, defaults={}, table=self._chat_table())
+        shaping = {"add_generation_prompt": False, **parameters.others}
+        template, unread = read_template(shaping, messages, context)
+        options = PoolingOptions(model, parameters.others, vllm_fields(parameters, adapter, self.truncation))
+        request = Request(
+            "",
+            messages=messages,
+            template=template,
+            pooling=_pooling(options, context),
+            names=FieldNames(prompt="messages"),
+            **options.fields,
+        )
+        ignored = self.ignored(body, context, *unknown, *unread)
+        return ParsedRequest([request], self.reply(1, options, context), self.errors, ignored)
+
+    @classmethod
+    @functools.cache
+    def _chat_table(cls) -> Table:
+        return Table({**cls.table.parameters, **_CHAT_TEMPLATE})
 
     @abstractmethod
     def reply(self, num_texts: int, options: PoolingOptions, context: ServerContext) -> VectorReply:
@@ -418,18 +486,10 @@ class OpenAiEmbeddings(InputDialect):
             "dimensions": Parameter("dimensions", integer(1)),
             "encoding_format": Parameter("encoding_format", _encoding_format),
             **VLLM_POOLING,
-            "add_special_tokens": unsupported("send token ids for a text without special tokens", True),
+            **FOR_TEXTS,
             "embed_dtype": unsupported("numbers always have 32 bits", "float32"),
             "endianness": unsupported("base64 is little-endian, as in OpenAI's API", "little", "native"),
-            "messages": unsupported("send texts as input", []),
-            **dict.fromkeys(
-                ("chat_template", "media_io_kwargs"),
-                unsupported("no chat template is applied to texts", {}),
-            ),
-            **dict.fromkeys(
-                ("add_generation_prompt", "continue_final_message"),
-                unsupported("no chat template is applied to texts", False),
-            ),
+            "media_io_kwargs": unsupported("the model reads text only", {}),
             "normalize": unsupported("send use_activation"),
             "lora_path": unsupported("send the adapter's name as model", "", []),
             "embed_overrides": unsupported("a text must be text or token ids", []),
@@ -439,7 +499,7 @@ class OpenAiEmbeddings(InputDialect):
     description = Description(
         title="OpenAI embeddings",
         request="OpenAiEmbeddingRequest",
-        request_shape=request_shape(InputDialect.fields, table, "input"),
+        request_shape=request_shape(InputDialect.fields, table),
         error=OpenAiError,
         example={"model": "", "input": ["What is deep learning?"]},
         answer=EmbeddingAnswer,

@@ -31,6 +31,7 @@ from handler.protocols.kernel.texts import (
     text_list,
 )
 from handler.protocols.openai.completions import (
+    FOR_TEXTS,
     InputDialect,
     OpenAiEmbeddings,
     PooledDialect,
@@ -50,10 +51,7 @@ from handler.protocols.vllm.api import (
     VllmUsage,
 )
 
-_OF_TEXTS = {
-    **VLLM_POOLING,
-    **{name: OpenAiEmbeddings.table.parameters[name] for name in ("add_special_tokens", "messages")},
-}
+_OF_TEXTS = {**VLLM_POOLING, **FOR_TEXTS}
 _OF_ENCODING = ("encoding_format", "embed_dtype", "endianness")
 _OF_TOKENS = ("token_embed", "token_classify")
 

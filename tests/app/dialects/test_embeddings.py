@@ -42,6 +42,51 @@ def ask(server: LiveServer, path: str, body: Any, status: int = 200) -> Any:
     return found.json()
 
 
+CHAT = {"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}]}
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({}, "user: a b\nassistant: c d"),
+        ({"add_generation_prompt": True}, "user: a b\nassistant: c d\nassistant:"),
+        ({"continue_final_message": True}, "user: a b\nassistant: c d"),
+        ({"truncate_prompt_tokens": 2}, "user: a"),
+        ({"truncate_prompt_tokens": 2, "truncation_side": "left"}, "c d"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "e"}]}], "input": None}, "user: e"),
+    ],
+)
+def test_a_chat_is_one_text(servers: dict[str, LiveServer], more: dict[str, Any], text: str) -> None:
+    server, chat = servers["text-embedding"], {**CHAT, **more}
+    for path, field in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+        found, expected = ask(server, path, chat), ask(server, path, {"input": text})
+        assert [item[field] for item in found["data"]] == [item[field] for item in expected["data"]]
+        assert found["usage"] == expected["usage"]
+    labels = servers["text-classification"]
+    found, expected = ask(labels, "/classify", chat), ask(labels, "/classify", {"input": text})
+    assert found["data"] == expected["data"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({**CHAT, "input": "a"}, "'messages': send either 'input' or 'messages'"),
+        ({**CHAT, "continue_final_message": True, "add_generation_prompt": True}, "continue_final_message: requires"),
+        ({**CHAT, "chat_template": "x"}, 'chat_template="x": is not supported: set option.chat_template'),
+        ({**CHAT, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens=0"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}, "text only"),
+        ({"messages": "a"}, "'messages' must be a non-empty list"),
+        ({"messages": []}, "'input' must be"),
+        ({"input": "a", "add_generation_prompt": True}, "no chat template is applied to texts; send messages"),
+        ({"input": "a", "chat_template_kwargs": {"a": 1}}, "no chat template is applied to texts; send messages"),
+        ({"messages": [{"role": "user", "content": "a " * 200_000}]}, "'messages' has"),
+    ],
+)
+def test_a_chat_that_has_no_embedding_is_refused(servers: dict[str, LiveServer], body: Any, words: str) -> None:
+    for path in ("/v1/embeddings", "/pooling"):
+        assert words in ask(servers["text-embedding"], path, body, 400)["error"]["message"], path
+
+
 @pytest.mark.parametrize(
     ("settings", "route", "field", "most", "texts"),
     [

@@ -256,7 +256,7 @@ def test_pooling_gives_the_numbers_of_the_task(pooling: LiveServer) -> None:
         ({"input": "a", "task": "plugin"}, 'task="plugin": is not supported: the model\'s task is '),
         ({"input": "a", "dimensions": 2}, "dimensions=2: is not supported: call /v1/embeddings"),
         ({"data": {}}, "data={}: is not supported: the engines have no plugins"),
-        ({"messages": [{}]}, "is not supported: send texts as input"),
+        ({"messages": [{}]}, "messages[0].role must be one of"),
         ({}, "'input' must be a string"),
         ([], "the body must be a JSON object with 'input'"),
     ],

@@ -15,8 +15,15 @@ from handler import engines
 from handler.config.config import Config
 from handler.config.loader import read_config
 from handler.config.model_files import find_task, label_names
-from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
-from handler.core.values import Delta, Finish, Pooling, Request, Task, Truncation
+from handler.core.errors import (
+    ConfigError,
+    GenerationFailed,
+    InvalidParameter,
+    InvalidPayload,
+    PromptTooLong,
+    ServingError,
+)
+from handler.core.values import Delta, FieldNames, Finish, Pooling, Request, Task, TemplateOptions, Truncation
 from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output
 from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, encode_pooled, fit, read_pooling
@@ -193,8 +200,7 @@ def test_the_longer_text_is_cut_first(lengths: list[int], most: int, wanted: lis
 TEMPLATE = [("[CLS]", 1), ("[SEP]", 2)]
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HfPoolingTokenizer:
+def write_tokenizer(directory: Path) -> None:
     """Words of one letter; [CLS] a [SEP] b [SEP] as BERT has it."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
@@ -203,8 +209,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HfPoolingTokenizer:
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     pair = "[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1"
     made.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=TEMPLATE)
-    directory = tmp_path_factory.mktemp("tokenizer")
+    made.add_special_tokens(["[CLS]", "[SEP]"])
     made.save(str(directory / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HfPoolingTokenizer:
+    directory = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(directory)
     return HfPoolingTokenizer(directory)
 
 
@@ -269,6 +281,52 @@ def test_what_cannot_be_computed_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         encode_pooled(request_, tokenizer, INFO)
+
+
+TURNS = """{{ bos_token }}{% for message in messages %}{{ message.content }} [SEP]{% endfor %}"""
+
+
+@pytest.mark.parametrize("file", ["chat_template.jinja", "tokenizer_config.json", "option.chat_template"])
+def test_a_chats_template_adds_its_special_tokens(tmp_path: Path, file: str) -> None:
+    write_tokenizer(tmp_path)
+    names: dict[str, Any] = {"bos_token": "[CLS]"}
+    template = TURNS + "{% if add_generation_prompt %} f{% endif %}"
+    if file == "chat_template.jinja":
+        (tmp_path / file).write_text("\ufeff" + template)
+    elif file == "tokenizer_config.json":
+        names["chat_template"] = [{"name": "other", "template": "a"}, {"name": "default", "template": template}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    made = HfPoolingTokenizer(tmp_path, template if file == "option.chat_template" else None)
+    messages = ({"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"})
+
+    def ids(truncation: Truncation | None = None, *, prompts: bool = False, continues: bool = False) -> list[int]:
+        shaping = TemplateOptions(add_generation_prompt=prompts, continue_final_message=continues)
+        chat = Request("", pooling=Pooling("embed"), messages=messages, template=shaping, truncation=truncation)
+        return list(encode_pooled(chat, made, INFO)[1].ids)
+
+    assert ids() == [1, 3, 4, 2, 5, 2]
+    assert ids(prompts=True) == [1, 3, 4, 2, 5, 2, 8]
+    assert ids(continues=True) == [1, 3, 4, 2, 5]
+    assert ids(Truncation(2, "right")) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("template", "error", "words"),
+    [
+        (None, InvalidPayload, "'messages': the model has no chat template; send a text as 'input'"),
+        ("{{ raise_exception('no chats') }}", InvalidPayload, "refuses them: no chats"),
+        ("{% if %}", GenerationFailed, "the model's chat template is broken"),
+        ("{{ messages[0].content * 9 }}", PromptTooLong, "'messages' has 9 tokens; .* at most 8"),
+    ],
+)
+def test_a_chat_without_a_text_is_refused(
+    tmp_path: Path, template: str | None, error: type[ServingError], words: str
+) -> None:
+    write_tokenizer(tmp_path)
+    names = FieldNames(prompt="messages")
+    chat = Request("", pooling=Pooling("embed"), messages=({"role": "user", "content": "a "},), names=names)
+    with pytest.raises(error, match=words):
+        encode_pooled(chat, HfPoolingTokenizer(tmp_path, template), INFO)
 
 
 @pytest.mark.parametrize(("side", "kept"), [("left", (4, 5)), ("right", (3, 4))])

@@ -115,7 +115,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("openai_embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens=0: must be at least 1"),
     ("openai_embeddings", {"input": "a", "embed_dtype": "float16"}, 'embed_dtype="float16": is not supported'),
     ("openai_embeddings", {"input": "a", "normalize": True}, "normalize=true: is not supported: send use_act"),
-    ("openai_embeddings", {"input": "a", "messages": [{}]}, "messages=[{}]: is not supported: send texts"),
+    ("openai_embeddings", {"input": "a", "messages": [{}]}, "'messages': send either 'input' or 'messages'"),
     ("tei_embed", "a", "the body must be a JSON object with 'inputs'"),
     ("tei_embed", {"inputs": "a", "truncate": 1}, "truncate=1: must be true or false"),
     ("tei_embed", {"inputs": "a", "prompt_name": "x"}, 'prompt_name="x": the model has no such prompt'),
