@@ -1,7 +1,8 @@
-"""Public model cards of 2025 and 2026: the facts of their config.json that decide memory, and what follows by hand.
+"""Facts of public model cards of 2025 and 2026 that decide memory, and the values that follow from them by hand.
 
-Sources: the cards' config.json as ai-dynamo/aiconfigurator keeps them (21 August 2026), or the defaults of transformers
-5.24, which name the card. Lists by layer are written as runs.
+The fields of config.json are as published with the model, or transformers' defaults for the model type. Only those that
+`deploy/resolve/model/` reads are here. Fields of vision encoders, names and training settings are omitted. Lists by
+layer are written as runs. Cache sizes and states are computed by hand from these fields. They were not measured.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import Any, NamedTuple
 
 
 class Card(NamedTuple):
-    """A card, and its hand values.
+    """A model card.
 
     Attributes:
-        config: fields of config.json.
+        config: fields of config.json, or of its `text_config`.
         per_token: bytes that each token adds in layers without a window, with 16 bits per value, on one GPU.
         per_window: bytes of each token in the layers with a sliding window.
-        billions: number of weights in 10^9, as published or as transformers counts them, within 3 %.
-        state: bytes of a request's states.
+        billions: number of weights in 10^9, rounded: as published or, where only a rounded name is, from config.json.
+        state: bytes of the states of one request.
     """
 
     config: dict[str, Any]
@@ -108,22 +109,19 @@ CARDS = {
         {**_GLM, "indexer_types": ["full"] * 3 + (["shared"] * 3 + ["full"]) * 18 + ["shared"] * 3},
         78 * 2 * 576 + 21 * 132, 0, 754,
     ),
-    "zai-org/GLM-5.2 (letters)": Card(
-        {**_GLM, "index_topk_pattern": "FFF" + "SSSF" * 18 + "SSS"}, 78 * 2 * 576 + 21 * 132, 0, 754
-    ),
     # No rotary part, 11 of 45 layers with attention
     "zai-org/GLM-5.3-Flash": Card(
         {"model_type": "glm5_next_text", "vocab_size": 154880, "hidden_size": 4096, "intermediate_size": 12288,
          "num_hidden_layers": 45, "num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 0,
          "moe_intermediate_size": 2048, "n_routed_experts": 288, "n_shared_experts": 1, "kv_lora_rank": 512,
          "q_lora_rank": 1536, "qk_rope_head_dim": 0, "qk_nope_head_dim": 256, "v_head_dim": 256,
-         "index_head_dim": 128, "index_n_heads": 32, "linear_head_dim": 128, "linear_num_heads": 64,
+         "index_head_dim": 128, "index_n_heads": 32, "linear_attn_config": {"num_heads": 64, "head_dim": 128},
          "mlp_layer_types": ["dense"] * 3 + ["sparse"] * 42,
-         "layer_types": [*(["linear_attention"] * 3 + ["indexed_attention"]) * 11, "linear_attention"]},
+         "layer_types": [*(["linear_attention"] * 3 + ["deepseek_sparse_attention"]) * 11, "linear_attention"]},
         11 * (2 * 512 + 132), 0, 316, _kda(34, 64),
     ),
     # KDA, but for each sixth layer
-    "inclusionAI/Ling-3.0": Card(
+    "inclusionAI/Ling-3.0-flash": Card(
         {**_LATENT, "model_type": "bailing_hybrid", "vocab_size": 157184, "hidden_size": 2560,
          "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 42, "num_attention_heads": 32,
          "num_key_value_heads": 32, "head_dim": 128, "num_shared_experts": 1, "num_experts": 512, "q_lora_rank": None,
@@ -154,8 +152,8 @@ CARDS = {
         24 * 2 * 576, 0, 2777, _kda(69, 96),
     ),
     "moonshotai/Kimi-K2.5": Card(
-        {**_DEEPSEEK, "model_type": "kimi_k2", "vocab_size": 163840, "num_attention_heads": 64, "n_routed_experts": 384,
-         "first_k_dense_replace": 1, "num_nextn_predict_layers": 0},
+        {**_DEEPSEEK, "model_type": "kimi_k2", "vocab_size": 163840, "num_attention_heads": 64,
+         "num_key_value_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0},
         2 * 61 * 576, 0, 1026.4,
     ),
     # 31 of 80 layers without attention
@@ -215,6 +213,12 @@ CARDS = {
          "linear_num_value_heads": 64, "layer_types": _FOUR * 15},
         15 * 2 * 2 * 256 * 2, 0, 397, _gdn(45, 64),
     ),
+    "Qwen/Qwen3.5-122B-A10B": Card(
+        {**_QWEN35, "hidden_size": 3072, "num_hidden_layers": 48, "num_attention_heads": 32,
+         "moe_intermediate_size": 1024, "num_experts": 256, "shared_expert_intermediate_size": 1024,
+         "linear_num_value_heads": 64, "layer_types": _FOUR * 12},
+        12 * 2 * 2 * 256 * 2, 0, 122, _gdn(36, 64),
+    ),
     "Qwen/Qwen3.5-27B": Card(
         {**_QWEN35, "model_type": "qwen3_5_text", "hidden_size": 5120, "intermediate_size": 17408,
          "num_hidden_layers": 64, "num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48},
@@ -244,8 +248,8 @@ CARDS = {
     "google/gemma-4-31B-it": Card(
         {"model_type": "gemma4_text", "vocab_size": 262144, "hidden_size": 5376, "intermediate_size": 21504,
          "num_hidden_layers": 60, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 256,
-         "tie_word_embeddings": True, "num_experts": None, "sliding_window": 1024, "layer_types": None,
-         "_sliding_window_pattern": 6, "global_head_dim": 512, "num_global_key_value_heads": 4,
+         "tie_word_embeddings": True, "num_experts": None, "sliding_window": 1024, "layer_types": _SIX * 10,
+         "global_head_dim": 512, "num_global_key_value_heads": 4,
          "attention_k_eq_v": True, "enable_moe_block": False},
         10 * 2 * 4 * 512 * 2, 50 * 2 * 16 * 256 * 2, 30.7,
     ),

@@ -447,6 +447,8 @@ def test_the_cards_of_2026_by_hand(name: str) -> None:
         ({"sliding_window": 0, "sliding_window_pattern": "LG"}, 2 * 8 * 2 * 128 * 2),
         ({"kv_lora_rank": 512, "qk_rope_head_dim": 0}, 2 * 8 * 512),
         ({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 0}, 2 * 8 * 576),
+        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64, "index_head_dim": 128, "index_n_heads": 4,
+          "index_topk_pattern": "FSSSFSSS"}, 2 * 8 * 576 + 2 * 132),
         ({"compress_ratios": [0] * 8, "o_lora_rank": 4, "head_dim": 512, "sliding_window": 8}, 0),
         ({"compress_ratios": [4] * 8, "o_lora_rank": 4, "head_dim": 512, "sliding_window": 8}, 2 * 8 * 512 / 4),
         ({"layer_types": ["compressed_sparse_attention"] * 8, "compress_rates": {"compressed_sparse_attention": 8},
