@@ -14,7 +14,6 @@ import functools
 import json
 import logging
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -505,51 +504,10 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
 _UNREADABLE = ("gguf_tensor_to_f16 failed", "Unsupported quantization type")
 """Parts of GenAI's error messages about kinds of weights that GenAI's reader does not support."""
 
-_BUILD_PATH = re.compile(r"(?<= failed) at \S+:[0-9]+")
-"""Part of OpenVINO's messages: a place in its source, on the machine that built it."""
-
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
-READABLE = {1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K"}
-"""Kinds of matrices that OpenVINO GenAI 2026.4 reads, by ggml's numbers."""
-_TOKENIZERS = ("gpt2",)
-_REMEDY = f"take a file of {', '.join(READABLE.values())} weights, or the model's Hugging Face directory"
-_KEYS = (
-    *("general.file_type", "tokenizer.ggml.pre", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"),
-    *("{}.block_count", "{}.embedding_length", "{}.attention.head_count", "{}.attention.layer_norm_rms_epsilon"),
-)
-"""Keys that OpenVINO GenAI needs; `{}` stands for the architecture."""
-
 _MAX_ROWS_FILE = 1 << 30  # bytes; smaller files are converted to `rows` by default
 
 RECIPE = "5"  # part of every fingerprint: change it whenever the conversion changes
 SCRIPT = "import sys; from handler.engines.openvino.gguf import main; main(*sys.argv[1:], weights={!r})"
-
-
-def check_readable(path: Path, header: gguf.Header) -> None:
-    """Check that OpenVINO GenAI can read a GGUF file, as far as the header tells.
-
-    Raises:
-        ConfigError: the architecture, the tokenizer or a kind of weights is not supported, or a key is missing.
-    """
-    architecture = header.architecture
-    if architecture not in ARCHITECTURES:
-        raise ConfigError(
-            f"{path} is a model of the architecture {architecture}; OpenVINO GenAI reads GGUF files of "
-            f"{', '.join(ARCHITECTURES)}: serve the model's Hugging Face directory instead"
-        )
-    if numbers := header.matrix_types - READABLE.keys():
-        raise ConfigError(
-            f"{path} has {', '.join(_names(numbers))} weights, which OpenVINO GenAI cannot read; {_REMEDY}"
-        )
-    tokenizer = header.values.get(b"tokenizer.ggml.model")
-    if isinstance(tokenizer, bytes) and tokenizer.decode(errors="replace") not in _TOKENIZERS:
-        raise ConfigError(
-            f"{path} has a tokenizer of the kind {tokenizer.decode(errors='replace')}; OpenVINO GenAI reads "
-            f"{', '.join(_TOKENIZERS)} in GGUF files: serve the model's Hugging Face directory instead"
-        )
-    keys = [key.format(architecture) for key in _KEYS]
-    if missing := [key for key in keys if key.encode() not in header.values]:
-        raise ConfigError(f"{path}: its header has no {', '.join(missing)}, which OpenVINO GenAI needs")
 
 
 def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
@@ -607,15 +565,10 @@ def default_weights(source: Path) -> Weights:
 
 
 def _kinds(source: Path) -> Set[str]:
-    return {*_names(gguf.matrix_types(source))}
-
-
-def _names(numbers: Set[int]) -> list[str]:
-    """Return the names of kinds of weights, for ggml's numbers."""
     from gguf import GGMLQuantizationType as Kind
 
     known = {kind.value: kind.name for kind in Kind}
-    return sorted(known.get(number, f"type {number}") for number in numbers)
+    return {known.get(number, f"type {number}") for number in gguf.matrix_types(source)}
 
 
 def _changes(kinds: Set[str], weights: Weights) -> str:
@@ -632,22 +585,17 @@ def _changes(kinds: Set[str], weights: Weights) -> str:
 def writable(source: Path, cache: Path) -> Path:
     """Return the GGUF file, or a copy of it below `cache` if it is read-only, as model data is on SageMaker.
 
-    OpenVINO's reader opens the file for writing, but writes nothing. It also wants the suffix in small letters.
+    OpenVINO's reader opens the file for writing, but writes nothing.
     """
-    is_writable = os.access(source, os.W_OK)
-    if is_writable and source.suffix == ".gguf":
+    if os.access(source, os.W_OK):
         return source
-    name = f"{source.stem}.gguf"
 
     def make(directory: Path, lock: int) -> None:
-        directory.mkdir(parents=True)
-        if is_writable:
-            (directory / name).symlink_to(source.absolute())
-            return
         log.info("copying the read-only file %s once, because OpenVINO's reader needs write access", source)
-        shutil.copyfile(source, directory / name)
+        directory.mkdir(parents=True)
+        shutil.copyfile(source, directory / source.name)
 
-    return make_once(cache / fingerprint(f"{RECIPE} copy".encode(), [source]), make) / name
+    return make_once(cache / fingerprint(f"{RECIPE} copy".encode(), [source]), make) / source.name
 
 
 def main(source: str, target: str, weights: Weights) -> None:
@@ -661,10 +609,11 @@ def main(source: str, target: str, weights: Weights) -> None:
         sys.exit(str(error))
     except (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError) as error:
         if any(message in str(error) for message in _UNREADABLE):
-            sys.exit(f"OpenVINO GenAI cannot read all kinds of weights in the file; {_REMEDY}")
+            kinds = ", ".join(sorted(_kinds(Path(source))))
+            sys.exit(f"OpenVINO GenAI cannot read all kinds of weights in the file: {kinds}")
         if isinstance(error, LookupError):  # raised by GenAI's reader, which does not say what is missing
             sys.exit("a key or tensor that OpenVINO GenAI needs is missing from the file")
-        sys.exit(f"OpenVINO GenAI cannot read the file: {_BUILD_PATH.sub('', str(error))}; {_REMEDY}")
+        sys.exit(f"{type(error).__name__}: {error}")
 
 
 def write_model(source: Path, target: Path, weights: Weights) -> None:
