@@ -100,7 +100,7 @@ def label_names(model: Path | None) -> tuple[str, ...]:
 
 def tokenizer_config(model: Path | None) -> dict[str, Any]:
     """Read tokenizer_config.json or a GGUF header. Tokens are converted to strings, and file names are omitted."""
-    if model is not None and model.suffix == ".gguf":
+    if model is not None and gguf.is_named_gguf(model):
         return gguf.tokenizer_config(model)
     if model is None or not model.is_dir():
         return {}
@@ -144,7 +144,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
         return ModelFiles("gguf", fetch_demo())
     path = Path(model_id)
     if path.is_file():
-        if path.suffix != ".gguf":
+        if not gguf.is_named_gguf(path):
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return ModelFiles("gguf", path)
     if not path.is_dir():
@@ -166,9 +166,14 @@ def visible(directory: Path, pattern: str) -> list[Path]:
     return sorted(path for path in directory.glob(pattern) if not path.name.startswith("."))
 
 
+def gguf_files(directory: Path) -> list[Path]:
+    """Return the sorted GGUF files in a directory, without hidden files."""
+    return [path for path in visible(directory, "*") if gguf.is_named_gguf(path)]
+
+
 def holds_model(directory: Path) -> bool:
     """Return whether a directory contains files with typical names of model files."""
-    return (directory / "config.json").is_file() or is_openvino(directory) or bool(visible(directory, "*.gguf"))
+    return (directory / "config.json").is_file() or is_openvino(directory) or bool(gguf_files(directory))
 
 
 def model_below(directory: Path) -> Path | None:
@@ -182,7 +187,7 @@ def _gguf_of(directory: Path) -> Path | None:
     Raises:
         ConfigError: if the directory contains several models or a model in several parts.
     """
-    files = visible(directory, "*.gguf")
+    files = gguf_files(directory)
     if len(files) < 2:
         return files[0] if files else None
     headers: dict[Path, tuple[str, int]] = {}
