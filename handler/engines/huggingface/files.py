@@ -121,7 +121,8 @@ def _no_header(path: Path) -> ConfigError:
 
 
 OTHER_FORMATS = (
-    "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.GGUF", "*.onnx", "*.onnx_data", "*.mlmodel",
+    "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.GGUF", "*.onnx", "*.onnx_data",
+    "*.mlmodel",
     "original/*", "onnx/*", "openvino/*", "coreml/*",
 )  # fmt: skip
 """Patterns for files that contain the same weights in formats that none of the engines reads from a directory.
