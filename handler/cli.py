@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from handler import __version__
 from handler.config.engines import LLM_ENGINES
-from handler.core.command_line import KeptLines, Parser, add_installed, add_repeatable, port
+from handler.core.command_line import KeptLines, Parser, add_installed, add_repeatable, host, port
 from handler.core.errors import ConfigError, Problems
 from handler.core.package import install
 from handler.launch import add_parser as add_launch
@@ -121,7 +121,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         help="a .gguf file, a model directory, or a name on the Hugging Face hub "
         "(owner/model, owner/model/file.gguf) (default: the demo model)",
     )
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--host", type=host, default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument(
         "--port", type=port, default=8080, help="port to listen on, or 0 for any free port (default: %(default)s)"
     )
@@ -179,11 +179,11 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
     )
     origin = "allow pages from ORIGIN to call the server in a browser (CORS); * allows all"
     add_repeatable(access, "--allow-origin", "origins", "ORIGIN", origin)
-    host = (
+    name = (
         "also accept requests whose Host header is HOST; * accepts any. Without API keys, a server on a loopback "
         "address otherwise accepts only Host headers that name this machine"
     )
-    add_repeatable(access, "--allow-host", "hosts", "HOST", host)
+    add_repeatable(access, "--allow-host", "hosts", "HOST", name)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -77,10 +77,17 @@ def from_file(path: Path) -> Iterator[Setting | Problem]:
         if len(data) > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES} bytes")
         text = decode_properties(data)
+        if _is_json(text):
+            raise ValueError("it is JSON: write one KEY=VALUE on each line")
     except (OSError, ValueError) as error:
         yield Problem("", "", f"cannot read {path}: {error}")
         return
     yield from settings_of(text, path.name)
+
+
+def _is_json(text: str) -> bool:
+    """Return whether a text is a JSON object, or begins like one that is broken or cut short."""
+    return re.match(r"\s*\{\s*([\"}]|$)", text) is not None
 
 
 def settings_of(text: str, name: str) -> Iterator[Setting | Problem]:

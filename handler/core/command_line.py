@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import ipaddress
 import math
 import re
 import sys
@@ -111,6 +112,20 @@ def positive(text: str) -> float:
         if 0 < (value := decimal(text)) < math.inf:
             return value
     raise argparse.ArgumentTypeError("must be a number above 0")
+
+
+def host(text: str) -> str:
+    """Parse an argument as an address or a host name. An IPv6 address may be in brackets."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(bare.partition("%")[0])
+        return bare
+    name, colon, number = text.rpartition(":")
+    if colon and is_digits(number):
+        raise argparse.ArgumentTypeError(f"must not contain a port: write --host {name} --port {number}")
+    if not re.fullmatch(r"[\w.-]+", text):
+        raise argparse.ArgumentTypeError("must be an address or a host name, such as 0.0.0.0")
+    return text
 
 
 def port(text: str) -> int:
