@@ -30,6 +30,13 @@ _MEANT = {
     **dict.fromkeys(("rm", "remove"), "lmi models rm MODEL"),
 }
 """Commands that users know from other programs, and the equivalent commands of `lmi`."""
+_MEANT_FLAGS = {
+    **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), "lmi serve OWNER/MODEL, or lmi serve OWNER/MODEL/FILE.gguf"),
+    **dict.fromkeys(("-c", "--ctx-size"), "--max-model-len"),
+    **dict.fromkeys(("-np", "--parallel"), "--max-rolling-batch-size"),
+    "--num-shard": "--tensor-parallel-degree",
+}
+"""Flags of `llama-server` and TGI, and what `lmi serve` takes instead."""
 _MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
 
 serve
@@ -113,6 +120,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         help="serve a model over HTTP",
         usage="lmi serve [-h] [MODEL] [--check] [--OPTION VALUE ...] [-o KEY=VALUE ...]",
     )
+    serve.meant_flags = _MEANT_FLAGS
     serve.hint = " (`lmi options {word}` searches the options; -o KEY=VALUE sets any option)"
     serve.add_argument(
         "model",

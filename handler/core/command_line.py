@@ -31,11 +31,13 @@ class Parser(argparse.ArgumentParser):
     Attributes:
         hint: text that is appended to the error about an unknown flag. `{word}` is the name of the flag without dashes.
         meant: maps choices of other programs to the equivalent choices of this program.
+        meant_flags: maps flags of other programs to what this program takes instead.
         rewrite: function that converts the words of a command line before argparse parses them.
     """
 
     hint = ""
     meant: Mapping[str, str] = MappingProxyType({})
+    meant_flags: Mapping[str, str] = MappingProxyType({})
     rewrite: Callable[[Sequence[str]], Sequence[str]] = staticmethod(lambda words: words)
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -44,6 +46,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else args
+        for word in words:
+            if instead := self.meant_flags.get(word.partition("=")[0]):
+                self.error(f"there is no flag {word.partition('=')[0]} here; use {instead}")
         return super().parse_known_args(self.rewrite(words), namespace)
 
     def parse_all(self, words: Sequence[str]) -> argparse.Namespace:
