@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from handler import __version__
 from handler.config.engines import LLM_ENGINES
-from handler.core.command_line import KeptLines, Parser, add_installed, add_repeatable, port
+from handler.core.command_line import KeptLines, Parser, add_installed, add_repeatable, host, port
 from handler.core.errors import ConfigError, Problems
 from handler.core.package import install
 from handler.launch import add_parser as add_launch
@@ -30,6 +30,13 @@ _MEANT = {
     **dict.fromkeys(("rm", "remove"), "lmi models rm MODEL"),
 }
 """Commands that users know from other programs, and the equivalent commands of `lmi`."""
+_MEANT_FLAGS = {
+    **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), "lmi serve OWNER/MODEL, or lmi serve OWNER/MODEL/FILE.gguf"),
+    **dict.fromkeys(("-c", "--ctx-size"), "--max-model-len"),
+    **dict.fromkeys(("-np", "--parallel"), "--max-rolling-batch-size"),
+    "--num-shard": "--tensor-parallel-degree",
+}
+"""Flags of `llama-server` and TGI, and what `lmi serve` takes instead."""
 _MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
 
 serve
@@ -113,6 +120,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         help="serve a model over HTTP",
         usage="lmi serve [-h] [MODEL] [--check] [--OPTION VALUE ...] [-o KEY=VALUE ...]",
     )
+    serve.meant_flags = _MEANT_FLAGS
     serve.hint = " (`lmi options {word}` searches the options; -o KEY=VALUE sets any option)"
     serve.add_argument(
         "model",
@@ -121,7 +129,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         help="a .gguf file, a model directory, or a name on the Hugging Face hub "
         "(owner/model, owner/model/file.gguf) (default: the demo model)",
     )
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    serve.add_argument("--host", type=host, default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument(
         "--port", type=port, default=8080, help="port to listen on, or 0 for any free port (default: %(default)s)"
     )
@@ -179,11 +187,11 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
     )
     origin = "allow pages from ORIGIN to call the server in a browser (CORS); * allows all"
     add_repeatable(access, "--allow-origin", "origins", "ORIGIN", origin)
-    host = (
+    name = (
         "also accept requests whose Host header is HOST; * accepts any. Without API keys, a server on a loopback "
         "address otherwise accepts only Host headers that name this machine"
     )
-    add_repeatable(access, "--allow-host", "hosts", "HOST", host)
+    add_repeatable(access, "--allow-host", "hosts", "HOST", name)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

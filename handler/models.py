@@ -114,7 +114,7 @@ def _name_of(source: Path) -> str:
 
 
 _FORMATS = {
-    "GGUF": r".*\.gguf",
+    "GGUF": r".*\.(?i:gguf)",
     "OpenVINO": r"openvino_.*\.xml",
     "safetensors": r".*\.safetensors",
     "torch": r"pytorch_model.*\.bin",

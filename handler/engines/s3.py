@@ -28,7 +28,7 @@ from handler.core.package import install
 from handler.core.sizes import format_size
 
 _SCHEME = "s3://"
-_MODEL = ("config.json", "openvino_model.xml", "openvino_language_model.xml", "*.gguf")
+_MODEL = ("config.json", "openvino_model.xml", "openvino_language_model.xml", "*.gguf", "*.GGUF")
 """Patterns for file names. Every model directory contains a file that matches one of these patterns."""
 
 SETTINGS = ("serving.properties", "*.py", "*.txt", "*.jinja", "*.yaml", "*.yml", "*.json")

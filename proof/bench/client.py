@@ -23,6 +23,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar, cast
 import httptools
 
 from handler.config import environment
+from handler.config.options.names import KEYS
 from handler.core.errors import ConfigError
 from handler.core.loop import has_unread
 
@@ -416,6 +417,22 @@ class Target:
         """Return the JSON body of a greedy, streaming request for exactly `tokens` tokens."""
         parameters = {"max_new_tokens": tokens, "ignore_eos_token": True, "details": True}
         return {"inputs": prompt, "stream": True, "parameters": parameters}
+
+
+UNAUTHORIZED = "status 401"
+"""The error of a request whose key the server refuses."""
+
+
+def refused_key(url: str, key: str) -> ConfigError:
+    """Return an error for a server that answered 401.
+
+    Args:
+        key: the key that was sent, or "" if none was.
+    """
+    why = f"it refuses the key in {KEYS}" if key else "it requires a key"
+    return ConfigError(
+        f"{url} responds with status 401: {why}; set {KEYS}=KEY in the environment to a key of the server"
+    )
 
 
 def _authorization() -> str:

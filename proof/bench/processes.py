@@ -25,7 +25,18 @@ from handler.core.values import Finish, Sampling
 from handler.engines import load, load_tokenizer
 from handler.engines.base import Engine, EngineRequest, Output, Step, Tokenizer
 from handler.engines.process.engine_process import Spec
-from proof.bench.client import Closed, Connections, Load, Result, Target, closed_loop, open_loop, prompt
+from proof.bench.client import (
+    UNAUTHORIZED,
+    Closed,
+    Connections,
+    Load,
+    Result,
+    Target,
+    closed_loop,
+    open_loop,
+    prompt,
+    refused_key,
+)
 
 _LISTENING = re.compile(r"listening on (https?://[^\s;]+)")
 _SERVE = """
@@ -222,8 +233,10 @@ async def _share(pipe: Connection, share: _Share) -> None:
     try:
         connections = await _warm_connections(share)
     except (OSError, ConfigError) as error:
+        if not isinstance(error, ConfigError):
+            error = ConfigError(f"cannot connect to {share.target.url}: {error}")
         with contextlib.suppress(BrokenPipeError):  # another process has reported the error already
-            pipe.send(ConfigError(f"cannot connect to {share.target.url}: {error}"))
+            pipe.send(error)
         return
     pipe.send("ready")
     begin = await asyncio.to_thread(pipe.recv)
@@ -240,13 +253,23 @@ async def _share(pipe: Connection, share: _Share) -> None:
 
 
 async def _warm_connections(share: _Share) -> Connections:
-    """Open connections and warm up the server, so that the measurement excludes the first use of code and memory."""
+    """Open connections and warm up the server, so that the measurement excludes the first use of code and memory.
+
+    Raises:
+        OSError: a connection was refused.
+        ConfigError: the server refuses the key.
+    """
     load = share.load
     numbers = range(share.index, load.clients, share.step) if isinstance(load, Closed) else [share.index]
     connections = Connections(share.target)
     await asyncio.gather(*(connections.open() for _ in numbers))
-    # A failure here is not reported, because it will occur again in the measurement.
-    await asyncio.gather(*(connections.ask(WARM_UP_PROMPT + number, WARM_UP_TOKENS) for number in numbers))
+    first = await connections.ask(WARM_UP_PROMPT + share.index, WARM_UP_TOKENS)
+    if first.error == UNAUTHORIZED:
+        connections.close()
+        raise refused_key(share.target.url, environment.api_key())
+    # Another failure is not reported here, because it will occur again in the measurement.
+    others = [number for number in numbers if number != share.index]
+    await asyncio.gather(*(connections.ask(WARM_UP_PROMPT + number, WARM_UP_TOKENS) for number in others))
     return connections
 
 

@@ -98,6 +98,7 @@ async def _run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], o
             await _begin(first, plan.ready)
         if (answer := await first.get("/")).failure and not answer.status:
             raise ConfigError(f"lmi conform: no server responds at {plan.asking.url}: {answer.got}")
+        await first.check_key()
         for rule, profile in rules_of(plan):
             result = await _ask(rule, servers[profile], plan)
             results.append(result)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from handler.core.errors import ConfigError
+from proof.bench.client import refused_key
 from proof.conform.dialects import AT_INVOCATIONS, OF_PROFILE, Body, Dialect, merge, piece_of
 from proof.conform.exchange import Answer, Connection, connect, shown
 from proof.conform.rule import Failed, skip
@@ -202,6 +203,9 @@ PROMPT = "one two three four five six seven eight"
 _LONGEST = 4096
 """Maximum number of tokens in a stream that a rule requests."""
 
+_WITHOUT_KEY = ("/ping",)
+"""Paths at which a server must not require a key, because SageMaker sends none. Status 401 there is a finding."""
+
 _SHORTEST = 0.5
 """Minimum duration, in seconds, of a response that a rule observes while it is generated."""
 
@@ -291,6 +295,9 @@ class Server:
             body: an object to be sent as JSON, or bytes to be sent unchanged.
             headers: additional headers, which may replace content-type, authorization and x-api-key.
             keyed: whether to send the API key.
+
+        Raises:
+            ConfigError: the server requires a key, and none was given.
         """
         request, shown_request = self._request(method, path, body, headers or {}, keyed)
         own, timeout = timeout is None, timeout or self.limits.answer
@@ -304,9 +311,11 @@ class Server:
         try:
             answer = await connection.send(request, shown_request, timeout)
             self.last = replace(answer, late=own and answer.failure == "timeout")
-            return self.last
         finally:
             connection.close()
+        if answer.status == 401 and keyed and not self.asking.key and path not in _WITHOUT_KEY:
+            raise refused_key(self.asking.url, "")  # all further results would be about the missing key
+        return self.last
 
     async def get(self, path: str, **more: Any) -> Answer:
         return await self.ask("GET", path, **more)
@@ -353,6 +362,15 @@ class Server:
         label = " ".join(part for part in (f"{method} {path}{keys if keyed else ''}", shown(data)) if part)
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace") + data, label
 
+    async def check_key(self) -> None:
+        """Check that the server accepts the key, if one was given, on the route that most servers protect.
+
+        Raises:
+            ConfigError: the server responds with status 401.
+        """
+        if (await self.get("/v1/models")).status == 401:
+            raise refused_key(self.asking.url, self.asking.key)
+
     # -- in the profile's dialect --------------------------------------------------------------------------------
 
     async def dialect(self) -> Dialect:
@@ -360,7 +378,8 @@ class Server:
 
         Raises:
             NotAsked: the server accepts none of the dialects.
-            Failed: the server does not accept the API key.
+            ConfigError: the server does not accept the API key.
+            Failed: the key does not permit the request.
         """
         async with self._looking_up:  # concurrent requests need it too
             if self._dialect is None:
@@ -373,7 +392,9 @@ class Server:
             answer = await self.post(await self.filled(dialect.path), body)
             if answer.ok:
                 return dialect
-        if answer.status in (401, 403) and self.asking.key:
+            if answer.status == 401:
+                raise refused_key(self.asking.url, self.asking.key)
+        if answer.status == 403 and self.asking.key:
             raise Failed("a response to a request with the key", answer)
         skip("/invocations accepts neither inputs, nor messages, nor prompt")
 

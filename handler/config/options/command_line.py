@@ -135,6 +135,7 @@ def describe(name: str, width: int | None = None) -> str:
     Raises:
         ConfigError: if there is no such option. The message suggests the nearest name.
     """
+    name = _variable_of_flag(name) or name
     paragraphs = _foreign(name, width)
     engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)
     for key in _keys(name):
@@ -143,6 +144,14 @@ def describe(name: str, width: int | None = None) -> str:
             raise ConfigError(unknown_option(key, "").message)
         paragraphs += ["\n".join(_lines(option, width)) for option in {row.engines: row for row in described}.values()]
     return "\n\n".join(paragraphs)
+
+
+def _variable_of_flag(name: str) -> str:
+    """Return the variable for a flag of another server, such as NUM_SHARD for `num_shard`, or "" if there is none."""
+    if any(find_option(key, engine) for key in (name, f"option.{name}") for engine in ("", *LLM_ENGINES)):
+        return ""
+    variables = (f"{prefix}{name.upper()}" for prefix in ("", "LLAMA_ARG_"))
+    return next((variable for variable in variables if variable in VARIABLES), "")
 
 
 def _foreign(name: str, width: int | None) -> list[str]:

@@ -279,7 +279,7 @@ GPU = (
     Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai", "grpc"), idle="the engine does not run code from models"),
     Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=LLM_ENGINES[1:], idle="echo has no model"),
     Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of pipeline stages for the model's layers", engines=_GPU, harmless=("1",)),
-    Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in chunks, alongside other requests' tokens", engines=_GPU),
+    Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in chunks, alongside other requests' tokens", ("option.enable_chunked_context",), engines=_GPU),
     Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (adapters.md)", engines=("echo", *_GPU), idle="the engine does not support LoRA adapters"),
     Option("option.lora_modules", "lora_modules", lora_modules, None, "adapters to load at startup: name=path, a JSON object of name and path, or a list", engines=("echo", *_GPU)),
     Option("option.adapters_root", "adapters_root", path, None, "directory from which clients may register adapters, besides the model's own (adapters.md)", engines=("echo", *_GPU)),

@@ -121,7 +121,8 @@ def _no_header(path: Path) -> ConfigError:
 
 
 OTHER_FORMATS = (
-    "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "*.mlmodel",
+    "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.GGUF", "*.onnx", "*.onnx_data",
+    "*.mlmodel",
     "original/*", "onnx/*", "openvino/*", "coreml/*",
 )  # fmt: skip
 """Patterns for files that contain the same weights in formats that none of the engines reads from a directory.
@@ -135,8 +136,8 @@ TORCH = ("pytorch_model*.bin",)
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
 """Patterns for all files except weights: tokenizers, templates and configurations, including OpenVINO's."""
 
-_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.gguf$)\w[\w.-]*", re.ASCII)
-_GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.(?i:gguf)$)\w[\w.-]*", re.ASCII)
+_GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.(?i:gguf))", re.ASCII)
 
 _ERRNO = re.compile(r"^\[Errno -?[0-9]+\] ")
 _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOKENS}")
@@ -422,7 +423,7 @@ def eos_ids(config: EngineConfig) -> frozenset[int]:
     generation_config.json.
     """
     assert config.model is not None
-    if config.model.suffix == ".gguf":
+    if gguf.is_named_gguf(config.model):
         return gguf.end_ids(config.model)
     own = tokenizer_eos_id(config.model)
     of_tokenizer = frozenset() if own is None else frozenset({own})

@@ -14,6 +14,7 @@ import functools
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -501,13 +502,60 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
     return frequencies, scaled
 
 
-_UNREADABLE = ("gguf_tensor_to_f16 failed", "Unsupported quantization type")
-"""Parts of GenAI's error messages about kinds of weights that GenAI's reader does not support."""
+_BUILD_PATH = re.compile(r"( failed at|Exception from) \S+:[0-9]+:?\s*")
+"""Matches the parts of OpenVINO's messages that name a line of its source on the machine that built it."""
+
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_READABLE = {1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K"}
+"""Kinds of matrices that OpenVINO GenAI 2026.4 reads, by ggml's numbers."""
+_F32 = 0  # GenAI reads such a matrix only if its graph does not use it
+_TOKENIZER_KEY, _TOKENIZER = b"tokenizer.ggml.model", b"gpt2"
+_OTHER_FORM = "serve the model's Hugging Face directory instead"
+_REMEDY = f"use a file with {', '.join(_READABLE.values())} weights, or the model's Hugging Face directory"
+_KEYS = (
+    *("general.file_type", "tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.merges"),
+    *("tokenizer.ggml.token_type", "{}.block_count", "{}.embedding_length", "{}.attention.head_count"),
+    "{}.attention.layer_norm_rms_epsilon",
+)
+"""Keys that OpenVINO GenAI needs; `{}` stands for the architecture."""
 
 _MAX_ROWS_FILE = 1 << 30  # bytes; smaller files are converted to `rows` by default
 
 RECIPE = "5"  # part of every fingerprint: change it whenever the conversion changes
 SCRIPT = "import sys; from handler.engines.openvino.gguf import main; main(*sys.argv[1:], weights={!r})"
+
+
+def check_readable(path: Path, header: gguf.Header) -> None:
+    """Check that OpenVINO GenAI can read a GGUF file, as far as the header tells.
+
+    Raises:
+        ConfigError: the architecture, the tokenizer or a kind of weights is not supported, or a key is missing.
+    """
+    architecture = header.architecture
+    if architecture not in _ARCHITECTURES:
+        raise ConfigError(
+            f"{path} has the architecture {architecture}, but OpenVINO GenAI reads GGUF files only of "
+            f"{', '.join(_ARCHITECTURES)}: {_OTHER_FORM}"
+        )
+    kinds = header.matrix_types
+    unreadable = kinds - _READABLE.keys()
+    if kinds & _READABLE.keys():
+        unreadable -= {_F32}
+    if unreadable:
+        names = ", ".join(_names(unreadable))
+        raise ConfigError(f"{path} has {names} weights, which OpenVINO GenAI does not read: {_REMEDY}")
+    tokenizer = header.values.get(_TOKENIZER_KEY)
+    if isinstance(tokenizer, bytes) and tokenizer != _TOKENIZER:
+        raise ConfigError(
+            f"{path} has a tokenizer of the kind {tokenizer.decode(errors='replace')}, but OpenVINO GenAI reads only "
+            f"{_TOKENIZER.decode()} tokenizers from GGUF files: {_OTHER_FORM}"
+        )
+    keys = [key.format(architecture) for key in _KEYS]
+    if missing := [key for key in keys if key.encode() not in header.values]:
+        raise ConfigError(
+            f"{path}: its header lacks {', '.join(missing)}, which OpenVINO GenAI needs: convert the model again with "
+            f"llama.cpp, or {_OTHER_FORM}"
+        )
 
 
 def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
@@ -565,10 +613,15 @@ def default_weights(source: Path) -> Weights:
 
 
 def _kinds(source: Path) -> Set[str]:
+    return {*_names(gguf.matrix_types(source))}
+
+
+def _names(numbers: Set[int]) -> list[str]:
+    """Return the names of kinds of weights, for ggml's numbers."""
     from gguf import GGMLQuantizationType as Kind
 
     known = {kind.value: kind.name for kind in Kind}
-    return {known.get(number, f"type {number}") for number in gguf.matrix_types(source)}
+    return sorted(known.get(number, f"type {number}") for number in numbers)
 
 
 def _changes(kinds: Set[str], weights: Weights) -> str:
@@ -585,17 +638,22 @@ def _changes(kinds: Set[str], weights: Weights) -> str:
 def writable(source: Path, cache: Path) -> Path:
     """Return the GGUF file, or a copy of it below `cache` if it is read-only, as model data is on SageMaker.
 
-    OpenVINO's reader opens the file for writing, but writes nothing.
+    OpenVINO's reader opens the file for writing, but writes nothing. It also wants the suffix in small letters.
     """
-    if os.access(source, os.W_OK):
+    is_writable = os.access(source, os.W_OK)
+    if is_writable and source.suffix == ".gguf":
         return source
+    name = f"{source.stem}.gguf"
 
     def make(directory: Path, lock: int) -> None:
-        log.info("copying the read-only file %s once, because OpenVINO's reader needs write access", source)
         directory.mkdir(parents=True)
-        shutil.copyfile(source, directory / source.name)
+        if is_writable:
+            (directory / name).symlink_to(source.absolute())
+            return
+        log.info("copying the read-only file %s once, because OpenVINO's reader needs write access", source)
+        shutil.copyfile(source, directory / name)
 
-    return make_once(cache / fingerprint(f"{RECIPE} copy".encode(), [source]), make) / source.name
+    return make_once(cache / fingerprint(f"{RECIPE} copy".encode(), [source]), make) / name
 
 
 def main(source: str, target: str, weights: Weights) -> None:
@@ -607,13 +665,12 @@ def main(source: str, target: str, weights: Weights) -> None:
         sys.exit(UNKNOWN_LAYOUT)
     except FloatingPointError as error:
         sys.exit(str(error))
-    except (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError) as error:
-        if any(message in str(error) for message in _UNREADABLE):
-            kinds = ", ".join(sorted(_kinds(Path(source))))
-            sys.exit(f"OpenVINO GenAI cannot read all kinds of weights in the file: {kinds}")
+    except MemoryError as error:
+        sys.exit(f"MemoryError: {error}")
+    except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
         if isinstance(error, LookupError):  # raised by GenAI's reader, which does not say what is missing
-            sys.exit("a key or tensor that OpenVINO GenAI needs is missing from the file")
-        sys.exit(f"{type(error).__name__}: {error}")
+            sys.exit(f"a key or tensor that OpenVINO GenAI needs is missing from the file; {_REMEDY}")
+        sys.exit(f"OpenVINO GenAI cannot read the file: {_BUILD_PATH.sub('', str(error)).strip()}; {_REMEDY}")
 
 
 def write_model(source: Path, target: Path, weights: Weights) -> None:

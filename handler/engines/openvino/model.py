@@ -29,7 +29,7 @@ from handler.engines.huggingface.pooling import read_pooling
 from handler.engines.huggingface.tokenizer import find_forms, last_text
 from handler.engines.huggingface.whisper import WhisperTokenizer, whisper_ids
 from handler.engines.openvino.decoder.convert import Quantization
-from handler.engines.openvino.gguf import converted_model, default_weights, writable
+from handler.engines.openvino.gguf import check_readable, converted_model, default_weights, writable
 from handler.engines.openvino.ir_files import (
     WHISPER_PARTS,
     check_converter,
@@ -58,7 +58,7 @@ def prepare(model_id: str | None, config: EngineConfig) -> Path:
     """Check the model's files, convert them if needed, and return the path to load."""
     model, dtype = find_model(model_id or model_files.DEMO, config), config.options.dtype
     cache = model_files.cache_directory() / "converted"
-    if model.kind == "gguf" and model_files.visible(model.path.parent, "*.gguf")[1:] and Path(model_id or "").is_dir():
+    if model.kind == "gguf" and model_files.gguf_files(model.path.parent)[1:] and Path(model_id or "").is_dir():
         log.warning("loading %s but not the other .gguf files beside it: images are not supported", model.path)
     if model.kind == "openvino" or (config.task not in _GENERATING and is_bert(model.path)):
         return model.path
@@ -129,7 +129,7 @@ def find_model(model_id: str, config: EngineConfig) -> model_files.ModelFiles:
         check_directory(model.path, names[:1] if pools else names)
     if model.kind == "gguf":
         try:
-            gguf.check_complete(model.path)
+            check_readable(model.path, gguf.check_complete(model.path))
         except (OSError, ValueError) as error:
             raise ConfigError(str(error)) from None
     return model
@@ -240,7 +240,7 @@ def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:
 
 def context_length(model: Path) -> int | None:
     """Read the context length, in tokens, from the model's files. Return None if they do not specify it."""
-    if model.suffix == ".gguf":
+    if gguf.is_named_gguf(model):
         return gguf.context_length(model)
     context = context_of(model)
     return context if isinstance(context, int) else None

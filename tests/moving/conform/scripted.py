@@ -193,7 +193,8 @@ class Scripted:
         if not ready:
             return Reply({"error": "loading"}, 404 if self.breaks("start.early") else 503)
         if self.key and not self._has_key(request):
-            return Reply({"error": {"message": "no key", "type": "e", "param": None, "code": None}}, 401)
+            status = 403 if self.breaks("key.right") else 401  # 401 ends the run
+            return Reply({"error": {"message": "no key", "type": "e", "param": None, "code": None}}, status)
         dialect = self._dialect(request.path)
         try:
             if request.method != "POST" or dialect is None:

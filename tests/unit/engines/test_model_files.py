@@ -16,6 +16,7 @@ from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.files import check_checkpoint, eos_ids
 from handler.engines.openvino.ir_files import check_directory, parts
+from handler.engines.openvino.model import find_model
 from tests.environment import clean_environment
 
 Bytes = Callable[[bytes], bytes | None]
@@ -217,7 +218,70 @@ def gguf_file(*pairs: bytes, version: int = 3, tensors: bytes = TENSOR, count: i
 
 
 SPLIT = pair(b"split.count", 2, struct.pack("<H", 3))
-WHOLE = gguf_file(ARCHITECTURE, NUMBERS, TOKENS)
+READABLE = (
+    pair(b"general.file_type", 4, struct.pack("<I", 7)),
+    pair(b"tokenizer.ggml.model", 8, string(b"gpt2")),
+    pair(b"tokenizer.ggml.pre", 8, string(b"smollm")),
+    pair(b"tokenizer.ggml.merges", 9, struct.pack("<IQ", 8, 1) + string(b"a b")),
+    pair(b"tokenizer.ggml.token_type", 9, struct.pack("<IQ", 5, 2) + bytes(8)),
+    pair(b"llama.block_count", 4, struct.pack("<I", 1)),
+    pair(b"llama.embedding_length", 4, struct.pack("<I", 256)),
+    pair(b"llama.attention.head_count", 4, struct.pack("<I", 1)),
+    pair(b"llama.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", 1e-5)),
+)
+"""The keys, besides the architecture and the tokens, without which OpenVINO GenAI does not read a file."""
+WHOLE = gguf_file(ARCHITECTURE, NUMBERS, TOKENS, *READABLE)
+
+
+def matrix(kind: int) -> bytes:
+    return string(b"w") + struct.pack("<IQQIQ", 2, 256, 1, kind, 0)
+
+
+def genai_file(*pairs: bytes, kind: int = 8) -> bytes:
+    """A file with one matrix of 256 weights of a kind, and enough bytes for it."""
+    return gguf_file(ARCHITECTURE, TOKENS, *(pairs or READABLE), tensors=matrix(kind)) + bytes(1024)
+
+
+@pytest.mark.parametrize("kind", [1, 2, 3, 8, 12, 14])
+def test_weights_that_genai_reads_are_taken(tmp_path: Path, kind: int) -> None:
+    (tmp_path / "a.GGUF").write_bytes(genai_file(kind=kind))
+    assert find_model(str(tmp_path / "a.GGUF"), EngineConfig()).kind == "gguf"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(0, "F32"), (6, "Q5_0"), (7, "Q5_1"), (10, "Q2_K"), (11, "Q3_K"), (13, "Q5_K"), (16, "IQ2_XXS"), (30, "BF16"),
+     (39, "MXFP4"), (999, "type 999")],
+)  # fmt: skip
+def test_weights_that_genai_does_not_read_are_refused_with_those_it_reads(tmp_path: Path, kind: int, name: str) -> None:
+    (tmp_path / "a.gguf").write_bytes(genai_file(kind=kind))
+    remedy = f"has {name} weights, .*: use a file with F16, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K weights, or the model's Hugg"
+    with pytest.raises(ConfigError, match=remedy):
+        find_model(str(tmp_path / "a.gguf"), EngineConfig())
+
+
+@pytest.mark.parametrize("name", [b"gemma3", b"qwen2moe", b"gpt-oss", b"llama4"])
+def test_an_architecture_that_genai_does_not_read_is_refused(tmp_path: Path, name: bytes) -> None:
+    data = gguf_file(pair(b"general.architecture", 8, string(name)), TOKENS, *READABLE, tensors=matrix(8)) + bytes(512)
+    (tmp_path / "a.gguf").write_bytes(data)
+    with pytest.raises(ConfigError, match=rf"architecture {name.decode()}, .* llama, qwen2, qwen3: serve the model's"):
+        find_model(str(tmp_path / "a.gguf"), EngineConfig())
+
+
+@pytest.mark.parametrize("place", range(len(READABLE)))
+def test_a_key_that_genai_needs_is_named(tmp_path: Path, place: int) -> None:
+    (tmp_path / "a.gguf").write_bytes(genai_file(*READABLE[:place], *READABLE[place + 1 :]))
+    (size,) = struct.unpack_from("<Q", READABLE[place])
+    key = READABLE[place][8 : 8 + size].decode()
+    with pytest.raises(ConfigError, match=rf"its header lacks {key}, which OpenVINO GenAI needs: convert the model"):
+        find_model(str(tmp_path / "a.gguf"), EngineConfig())
+
+
+def test_a_tokenizer_that_genai_does_not_read_is_refused(tmp_path: Path) -> None:
+    other = pair(b"tokenizer.ggml.model", 8, string(b"llama"))
+    (tmp_path / "a.gguf").write_bytes(genai_file(READABLE[0], other, *READABLE[2:]))
+    with pytest.raises(ConfigError, match="tokenizer of the kind llama, but OpenVINO GenAI reads only gpt2"):
+        find_model(str(tmp_path / "a.gguf"), EngineConfig())
 
 
 def test_a_whole_gguf_file_is_taken(tmp_path: Path) -> None:
@@ -291,7 +355,7 @@ def test_a_context_without_tokens_is_none(tmp_path: Path, kind: int, value: int,
         (WHOLE[:6], "ends inside its header"),
         (WHOLE[:60], "ends inside its header"),
         (WHOLE[:-16], "is cut short: it has"),
-        (WHOLE[:-1], r"is cut short: it has 239 bytes, but its header describes 240"),
+        (WHOLE[:-1], rf"is cut short: it has {len(WHOLE) - 1} bytes, but its header describes {len(WHOLE)}"),
         (gguf_file(ARCHITECTURE, TOKENS, SPLIT), "is part of a model in 3 parts: merge them with"),
         (gguf_file(ARCHITECTURE, TOKENS, pair(b"general.alignment", 8, string(b"x"))), "its alignment is not a number"),
         (gguf_file(ARCHITECTURE, TOKENS, count=1 << 63), "its header has|ends inside its header"),
