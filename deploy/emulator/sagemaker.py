@@ -271,7 +271,7 @@ def listed(things: Iterable[Thing], p: Mapping[str, Any]) -> list[Thing]:
 
     The filters are NameContains, StatusEquals, and the times of creation and of the last change.
     """
-    found = [
+    matching = [
         thing
         for thing in things
         if p.get("NameContains", "").lower() in thing.name.lower()
@@ -284,7 +284,7 @@ def listed(things: Iterable[Thing], p: Mapping[str, Any]) -> list[Thing]:
         "Status": lambda thing: (thing.status, thing.created),
     }
     key = keys.get(p.get("SortBy", ""), lambda thing: thing.created)
-    return sorted(found, key=key, reverse=p.get("SortOrder", "Descending") == "Descending")
+    return sorted(matching, key=key, reverse=p.get("SortOrder", "Descending") == "Descending")
 
 
 def _modified(thing: Thing) -> datetime.datetime:
@@ -378,9 +378,9 @@ class Operations:
 
     def _check_managed(self, managed: dict[str, Any]) -> None:
         """Check that a variant's minimum number of instances is not above the maximum."""
-        least, most = managed.get("MinInstanceCount", 0), managed.get("MaxInstanceCount", math.inf)
-        if least > most:
-            raise Invalid(f"MinInstanceCount {least} must not be greater than MaxInstanceCount {most}.")
+        minimum, maximum = managed.get("MinInstanceCount", 0), managed.get("MaxInstanceCount", math.inf)
+        if minimum > maximum:
+            raise Invalid(f"MinInstanceCount {minimum} must not be greater than MaxInstanceCount {maximum}.")
 
     def _check_routing(self, routing: dict[str, Any]) -> None:
         """Check that prefix-aware routing has both of its fields, which the API model itself does not require."""
@@ -535,7 +535,7 @@ class Operations:
         endpoint = self._state.get("endpoint", p["EndpointName"])
         if endpoint.status != "InService":
             raise Invalid(f'Endpoint "{endpoint.arn}" is not InService.')
-        self._check_place(p, endpoint)
+        self._check_host(p, endpoint)
         for specification in specifications_of(p):
             if "ModelName" in specification:
                 self._state.get("model", specification["ModelName"])
@@ -550,7 +550,7 @@ class Operations:
         self._state.begin(thing, "Creating", request=p)
         return {"InferenceComponentArn": thing.arn}
 
-    def _check_place(self, p: dict[str, Any], endpoint: Thing) -> None:
+    def _check_host(self, p: dict[str, Any], endpoint: Thing) -> None:
         """Check that the endpoint has the component's variant, and that it has no model of its own."""
         if any("BaseInferenceComponentName" in item for item in specifications_of(p)):
             return  # an adapter is where its base component is

@@ -634,8 +634,8 @@ class _Reader:
             if option is None or option.key not in self.chosen:
                 continue
             stronger = self.chosen[option.key].setting
-            is_named = stronger in file or option.key == _MODEL
-            if is_named and stronger != setting and not _is_same(option, setting.value, stronger.value):
+            is_stated = stronger in file or option.key == _MODEL
+            if is_stated and stronger != setting and not _is_same(option, setting.value, stronger.value):
                 yield _without(str(setting), f"{stronger} overrides it with another value")
 
     def _without_effect(self) -> Iterator[str]:

@@ -109,8 +109,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def _escaped(line: str) -> str:
-    """Return a JSON text with escapes for all characters that are not printable, such as line separators and marks that
-    reverse the direction of text. Those below U+007F can only be outside of strings.
+    """Return a JSON text with escapes for all characters that are not printable, such as line separators and controls
+    that reverse the direction of text. Those below U+007F can only be outside of strings.
     """
     if line.isprintable():
         return line

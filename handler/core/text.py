@@ -347,7 +347,7 @@ class SequenceState:
         "_detokenizer",
         "_ending",
         "_hides_end",
-        "_marks",
+        "_kept_ends",
         "_num_protected",
         "_stops",
         "_vocabulary",
@@ -371,7 +371,7 @@ class SequenceState:
         self._num_protected = sampling.min_new_tokens  # tokens to come in which no stop string may end
         self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
         self._hides_end = not sampling.include_stop and not sampling.skip_special_tokens
-        self._marks = sampling.marks
+        self._kept_ends = sampling.marks
         self._watched = self._stops is not None or bool(self._ending)
         self.texts = self._texts()
         self.stopped = ""
@@ -417,8 +417,8 @@ class SequenceState:
         return tokens, finish
 
     def _is_hidden_end(self, id: int) -> bool:
-        """Return whether a token that ends the sequence has no text. Parsers need the ends that are their marks."""
-        return id in self.special and self._vocabulary.text(id) not in self._marks
+        """Return whether a token that ends the sequence has no text. Parsers need the ends that are their markers."""
+        return id in self.special and self._vocabulary.text(id) not in self._kept_ends
 
     def _flush(self, tokens: list[Token]) -> None:
         """Append the text that was held back to the last token."""

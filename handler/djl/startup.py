@@ -215,27 +215,27 @@ def _namespace() -> int:
 
 def note_load() -> None:
     """Note that this worker has loaded its model, for those that will replace it (see `replaces_another`)."""
-    mark = _mark()
-    if mark is None:
+    record = _load_record()
+    if record is None:
         return
     try:
-        mark.unlink(missing_ok=True)
-        with mark.open("x") as file:
+        record.unlink(missing_ok=True)
+        with record.open("x") as file:
             file.write(_owner(_java()))
     except OSError as error:
-        log.warning("cannot write %s, so a worker that replaces this one will be called too early: %s", mark, error)
+        log.warning("cannot write %s, so a worker that replaces this one will be called too early: %s", record, error)
 
 
 def replaces_another() -> bool:
     """Return whether a worker of the same DJL Serving process has already loaded its model on this connection."""
-    mark = _mark()
+    record = _load_record()
     try:
-        return mark is not None and mark.read_text() == _owner(_java())
+        return record is not None and record.read_text() == _owner(_java())
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def _mark() -> Path | None:
+def _load_record() -> Path | None:
     """Return the file of `note_load`, which lies beside the worker's socket. Java names the socket anew per worker."""
     names = dict(zip(sys.argv, sys.argv[1:], strict=False))
     return Path(f"{names['--sock-name']}.loaded") if "--sock-name" in names else None

@@ -186,8 +186,8 @@ def _at(value: Any, *names: str) -> Any:
 _RELATIVE = 0.01
 """Relative tolerance of fractional numbers other than log-probabilities."""
 
-_OF_VECTOR = 0.01
-"""Tolerance of the numbers in a vector, such as an embedding, as a fraction of its largest number."""
+_OF_EMBEDDING = 0.01
+"""Tolerance of the numbers in an embedding, as a fraction of its largest number."""
 
 _OF_SCORE = 1e-9
 """Absolute tolerance of single numbers. Scores of a ranking may be very small, and their order must be detected."""
@@ -632,7 +632,7 @@ def _are_near(where: str, reference: Sequence[Any], target: Sequence[Any], near:
     if name in LOGPROBS or name == "<name>":  # of tokens
         relative, absolute = RELATIVE_LOGPROB, near
     elif where.endswith("[]"):
-        absolute = _OF_VECTOR * max(map(abs, numbers))
+        absolute = _OF_EMBEDDING * max(map(abs, numbers))
     return all(is_near(*pair, relative, absolute) for pair in zip(reference, target, strict=True))
 
 

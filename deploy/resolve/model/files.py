@@ -73,7 +73,7 @@ class Config:
             raise SpecError(f"the model's config.json has no {names[0]}", _ADVICE)
         return default
 
-    def given(self, *names: str, default: int) -> int:
+    def explicit(self, *names: str, default: int) -> int:
         """Return the value of the first name that has a value, which may be 0, or the default.
 
         Raises:

@@ -277,7 +277,7 @@ def full_attention(config: Config) -> tuple[int, int]:
     """
     if "kv_lora_rank" in config:  # latent attention: one vector for K and V together, on every GPU
         return 1, (config.number("kv_lora_rank") + rope_size(config) + 1) // 2
-    if "o_lora_rank" in config:  # DeepSeek-V4: one vector is both key and value
+    if "o_lora_rank" in config:  # DeepSeek-V4: one latent is both key and value
         return 1, (head_size(config) + 1) // 2
     heads = config.number("num_global_key_value_heads", default=0) or kv_heads(config)
     return heads, _mean(config.number("global_head_dim", default=0) or head_size(config), config.get("v_head_dim"))
@@ -316,7 +316,7 @@ def _group(block: Mapping[str, Any]) -> int:
 
 def rope_size(config: Config) -> int:
     """Return the size of the part of a latent key with rotary embeddings, which may be 0."""
-    return config.given("qk_rope_head_dim", default=64)
+    return config.explicit("qk_rope_head_dim", default=64)
 
 
 def head_size(config: Config) -> int:
@@ -499,7 +499,7 @@ def _grouped(config: Config, kind: Kind, hidden: int, layer: int) -> int:
 def _latent(config: Config, hidden: int) -> int:
     """Return the number of weights in a layer's latent attention and its indexer."""
     heads, rope = num_heads(config), rope_size(config)
-    key, value = config.given("qk_nope_head_dim", default=128), config.number("v_head_dim", default=128)
+    key, value = config.explicit("qk_nope_head_dim", default=128), config.number("v_head_dim", default=128)
     compressed, queries = config.number("kv_lora_rank"), config.number("q_lora_rank", default=0)
     parameters = hidden * (compressed + rope) + compressed * heads * (key + value) + heads * value * hidden
     parameters += queries * (hidden + heads * (key + rope)) if queries else hidden * heads * (key + rope)

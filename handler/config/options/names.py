@@ -239,7 +239,7 @@ def _graph_sizes(value: str, engine: str) -> str | None:
     return None if sizes == [0] else json.dumps(sizes)
 
 
-def _one_key(value: str, engine: str) -> str:
+def _single_key(value: str, engine: str) -> str:
     if "," in value:
         raise ValueError(f"it contains a comma, which separates keys here; set {KEYS}=KEY,... instead")
     return value
@@ -267,7 +267,7 @@ _CONVERSIONS: dict[str, Callable[[str, str], str | None]] = {
     "fp8": lambda value, engine: value.replace("e4m3fn", "e4m3"),
     "graphs": _graphs,
     "graph sizes": _graph_sizes,
-    "one key": _one_key,
+    "one key": _single_key,
     "triton flags": _triton_flags,
     "address": _address,
 }

@@ -29,7 +29,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 class _Generation(Extension):
-    """The tag `generation`, which marks the response of the assistant for training, and renders its content."""
+    """The tag `generation`, which surrounds the response of the assistant for training, and renders its content."""
 
     tags = {"generation"}  # noqa: RUF012
 

@@ -37,15 +37,15 @@ def _groups_after(count: int) -> str:
     """Return the expression for the rest of an IPv6 address after `count` groups without a double colon."""
     if count == 8:
         return ""
-    return f":(?::{_groups_at_most(7 - count)}|{_GROUP}{_groups_after(count + 1)})"
+    return f":(?::{_groups_up_to(7 - count)}|{_GROUP}{_groups_after(count + 1)})"
 
 
-def _groups_at_most(count: int) -> str:
+def _groups_up_to(count: int) -> str:
     """Return the expression for the groups after a double colon."""
     return f"(?:{_GROUP}(?::{_GROUP}){{0,{count - 1}}})?" if count else ""
 
 
-_IPV6 = f"(?:::{_groups_at_most(7)}|{_GROUP}{_groups_after(1)})"
+_IPV6 = f"(?:::{_groups_up_to(7)}|{_GROUP}{_groups_after(1)})"
 
 # RFC 3986, without IP literals; RFC 6570
 _ENCODED = "%[0-9A-Fa-f]{2}"

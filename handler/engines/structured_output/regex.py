@@ -202,7 +202,7 @@ class _Parser:
     def _group(self) -> _Node:
         if self._text.startswith("?", self._at) and not self._next("?:") and self._match(_GROUP_NAME) is None:
             start = self._text[self._at : self._at + 3]
-            known = (what for mark, what in _NO_GROUPS.items() if start.startswith(mark))
+            known = (what for prefix, what in _NO_GROUPS.items() if start.startswith(prefix))
             raise self._unsupported(next(known, "Group modifier flag"))
         self._depth += 1
         if self._depth > _MAX_DEPTH:
@@ -295,8 +295,8 @@ class _Parser:
         return _Repetition(part, *bounds)
 
     def _bounds(self) -> tuple[int, int | None] | None:
-        for mark, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
-            if self._next(mark):
+        for quantifier, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self._next(quantifier):
                 return bounds
         match = self._match(_COUNTS)
         if match is None:

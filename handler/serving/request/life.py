@@ -6,7 +6,7 @@ A `RequestTask` takes these holdings:
     FINISHED      the background task, if it has to wait     `RequestTask.start`
                   the formatter's delivery of deltas         `RequestTask._accept`
                   the timer of the request's own timeout     `RequestTask._accept`
-                  the mark of a stored response in progress  `RequestTask._accept`
+                  the id of a stored response in progress    `RequestTask._accept`
                   the memory of media                        `Admission._load_media`
                   the turn at the gate                       `RequestTask._wait_for_batch`
                   the sequences in the engine and the sink   `RequestTask._run`

@@ -64,11 +64,11 @@ async def chat(server: Server) -> None:
 async def ids(server: Server) -> None:
     first = expect_answer(await server.generate())
     second = expect_answer(await server.generate())
-    streamed, found = await _chunks(server)
+    streamed, chunks = await _chunks(server)
     completed = [await _complete(server) for _ in range(2)]
     seen = {str(answer.object.get("id")) for answer in (first, second)}
     expect(len(seen) == 2, "another id than that of the response before", second)
-    expect(str(found[0].get("id")) not in seen, "another id than those of the responses before", streamed)
+    expect(str(chunks[0].get("id")) not in seen, "another id than those of the responses before", streamed)
     same = completed[0].object.get("id") == completed[1].object.get("id")
     expect(not same, "another id than that of the completion before", completed[1])
 

@@ -99,8 +99,8 @@ class Gemma4(CallParser):
             yield from self._string(quote, ends, parts.append)
             self.write(as_json(_unescape("".join(parts)), types or STRING))
             return
-        sign = yield from self.stream_until(parts.append, *_AFTER_UNQUOTED)
-        self.held = sign + self.held
+        end = yield from self.stream_until(parts.append, *_AFTER_UNQUOTED)
+        self.held = end + self.held
         text = "".join(parts).strip(SPACES)
         if not text:
             raise BrokenCall
@@ -179,7 +179,7 @@ def _begins_member(text: str) -> bool | None:
         return True
     before, colon, _ = text[:_LONGEST_KEY].partition(":")
     if colon or "," in before or len(text) > _LONGEST_KEY:
-        return bool(colon) and not any(sign in before for sign in ",{}[]")
+        return bool(colon) and not any(character in before for character in ",{}[]")
     return None
 
 

@@ -146,18 +146,18 @@ class MinimaxM3(SectionedCalls):
         opened: Counter[str] = Counter()  # elements that the text quotes
         while True:
             yield from self.stream_until(value.feed, _MARK)
-            sign = yield from self._next_tag()
-            tag = yield from self._quoted_tag(sign)
-            if sign == "</" and not opened[tag]:
+            bracket = yield from self._next_tag()
+            tag = yield from self._quoted_tag(bracket)
+            if bracket == "</" and not opened[tag]:
                 self.held = _MARK + self.held
                 return
             if tag:
-                opened[tag] += 1 if sign == "<" else -1
+                opened[tag] += 1 if bracket == "<" else -1
             value.feed(_MARK)
 
-    def _quoted_tag(self, sign: str) -> Steps[str]:
+    def _quoted_tag(self, bracket: str) -> Steps[str]:
         """Return the name in a tag without consuming it, or an empty string if no tag follows."""
-        while sign and ">" not in self.held[:_LONGEST_TAG] and len(self.held) < _LONGEST_TAG:
+        while bracket and ">" not in self.held[:_LONGEST_TAG] and len(self.held) < _LONGEST_TAG:
             yield from self._open()
         match = _TAG.match(self.held, 0, _LONGEST_TAG)
         return match[1] if match else ""
@@ -170,7 +170,7 @@ class MinimaxM3(SectionedCalls):
         """Return `<` or `</` if the text begins with it, or else the empty string."""
         while len(self.held) < 2 and "<".startswith(self.held):
             yield
-        return next((sign for sign in ("</", "<") if self.held.startswith(sign)), "")
+        return next((bracket for bracket in ("</", "<") if self.held.startswith(bracket)), "")
 
     def _begins_item(self) -> Steps[bool]:
         """Return whether the next element is an item of a list."""

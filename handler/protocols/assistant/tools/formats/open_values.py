@@ -37,7 +37,7 @@ class Tags(NamedTuple):
     stops: tuple[str, ...] = ()
 
     @property
-    def marks(self) -> tuple[str, ...]:
+    def all(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*self[:5], *self.outer, *self.begins, self.block_end, *self.stops)))
 
 
@@ -71,27 +71,27 @@ class _Undecided:
         self.parts.append(text)
         self._blank = self._blank and not text.strip()
 
-    def add(self, mark: str) -> int | None:
+    def add(self, tag: str) -> int | None:
         """Add a tag, and return the index of the value's end tag once it is certain."""
         tags, last = self._tags, self._last
         candidate = self._candidate if self._blank else None
         self._candidate = None
         certain = False
         if candidate is not None and last == tags.end:
-            certain = mark == tags.next or (mark == tags.call_end and not tags.outer)
-            if mark in (tags.call, tags.call_end) or (mark == tags.block_end and not self._blocks):
+            certain = tag == tags.next or (tag == tags.call_end and not tags.outer)
+            if tag in (tags.call, tags.call_end) or (tag == tags.block_end and not self._blocks):
                 self.whole = self._candidate = candidate
                 self.quotes = False
         elif candidate is not None:
-            certain = mark in tags.outer
-        elif mark == tags.end and not self._values:
+            certain = tag in tags.outer
+        elif tag == tags.end and not self._values:
             self._candidate = len(self.parts)
-        elif mark == tags.call_end and not self._calls and last == tags.end and self._blank:
+        elif tag == tags.call_end and not self._calls and last == tags.end and self._blank:
             self.whole = self._candidate = self._end
             self.quotes = True
-        self._count(mark)
-        self._last, self._blank = mark, True
-        self.parts.append(mark)
+        self._count(tag)
+        self._last, self._blank = tag, True
+        self.parts.append(tag)
         return candidate if certain else None
 
     @property
@@ -101,19 +101,19 @@ class _Undecided:
             return self._candidate
         return self.whole
 
-    def _count(self, mark: str) -> None:
+    def _count(self, tag: str) -> None:
         tags = self._tags
-        if mark == tags.end:
+        if tag == tags.end:
             self._end = len(self.parts)
             self._values = max(0, self._values - 1)
-        elif mark in (tags.call_end, tags.block_end):
-            self._close(mark)
-        self._values += mark == tags.value
-        self._calls += mark == tags.call
-        self._blocks += mark in tags.begins and mark != tags.call
+        elif tag in (tags.call_end, tags.block_end):
+            self._close(tag)
+        self._values += tag == tags.value
+        self._calls += tag == tags.call
+        self._blocks += tag in tags.begins and tag != tags.call
 
-    def _close(self, mark: str) -> None:
-        is_call = mark == self._tags.call_end
+    def _close(self, tag: str) -> None:
+        is_call = tag == self._tags.call_end
         opened = self._calls if is_call else self._blocks
         if not opened and self.closer is None:
             self.closer = len(self.parts)
@@ -173,15 +173,15 @@ class OpenValues(CallParser):
         Args:
             known: returns whether a text after `tags.value` begins with the name of a parameter.
         """
-        mark = yield from self.stream_until(write, *tags.marks)
-        if self._decided or mark in tags.stops:
-            return mark
+        tag = yield from self.stream_until(write, *tags.all)
+        if self._decided or tag in tags.stops:
+            return tag
         undecided = self._undecided = _Undecided(tags)
         stop = ""
         try:
-            while not stop and (at := undecided.add(mark)) is None:
-                mark = yield from self.stream_until(undecided.write, *tags.marks)
-                stop = mark if mark in tags.stops else ""
+            while not stop and (at := undecided.add(tag)) is None:
+                tag = yield from self.stream_until(undecided.write, *tags.all)
+                stop = tag if tag in tags.stops else ""
         except _ResponseEnd:
             at = None
         self._undecided = None

@@ -63,9 +63,9 @@ class TaggedCalls(OpenValues):
         schema = self.schema(name)
         end = ""
         self._closable = True  # the call may have no arguments
-        sign = yield from self.skip()
+        first = yield from self.skip()
         self._closable = False
-        if sign == "{":
+        if first == "{":
             yield from self.json()
             yield from self.skip()
             yield from self.expect(self.call_end)
