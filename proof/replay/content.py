@@ -190,12 +190,20 @@ def _alternatives_of(name: str, value: Any) -> Any:
     """Convert `top_logprobs` of a completion, where tokens are names, to the chat form. Pass other values through."""
     if name != "top_logprobs" or not isinstance(value, list):
         return value
-    return [
-        [{"token": token, "logprob": logprob} for token, logprob in part.items()]
-        if isinstance(part, dict) and "logprob" not in part
-        else part
-        for part in value
-    ]
+    if not any(isinstance(part, dict) and "logprob" not in part for part in value):
+        return value
+    return [_alternatives_at(part) for part in value]
+
+
+def _alternatives_at(part: Any) -> Any:
+    """Convert the alternatives to one token of a completion. A null, as for the first token of a prompt, keeps its
+    position among them.
+    """
+    if part is None:
+        return [{"token": None, "logprob": None}]
+    if isinstance(part, dict) and "logprob" not in part:
+        return [{"token": token, "logprob": logprob} for token, logprob in part.items()]
+    return part
 
 
 def _item(part: dict[str, Any], of: str) -> str:
