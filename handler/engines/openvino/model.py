@@ -16,13 +16,6 @@ from handler.core.values import PLAIN_TEMPLATE, Objects, Task, TemplateOptions
 from handler.engines.base import EngineConfig
 from handler.engines.downloads import UnknownLayout
 from handler.engines.huggingface import files
-from handler.engines.huggingface.chat_template import (
-    ChatTemplate,
-    render_error,
-    shows_system,
-    special_tokens,
-    without_system,
-)
 from handler.engines.huggingface.files import check_checkpoint
 from handler.engines.huggingface.media import media_tokens, no_images
 from handler.engines.huggingface.pooling import read_pooling
@@ -144,6 +137,8 @@ class OpenVinoTokenizer:
     def __init__(self, model: Path, chat_template: str | None = None) -> None:
         import openvino_genai
 
+        from handler.engines.huggingface.chat_template import ChatTemplate, shows_system, special_tokens
+
         self._tokenizer = openvino_genai.Tokenizer(str(model))
         own = self._tokenizer.get_original_chat_template()
         self.chat_template = str(chat_template or model_files.tokenizer_template(own, model) or "")
@@ -179,6 +174,8 @@ class OpenVinoTokenizer:
                 add_generation_prompt=options.add_generation_prompt,
             )
         except Exception as error:  # whatever a template raises on a client's values
+            from handler.engines.huggingface.chat_template import render_error
+
             raise render_error(error) from None
         if options.continue_final_message:
             text = cut_after(text, last_text(messages[-1]))
@@ -188,6 +185,8 @@ class OpenVinoTokenizer:
     def _adapted(self, messages: Objects) -> Objects:
         """Convert messages to what the template supports. If it has no system role, a user's message has its text."""
         if not self._has_system:
+            from handler.engines.huggingface.chat_template import without_system
+
             messages = without_system(messages)
         return messages if self._forms is None else self._forms.adapt(messages)
 
