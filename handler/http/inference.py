@@ -399,7 +399,7 @@ class Inference:
         if name not in (None, own[0]):
             headers = {**headers, PATH_MODEL: name}
         try:
-            adapter = dict(query_of(scope)).get("adapter")
+            adapter = dict(query_of(scope)).get("adapter") if scope["query_string"] else None
         except ServingError as error:
             return self._model.refused(error, self._dialect, id=id)
         if adapter:

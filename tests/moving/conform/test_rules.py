@@ -456,7 +456,8 @@ def test_our_server_holds_every_rule(tmp_path: Path, mode: str) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
     (tmp_path / "adapter_model.safetensors").touch()
     limits = replace(LIMITS, payload=25_000_000)
-    with serve("--engine", "echo", *options(*ANY, *more), env={"LMI_API_KEY": "a-key"}) as server:
+    given = options(*ANY, *more, f"option.adapters_root={tmp_path}")
+    with serve("--engine", "echo", *given, env={"LMI_API_KEY": "a-key"}) as server:
         asking = Asking(server.url, key="a-key", adapter=f"sql={tmp_path}", limits=limits)
         results = run(Plan(asking, profiles), None, lambda result: None)
     assert [result for result in results if result.verdict == "failed"] == []

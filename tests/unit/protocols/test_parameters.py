@@ -282,7 +282,7 @@ def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
         re.findall(r"^\| (`.*?)\|(.*?)\|", section(heading), re.MULTILINE) for heading in EMBEDDINGS
     )
     fields = [name for names, _ in openai for name in re.findall(r"`(\w+)`", names)]
-    check(fields, {*OpenAiEmbeddings.table.parameters, "input", "model", "user"}, EMBEDDINGS[0])
+    check(fields, {*OpenAiEmbeddings.table.parameters, "input", "messages", "model", "user"}, EMBEDDINGS[0])
     fields = [name for names, _ in ranking for name in re.findall(r"`(\w+)`", names)]
     check(fields, {*rerank.TABLE.parameters, "query", "documents", "model"}, EMBEDDINGS[2])
     of_route: dict[str, set[str]] = {"/embed": set(), "/similarity": set(), "/rerank": set(), "/predict": set()}

@@ -252,9 +252,9 @@ def test_routes_are_found_by_their_template_and_model() -> None:
     routes = InferenceRoutes(["m", "n"], {"/v1/chat/completions": chat, "/v2/models/{model}/infer": chat})
     for path in ("/invocations", "/predictions/m", "/predictions/n/1", "/models/m/invoke"):
         assert routes.dialect(path) is None
-    for path in ("/v1/chat/completions", "/v2/models/n/infer"):
+    for path in ("/v1/chat/completions", "/v1/chat/completions/", "/v2/models/n/infer"):
         assert routes.dialect(path) is chat
-    for path in ("/predictions/other", "/predictions/m/2", "/v2/models/m/n/infer", "/v1/chat/completions/", "/nowhere"):
+    for path in ("/predictions/other", "/predictions/m/2", "/v2/models/m/n/infer", "/nowhere"):
         with pytest.raises(InvalidPayload) as raised:
             routes.dialect(path)
         names = "/invocations, /predictions/m, /models/m/invoke, /v1/chat/completions, /v2/models/m/infer"
