@@ -238,7 +238,7 @@ def test_every_refusal_on_every_route_has_its_dialects_headers(server: AppServer
     [
         ("GET", "/nowhere", 404),
         ("POST", "/v1/nowhere", 404),
-        ("GET", "/metrics/", 404),
+        ("GET", "/metrics/x", 404),
         ("GET", "/v1/models/other", 404),
         ("GET", "/models/other", 404),
         ("GET", "/v2/models/other", 404),
