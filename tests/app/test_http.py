@@ -63,7 +63,7 @@ def test_a_model_may_have_a_name_in_http() -> None:
     ("method", "path", "status", "type"),
     [
         ("GET", "/nowhere", 404, "ResourceNotFoundException"),
-        ("POST", "/invocations/", 404, "ResourceNotFoundException"),
+        ("POST", "/invocations/x", 404, "ResourceNotFoundException"),
         ("GET", "/invocations", 405, "MethodNotAllowedException"),
         ("PUT", "/predictions/model", 405, "MethodNotAllowedException"),
         ("POST", "/ping", 405, "MethodNotAllowedException"),
