@@ -47,7 +47,7 @@ def test_a_message(anthropic: Driver, model_server: LiveServer) -> None:
 
 
 def test_its_models(anthropic: Driver, model_server: LiveServer) -> None:
-    assert anthropic.generate(model_server.url, "", what="models") == ["model"]
+    assert anthropic.generate(model_server.url, "", what="models") == ["model", "lmi"]
 
 
 def test_a_messages_stream(anthropic: Driver, model_server: LiveServer) -> None:

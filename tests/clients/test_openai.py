@@ -147,7 +147,7 @@ def test_a_completions_stream(openai: Driver, model_server: LiveServer) -> None:
 
 
 def test_models(openai: Driver, root: str) -> None:
-    assert openai.generate(root, "", what="models") == ["model"]
+    assert openai.generate(root, "", what="models") == ["model", "lmi"]
     assert openai.generate(root, "model", what="model")["owned_by"] == "lmi-handler"
     assert openai.call("generate", root, "a/b", what="model").error == "openai.NotFoundError"
 

@@ -129,10 +129,16 @@ def test_a_greedy_answer_has_no_seed(text_generation: Driver, tgi_url: str) -> N
 def test_all_sampling_parameters_are_taken(text_generation: Driver, tgi_url: str) -> None:
     answer = text_generation.generate(
         tgi_url, PARIS, max_new_tokens=3, do_sample=True, seed=1, temperature=0.5, top_k=1, top_p=0.9,
-        repetition_penalty=1.1, frequency_penalty=0.1, truncate=100,
+        repetition_penalty=1.1, truncate=100,
     )  # fmt: skip
     assert answer["generated_text"].startswith(" Paris")  # top_k=1 leaves nothing to chance
     assert answer["details"]["seed"] == 1
+
+
+def test_a_penalty_that_the_engine_lacks_is_refused_by_name(text_generation: Driver, tgi_url: str) -> None:
+    outcome = text_generation.call("generate", tgi_url, PARIS, max_new_tokens=3, frequency_penalty=0.1)
+    assert outcome.error == "text_generation.errors.ValidationError"
+    assert "parameters.frequency_penalty=0.1: the engine openvino does not support it" in outcome.message
 
 
 def test_best_of_brings_the_other_sequences_for_text_generation(text_generation: Driver, tgi_url: str) -> None:

@@ -116,16 +116,19 @@ def test_a_request_may_come_byte_by_byte(worker: Any) -> None:
 
 @pytest.mark.parametrize("cut", [1, 3, 17, 40, -1])
 def test_requests_may_come_together_and_cut_anywhere(worker: Any, cut: int) -> None:
-    """What is received beyond one request is the beginning of the next."""
+    """What is received beyond one request is the beginning of the next. Java then expects one response, to the next."""
     first = worker.encode(*asked(new(0, "a b", 1)))
     second = worker.encode(*asked(new(0, "c d", 1)))
     worker.socket.sendall(first + second[:cut])
-    one = read(worker, worker.reply())
+    worker.socket.settimeout(0.5)
+    with pytest.raises(TimeoutError):
+        worker.socket.recv(1)
+    worker.socket.settimeout(None)
     worker.socket.sendall(second[cut:])
     # The first may not have ended in its step: then the second, which calls its place new, ends all.
     other = read(worker, worker.reply())
-    assert text(one[0]["data"]) == " a"
     assert text(other[0]["data"]) == " c"
+    assert text(step(worker, new(0, "e f", 1))[0]["data"]) == " e"
 
 
 MANY = {**OPTIONS, "echo_tokens_per_second": "0", "max_rolling_batch_size": "1100"}

@@ -222,7 +222,8 @@ class PageRun:
         if self._server is None:
             return
         server, self._server = self._server, None
-        if self._has_files or server.kind == "aws":  # what a page makes there is its own
+        reads_page = any(argument.endswith("=.") for argument in server.arguments)
+        if self._has_files or reads_page or server.kind == "aws":  # what a page makes there is its own
             started = self._stack.enter_context(self._servers.serving(server, self._directory))
         else:
             started = self._servers.shared(server)

@@ -164,6 +164,7 @@ class PyProcess:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.connect(str(self._path))
         self._future: Future[Answer] = Future()
+        self._unsent: list[bytes] | None = None
         self.num_messages = 0
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -176,8 +177,20 @@ class PyProcess:
         """Make a call (Connection.send)."""
         future = self._future = Future()
         call = {"handler": "handle", **properties}
-        self._socket.sendall(message(">i", dict(sorted(call.items())), list((contents or {}).items())))
+        written = message(">i", dict(sorted(call.items())), list((contents or {}).items()))
+        if self._unsent is None:
+            self._socket.sendall(written)
+        else:
+            self._unsent.append(written)
         return future
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Send the calls of a block in one write, so that the worker answers none of them before all have come."""
+        self._unsent = []
+        yield
+        self._socket.sendall(b"".join(self._unsent))
+        self._unsent = None
 
     def step(self, *texts: str, old: int = 0, reset: bool = False) -> Future[Answer]:
         """Make a step, in which requests for these texts join `old` ones."""

@@ -365,6 +365,7 @@ def test_a_notice_to_a_loop_that_does_not_run_is_dropped_and_its_item_kept(model
                 assert len(kept) == 3
             finally:
                 found.llm.shutdown()
+                loop.run_until_complete(asyncio.sleep(0))  # notices that had come begin
                 loop.close()
 
 

@@ -96,8 +96,9 @@ def test_a_step_that_comes_before_the_answer_to_the_load_call_gives_its_words_to
     restarted: PyProcess, model: Model
 ) -> None:
     """Java takes the load call's answer for that to alice's step, and fails her; bob's step comes then."""
-    load = restarted.load(OPTIONS)
-    alice = restarted.step("alice alpha", reset=True)
+    with restarted.together():
+        load = restarted.load(OPTIONS)
+        alice = restarted.step("alice alpha", reset=True)
     assert alice.result(SECONDS).contents == []
     bob = restarted.step("bob bravo", reset=True)
     model.go()
@@ -109,8 +110,9 @@ def test_a_step_that_comes_before_the_answer_to_the_load_call_gives_its_words_to
 
 
 def test_a_call_that_comes_before_the_load_call_is_not_answered(restarted: PyProcess, model: Model) -> None:
-    early = restarted.send({"handler": "register_adapter", "name": "a", "src": "a"})
-    lost = restarted.step("alice alpha", reset=True)
+    with restarted.together():
+        early = restarted.send({"handler": "register_adapter", "name": "a", "src": "a"})
+        lost = restarted.step("alice alpha", reset=True)
     assert restarted.load(OPTIONS).result(SECONDS) == (200, "OK", {}, [])
     bob = restarted.step("bob bravo", reset=True)
     model.go()
@@ -121,8 +123,9 @@ def test_a_call_that_comes_before_the_load_call_is_not_answered(restarted: PyPro
 def test_dynamic_batches_have_their_own_answers_too(start: Start, model: Model) -> None:
     options = {"rolling_batch": "disable"}
     java = restart(start, model, options)
-    java.load({**OPTIONS, **options})
-    alice = java.send({"content-type": "application/json"}, {"data": b'{"inputs": "alice"}'})
+    with java.together():
+        java.load({**OPTIONS, **options})
+        alice = java.send({"content-type": "application/json"}, {"data": b'{"inputs": "alice"}'})
     assert alice.result(SECONDS).contents == []
     bob = java.send({"content-type": "application/json"}, {"data": b'{"inputs": "bob"}'})
     model.go()
@@ -163,8 +166,10 @@ def test_a_worker_that_java_will_kill_ends_during_a_step(start: Start, model: Mo
     """Java has lost the answer to the load call; if it kills the worker between two steps, it starts no other."""
     options = {"model_loading_timeout": "5"}
     java = restart(start, model, options)
-    java.load({**OPTIONS, **options})
-    assert java.step("alice alpha", reset=True).result(SECONDS).contents == []
+    with java.together():
+        java.load({**OPTIONS, **options})
+        alice = java.step("alice alpha", reset=True)
+    assert alice.result(SECONDS).contents == []
     bob = java.step("bob bravo", reset=True)
     model.go()
     with pytest.raises(ConnectionError):
@@ -185,16 +190,18 @@ REGISTER = {"handler": "register_adapter", "name": "a", "src": "none"}
 
 
 def test_a_call_about_an_adapter_gets_no_words_of_the_step_before_it(java: PyProcess) -> None:
-    step = java.step("alice alpha")
-    call = java.send(REGISTER)
+    with java.together():
+        step = java.step("alice alpha")
+        call = java.send(REGISTER)
     assert call.result(SECONDS).contents == []
     assert "arrived while requests were running, and is refused" in call.result().message
     assert (step.done(), java.num_messages) == (False, 2)
 
 
 def test_a_step_gets_no_answer_of_the_call_about_an_adapter_before_it(java: PyProcess) -> None:
-    call = java.send(REGISTER)
-    step = java.step("alice alpha")
+    with java.together():
+        call = java.send(REGISTER)
+        step = java.step("alice alpha")
     assert " alice" in words(step.result(SECONDS))
     assert (call.done(), java.num_messages) == (False, 2)
 
