@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
+from prometheus_client import Counter
 
 from handler.config.loader import read_config
 from handler.djl import batches
@@ -159,6 +160,11 @@ def benches() -> Iterator[None]:
         yield
     while Bench.opened:
         Bench.opened.pop().close()
+
+
+def counted(counter: Counter) -> float:
+    """Return the value of a counter, as the metrics report it."""
+    return next(iter(counter.collect())).samples[0].value
 
 
 def item(body: Any, **headers: str) -> Item:

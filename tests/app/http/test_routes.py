@@ -33,6 +33,7 @@ from handler.serving.request.task import RequestTask
 from tests.app.server import AppServer, serve
 from tests.servers import PATIENCE, http, raw
 from tests.services import echo_service
+from tests.stepped import counted
 
 # -- tokenizing --------------------------------------------------------------------------------------------------------
 # /tokenize, /chat_tokenize and count_tokens beside inference: how many at a time, and what is counted of them.
@@ -57,7 +58,7 @@ async def ask(service: ServedModel, schema: Dialect, body: Any) -> tuple[int, An
 
 
 def count(service: ServedModel, outcome: str) -> float:
-    return service.metrics.by_outcome[outcome]._value.get()  # type: ignore[no-any-return]
+    return counted(service.metrics.by_outcome[outcome])
 
 
 def test_what_is_beyond_the_bound_is_told_to_come_again(
