@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from handler.core.text import Prompt
 from handler.core.values import Request
-from handler.protocols.kernel.context import RequestShape, ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.reply import PreparedDocument, Reply
 from handler.protocols.kernel.stored import Wanted
@@ -149,8 +149,11 @@ class Dialect(ABC):
     description: Description
 
     @abstractmethod
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         """Parse a decoded body.
+
+        Args:
+            request_context: what the host knows of the request besides its body.
 
         Raises:
             InvalidPayload, InvalidParameter: the body is invalid. The message names the cause and a valid form.
