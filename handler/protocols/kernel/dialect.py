@@ -38,6 +38,10 @@ class Timing(NamedTuple):
         return self.validation + self.queue + self.inference
 
 
+def _end_nothing() -> None:
+    """End nothing, because the reply has begun nothing in the server."""
+
+
 class ParsedRequest(NamedTuple):
     """A parsed HTTP request: a request to the engine for each prompt, and the reply that writes the response.
 
@@ -79,7 +83,7 @@ class ParsedRequest(NamedTuple):
     take_prompt: Callable[[Prompt], None] | None = None
     stops: str = ""
     num_repeated: int = 0
-    end: Callable[[], object] = bool
+    end: Callable[[], None] = _end_nothing
 
 
 class Description(NamedTuple):
