@@ -290,8 +290,10 @@ class Lmi(Dialect):
 
     def errors_of(self, body: Any, context: ServerContext) -> LmiErrors:
         """Return the error format for a body. Only the fields that determine the framing are read."""
-        stream, content = (body.get("stream"), body.get("parameters")) if isinstance(body, dict) else (None, None)
-        content = content if isinstance(content, dict) else {}
+        fields = body if isinstance(body, dict) else {}
+        content = fields.get("parameters")
+        if not isinstance(content, dict):
+            content = {}
         parameters = _relax_parameters({name: content[name] for name in ("streaming", _FORMATTER) if name in content})
         framing = streams = None
         with contextlib.suppress(InvalidPayload, InvalidParameter):
