@@ -3,7 +3,7 @@
 A `RequestTask` takes these holdings:
 
     released at   holding                                    taken in
-    FINISHED      the background task, if it has to wait     `RequestTask.start`
+    FINISHED      the background task, if it has to wait     `RequestTask.begin`
                   the formatter's delivery of deltas         `RequestTask._accept`
                   the timer of the request's own timeout     `RequestTask._accept`
                   the id of a stored response in progress    `RequestTask._accept`
@@ -121,7 +121,7 @@ class Life:
         self.phase = RECEIVING
         self.committed = False
         self.opened_at = time.monotonic()
-        self._holdings: list[tuple[Phase, Callable[[], object]]] = []
+        self._holdings: dict[Phase, list[Callable[[], object]]] = {FINISHED: [], CLOSED: []}
 
     def hold(self, release: Callable[[], object], until: Phase = FINISHED) -> None:
         """Hold a resource until the request enters a phase. If this has already happened, release it immediately.
@@ -130,9 +130,9 @@ class Life:
             release: releases the resource. Exceptions are only logged.
             until: FINISHED or CLOSED.
         """
-        self._holdings.append((until, release))
+        self._holdings[until].append(release)
         if self.phase >= until:
-            self._release()
+            self._release(until)
 
     def on(self, event: Event) -> None:
         """Enter the phase that follows an event, and release the holdings that end with it, in reverse order.
@@ -140,18 +140,19 @@ class Life:
         Raises:
             IllegalEvent: the event is impossible in the current phase.
         """
-        phase = TRANSITIONS.get((self.phase, event))
-        if phase is None:
-            raise IllegalEvent(self.phase, event)
+        try:
+            phase = TRANSITIONS[self.phase, event]
+        except KeyError:
+            raise IllegalEvent(self.phase, event) from None
         if event is COMMIT:
             self.committed = True
+            return
         self.phase = phase
         if phase >= FINISHED:
-            self._release()
+            self._release(phase)
 
-    def _release(self) -> None:
-        due = [release for until, release in self._holdings if until <= self.phase]
-        self._holdings = [holding for holding in self._holdings if holding[0] > self.phase]
+    def _release(self, until: Phase) -> None:
+        due, self._holdings[until] = self._holdings[until], []
         for release in reversed(due):
             try:
                 release()

@@ -7,7 +7,7 @@ import functools
 import math
 import urllib.parse
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
@@ -283,14 +283,24 @@ class RequestTask(Life):
 
         This continues in the background as soon as it has to wait. The event loop need not be running.
         """
-        if self.finished:
-            return
-        work = self._run(body)
+        if not self.finished:
+            self.begin(self._run(body))
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Run work for the request until it first waits, and continue it in the background until the request ends.
+
+        What has not begun by then is withdrawn, for example a body that waits to be decoded.
+
+        Returns:
+            The task in the background, or None if the work did not have to wait.
+        """
         try:
             waiting = work.send(None)
         except StopIteration:
-            return  # it did not have to wait
-        self.hold(self._driver.loop.create_task(Begun(work, waiting)).cancel)
+            return None
+        background = self._driver.loop.create_task(Begun(work, waiting))
+        self.hold(background.cancel)
+        return background
 
     async def _run(self, body: bytes | None) -> None:
         if body is not None:
@@ -361,7 +371,11 @@ class RequestTask(Life):
         self.parsed = parsed
         self.hold(parsed.end)
         self.on(ACCEPT)
-        if (timeout := min((request.timeout for request in parsed.requests), default=math.inf)) < math.inf:
+        timeout = math.inf
+        for request in parsed.requests:
+            if request.timeout < timeout:
+                timeout = request.timeout
+        if timeout < math.inf:
             expired = Overloaded("Request timeout expired")  # Triton's words
             self.hold(self._driver.loop.call_later(timeout, self.fail, expired).cancel)
         if self._dialect.computes:
@@ -475,7 +489,7 @@ class RequestTask(Life):
             self._capture.end(self._head.headers, (self.status, self.content_type) if self.finished else None)
         if not self.finished:
             self._end("cancelled")
-        self.unsent.clear()
+        self.unsent = []
         self.on(CLOSE)
 
     def __enter__(self) -> RequestTask:
