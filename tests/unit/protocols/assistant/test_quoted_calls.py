@@ -43,13 +43,9 @@ CUTS = 3
 """Places, drawn at random, at which each answer is cut. An answer that quotes its own format is cut everywhere."""
 
 
-HARMONY = ("<|start|>", "<|end|>", "<|call|>", "<|return|>")
-
-
 def without_stops(format: str, markup: str) -> str:
     """Return markup without the special tokens after a message, which end a value wherever they stand."""
-    stops = HARMONY if format == "openai" else getattr(FORMATS[format].make(TOOLS), "stops", ())
-    for stop in stops:
+    for stop in getattr(FORMATS[format].make(TOOLS), "stops", ()):
         markup = markup.replace(stop, "")
     return markup
 
@@ -87,6 +83,13 @@ def test_a_cut_end_mark_is_no_text(format: str) -> None:
         found = read(FORMATS[format].make(TOOLS), [text[:size]])
         assert len(found) <= 1, (size, found)
         assert size < len(text) or names(found) == ["save"]
+
+
+@pytest.mark.parametrize("end", ["<|call|>", "<|end|>", "<|return|>"])
+def test_the_end_of_a_message_within_a_string_is_no_text(end: str) -> None:
+    text = f' to=functions.save<|channel|>commentary json<|message|>{{"text": "a{end}'
+    for pieces in ([text], text):
+        assert read(FORMATS["openai"].make(TOOLS), pieces) == [["save", '{"text": "a']]
 
 
 LONG = "x, " * 400
