@@ -92,6 +92,20 @@ def test_the_end_of_a_message_within_a_string_is_no_text(end: str) -> None:
         assert read(FORMATS["openai"].make(TOOLS), pieces) == [["save", '{"text": "a']]
 
 
+@pytest.mark.parametrize(("format", "text"), [
+    ("qwen3_coder", "<tool_call><function=save><parameter=path\na</parameter><parameter=text>b"),
+    ("minimax_m2", '<minimax:tool_call><invoke name="save"><parameter name="path" a</parameter><parameter>'),
+    ("glm45", "<tool_call>save\n<arg_key>path<arg_value>a</arg_value><arg_key>text</arg_key><arg_value>b</arg_value>"),
+])  # fmt: skip
+def test_a_parameter_whose_tag_has_no_end_breaks_its_call(format: str, text: str) -> None:
+    for pieces in ([text], text):
+        reader = AnswerReader(FORMATS[format].make(TOOLS))
+        events = [event for piece in pieces for event in reader.feed(Token(5, piece, None, False))]
+        events += reader.flush(Finish.EOS)
+        assert events
+        assert all(isinstance(event, str) for event in events), "a call without its arguments is text"
+
+
 LONG = "x, " * 400
 GEMMA4 = {
     '"path":"a","n":3': {"path": "a", "n": 3},
