@@ -21,7 +21,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, Overloaded, Unavailable
 from handler.core.fair_queue import FairQueue
 from handler.core.framing import dumps
-from handler.protocols.kernel.dialect import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
+from handler.protocols.kernel.stored import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
 from handler.serving.database import load_json, open_database
 
 log = logging.getLogger("handler")

@@ -25,7 +25,7 @@ from handler.engines.base import Output, Step
 from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.process.supervisor import Host as EngineHost
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import ROUTES, choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
 from handler.serving import admission

@@ -20,7 +20,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, Unavailable
 from handler.core.framing import dumps
 from handler.djl.batches import Item
-from handler.protocols.kernel.dialect import KeptAnswer, Recalled, Wanted, kept_items
+from handler.protocols.kernel.stored import KeptAnswer, Recalled, Wanted, kept_items
 from handler.serving import stored_responses
 from handler.serving.head import owner_by_key, owner_of
 from handler.serving.stored_responses import OwnersKeeper, ResponseDatabase, ResponseStore, configured_store
