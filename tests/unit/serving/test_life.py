@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -33,10 +34,29 @@ from handler.serving.media.loader import LoadedMedia, MediaLoader, Reservation
 from handler.serving.metrics.tracing import RequestRecord
 from handler.serving.model import ServedModel
 from handler.serving.preprocessor import Preprocessor
-from handler.serving.request.life import TRANSITIONS, Life, Phase
+from handler.serving.request.life import (
+    ACCEPT,
+    CLOSE,
+    CLOSED,
+    COMMIT,
+    END,
+    FINISHED,
+    JOIN,
+    OUTPUT,
+    RECEIVING,
+    START,
+    SUBMIT,
+    TRANSITIONS,
+    Event,
+    IllegalEvent,
+    Life,
+    Phase,
+)
 from handler.serving.request.task import RequestTask
+from tests.docs.pages import fill, table
 from tests.stepped import INFO, Clock, Readable
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "structure.md"
 LONG = "x" * 300
 """A word that makes a body so long that threads work on it."""
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -340,34 +360,80 @@ TestRequests = pytest.mark.filterwarnings("error")(Requests.TestCase)
 TestRequests.settings = settings(max_examples=60, stateful_step_count=40, phases=[hypothesis.Phase.generate])
 
 
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
 def test_each_phase_can_be_left_and_none_is_entered_twice() -> None:
-    assert {*TRANSITIONS} == {*Phase}
-    assert all(later > phase for phase, following in TRANSITIONS.items() for later in following)
-    assert all(Phase.FINISHED in following for phase, following in TRANSITIONS.items() if phase < Phase.FINISHED)
+    moves = [(before, after) for (before, _), after in TRANSITIONS.items() if before is not after]
+    assert {before for before, _ in moves} == {*Phase} - {CLOSED}
+    assert all(before < after for before, after in moves)
+    assert all(TRANSITIONS[phase, END] is FINISHED for phase in Phase if phase < FINISHED)
+
+
+@pytest.mark.parametrize("path", [(), (END,), (ACCEPT, START, JOIN, SUBMIT, OUTPUT), (END, CLOSE)])
+def test_an_event_that_is_impossible_in_a_phase_is_an_error_and_changes_nothing(path: tuple[Event, ...]) -> None:
+    life = Life()
+    for event in path:
+        life.on(event)
+    before = life.phase
+    for event in Event:
+        if (before, event) not in TRANSITIONS:
+            with pytest.raises(IllegalEvent, match=f"{event.name} is impossible for a request that is {before.name}"):
+                life.on(event)
+    assert (life.phase, life.committed) == (before, False)
+
+
+def test_the_status_of_a_response_is_committed_in_any_phase_but_the_last() -> None:
+    for phase in Phase:
+        assert ((phase, COMMIT) in TRANSITIONS) == (phase is not CLOSED)
+    life = Life()
+    life.on(COMMIT)
+    life.on(COMMIT)
+    assert (life.phase, life.committed) == (RECEIVING, True)
+
+
+def render() -> str:
+    """Return docs/structure.md with the table of transitions."""
+    rows = []
+    for phase in Phase:
+        following = [(event, after) for (before, event), after in TRANSITIONS.items() if before is phase]
+        moves = [f"{event.name} → {after.name}" for event, after in following if after is not phase]
+        stays = [event.name for event, after in following if after is phase]
+        rows.append((phase.name, ", ".join(moves), ", ".join(stays)))
+    return fill(DOCUMENT.read_text(), "lifecycle", table(("phase", "event → next phase", "other events"), rows))
+
+
+def test_the_document_shows_the_table() -> None:
+    assert DOCUMENT.read_text() == render(), "`python -m tests.unit.serving.test_life` writes it"
+
+
+# -- the holdings ------------------------------------------------------------------------------------------------------
 
 
 def test_a_holding_is_released_once_by_its_phase_and_the_latest_first() -> None:
     life, released = Life(), list[str]()
     for name in "ab":
         life.hold(lambda name=name: released.append(name))  # type: ignore[misc]
-    life.hold(lambda: released.append("c"), Phase.CLOSED)
+    life.hold(lambda: released.append("c"), CLOSED)
     life.hold(lambda: 1 / 0)
-    life.enter(Phase.FINISHED)
+    life.on(END)
     assert released == ["b", "a"]
     life.hold(lambda: released.append("d"))
-    life.enter(Phase.CLOSED)
+    life.on(CLOSE)
     assert released == ["b", "a", "d", "c"]
-    with pytest.raises(AssertionError):
-        life.enter(Phase.CLOSED)
 
 
 def test_what_is_held_too_late_is_released_at_once() -> None:
     life, released = Life(), list[str]()
-    life.enter(Phase.FINISHED)
+    life.on(END)
     life.hold(lambda: released.append("finished"))
-    life.hold(lambda: released.append("closed"), Phase.CLOSED)
+    life.hold(lambda: released.append("closed"), CLOSED)
     assert released == ["finished"]
-    life.enter(Phase.CLOSED)
+    life.on(CLOSE)
     assert released == ["finished", "closed"]
-    life.hold(lambda: released.append("late"), Phase.CLOSED)
+    life.hold(lambda: released.append("late"), CLOSED)
     assert released == ["finished", "closed", "late"]
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(render())
