@@ -17,8 +17,7 @@ from typing import Any
 from handler.core.errors import FormatterFailed, ServingError, serving_error
 from handler.core.loop import settle
 from handler.core.values import Delta, Finish
-from handler.protocols.kernel.dialect import Reply
-from handler.protocols.kernel.reply import WrappedReply
+from handler.protocols.kernel.reply import Reply, WrappedReply
 
 log = logging.getLogger("handler.formatters")
 

@@ -33,7 +33,7 @@ from handler.engines.process.supervisor import Host as EngineHost
 from handler.http.inference import Inference
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import ROUTES, choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
 from handler.serving import admission
