@@ -15,7 +15,8 @@ from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sam
 from handler.protocols.kernel.dialect import Notices, ParsedRequest, ServerContext
 from handler.protocols.lmi.asynchronous import TABLE
 from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
-from handler.protocols.openai.request import CHAT, COMPLETIONS, FOREIGN
+from handler.protocols.openai.request import CHAT, COMPLETIONS
+from handler.protocols.openai.unsupported import FOREIGN
 from handler.protocols.registry import INVOCATIONS, choose
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import (
