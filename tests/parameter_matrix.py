@@ -88,7 +88,7 @@ _VALUES: Values = {
     "outputs": (["output_ids", "cum_log_probs"], {}),
 }
 
-VALUES: Values = {**{row.lmi: _example(row) for row in ROWS if row.lmi not in _VALUES}, **_VALUES}
+VALUES: Values = {**{row.lmi: _example(row) for row in ROWS if row.lmi and row.lmi not in _VALUES}, **_VALUES}
 
 TENSOR_VALUES: Values = {
     "request_output_len": ([[2]], {}),

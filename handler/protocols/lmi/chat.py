@@ -29,7 +29,8 @@ from handler.protocols.openai.chat import (
     ParsedChat,
     VllmChatFormat,
 )
-from handler.protocols.openai.request import CHAT, FOREIGN, Choice, Usage, read_stream
+from handler.protocols.openai.request import CHAT, Choice, Usage, read_stream
+from handler.protocols.openai.unsupported import FOREIGN
 
 # -- LMI's parameter names in bodies with `messages` or `prompt` -------------------------------------------------------
 # vLLM ignores unknown fields, and LMI's documented input formatters add `parameters` to every body.

@@ -28,7 +28,14 @@ from handler.protocols.kernel.messages import (
     read_arguments,
     string_at,
 )
-from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
+from handler.protocols.kernel.parameters import (
+    ROWS,
+    Parameter,
+    Table,
+    dialect_parameters,
+    request_shape,
+    unsupported,
+)
 from handler.protocols.kernel.readers import (
     NamedValue,
     boolean,
@@ -111,17 +118,15 @@ def _identifier(value: Any) -> None:
 
 
 _OF_VLLM = (
-    "chat_template_kwargs", "ignore_eos", "include_stop_str_in_output", "logit_bias", "media_io_kwargs", "min_p",
-    "mm_processor_kwargs", "priority", "repetition_penalty", "seed", "skip_special_tokens",
-    "spaces_between_special_tokens", "stop", "stop_token_ids", "structured_outputs", "top_k", "vllm_xargs",
-    "watermarking",
+    "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "structured_outputs", "vllm_xargs",
+    "watermarking", *(row.openai for row in ROWS if row.vllm_responses),
 )  # fmt: skip
 """vLLM's fields of responses that are read as in chats (vllm/entrypoints/openai/responses/protocol.py, 0.33)."""
 
 TABLE = Table(
     {
         **dialect_parameters("responses"),
-        **{name: CHAT.parameters[name] for name in _OF_VLLM},
+        **{name: CHAT.parameters[name] for name in sorted(_OF_VLLM)},
         "include_reasoning": unsupported("a response always contains the reasoning", True),
         "enable_response_messages": unsupported("send the messages to /tokenize to see the prompt", False),
         "temperature": CHAT.parameters["temperature"],

@@ -58,10 +58,10 @@ MINDIE_TOP_LEVEL: Mapping[str, SerdeType] = {
     **{name: TOP_LEVEL[name]._replace(null=True) for name in ("parameters", "stream")},
 }
 
-TABLE = table_of("mindie")
-
 _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
 """Parameters that MindIE accepts but that have no effect, with their defaults. Other values are reported as ignored."""
+
+TABLE = table_of(KINDS.keys() - _WITHOUT_EFFECT.keys())
 
 
 class Mindie(Dialect):

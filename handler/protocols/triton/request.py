@@ -17,15 +17,16 @@ from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerC
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
+    ROWS,
     Parameter,
     ParsedParameters,
     Table,
     parameters,
     read_all,
-    top_k,
     unsupported,
 )
 from handler.protocols.kernel.readers import (
+    INT32,
     MAX_NAME,
     boolean,
     grammar,
@@ -38,7 +39,7 @@ from handler.protocols.kernel.readers import (
     string,
     strings,
 )
-from handler.protocols.kernel.schema import TEXT, Shape, accepts, listing, record
+from handler.protocols.kernel.schema import TEXT, Shape, accepts, listing, record, schema_of_reader
 from handler.protocols.kernel.tensors import TENSORS, one_of, plain_or_tensor, select_tensors, single
 from handler.protocols.openai.request import structured_outputs
 from handler.protocols.triton.api import (
@@ -135,8 +136,17 @@ def _never(datatype: str, why: str) -> InputTensor:
     return InputTensor(datatype, unsupported(why, "", [], [""], 0, [0], False, [False]))
 
 
-def _same(datatype: str, name: str) -> InputTensor:
-    return InputTensor(datatype, plain_or_tensor(name))
+_DATATYPES = {"integer": "INT32", "number": "FP32", "boolean": "BOOL"}
+
+
+def _same(name: str) -> InputTensor:
+    """Return the input that is read as LMI's parameter or tensor `name`. Its schema determines the datatype."""
+    if name == "stop_token_ids":  # the only list
+        return InputTensor("INT32", PARAMETERS[name], (-1,))
+    parameter = TENSORS[name] if name in TENSORS else plain_or_tensor(name)
+    plain = schema_of_reader(parameter.read)["anyOf"][0]
+    is_long = plain.get("maximum", 0) > INT32
+    return InputTensor("UINT64" if is_long else _DATATYPES[plain["type"]], parameter)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------
@@ -157,44 +167,45 @@ EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output
 """Outputs that are neither text nor outputs of GptManager. The input `return_NAME` requests the output NAME."""
 
 _ROWS: Mapping[str, InputTensor] = {
-    "max_tokens": _same("INT32", "max_new_tokens"),
-    "stream": InputTensor("BOOL", Parameter("stream", _FLAG)),
+    "max_tokens": _same("max_new_tokens"),
+    "stream": _same("streaming"),
     "exclude_input_in_output": InputTensor("BOOL", Parameter("exclude_prompt", _FLAG)),
     "stop_words": InputTensor("BYTES", Parameter("stop", _words), (-1,)),
     "bad_words": InputTensor("BYTES", Parameter("bad_sequences", _words), (-1,)),
-    "end_id": InputTensor("INT32", TENSORS["end_id"]),
-    "pad_id": InputTensor("INT32", TENSORS["pad_id"]),
-    "temperature": _same("FP32", "temperature"),
-    "top_k": InputTensor("INT32", Parameter("top_k", single(top_k))),
+    "end_id": _same("end_id"),
+    "pad_id": _same("pad_id"),
+    "temperature": _same("temperature"),
+    "top_k": _same("top_k"),
     "top_p": InputTensor("FP32", Parameter("top_p", _top_p)),
-    "min_p": _same("FP32", "min_p"),
-    "repetition_penalty": _same("FP32", "repetition_penalty"),
-    "presence_penalty": _same("FP32", "presence_penalty"),
-    "frequency_penalty": _same("FP32", "frequency_penalty"),
-    "no_repeat_ngram_size": InputTensor("INT32", TENSORS["no_repeat_ngram_size"]),
-    "min_length": InputTensor("INT32", TENSORS["min_length"]),
-    "random_seed": InputTensor("UINT64", TENSORS["random_seed"]),
-    "ignore_eos": InputTensor("BOOL", Parameter("ignore_eos", _FLAG)),
+    **{
+        name: _same(name)
+        for name in (
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "no_repeat_ngram_size",
+            "min_length",
+            "random_seed",
+        )
+    },
+    "ignore_eos": _same("ignore_eos_token"),
     "stop": InputTensor("BYTES", Parameter("stop", _stop), (-1,)),
-    "beam_width": InputTensor("INT32", Parameter("num_beams", single(integer(1)))),
-    "length_penalty": _same("FP32", "length_penalty"),
+    "beam_width": _same("beam_width"),
+    "length_penalty": _same("length_penalty"),
     "early_stopping": InputTensor("INT32", TENSORS["early_stopping"]),
-    "num_return_sequences": InputTensor("INT32", Parameter("n", single(integer(1)))),
-    "return_log_probs": InputTensor("BOOL", Parameter("return_log_probs", _FLAG)),
-    "return_context_logits": InputTensor("BOOL", Parameter("return_context_logits", _FLAG)),
-    "return_generation_logits": InputTensor("BOOL", Parameter("return_generation_logits", _FLAG)),
+    "num_return_sequences": _same("n"),
+    "return_log_probs": _same("return_log_probs"),
+    "return_context_logits": _same("return_context_logits"),
+    "return_generation_logits": _same("return_generation_logits"),
     **{f"return_{name}": InputTensor("BOOL", Parameter(name, _FLAG)) for name in EXTRAS},
     "guided_decoding_guide_type": InputTensor("BYTES", Parameter("", _guide)),  # `join_guide` removes it
     "guided_decoding_guide": InputTensor("BYTES", Parameter("structured_output", _guide)),
-    "lora_task_id": InputTensor("UINT64", TENSORS["lora_task_id"]),
+    "lora_task_id": _same("lora_task_id"),
     "lora_name": InputTensor("BYTES", Parameter("adapter", _adapter_name, informed=True)),
     # vLLM's sampling parameters
     "sampling_parameters": InputTensor("BYTES", Parameter("", single(string))),  # `join_sampling` reads it
-    "n": _same("INT32", "n"),
-    "best_of": _same("INT32", "best_of"),
-    "stop_token_ids": InputTensor("INT32", PARAMETERS["stop_token_ids"], (-1,)),
-    "include_stop_str_in_output": _same("BOOL", "include_stop_str_in_output"),
-    "skip_special_tokens": _same("BOOL", "skip_special_tokens"),
+    **{row.lmi: _same(row.lmi) for row in ROWS if row.triton},
     "structured_outputs": InputTensor("BYTES", Parameter("structured_output", _structured_outputs)),
     # refused
     "decoder_text_input": _never("BYTES", "encoder-decoder models are not supported"),

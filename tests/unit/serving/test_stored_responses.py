@@ -413,6 +413,24 @@ def test_ids_that_are_no_texts_are_left_out() -> None:
     ]
 
 
+def test_rows_that_another_hand_has_damaged_are_told(tmp_path: Path, clock: Clock) -> None:
+    store = open_store(tmp_path, clock)
+    keep(store, answer("a"), answer("b", "a"))
+    for table, column in (("items", "item"), ("answers", "head")):
+        with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite3")) as database:
+            database.execute(f"UPDATE {table} SET {column} = 'no json'")
+            database.commit()
+        for call in (
+            partial(store.response, ANN, "b"),
+            partial(store.recall, ANN, Wanted("response", True, "b"), lambda num_bytes: None),
+            partial(store.recall, ANN, Wanted("response", True, "", ("in_a",)), lambda num_bytes: None),
+            partial(store.input_items, ANN, "a", limit=9, after="", newest_first=True),
+        ):
+            with pytest.raises(Unavailable, match="the stored responses cannot be read or written"):
+                call().result(10)
+    store.close()
+
+
 def test_a_file_that_breaks_fails_calls_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = open_store(tmp_path)
     store.write(ANN, lambda: store._database._database.execute("DROP TABLE items")).result(10)
