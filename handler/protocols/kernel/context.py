@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -167,7 +168,7 @@ class ServerContext:
     notices: Notices = field(default_factory=Notices, compare=False)
     parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    @property
+    @functools.cached_property
     def own_name(self) -> str:
         """The name in responses to requests that name no model: the first of option.served_model_name, as in vLLM."""
         return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
