@@ -13,6 +13,8 @@ from handler.engines.base import Capabilities, EngineConfig
 from handler.engines.grpc.client import CONTRACTS
 from handler.engines.openai.engine import capabilities
 from handler.engines.openai.kinds import KINDS, completion
+from handler.protocols.kernel.parameters import ROWS
+from tests import parameter_matrix as matrix
 from tests.docs.pages import fill, table
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "engines-by-url.md"
@@ -32,6 +34,11 @@ NAMES = {
     "return_generation_logits": "outputs: generation_logits",
 }
 VALUES: dict[str, Any] = {
+    **{
+        row.field: matrix.VALUES[row.lmi][0]
+        for row in ROWS
+        if row.lmi and row.field not in HANDLERS_OWN and isinstance(Sampling._field_defaults.get(row.field), int | float)
+    },
     "min_new_tokens": 2, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5,
     "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": ((3, 1.0),), "seed": 7, "stop_token_ids": (3,),
     "bad_sequences": ("x",), "ignore_eos": True, "logprobs": True, "top_logprobs": 2, "max_new_tokens": 7,
