@@ -33,16 +33,11 @@ NAMES = {
     "return_context_logits": "outputs: context_logits",
     "return_generation_logits": "outputs: generation_logits",
 }
+NUMBERS = {name for name, default in Sampling._field_defaults.items() if isinstance(default, int | float)}
 VALUES: dict[str, Any] = {
-    **{
-        row.field: matrix.VALUES[row.lmi][0]
-        for row in ROWS
-        if row.lmi and row.field not in HANDLERS_OWN and isinstance(Sampling._field_defaults.get(row.field), int | float)
-    },
-    "min_new_tokens": 2, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5,
-    "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": ((3, 1.0),), "seed": 7, "stop_token_ids": (3,),
-    "bad_sequences": ("x",), "ignore_eos": True, "logprobs": True, "top_logprobs": 2, "max_new_tokens": 7,
-    "allowed_token_ids": (3,), "cache_salt": "x",
+    **{row.field: matrix.VALUES[row.lmi][0] for row in ROWS if row.lmi and row.field in NUMBERS - HANDLERS_OWN},
+    "logit_bias": ((3, 1.0),), "seed": 7, "stop_token_ids": (3,), "bad_sequences": ("x",), "logprobs": True,
+    "max_new_tokens": 7, "allowed_token_ids": (3,), "cache_salt": "x",
 }  # fmt: skip
 GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": "root ::= a", "choice": '["a"]'}
 
