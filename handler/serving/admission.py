@@ -19,7 +19,8 @@ from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols import registry
 from handler.protocols.kernel.body import inflate, value_size
-from handler.protocols.kernel.dialect import NOTHING, Dialect, Recalled
+from handler.protocols.kernel.dialect import Dialect
+from handler.protocols.kernel.stored import NOTHING, Recalled
 from handler.serving.encoder import check_structured_output, is_long
 from handler.serving.head import Head
 from handler.serving.large_bodies import LARGE
