@@ -15,7 +15,7 @@ from handler.core.media import new_digits
 from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, StructuredOutput, Token
 from handler.protocols.assistant.template import READERS as TEMPLATE_READERS
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import (
@@ -386,7 +386,11 @@ MODEL: Mapping[str, Shape] = {
 
 
 def read_model(
-    body: Mapping[str, Any], context: ServerContext, own: str = "", adapter: Adapter | None = None
+    body: Mapping[str, Any],
+    context: ServerContext,
+    request_context: RequestContext,
+    own: str = "",
+    adapter: Adapter | None = None,
 ) -> tuple[str, Adapter | None]:
     """Read `model`. Return the model name for the response, and the adapter that the request names, if any.
 
@@ -401,7 +405,7 @@ def read_model(
     own = own or context.own_name
     names = (own, *context.model_names)
     name = _read_name(body)
-    if adapter := adapter or context.request.adapter:
+    if adapter := adapter or request_context.adapter:
         return adapter.name, merge_adapters(adapter, _find(name, context), "model")
     if not name:
         return own, None
@@ -516,18 +520,20 @@ class OpenAiDialect(Dialect):
     harmless: frozenset[str] = frozenset()
     accepted: frozenset[str] = frozenset()
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload(f"the body must be {self.needed}")
-        return self.read(self._relax()(body), context)
+        return self.read(self._relax()(body), context, request_context)
 
     @abstractmethod
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         """Parse a body whose numbers and flags have been converted to their types."""
 
-    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+    def read_model(
+        self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext
+    ) -> tuple[str, Adapter | None]:
         """Return the model name for the response, and the LoRA adapter that the request names, if any."""
-        return read_model(body, context)
+        return read_model(body, context, request_context)
 
     def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:
         """List the fields that have no effect: unknown and harmless fields of the body, and the names in `unknown`."""

@@ -14,7 +14,7 @@ from handler.core.values import Finish, Request, keep_last
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.request import choose_format, lay_out, read_tools
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Timing, prompt_request
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.messages import read_messages
@@ -352,7 +352,7 @@ class Tgi(TgiFormat, Dialect):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         read = read_body(body)
         stream = read.stream if self._streams is None else self._streams
         check_limits(read, context, stream=stream)
@@ -489,7 +489,7 @@ class _TgiTokenize(Dialect):
     unique_keys = True
     errors = TgiErrors()
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         inputs = read_body(body).inputs
         if not inputs:
             raise OutOfRange("`inputs` cannot be empty")
@@ -502,7 +502,7 @@ class _TgiChatTokenize(_TgiTokenize):
     name = "tgi_chat_tokenize"
     computes = True  # TGI counts these requests
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict) or "messages" not in body:
             raise WrongType("missing field `messages`")
         tools = read_tools(body, context)

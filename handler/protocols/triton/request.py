@@ -13,7 +13,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import SSE, loads
 from handler.core.values import Adapter, FieldNames, Request, Sampling, StructuredOutput
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
@@ -427,12 +427,12 @@ class Triton(Dialect):
             streams=() if route is Route.GENERATE else (SSE.content_type,),
         )
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("attempt to get members for non-object")
-        id = read_id(body)
+        head = head_of(read_id(body), request_context.model or context.model_names[0])
         inputs, unknown = _read_names(body)
-        options, parameters, ignored = read_inputs(inputs, unknown, id, body, context, self._streams)
+        options, parameters, ignored = read_inputs(inputs, unknown, head, body, context, self._streams)
         request, streams = options.request, self._streams(parameters)
         errors = TritonErrors(events=True)
         if streams:
@@ -455,10 +455,18 @@ class Triton(Dialect):
         return bool(stream)
 
 
+def head_of(id: str, model: str) -> TritonHead:
+    """Return the fields that each response repeats. The id is omitted if it is empty."""
+    head: TritonHead = {"model_name": model, "model_version": VERSION}
+    if id:
+        head["id"] = id
+    return head
+
+
 def read_inputs(
     inputs: dict[str, Any],
     unknown: Sequence[str],
-    id: str,
+    head: TritonHead,
     body: Mapping[str, Any],
     context: ServerContext,
     streams: Callable[[ParsedParameters], bool],
@@ -468,6 +476,7 @@ def read_inputs(
     Args:
         inputs: the inputs by name; the prompt is removed.
         unknown: names in the body that are not inputs.
+        head: the fields that each response repeats.
         body: the body that contains the unknown names.
         streams: returns whether the response is a stream of tokens.
 
@@ -477,20 +486,17 @@ def read_inputs(
     Raises:
         InvalidPayload, InvalidParameter: an input is missing or invalid.
     """
-    prompt = "" if IDS in inputs else _read_prompt(inputs, id, context)
+    prompt = "" if IDS in inputs else _read_prompt(inputs, head)
     inputs, replaced = join_sampling(inputs)
     inputs = join_guide(inputs)
     parameters = read_all(inputs, context, defaults=defaults(inputs), table=TABLE)
     ignored = report_unknown([*unknown, *replaced], body, context)
     request = _request(prompt, parameters, context, ignores_end=inputs.get("ignore_eos") in (True, [True]))
-    request = request._replace(id=id)
-    fixed: TritonHead = {"model_name": context.path_name, "model_version": VERSION}
-    if id:
-        fixed["id"] = id
+    request = request._replace(id=head.get("id", ""))
     is_excluded = _without_prompt(inputs, parameters, streams(parameters))
     options = ResponseOptions(
         request,
-        fixed,
+        head,
         select_tensors(parameters, () if request.prompt_ids is None else ("output_ids", "sequence_length")),
         frozenset(name for name in EXTRAS if parameters.others.get(name)),
         "" if is_excluded else prompt,
@@ -551,13 +557,13 @@ def _is_input(name: str) -> bool:
     return name == PROMPT or name in INPUTS
 
 
-def _read_prompt(inputs: dict[str, Any], id: str, context: ServerContext) -> str:
+def _read_prompt(inputs: dict[str, Any], head: TritonHead) -> str:
     """Remove the prompt from the inputs and return it."""
     name = PROMPT if PROMPT in inputs else PROMPT_2023
     if name not in inputs:
         expected = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(inputs)} inputs"
         raise InvalidPayload(
-            f"[request id: {id or '<id_unknown>'}] {expected} for model '{context.path_name}'. Got input(s) "
+            f"[request id: {head.get('id', '<id_unknown>')}] {expected} for model '{head['model_name']}'. Got input(s) "
             f"{sorted(inputs)}, but missing required input(s) ['{PROMPT}']. Please provide all required input(s)."
         )
     prompt = inputs.pop(name)

@@ -23,7 +23,7 @@ from handler.http.routes import ASSETS
 from handler.http.server import StartingApp
 from handler.protocols import registry
 from handler.protocols.anthropic.request import AnthropicCountTokens
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, FrontEndErrors, Headers
 from handler.protocols.lmi.api import LmiErrors
@@ -172,7 +172,7 @@ class Trial(Dialect):
     name = "trial"
     errors = TrialErrors()
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         raise InvalidPayload("never")
 
 

@@ -96,6 +96,13 @@ def adapters(body: dict[str, Any], headers: dict[str, str], schema: str = "lmi")
     return [request.adapter.name if request.adapter else None for request in requests]
 
 
+def test_requests_for_an_adapter_share_the_parameters_that_were_read_before() -> None:
+    preprocessor = intake()
+    for headers in ({}, {"adapter": "one"}, {"adapter": "two"}):
+        assert parse(preprocessor, b'{"inputs": "a", "parameters": {"max_new_tokens": 7}}', headers).requests
+    assert len(preprocessor.context.parsed) == 1
+
+
 @pytest.mark.parametrize("name", [IDENTIFIER, "adapter"])
 def test_a_header_names_the_adapter(name: str) -> None:
     assert adapters({"inputs": "a"}, {name: "one"}) == ["one"]
