@@ -86,9 +86,7 @@ def _shape_of(values: Sequence[Any]) -> Shape:
     if not values:
         return {"type": "null"}
     shape: Shape = {"const": values[0]} if len(values) == 1 else {"enum": [*values]}
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
-        return shape
-    return {**shape, "type": "number"}
+    return {**shape, "type": "number"} if {*map(type, values)} <= {int, float} else shape
 
 
 def unsupported(why: str, *neutral: Any) -> Parameter:
@@ -536,11 +534,16 @@ def _check_support(
 
 
 def parameter(entry: Parameter, context: ServerContext) -> Shape:
-    """Return the schema of a parameter, which may be null. A description says if the engine does not support it."""
-    shape = dict(schema_of_reader(entry.read))
-    if why := context.unsupported.get(entry.field):
-        shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"
+    """Return the schema of a parameter, which may be null."""
+    shape = for_engine(schema_of_reader(entry.read), entry.field, context)
     return nullable(shape) if shape else shape
+
+
+def for_engine(shape: Mapping[str, Any], field: str, context: ServerContext) -> Shape:
+    """Return the schema of a value for a field. Its description says if the engine does not support the field."""
+    if why := context.unsupported.get(field):
+        return {**shape, "description": f"Refused: the engine {context.engine} does not support it: {why}"}
+    return dict(shape)
 
 
 def parameters(table: Mapping[str, Parameter], context: ServerContext) -> dict[str, Shape]:

@@ -18,7 +18,16 @@ from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerC
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Timing, prompt_request
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.messages import read_messages
-from handler.protocols.kernel.parameters import ANY, LMI, SAMPLING_DEFAULTS, UINT64, Parameter, Table, read_all
+from handler.protocols.kernel.parameters import (
+    ANY,
+    LMI,
+    SAMPLING_DEFAULTS,
+    UINT64,
+    Parameter,
+    Table,
+    for_engine,
+    read_all,
+)
 from handler.protocols.kernel.readers import NamedValue, integer, show, tgi_grammar
 from handler.protocols.kernel.reply import SequenceOutput, list_parts
 from handler.protocols.kernel.schema import Shape, nullable, record
@@ -281,10 +290,8 @@ class Document(DocumentReply):
 def _shapes(kinds: Mapping[str, SerdeType], context: ServerContext) -> dict[str, Shape]:
     shapes = {}
     for name, kind in kinds.items():
-        shape = dict(kind.schema)
         parameter = LMI.parameters.get(name)
-        if parameter and (why := context.unsupported.get(parameter.field)):
-            shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"
+        shape = for_engine(kind.schema, parameter.field if parameter else name, context)
         shapes[name] = nullable(shape) if kind.null else shape
     return shapes
 
