@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
-
-from handler.core.values import Request
-from handler.serving.metrics.tracing import RequestRecord
 
 
 class EndedRequest(NamedTuple):
@@ -35,26 +31,6 @@ class EndedRequest(NamedTuple):
     limits: Sequence[tuple[int, int]]
     adapters: Collection[str]
     opened: bool
-
-    @classmethod
-    def of(cls, record: RequestRecord, parsed: Sequence[Request], *, opened: bool) -> EndedRequest:
-        """Return the numbers of a request that has just ended."""
-        limits = [(one.sampling.n, one.sampling.max_new_tokens) for one in parsed if one.pooling is None]
-        return cls(
-            record.outcome,
-            record.finish,
-            record.num_prompt_tokens,
-            record.num_tokens,
-            record.queue,
-            record.started,
-            record.first,
-            record.total,
-            time.time(),
-            sum([one.sampling.num_sequences for one in parsed]),
-            limits,
-            {one.adapter.name for one in parsed if one.adapter is not None},
-            opened,
-        )
 
     @property
     def num_later(self) -> int:

@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import threading
 from collections import Counter as Counts
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
 
-from handler.core.values import Request
 from handler.serving.metrics.ended import Ended, EndedRequest
 from handler.serving.metrics.families import histograms
 from handler.serving.metrics.gauges import Adapters, CapturedRequests, Gauges
+from handler.serving.metrics.request_stats import RequestCounter
 from handler.serving.metrics.tgi import TgiMetrics
-from handler.serving.metrics.tracing import RequestRecord, Tracer
+from handler.serving.metrics.tracing import Tracer
 from handler.serving.metrics.vllm import FIRST_TOKEN_TEXT, VllmMetrics
-
-T = TypeVar("T")
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
@@ -35,7 +31,6 @@ _OWN = (
 
 OUTCOMES = ("ok", "refused", "overloaded", "unavailable", "failed", "cancelled")
 _NOT_ADMITTED = ("refused", "overloaded", "unavailable")
-_MAX_UNCOUNTED = 256  # number of ended requests at which they are counted, although nobody reads the metrics
 
 
 class _Registry(CollectorRegistry):
@@ -50,7 +45,7 @@ class _Registry(CollectorRegistry):
         return super().collect()
 
 
-class Metrics:
+class Metrics(RequestCounter):
     """The metrics of a server. Each server has its own registry, so that several servers in one process (as in tests)
     do not conflict.
 
@@ -65,19 +60,18 @@ class Metrics:
 
     Attributes:
         registry: registry of all metrics except TGI's counters.
-        recorders: functions that are called with the record of each request that has ended.
     """
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(self, model_name: str, gauges: Gauges, *, tgi: bool = False, tracer: Tracer | None = None) -> None:
+        super().__init__()
         self._tracer = tracer
         self._ended = Ended()
-        self._uncounted = deque[EndedRequest]()
-        self._uncounted_firsts = deque[float]()
         self._updating = threading.Lock()
-        self.recorders: list[Callable[[RequestRecord], object]] = [] if tracer is None else [tracer.record]
-        self.registry = registry = _Registry(self._update)
+        if tracer is not None:
+            self.recorders.append(tracer.record)
+        self.registry = registry = _Registry(self.update)
         requests = Counter("lmi_requests", "Requests by outcome", ["outcome"], registry=registry)
         self._by_outcome = {outcome: requests.labels(outcome) for outcome in OUTCOMES}
         self._prompt_tokens = Counter("lmi_prompt_tokens", "Prompt tokens accepted", registry=registry)
@@ -101,44 +95,19 @@ class Metrics:
         """
         self.registry.register(CapturedRequests(counts))
 
-    def count_opened(self) -> None:
-        """Count a request that TGI would count: it is accepted, or refused for a parameter or as unavailable."""
-        if self._tgi is not None:
-            self._tgi.count_opened()
-
-    def count_first(self, seconds: float) -> None:
-        """Count the first token of a request, `seconds` after its acceptance."""
-        self._uncounted_firsts.append(seconds)
-
-    def count(self, request: RequestRecord, parsed: Sequence[Request] = (), *, opened: bool = True) -> None:
-        """Count a request that has ended, and pass it to the recorders.
-
-        As in vLLM, TGI and DJL Serving, durations exclude requests that were refused or did not need the engine, such
-        as /tokenize. Their short durations would hide the long durations on an overloaded server.
-
-        Args:
-            parsed: the prompts of the request, with their parameters.
-            opened: whether `count_opened` has counted the request.
-        """
-        self._uncounted.append(EndedRequest.of(request, parsed, opened=opened))
-        if len(self._uncounted) >= _MAX_UNCOUNTED:
-            self._update()
-        for note in self.recorders:
-            note(request)
-
     @property
     def ended(self) -> Ended:
         """Counts and durations of finished requests for Triton's statistics."""
-        self._update()
+        self.update()
         return self._ended
 
-    def _update(self) -> None:
+    def update(self) -> None:
         """Count the requests that have ended, and the first tokens, since the last update."""
         with self._updating:
-            firsts = _taken(self._uncounted_firsts)
+            firsts = self._take_firsts()
             self._histograms["time_to_first_token_seconds"].observe_all(firsts)
             self._vllm.first_token.observe_all(firsts)
-            self._count_ended(_taken(self._uncounted))
+            self._count_ended(self._take_uncounted())
 
     def _count_ended(self, ended: Sequence[EndedRequest]) -> None:
         for outcome, number in Counts(one.outcome for one in ended).items():
@@ -158,14 +127,9 @@ class Metrics:
 
     def render(self) -> bytes:
         own = generate_latest(self.registry)
-        return own if self._tgi is None else own + self._tgi.counters()
+        return own if self._tgi is None else own + self._tgi.counters(self.num_opened)
 
     def close(self) -> None:
         """Send the remaining spans."""
         if self._tracer is not None:
             self._tracer.close()
-
-
-def _taken(queue: deque[T]) -> list[T]:
-    """Remove and return all items of a queue to which another thread may be adding."""
-    return [queue.popleft() for _ in range(len(queue))]

@@ -4,16 +4,88 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from handler.core.log import of_request
-from handler.core.values import Finish
+from handler.core.values import Finish, Request
 from handler.protocols.kernel.dialect import ParsedRequest, Timing
-from handler.serving.metrics.prometheus import Metrics
-from handler.serving.metrics.request_line import log, log_request
+from handler.serving.metrics.ended import EndedRequest
 from handler.serving.metrics.tracing import RequestRecord
+
+log = logging.getLogger("handler.request")
+
+_MAX_UNCOUNTED = 256  # number of ended requests at which they are counted, although nobody reads the metrics
+_LINE = "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s"
+
+
+class RequestCounter(ABC):
+    """Collects the numbers of requests until they are counted: many at once, because this costs less.
+
+    Attributes:
+        num_opened: number of requests that TGI would count at their start.
+        recorders: functions that are called with the record of each request that has ended.
+    """
+
+    def __init__(self) -> None:
+        self.num_opened = 0
+        self.recorders: list[Callable[[RequestRecord], object]] = []
+        self._uncounted = deque[EndedRequest]()
+        self._uncounted_firsts = deque[float]()
+
+    @abstractmethod
+    def update(self) -> None:
+        """Count what `_take_uncounted` and `_take_firsts` return."""
+
+    def count_opened(self) -> None:
+        """Count a request that TGI would count: it is accepted, or refused for a parameter or as unavailable."""
+        self.num_opened += 1
+
+    def count_first(self, seconds: float) -> None:
+        """Count the first token of a request, `seconds` after its acceptance."""
+        self._uncounted_firsts.append(seconds)
+
+    def count(self, request: RequestRecord, parsed: Sequence[Request] = (), *, opened: bool = True) -> None:
+        """Count a request that has ended, and pass it to the recorders.
+
+        As in vLLM, TGI and DJL Serving, durations exclude requests that were refused or did not need the engine, such
+        as /tokenize. Their short durations would hide the long durations on an overloaded server.
+
+        Args:
+            parsed: the prompts of the request, with their parameters.
+            opened: whether `count_opened` has counted the request.
+        """
+        numbers = EndedRequest(
+            request.outcome,
+            request.finish,
+            request.num_prompt_tokens,
+            request.num_tokens,
+            request.queue,
+            request.started,
+            request.first,
+            request.total,
+            time.time(),
+            sum([one.sampling.num_sequences for one in parsed]),
+            [(one.sampling.n, one.sampling.max_new_tokens) for one in parsed if one.pooling is None],
+            {one.adapter.name for one in parsed if one.adapter is not None},
+            opened,
+        )
+        self._uncounted.append(numbers)
+        if len(self._uncounted) >= _MAX_UNCOUNTED:
+            self.update()
+        for note in self.recorders:
+            note(request)
+
+    def _take_uncounted(self) -> list[EndedRequest]:
+        """Remove and return the requests that are not counted yet. The caller holds a lock, but others may add some."""
+        return [self._uncounted.popleft() for _ in range(len(self._uncounted))]
+
+    def _take_firsts(self) -> list[float]:
+        """Remove and return the seconds to first tokens that are not counted yet, as `_take_uncounted` does."""
+        return [self._uncounted_firsts.popleft() for _ in range(len(self._uncounted_firsts))]
 
 
 @dataclass
@@ -45,7 +117,7 @@ class RequestStats:
     def __init__(
         self,
         request_id: str,
-        metrics: Metrics,
+        metrics: RequestCounter,
         *,
         log_prompts: bool = False,
         headers: Mapping[str, str] | None = None,
@@ -118,7 +190,7 @@ class RequestStats:
         parsed = self._parsed
         self._metrics.count(record, () if parsed is None else parsed.requests, opened=self._opened)
         if log.isEnabledFor(logging.INFO):
-            log_request(record, () if parsed is None else parsed.ignored)
+            _log_request(record, () if parsed is None else parsed.ignored)
             if self._prompts is not None and parsed is not None:
                 log.info("id=%s prompts=%r", record.id, self._prompts, extra=of_request(record.id))
 
@@ -137,3 +209,29 @@ class RequestStats:
             first=self.first_at - times.accepted if self.num_tokens else 0.0,
             total=time.perf_counter() - times.accepted if times.accepted else 0.0,
         )
+
+
+def _log_request(request: RequestRecord, ignored: Sequence[str]) -> None:
+    """Log a request that has ended. The caller has checked that the log is enabled for INFO.
+
+    Args:
+        ignored: names of the parameters that were ignored. The client chooses them, so the line has a part of them.
+    """
+    names = [name[:64] for name in ignored[:32]]
+    fields: dict[str, Any] = {
+        "request_id": request.id,
+        "outcome": request.outcome,
+        "prompt_tokens": request.num_prompt_tokens,
+        "tokens": request.num_tokens,
+        "first_token_s": round(request.first, 3),
+        "seconds": round(request.total, 3),
+    }
+    ignores = f" ignored={','.join(names)!r}" if names else ""
+    error = f" error={request.error!r}" if request.error else ""
+    arguments = (*fields.values(), ignores, error)
+    if names:
+        fields["ignored"] = names
+    if request.error:
+        fields["error"] = request.error
+    # Unlike `log.info`, this does not walk the stack to find the caller, which would cost as much as the rest.
+    log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, _LINE, arguments, None, extra={"fields": fields}))

@@ -37,15 +37,11 @@ _TGI_ERRORS = {
 
 class TgiMetrics:
     def __init__(self, registry: CollectorRegistry, queued: Callable[[], int], active: Callable[[], int]) -> None:
-        self._num_opened = 0
         self._num_ok = 0
         self._failed: Counts[str] = Counts()
         Gauge("tgi_queue_size", "Current queue size", registry=registry).set_function(queued)
         Gauge("tgi_batch_current_size", "Current batch size", registry=registry).set_function(active)
         self._others = histograms("tgi_request_", registry, {}, _TGI)
-
-    def count_opened(self) -> None:
-        self._num_opened += 1
 
     def count(self, requests: Iterable[EndedRequest]) -> None:
         """Count requests that have ended, if TGI would have counted them at their start."""
@@ -64,10 +60,14 @@ class TgiMetrics:
         histograms["input_length"].observe_all(one.num_prompt_tokens for one in done)
         histograms["max_new_tokens"].observe_all(limit for one in done for _, limit in one.limits)
 
-    def counters(self) -> bytes:
-        """Return the counters as text. With prometheus_client, their names would end with `_total`, unlike TGI's."""
+    def counters(self, num_opened: int) -> bytes:
+        """Return the counters as text. With prometheus_client, their names would end with `_total`, unlike TGI's.
+
+        Args:
+            num_opened: number of requests that TGI would have counted at their start.
+        """
         values = (
-            ("tgi_request_count", "Total number of requests", self._num_opened),
+            ("tgi_request_count", "Total number of requests", num_opened),
             ("tgi_request_success", "Number of successful requests", self._num_ok),
         )
         lines = [f"# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}\n" for name, help, value in values]
