@@ -20,7 +20,7 @@ from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.process.supervisor import Host, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
 from handler.serving.model import ServedModel

@@ -10,8 +10,10 @@ from handler.config.config import Config
 from handler.core.errors import InvalidParameter, ModelNotFound, NotFound
 from handler.core.values import Task, Truncation
 from handler.protocols.anthropic.request import AnthropicCountTokens, AnthropicMessages
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, Wanted
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
+from handler.protocols.kernel.stored import Wanted
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch

@@ -24,7 +24,7 @@ from handler.plugins.tool_parser import find_tool_parser
 from handler.protocols.assistant.response_template.template import ResponseTemplate, read_response_template
 from handler.protocols.assistant.tools.parsing import HF
 from handler.protocols.assistant.tools.request import AUTO, NONE
-from handler.protocols.kernel.dialect import GenerationDefaults
+from handler.protocols.kernel.context import GenerationDefaults
 from handler.protocols.kernel.parameters import MODEL_DEFAULTS
 from handler.serving.engine import check_replicas, choose_engine, served_task
 from handler.serving.media.loader import media_rules

@@ -13,7 +13,8 @@ from handler.core.media import new_uuid
 from handler.core.values import Adapter
 from handler.plugins.api import Session
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.readers import merge_adapters, named_adapter, quote
 from handler.serving.request.plan import Decoded, Stage
 

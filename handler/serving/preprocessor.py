@@ -22,16 +22,10 @@ from handler.engines.structured_output.validator import StructuredOutputValidato
 from handler.plugins.custom_messages import CustomReader, FormatterTokenizer, with_formatter
 from handler.plugins.functions import AdapterFormatters, Formatters, InputFormatter, OutputFormatter
 from handler.protocols.kernel.body import decode, decode_text, decoded_size
-from handler.protocols.kernel.dialect import (
-    NO_REQUEST,
-    BinaryBody,
-    Dialect,
-    ParsedRequest,
-    Recalled,
-    RequestContext,
-    ServerContext,
-)
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import BinaryBody, Dialect, ParsedRequest
 from handler.protocols.kernel.readers import merge_adapters
+from handler.protocols.kernel.stored import Recalled
 from handler.protocols.triton.infer import HEADER as TENSORS_HEADER
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form

@@ -37,14 +37,8 @@ from handler.protocols.anthropic.response import (
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.assistant.tools.request import MAX_TOOLS, read_name
-from handler.protocols.kernel.dialect import (
-    Description,
-    ParsedRequest,
-    Reply,
-    RequestShape,
-    ServerContext,
-    Wanted,
-)
+from handler.protocols.kernel.context import RequestShape, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import (
     TurnsReader,
     add_to_turn,
@@ -56,7 +50,7 @@ from handler.protocols.kernel.messages import (
 )
 from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
 from handler.protocols.kernel.readers import NamedValue, boolean, integer, json_schema, only, show, unread
-from handler.protocols.kernel.reply import PromptOnly
+from handler.protocols.kernel.reply import PromptOnly, Reply
 from handler.protocols.kernel.schema import (
     FLAG,
     NULL,
@@ -68,6 +62,7 @@ from handler.protocols.kernel.schema import (
     record,
     schema_of_reader,
 )
+from handler.protocols.kernel.stored import Wanted
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, OpenAiDialect
 

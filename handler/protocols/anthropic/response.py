@@ -27,10 +27,11 @@ from handler.protocols.anthropic.api import (
 from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_whole
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.tools.json_text import is_object
-from handler.protocols.kernel.dialect import Keeping, ServerContext, Wanted, kept_items, too_long
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.kernel.reply import WholeReply
 from handler.protocols.kernel.schema import TEXT, Shape, nullable, record
+from handler.protocols.kernel.stored import Keeping, Wanted, kept_items, too_long
 
 # -- threads: conversations that the server stores (option.responses_store), as in Anthropic's package 2.12 ------------
 

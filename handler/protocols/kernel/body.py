@@ -16,7 +16,7 @@ import orjson
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, TooLarge
 from handler.core.framing import MAX_DEPTH, is_too_deep, refuse_constant
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers import INT64, show
 from handler.protocols.kernel.schema import Shape
 

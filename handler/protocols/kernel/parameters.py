@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.framing import FRAMINGS, Framing
 from handler.core.values import SAMPLED, Nature, Sampling, fields_of
-from handler.protocols.kernel.dialect import GenerationDefaults, RequestShape, ServerContext
+from handler.protocols.kernel.context import GenerationDefaults, RequestShape, ServerContext
 from handler.protocols.kernel.readers import (
     INT32,
     INT64,

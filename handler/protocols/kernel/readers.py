@@ -11,7 +11,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import refuse_constant
 from handler.core.numbers import is_digits
 from handler.core.values import Adapter, StructuredOutput
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.schema import NULL, TEXT, Shape, accepts, listing
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from handler.core.values import NO_EXTRAS, Delta, Token
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, ParsedParameters, unsupported
 from handler.protocols.kernel.readers import INT32, MAX_STOPS, boolean, integer, number, numbered_adapter
 from handler.protocols.kernel.schema import Count, accepts, schema_of_reader

@@ -14,7 +14,8 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON_LINE, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, Adapter, Request, Token, keep_last
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, ServerContext, TokenEncoder
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
     REQUEST_FIELDS,
@@ -27,6 +28,7 @@ from handler.protocols.kernel.parameters import (
 )
 from handler.protocols.kernel.parameters import parameters as shapes_of
 from handler.protocols.kernel.readers import ADAPTERS, integer, read_adapters
+from handler.protocols.kernel.reply import Reply, TokenEncoder
 from handler.protocols.kernel.schema import FLAG, NULL, Shape, nullable, record, schema_of_reader
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.kernel.texts import TooManyTexts, read_texts, text_of, texts_shape

@@ -11,17 +11,11 @@ from typing import Any
 
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter, Finish
-from handler.protocols.kernel.dialect import (
-    NO_DEFAULTS,
-    Description,
-    GenerationDefaults,
-    ParsedRequest,
-    Reply,
-    ServerContext,
-)
+from handler.protocols.kernel.context import NO_DEFAULTS, GenerationDefaults, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape
 from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, string
-from handler.protocols.kernel.reply import SequenceOutput
+from handler.protocols.kernel.reply import Reply, SequenceOutput
 from handler.protocols.kernel.schema import NULL, Shape
 from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChunk
 from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch

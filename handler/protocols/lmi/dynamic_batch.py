@@ -11,7 +11,8 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSONLINES
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.readers import read_adapters
 from handler.protocols.kernel.schema import TEXT, listing
 from handler.protocols.kernel.texts import NON_EMPTY

@@ -13,7 +13,8 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, FrontEndError
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.reply import VectorReply, json_of

@@ -22,7 +22,8 @@ from handler.core.values import (
     keep_last,
 )
 from handler.protocols.kernel.body import PYTHON, as_int, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, RequestShape, ServerContext
+from handler.protocols.kernel.context import RequestShape, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.parameters import (
     LMI,
     LMI_NEUTRAL,
@@ -38,6 +39,7 @@ from handler.protocols.kernel.parameters import (
     request_fields,
 )
 from handler.protocols.kernel.readers import ADAPTERS, NamedValue, merge_adapters, read_adapters, show
+from handler.protocols.kernel.reply import Reply
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, nullable, record, schema_of_reader
 from handler.protocols.kernel.tensors import TENSORS, OutputTensors, read_outputs, select_tensors
 from handler.protocols.lmi.api import (

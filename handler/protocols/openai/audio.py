@@ -17,7 +17,8 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import SSE_DONE
 from handler.core.media import MediaSource, Upload
 from handler.core.values import Delta, FieldNames, Finish, Heard, Request, Sampling, TemplateOptions, Token
-from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import media_part, read_base64
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported

@@ -14,11 +14,12 @@ from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, LeadingSpace, Reasoning
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, Tools, choose_format, lay_out, read_tools
-from handler.protocols.kernel.dialect import Description, GenerationDefaults, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import GenerationDefaults, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest, prompt_request
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import MESSAGES, Conversation, check_number, read_messages
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled, request_shape
-from handler.protocols.kernel.reply import SequenceOutput, prompt_request
+from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.openai.api import (
     ChatLogprobs,

@@ -27,12 +27,13 @@ from handler.core.values import (
     keep_last,
 )
 from handler.protocols.assistant.template import read_template
-from handler.protocols.kernel.dialect import Description, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import MESSAGES, read_messages
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, read_sampled, request_shape, unsupported
 from handler.protocols.kernel.readers import integer
-from handler.protocols.kernel.reply import PromptOnly, SequenceOutput, VectorReply, Vectors, json_of
+from handler.protocols.kernel.reply import PromptOnly, Reply, SequenceOutput, VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Shape, accepts
 from handler.protocols.kernel.texts import (
     VLLM_POOLING,

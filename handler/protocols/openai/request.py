@@ -15,7 +15,8 @@ from handler.core.media import new_digits
 from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, StructuredOutput, Token
 from handler.protocols.assistant.template import READERS as TEMPLATE_READERS
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import (
     MAX_TOP_TOKENS,
@@ -43,7 +44,7 @@ from handler.protocols.kernel.readers import (
     show,
     tgi_grammar,
 )
-from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply
+from handler.protocols.kernel.reply import Reply, SequenceOutput, TokenStream, WholeReply
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, nullable, schema_of_reader
 from handler.protocols.kernel.texts import most_tokens
 from handler.protocols.openai.api import ERRORS, AnswerHead, StreamUsage, TokenUsage

@@ -17,16 +17,8 @@ from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_name
-from handler.protocols.kernel.dialect import (
-    Description,
-    Keeper,
-    Keeping,
-    ParsedRequest,
-    ServerContext,
-    Wanted,
-    kept_items,
-    too_long,
-)
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import (
     MAX_ARGUMENTS,
     PartReader,
@@ -49,6 +41,7 @@ from handler.protocols.kernel.readers import (
     unread,
 )
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, listing, nullable, record
+from handler.protocols.kernel.stored import Keeper, Keeping, Wanted, kept_items, too_long
 from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, OpenAiDialect, streaming

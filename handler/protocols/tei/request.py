@@ -10,7 +10,8 @@ from typing import Annotated, Any, TypedDict
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, Overloaded, ServingError, TooLong
 from handler.core.values import FieldNames, Pooling, Request, Truncation
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, RequestShape, ServerContext, Timing
+from handler.protocols.kernel.context import RequestShape, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Timing
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.parameters import Parameter, Table, parameters, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import boolean, integer, show, string

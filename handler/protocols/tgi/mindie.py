@@ -12,8 +12,10 @@ from typing import Any
 
 from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
 from handler.core.values import Request, Token, keep_last
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, TokenEncoder
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.parameters import read_all
+from handler.protocols.kernel.reply import TokenEncoder
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import StreamEnd, WholeOutput, line_template

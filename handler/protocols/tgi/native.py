@@ -14,12 +14,13 @@ from handler.core.values import Finish, Request, keep_last
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.request import choose_format, lay_out, read_tools
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Timing, prompt_request
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.messages import read_messages
 from handler.protocols.kernel.parameters import ANY, SAMPLING_DEFAULTS, Parameter, Table, dialect_parameters, read_all
 from handler.protocols.kernel.readers import NamedValue, integer, show, tgi_grammar
-from handler.protocols.kernel.reply import SequenceOutput, list_parts, prompt_request
+from handler.protocols.kernel.reply import SequenceOutput, list_parts
 from handler.protocols.kernel.schema import Shape, nullable, record
 from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import DocumentReply, ResponseFormat, StreamReply, WholeOutput

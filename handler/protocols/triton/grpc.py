@@ -19,8 +19,9 @@ from tritonclient.grpc import service_pb2
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON
 from handler.core.values import Finish, Token
-from handler.protocols.kernel.dialect import BinaryBody, ParsedRequest, ServerContext, TokenEncoder
-from handler.protocols.kernel.reply import PreparedDocument
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import BinaryBody, ParsedRequest
+from handler.protocols.kernel.reply import PreparedDocument, TokenEncoder
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.triton.api import VERSION, TritonExtras
 from handler.protocols.triton.infer import Infer, InferDocument, OutputTensor, Selection, packed

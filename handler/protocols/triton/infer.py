@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from handler.core.errors import GenerationFailed, InternalError, InvalidParameter, InvalidPayload
 from handler.core.framing import JSON
 from handler.core.numbers import is_digits, whole
-from handler.protocols.kernel.dialect import BinaryBody, Description, Dialect, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import BinaryBody, Description, Dialect, ParsedRequest, Timing
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.readers import MAX_NAME, quote, show
 from handler.protocols.kernel.reply import PreparedDocument

@@ -13,7 +13,8 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import SSE, loads
 from handler.core.values import Adapter, FieldNames, Request, Sampling, StructuredOutput
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
     Parameter,

@@ -11,10 +11,11 @@ from handler.core.framing import JSON, Framing
 from handler.core.text import Prompt
 from handler.core.values import FieldNames, Request
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, prompt_request
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers import NamedValue, boolean
-from handler.protocols.kernel.reply import PreparedDocument, list_parts, prompt_request
+from handler.protocols.kernel.reply import PreparedDocument, list_parts
 from handler.protocols.kernel.schema import COUNT, FLAG, Shape, listing
 from handler.protocols.kernel.texts import read_list
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat

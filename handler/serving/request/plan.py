@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from handler.core.media import Medium
     from handler.core.text import Prompt
     from handler.core.values import Request
-    from handler.protocols.kernel.dialect import ParsedRequest, Recalled
+    from handler.protocols.kernel.dialect import ParsedRequest
+    from handler.protocols.kernel.stored import Recalled
     from handler.serving.head import Head
     from handler.serving.quota import Share
 

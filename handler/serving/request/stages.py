@@ -14,7 +14,8 @@ from handler.core.media import MEDIA
 from handler.core.values import Request, Task
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.protocols.kernel.body import inflate, value_size
-from handler.protocols.kernel.dialect import NOTHING, Dialect
+from handler.protocols.kernel.dialect import Dialect
+from handler.protocols.kernel.stored import NOTHING
 from handler.serving.encoder import check_structured_output, is_long
 from handler.serving.quota import BODY_MEMORY, Count, Share
 from handler.serving.request.plan import Encoding, Intake, Plan, Resource, Stage, Time, Wait

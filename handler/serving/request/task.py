@@ -7,7 +7,7 @@ import functools
 import math
 import urllib.parse
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
@@ -15,8 +15,9 @@ from handler.core.framing import JSON
 from handler.core.loop import Begun
 from handler.core.values import Delta, Finish
 from handler.plugins.formatter_thread import ThreadedReply
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import Headers, HttpResponse
+from handler.protocols.kernel.reply import Reply
 from handler.scheduler.batcher import ClientChannel, FastPath
 from handler.serving.admission import Admission
 from handler.serving.engine_driver import EngineDriver
@@ -24,7 +25,21 @@ from handler.serving.head import Head
 from handler.serving.metrics.prometheus import RequestStats
 from handler.serving.quota import Share
 from handler.serving.request.gate import BatchGate
-from handler.serving.request.life import ANSWERING, CLOSED, ENCODING, FINISHED, PARSED, SUBMITTED, WAITING, Life
+from handler.serving.request.life import (
+    ACCEPT,
+    ANSWERING,
+    CLOSE,
+    CLOSED,
+    COMMIT,
+    END,
+    FINISHED,
+    JOIN,
+    OUTPUT,
+    PARSED,
+    START,
+    SUBMIT,
+    Life,
+)
 from handler.serving.request.plan import Encoding, Intake
 from handler.serving.request_log import Capture
 
@@ -107,14 +122,13 @@ class RequestTask(Life):
 
     Attributes:
         unsent: bytes of the response that the host has not taken yet.
-        committed: whether the status can no longer change, because the host has sent the headers or taken bytes.
         memory: share of the memory quota, which is held until the task is closed.
         parsed: parsed request, or None until the body has been parsed.
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_capture", "_driver", "_head", "_refusal", "_road", "_stats", "committed",
-        "memory", "on_bytes", "parsed", "unsent",
+        "__weakref__", "_admission", "_capture", "_driver", "_head", "_refusal", "_road", "_stats", "memory",
+        "on_bytes", "parsed", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -138,7 +152,6 @@ class RequestTask(Life):
         self.memory = RequestMemory(admission.memory)
         self.parsed: ParsedRequest | None = None
         self.unsent: list[bytes] = []
-        self.committed = False
         itself = weakref.ref(self)  # a task that nobody closes is freed too
         admission.tasks.add(self)
         self.hold(lambda: admission.tasks.discard(itself()), CLOSED)
@@ -223,7 +236,8 @@ class RequestTask(Life):
                 end -= 1
             unsent.append(data[end:])
             data = data[:end]
-        self.committed = True
+        if not self.committed:
+            self.on(COMMIT)
         return data
 
     def take_whole(self) -> HttpResponse:
@@ -272,14 +286,24 @@ class RequestTask(Life):
 
         This continues in the background as soon as it has to wait. The event loop need not be running.
         """
-        if self.finished:
-            return
-        work = self._run(body)
+        if not self.finished:
+            self.begin(self._run(body))
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Run work for the request until it first waits, and continue it in the background until the request ends.
+
+        What has not begun by then is withdrawn, for example a body that waits to be decoded.
+
+        Returns:
+            The task in the background, or None if the work did not have to wait.
+        """
         try:
             waiting = work.send(None)
         except StopIteration:
-            return  # it did not have to wait
-        self.hold(self._driver.loop.create_task(Begun(work, waiting)).cancel)
+            return None
+        background = self._driver.loop.create_task(Begun(work, waiting))
+        self.hold(background.cancel)
+        return background
 
     async def _run(self, body: bytes | None) -> None:
         if body is not None:
@@ -287,7 +311,7 @@ class RequestTask(Life):
             del body  # do not keep it in memory while the response is sent
         if self.parsed is None or self.phase is not PARSED:
             return
-        self.enter(ENCODING)
+        self.on(START)
         requests, take_prompt, size = self.parsed.requests, self.parsed.take_prompt, self.memory.body
         try:
             encodings = [Encoding(request, size, self._head.owner, self.hold, take_prompt) for request in requests]
@@ -304,7 +328,7 @@ class RequestTask(Life):
                 await self._wait_for_batch(self._admission.gate, line=requests[0].background is not None)
             if self.finished:
                 return
-            self.enter(SUBMITTED)
+            self.on(SUBMIT)
             reply = self.parsed.reply
             sink = reply.put if isinstance(reply, ThreadedReply) else self.feed
             for index, encoding in enumerate(encodings):
@@ -340,7 +364,7 @@ class RequestTask(Life):
 
     async def _wait_for_batch(self, gate: BatchGate, *, line: bool) -> None:
         if not self.finished:
-            self.enter(WAITING)
+            self.on(JOIN)
             turn = gate.join(line=line)
             self.hold(functools.partial(gate.leave, turn))
             await gate.wait(turn)
@@ -353,8 +377,12 @@ class RequestTask(Life):
             parsed = parsed._replace(reply=reply)
         self.parsed = parsed
         self.hold(parsed.end)
-        self.enter(PARSED)
-        if (timeout := min((request.timeout for request in parsed.requests), default=math.inf)) < math.inf:
+        self.on(ACCEPT)
+        timeout = math.inf
+        for request in parsed.requests:
+            if request.timeout < timeout:
+                timeout = request.timeout
+        if timeout < math.inf:
             expired = Overloaded("Request timeout expired")  # Triton's words
             self.hold(self._driver.loop.call_later(timeout, self.fail, expired).cancel)
         if self._dialect.computes:
@@ -408,7 +436,7 @@ class RequestTask(Life):
             self.unsent.append(data)
         begun = self.begun
         if not begun and not reply.finished:  # a request that is stopped may end in any phase
-            self.enter(ANSWERING)
+            self.on(OUTPUT)
         if reply.finished:
             self._end("ok", delta.finish)
         elif data and self._road.fast_path is None:
@@ -462,12 +490,14 @@ class RequestTask(Life):
 
     def close(self) -> None:
         """Close the request after its last byte has been sent, or cancel it if its client has disconnected."""
+        if self.phase is CLOSED:
+            return
         if self._capture is not None:
             self._capture.end(self._head.headers, (self.status, self.content_type) if self.finished else None)
         if not self.finished:
             self._end("cancelled")
-        if self.phase is not CLOSED:
-            self.enter(CLOSED)
+        self.unsent = []
+        self.on(CLOSE)
 
     def __enter__(self) -> RequestTask:
         return self
@@ -523,7 +553,7 @@ class RequestTask(Life):
 
     def _end(self, outcome: str, finish: Finish | None = None) -> None:
         """Release the resources that are held until the end of the request, and record its metrics."""
-        self.enter(FINISHED)
+        self.on(END)
         self._stats.close(outcome, finish)
 
 

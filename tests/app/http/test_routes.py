@@ -23,7 +23,8 @@ from handler.http.routes import ASSETS
 from handler.http.server import StartingApp
 from handler.protocols import registry
 from handler.protocols.anthropic.request import AnthropicCountTokens
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, FrontEndErrors, Headers
 from handler.protocols.lmi.api import LmiErrors
 from handler.protocols.tgi.native import CHAT_TOKENIZE, TOKENIZE

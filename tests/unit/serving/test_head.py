@@ -17,7 +17,8 @@ from handler.core.values import Request, Task
 from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
 from handler.protocols.kernel.body import decoded_size
-from handler.protocols.kernel.dialect import BinaryBody, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import BinaryBody
 from handler.protocols.openai.audio import Transcriptions
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving import admission, quota

@@ -26,7 +26,7 @@ from handler.core.package import install
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Request, Truncation
 from handler.engines.process.sandbox import Job, LimitExceeded
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.serving.media import fetch, image_decoder
 from handler.serving.media import loader as media
 from handler.serving.media.decoder import FileRules, LargerThanRead

@@ -40,7 +40,8 @@ from handler.core.values import (
 )
 from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving.encoder import LONG, MAX_LOGITS, is_long
 from handler.serving.head import ATTRIBUTES, QUERY_ADAPTER, Head, request_id
