@@ -2,7 +2,8 @@
 
 A feature that is not configured has no stage, so that requests do not pay for it. Each host runs the plan for its
 requests: `ServedModel.open` calls the `head` hooks, `RequestTask.parse` the `body` and `parsed` hooks, and
-`RequestTask.start` the `encode` hooks. A stage that holds a resource beyond its own call passes it to `Life.hold`.
+`RequestTask.start` the `encode` and `queue` hooks. A stage that holds a resource beyond its own call passes it to
+`Life.hold`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from handler.protocols.kernel.stored import Recalled
     from handler.serving.head import Head
     from handler.serving.quota import Share
+    from handler.serving.request.life import Life
 
 
 class Time(Enum):
@@ -134,7 +136,8 @@ class Stage:
         head: reads headers before the body is received. It returns the head with the values that it has read.
         body: works on the body, until it is parsed.
         parsed: changes the parsed request, on the thread that parses.
-        encode: works on each request to the engine, until it is submitted.
+        encode: works on each request to the engine.
+        queue: waits for the turn of the request, before it is submitted.
     """
 
     name: str
@@ -147,6 +150,7 @@ class Stage:
     body: Callable[[Intake], Wait] | None = None
     parsed: Callable[[ParsedRequest, Head], ParsedRequest] | None = None
     encode: Callable[[Encoding], Wait] | None = None
+    queue: Callable[[Life, Sequence[Request]], Wait] | None = None
 
 
 class Plan:
@@ -158,6 +162,7 @@ class Plan:
     Attributes:
         body: the `body` hooks for requests without special headers.
         encode: the `encode` hooks.
+        queue: the `queue` hooks.
 
     Raises:
         ValueError: a stage on the client's time holds a resource that other requests need, or waits for the client
@@ -173,6 +178,7 @@ class Plan:
         self._head = [stage.head for stage in general if stage.head is not None]
         self.body = [stage.body for stage in general if stage.body is not None]
         self.encode = [stage.encode for stage in general if stage.encode is not None]
+        self.queue = [stage.queue for stage in general if stage.queue is not None]
 
     def read_head(self, head: Head) -> Head:
         """Return the head with the values of its headers. Header errors are raised before the body is read.

@@ -18,6 +18,8 @@ from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.stored import NOTHING
 from handler.serving.encoder import check_structured_output, is_long
 from handler.serving.quota import BODY_MEMORY, Count, Share
+from handler.serving.request.gate import BatchGate
+from handler.serving.request.life import JOIN, Life
 from handler.serving.request.plan import Encoding, Intake, Plan, Resource, Stage, Time, Wait
 from handler.serving.stored_responses import ResponseStore
 
@@ -212,6 +214,19 @@ class Trial:
         check_structured_output(request, await self._admission.on_loop(trial))
 
 
+class Gating:
+    """Waits at the gate for the dynamic batch of a request."""
+
+    def __init__(self, gate: BatchGate) -> None:
+        self._gate = gate
+
+    def queue(self, life: Life, requests: Sequence[Request]) -> Wait:
+        life.on(JOIN)
+        turn = self._gate.join(line=requests[0].background is not None)
+        life.hold(functools.partial(self._gate.leave, turn))
+        return self._gate.wait(turn)
+
+
 # -- the order of the stages, and which of them a server needs -----------------------------------------------------
 
 
@@ -268,7 +283,7 @@ def _trial(admission: Admission) -> Stage | None:
 def _gate(admission: Admission) -> Stage | None:
     if admission.gate is None:
         return None
-    return Stage("gate", Time.LOOP, keeps=frozenset({Resource.GATE}))
+    return Stage("gate", Time.LOOP, keeps=frozenset({Resource.GATE}), queue=Gating(admission.gate).queue)
 
 
 def _submission(admission: Admission) -> Stage:

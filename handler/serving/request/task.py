@@ -15,7 +15,7 @@ from handler.core.framing import JSON
 from handler.core.loop import Begun
 from handler.core.values import Delta, Finish
 from handler.plugins.formatter_thread import ThreadedReply
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest
+from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.errors import Headers, HttpResponse
 from handler.protocols.kernel.reply import Reply
 from handler.scheduler.batcher import ClientChannel, FastPath
@@ -24,7 +24,6 @@ from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head
 from handler.serving.metrics.prometheus import RequestStats
 from handler.serving.quota import Share
-from handler.serving.request.gate import BatchGate
 from handler.serving.request.life import (
     ACCEPT,
     ANSWERING,
@@ -33,7 +32,6 @@ from handler.serving.request.life import (
     COMMIT,
     END,
     FINISHED,
-    JOIN,
     OUTPUT,
     PARSED,
     START,
@@ -324,8 +322,9 @@ class RequestTask(Life):
                 return self._stop_others(self.parsed.stops)
             self.parsed = self.parsed._replace(requests=[encoding.request for encoding in encodings])
             self._stats.note_encoded(self.parsed)
-            if self._admission.gate is not None:
-                await self._wait_for_batch(self._admission.gate, line=requests[0].background is not None)
+            for queue in self._admission.plan.queue:
+                if not self.finished and (waiting := queue(self, requests)) is not None:
+                    await waiting
             if self.finished:
                 return
             self.on(SUBMIT)
@@ -362,13 +361,6 @@ class RequestTask(Life):
         self._put(reply, b"".join(reply.feed(0, delta) for delta in deltas), deltas[-1])
         self._driver.flush()
 
-    async def _wait_for_batch(self, gate: BatchGate, *, line: bool) -> None:
-        if not self.finished:
-            self.on(JOIN)
-            turn = gate.join(line=line)
-            self.hold(functools.partial(gate.leave, turn))
-            await gate.wait(turn)
-
     def _accept(self, parsed: ParsedRequest) -> None:
         if parsed.formatter:
             thread = self._admission.formatters
@@ -385,13 +377,9 @@ class RequestTask(Life):
         if timeout < math.inf:
             expired = Overloaded("Request timeout expired")  # Triton's words
             self.hold(self._driver.loop.call_later(timeout, self.fail, expired).cancel)
-        if self._dialect.computes:
+        if self._head.dialect is not None and self._head.dialect.computes:
             self._stats.count_opened()
         self._stats.note_accepted(parsed)
-
-    @property
-    def _dialect(self) -> Dialect:
-        return self._admission.preprocessor.dialect_of(self._head)
 
     # -- rendering of the response -------------------------------------------------------------------------------
 
@@ -536,9 +524,10 @@ class RequestTask(Life):
         if self.parsed is not None:
             errors = self.parsed.errors
         else:
-            errors = self._dialect.errors_of(body, self._admission.preprocessor.context)
+            dialect = self._admission.preprocessor.dialect_of(self._head)
+            errors = dialect.errors_of(body, self._admission.preprocessor.context)
             # TGI counts requests that it refuses for a parameter, or because too many others are waiting
-            if self._dialect.computes and isinstance(error, InvalidParameter | Unavailable):
+            if dialect.computes and isinstance(error, InvalidParameter | Unavailable):
                 self._stats.count_opened()
         response = errors.whole(error)
         self._refusal = _Refusal(error.with_traceback(None), response)  # a traceback would form a reference cycle
