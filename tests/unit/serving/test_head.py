@@ -234,8 +234,9 @@ def test_a_request_for_another_task_is_refused_with_the_routes_of_this() -> None
 def test_a_host_that_cannot_stream_refuses_streams() -> None:
     body = json.dumps({"inputs": "a", "stream": True}).encode()
     made = preprocessor(whole=True)
+    head = made.read_head(Head())
     with pytest.raises(InvalidPayload, match=r"^'stream' is not supported by DJL's dynamic batching; it requires"):
-        made.parse(made.decode(body, Head()), Head())
+        made.parse(made.decode(body, head), head)
     assert preprocessor().parse(made.decode(body, Head()), Head()).streams
 
 

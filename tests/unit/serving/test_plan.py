@@ -63,7 +63,7 @@ def test_what_is_not_configured_has_no_stage() -> None:
         service.close()
         return [stage.name for stage in service.admission.plan.stages]
 
-    plain = [*PLAIN, "body", "decompress", "decode", "parse", "tokenize", "submit", "writer"]
+    plain = [*PLAIN, "body", "decompress", "decode", "parse", "media", "tokenize", "submit", "writer"]
     assert asyncio.run(names()) == plain
     gated = asyncio.run(names("option.rolling_batch=disable"))
     assert gated == [*plain[:-2], "gate", *plain[-2:]]
