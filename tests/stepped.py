@@ -23,6 +23,7 @@ from handler.plugins.functions import Formatters
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
+from handler.serving.metrics.prometheus import Metrics
 from handler.serving.model import ServedModel
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.request_log import RequestLog
@@ -160,6 +161,11 @@ def benches() -> Iterator[None]:
         yield
     while Bench.opened:
         Bench.opened.pop().close()
+
+
+def requests_ended(metrics: Metrics, outcome: str) -> float | None:
+    """Return the number of requests that have ended with an outcome."""
+    return metrics.registry.get_sample_value("lmi_requests_total", {"outcome": outcome})
 
 
 def item(body: Any, **headers: str) -> Item:

@@ -64,7 +64,7 @@ def load_json(data: bytes) -> Any:
     """Return the JSON value of a column.
 
     Raises:
-        sqlite3.DatabaseError: it is no JSON, because another program or the disk has changed it.
+        sqlite3.DatabaseError: the column does not contain JSON, because another program or the disk has changed it.
     """
     try:
         return loads(data)

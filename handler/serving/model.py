@@ -26,7 +26,9 @@ from handler.serving.batches.store import BatchStore
 from handler.serving.custom_handle import CustomHandle
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head, Headers, request_id
-from handler.serving.metrics.prometheus import Gauges, Metrics, RequestStats
+from handler.serving.metrics.gauges import Gauges
+from handler.serving.metrics.prometheus import Metrics
+from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.quota import Count

@@ -22,10 +22,10 @@ from handler.engines.structured_output.validator import StructuredOutputValidato
 from handler.plugins.custom_messages import CustomReader, FormatterTokenizer, with_formatter
 from handler.plugins.functions import AdapterFormatters, Formatters, InputFormatter, OutputFormatter
 from handler.protocols.kernel.body import decode, decode_text, decoded_size
-from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.dialect import BinaryBody, Dialect, ParsedRequest
 from handler.protocols.kernel.readers import merge_adapters
-from handler.protocols.kernel.stored import Recalled
+from handler.protocols.kernel.stored import NOTHING, Recalled
 from handler.protocols.triton.infer import HEADER as TENSORS_HEADER
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form
@@ -285,14 +285,13 @@ class Preprocessor:
         if body.session_call:
             id = head.headers.get(HEADER)
             return answer_call(self._sessions, body.session_call, id, head.owner, self.dialect.errors)
-        adapter = head.adapter
-        facts = RequestContext(adapter, head.headers.get(PATH_MODEL, ""))
+        keeper = None
         if recalled is not None and self.store is not None:
-            facts = facts._replace(keeper=OwnersKeeper(self.store, head.owner), recalled=recalled)
-        context = self.context if facts == NO_REQUEST else replace(self.context, request=facts)
-        call = self.dialect_of(head).parse(body.value, context)
-        if facts.keeper is not None:
-            call = call._replace(end=facts.keeper.end)
+            keeper = OwnersKeeper(self.store, head.owner)
+        request_context = RequestContext(head.adapter, head.headers.get(PATH_MODEL, ""), keeper, recalled or NOTHING)
+        call = self.dialect_of(head).parse(body.value, self.context, request_context)
+        if keeper is not None:
+            call = call._replace(end=keeper.end)
         if call.take_prompt is None:  # models for any task can tokenize a prompt
             for request in call.requests:
                 check_task(request, self.context.task)

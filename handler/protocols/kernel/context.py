@@ -137,8 +137,7 @@ class ServerContext:
         prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
         tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
         notices: logs each warning only once.
-        request: the values of the request that the host passes in addition to the body.
-        parsed: the cache of `read_all`, which copies of the context do not share.
+        parsed: the cache of `read_all`.
     """
 
     engine: str
@@ -166,13 +165,7 @@ class ServerContext:
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tokenizer_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     notices: Notices = field(default_factory=Notices, compare=False)
-    request: RequestContext = field(default_factory=lambda: RequestContext())
     parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-
-    @property
-    def path_name(self) -> str:
-        """The model name in the request path, or the model's own name if the path names no model."""
-        return self.request.model or self.model_names[0]
 
     @property
     def own_name(self) -> str:

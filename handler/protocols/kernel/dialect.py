@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from handler.core.text import Prompt
 from handler.core.values import Request
-from handler.protocols.kernel.context import RequestShape, ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.reply import PreparedDocument, Reply
 from handler.protocols.kernel.stored import Wanted
@@ -36,6 +36,10 @@ class Timing(NamedTuple):
     @property
     def total(self) -> float:
         return self.validation + self.queue + self.inference
+
+
+def _end_nothing() -> None:
+    """End nothing, because the reply has begun nothing in the server."""
 
 
 class ParsedRequest(NamedTuple):
@@ -79,7 +83,7 @@ class ParsedRequest(NamedTuple):
     take_prompt: Callable[[Prompt], None] | None = None
     stops: str = ""
     num_repeated: int = 0
-    end: Callable[[], object] = bool
+    end: Callable[[], None] = _end_nothing
 
 
 class Description(NamedTuple):
@@ -149,8 +153,11 @@ class Dialect(ABC):
     description: Description
 
     @abstractmethod
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         """Parse a decoded body.
+
+        Args:
+            request_context: what the host knows of the request besides its body.
 
         Raises:
             InvalidPayload, InvalidParameter: the body is invalid. The message names the cause and a valid form.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from typing import TypeAlias
 
 from handler.config.config import Config
@@ -114,7 +113,10 @@ class BatchGate:
                 num_lines += 1
                 turn = line
             elif turn is not None:
-                self._overtakes += self._waiting.pop(turn) > next(iter(self._lines.values()), math.inf)
+                number = self._waiting.pop(turn)
+                oldest_line = next(iter(self._lines.values()), None)
+                if oldest_line is not None and number > oldest_line:
+                    self._overtakes += 1
             else:
                 break
             batch.append(turn)

@@ -22,7 +22,7 @@ from handler.scheduler.batcher import ClientChannel, FastPath
 from handler.serving.admission import Admission
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head
-from handler.serving.metrics.prometheus import RequestStats
+from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.quota import Share
 from handler.serving.request.life import (
     ACCEPT,

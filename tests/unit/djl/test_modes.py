@@ -64,7 +64,7 @@ def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(modes: Any, mo
     """The step after it would get that answer for its own, and every later step that of the one before."""
     bench = Bench()
     has_next = [False]
-    turns = modes.Turns(lambda seconds: has_next[0])
+    turns = modes.ResponseOrder(lambda seconds: has_next[0])
     rolling = modes.Rolling(bench.model, bench.loop, modes.installed_version(), turns)
     monkeypatch.setattr(AdapterRegistry, "check", fail)
     assert rolling.change_adapter(Input(), "register").code == 500

@@ -597,7 +597,7 @@ def test_a_step_waits_for_the_engines_channels(monkeypatch: pytest.MonkeyPatch) 
 def test_a_host_watches_one_descriptor_for_all_channels() -> None:
     rig = Rig()
     ours, theirs = socket.socketpair()
-    watched: list[int | None] = []
+    watched: list[Any] = []
     rig.set.attach(Host(watched.append))
     with ours, theirs:
         rig.engines[0].host.watch(ours.fileno())
@@ -767,6 +767,7 @@ def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_as_many_prompts_and_sessions_are_remembered_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("handler.engines.process.replicas._MAX_PROMPTS", 2)
+    monkeypatch.setattr("handler.engines.process.replicas._MAX_CHARACTERS", len("first prompt") + len("second"))
     router = Router(16)
     went = {prompt: choose(router, prompt) for prompt in ("first prompt", "second", "first prompt", "third")}
     assert [prompt for prompt in went if remembers(router, prompt, went[prompt])] == ["first prompt", "third"]

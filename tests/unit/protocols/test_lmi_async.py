@@ -16,7 +16,8 @@ from handler.protocols.kernel.context import Notices, ServerContext
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.lmi.asynchronous import TABLE
 from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
-from handler.protocols.openai.request import CHAT, COMPLETIONS, FOREIGN
+from handler.protocols.openai.request import CHAT, COMPLETIONS
+from handler.protocols.openai.unsupported import FOREIGN
 from handler.protocols.registry import INVOCATIONS, choose
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import (
