@@ -237,7 +237,7 @@ def test_a_host_that_cannot_stream_refuses_streams() -> None:
     head = made.read_head(Head())
     with pytest.raises(InvalidPayload, match=r"^'stream' is not supported by DJL's dynamic batching; it requires"):
         made.parse(made.decode(body, head), head)
-    assert preprocessor().parse(made.decode(body, Head()), Head()).streams
+    assert preprocessor().parse(made.decode(body, head), head).streams
 
 
 def test_the_template_of_a_tokenizer_is_the_contexts() -> None:
