@@ -84,6 +84,7 @@ class Bench:
         sessions: Sessions | None = None,
         store: ResponseStore | None = None,
         request_log: RequestLog | None = None,
+        context: ServerContext | None = None,
         **options: Any,
     ) -> None:
         self.engine = Readable(info)
@@ -93,7 +94,7 @@ class Bench:
         async def make() -> ServedModel:
             preprocessor = Preprocessor(
                 choose(config),
-                ServerContext(engine="scripted"),
+                context or ServerContext(engine="scripted"),
                 EchoTokenizer(),
                 lambda: self.engine.info,
                 formatters or Formatters(),

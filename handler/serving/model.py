@@ -131,7 +131,7 @@ class ServedModel:
         try:
             if route is not None:
                 head = Head(headers, self.admission.routes.dialect(route))
-            head = self.preprocessor.read_head(head)
+            head = self.admission.plan.read_head(head)
             self.check_room(head.owner)
             if self.handle is not None and self.handle.role is Role.ALONE:
                 raise RouteNotFound(

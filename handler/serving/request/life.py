@@ -7,8 +7,8 @@ A `RequestTask` takes these holdings:
                   the formatter's delivery of deltas         `RequestTask._accept`
                   the timer of the request's own timeout     `RequestTask._accept`
                   the id of a stored response in progress    `RequestTask._accept`
-                  the memory of media                        `Admission._load_media`
-                  the turn at the gate                       `RequestTask._wait_for_batch`
+                  the memory of media                        `MediaLoading` (stages.py)
+                  the turn at the gate                       `Gating` (stages.py)
                   the sequences in the engine and the sink   `RequestTask._run`
                   the fast path                              `RequestTask._open_fast_path`
     CLOSED        the share of the memory quota              `RequestTask.__init__`

@@ -36,11 +36,11 @@ from handler.plugins.functions import Formatters
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import ROUTES, choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
-from handler.serving import admission
 from handler.serving.media.loader import LoadedMedia, MediaLoader, Reservation
 from handler.serving.metrics.tracing import RequestRecord
 from handler.serving.model import ServedModel
 from handler.serving.preprocessor import Preprocessor
+from handler.serving.request import stages
 from handler.serving.request.life import (
     ACCEPT,
     CLOSE,
@@ -267,7 +267,7 @@ class Requests(RuleBasedStateMachine):
         super().__init__()
         self.clock = Clock(1000.0)
         self.patches: list[Any] = [mock.patch.object(time, "monotonic", self.clock)]
-        self.patches += [mock.patch.object(admission, "_PARSE_INLINE", len(LONG))]
+        self.patches += [mock.patch.object(stages, "PARSE_INLINE", len(LONG))]
         self.patches += [mock.patch("handler.protocols.kernel.reply._LONG", 0)]
         for patch in self.patches:
             patch.start()
@@ -276,9 +276,9 @@ class Requests(RuleBasedStateMachine):
         self.records: list[RequestRecord] = []
         self.num_tokens = 0  # tokens of requests that were not cancelled
         self.model: ServedModel = self.loop.call(self.make)
-        self.threads = Threads(self.model.admission._media)
-        self.model.admission._threads = self.model.admission._media = self.threads
-        self.model.admission._tokenize_inline = len(LONG)
+        self.threads = Threads(self.model.admission.media)
+        self.model.admission.threads = self.model.admission.media = self.threads
+        self.model.admission.tokenize_inline = len(LONG)
         self.model.metrics.recorders.append(self.records.append)
 
     def make(self) -> ServedModel:
@@ -422,7 +422,7 @@ class Requests(RuleBasedStateMachine):
     @invariant()
     def the_memory_of_media_is_held_until_the_request_ends(self) -> None:
         phases = [host.task.phase for host in self.hosts if host.has_media and host.task is not None]
-        assert self.model.admission._media.memory.taken >= PIXELS * sum(Phase.WAITING <= phase < 6 for phase in phases)
+        assert self.model.admission.media.memory.taken >= PIXELS * sum(Phase.WAITING <= phase < 6 for phase in phases)
 
     @invariant()
     def the_memory_of_a_request_is_held_until_it_is_closed(self) -> None:
@@ -450,7 +450,7 @@ class Requests(RuleBasedStateMachine):
                 patch.stop()
 
     def end(self) -> None:
-        memories = self.model.admission.memory, self.model.admission._media.memory
+        memories = self.model.admission.memory, self.model.admission.media.memory
         assert [memory.taken for memory in memories] == [0, 0]
         assert self.model.num_queued == self.model.num_requests == 0
         assert sum(record.num_tokens for record in self.records) == self.num_tokens
