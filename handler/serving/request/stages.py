@@ -7,10 +7,11 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from handler.core.errors import InvalidPayload, Overloaded
-from handler.core.media import MEDIA
+from handler.core.media import MEDIA, Medium
+from handler.core.text import Prompt
 from handler.core.values import Request, Task
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.protocols.kernel.body import inflate, value_size
@@ -25,6 +26,8 @@ from handler.serving.stored_responses import ResponseStore
 
 if TYPE_CHECKING:
     from handler.serving.admission import Admission
+
+T = TypeVar("T")
 
 PARSE_INLINE = 1 << 16
 """Bytes up to which a body is parsed on the event loop. Larger bodies are parsed on a thread."""
@@ -170,31 +173,33 @@ class Tokenizing:
         if encoding.take is not None:
             return self._tokenize(encoding)
         if encoding.num_bytes < self._admission.tokenize_inline and not encoding.media:
-            self._encode(encoding)
+            encoding.request, encoding.prompt = self._encoder.encode(encoding.request, encoding.media)
             return None
-        return self._on_thread(self._encode, encoding)
+        return self._encode(encoding)
+
+    async def _encode(self, encoding: Encoding) -> None:
+        """Encode a request on a thread, which keeps nothing else of it alive once its client has gone."""
+        encoding.request, encoding.prompt = await self._on_thread(self._encoder.encode, encoding)
 
     async def _tokenize(self, encoding: Encoding) -> None:
         """Tokenize a prompt of any length for a request that needs no engine."""
+        assert encoding.take is not None, "the request only tokenizes"
         if self._num_tokenizing.value >= MOST_TOKENIZING:  # media are not counted: they have limits of their own
             raise Overloaded(f"too many requests are being tokenized: {MOST_TOKENIZING}")
         with self._num_tokenizing:
+            take = functools.partial(self._take, encoding.take)
             if encoding.num_bytes < self._admission.tokenize_inline and not encoding.media:
-                self._take(encoding)
+                take(encoding.request, encoding.media)
             else:
-                await self._on_thread(self._take, encoding)
+                await self._on_thread(take, encoding)
 
-    def _on_thread(self, use: Callable[[Encoding], None], encoding: Encoding) -> asyncio.Future[None]:
+    def _on_thread(self, use: Callable[[Request, Sequence[Medium]], T], encoding: Encoding) -> asyncio.Future[T]:
         size = encoding.num_bytes + sum(len(medium.data) for medium in encoding.media)  # the media are copied
-        call = functools.partial(use, encoding)
+        call = functools.partial(use, encoding.request, encoding.media)
         return self._admission.submit(call, size, encoding.owner, apart=is_long(encoding.request))
 
-    def _encode(self, encoding: Encoding) -> None:
-        encoding.request, encoding.prompt = self._encoder.encode(encoding.request, encoding.media)
-
-    def _take(self, encoding: Encoding) -> None:
-        assert encoding.take is not None, "the request only tokenizes"
-        encoding.take(self._encoder.tokenize(encoding.request, encoding.media))
+    def _take(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
+        take(self._encoder.tokenize(request, media))
 
 
 class Trial:
