@@ -335,7 +335,7 @@ class RequestTask(Life):
         gate = self._admission.gate
         if gate is not None and not self.finished:
             self.enter(WAITING)
-            turn = gate.join(line=line)
+            turn = gate.join(self._head.owner, line=line)
             self.hold(functools.partial(gate.leave, turn))
             await gate.wait(turn)
 
