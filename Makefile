@@ -53,7 +53,7 @@ test-fuzz: dev ## 3 min: request bodies and cuts of text at random, many of each
 test-attacks: dev ## 3 min: what costs a server most, and the CPU time that it costs
 	$(PYTEST) --timeout 300 tests/attacks --ignore tests/attacks/test_answers.py
 test-tools: dev ## 3 min: tests of the doubles, the benchmarks, `lmi replay`, `lmi conform`, the examples, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)
-	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl tests/examples tests/monitoring tests/moving tests/tools
+	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/compare tests/container tests/conversion tests/accept tests/djl tests/examples tests/monitoring tests/moving tests/tools
 test-joints: dev ## 1 min: two halves that are each tested alone, joined: prompts and parsers, server and nginx or HAProxy (Debian's, by apt), files and encodings, log lines and advice
 	$(PYTEST) tests/joints
 test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI 4 (of Debian, by apt as root) and 5 (of PyPI)

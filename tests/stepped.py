@@ -20,7 +20,7 @@ from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.process.supervisor import Host, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
 from handler.serving.metrics.prometheus import Metrics
@@ -84,6 +84,7 @@ class Bench:
         sessions: Sessions | None = None,
         store: ResponseStore | None = None,
         request_log: RequestLog | None = None,
+        context: ServerContext | None = None,
         **options: Any,
     ) -> None:
         self.engine = Readable(info)
@@ -93,7 +94,7 @@ class Bench:
         async def make() -> ServedModel:
             preprocessor = Preprocessor(
                 choose(config),
-                ServerContext(engine="scripted"),
+                context or ServerContext(engine="scripted"),
                 EchoTokenizer(),
                 lambda: self.engine.info,
                 formatters or Formatters(),

@@ -15,7 +15,8 @@ from handler.engines.base import EngineInfo
 from handler.engines.process.replicas import ReplicaReport, ReplicaSet
 from handler.engines.process.supervisor import EngineSupervisor, Host, State
 from handler.plugins.functions import AdapterFormatters, Formatters, load_adapter_formatters, model_py
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ReasoningEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered, adapter_path
@@ -130,7 +131,7 @@ class ServedModel:
         try:
             if route is not None:
                 head = Head(headers, self.admission.routes.dialect(route))
-            head = self.preprocessor.read_head(head)
+            head = self.admission.plan.read_head(head)
             self.check_room(head.owner)
             if self.handle is not None and self.handle.role is Role.ALONE:
                 raise RouteNotFound(

@@ -23,12 +23,14 @@ from handler.http.routes import ASSETS
 from handler.http.server import StartingApp
 from handler.protocols import registry
 from handler.protocols.anthropic.request import AnthropicCountTokens
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, FrontEndErrors, Headers
 from handler.protocols.lmi.api import LmiErrors
 from handler.protocols.tgi.native import CHAT_TOKENIZE, TOKENIZE
-from handler.serving.admission import MOST_TOKENIZING, TOKENIZER_THREADS, Admission
+from handler.serving.admission import TOKENIZER_THREADS
 from handler.serving.model import ServedModel
+from handler.serving.request.stages import MOST_TOKENIZING
 from handler.serving.request.task import RequestTask
 from tests.app.server import AppServer, serve
 from tests.servers import PATIENCE, http, raw
@@ -64,13 +66,14 @@ def test_what_is_beyond_the_bound_is_told_to_come_again(
 
     async def story() -> None:
         service = await echo_service()
-        free, tokenizing = asyncio.Event(), Admission._tokenizing
+        free, tokenize = threading.Event(), service.preprocessor.encoder.tokenize
 
-        async def held(self: Admission, *arguments: Any) -> Any:
-            await free.wait()
-            return await tokenizing(self, *arguments)
+        def held(*arguments: Any) -> Any:
+            free.wait(PATIENCE)
+            return tokenize(*arguments)
 
-        monkeypatch.setattr(Admission, "_tokenizing", held)
+        monkeypatch.setattr(service.preprocessor.encoder, "tokenize", held)
+        service.admission.tokenize_inline = 0  # on threads
         first = [asyncio.ensure_future(ask(service, TOKENIZE, {"inputs": "a"})) for _ in range(MOST_TOKENIZING)]
         await asyncio.sleep(0.01)
         said = {"error": "Model is overloaded", "error_type": "overloaded"}
@@ -168,7 +171,7 @@ class Trial(Dialect):
     name = "trial"
     errors = TrialErrors()
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         raise InvalidPayload("never")
 
 

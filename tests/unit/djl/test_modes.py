@@ -20,7 +20,7 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import InvalidParameter, ServingError
 from handler.djl.startup import MetricLines
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.registry import dialects
 from handler.scheduler.lora import AdapterRegistry

@@ -40,7 +40,8 @@ from handler.core.values import (
 )
 from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving.encoder import LONG, MAX_LOGITS, is_long
 from handler.serving.head import ATTRIBUTES, QUERY_ADAPTER, Head, request_id
@@ -93,6 +94,13 @@ def parse(preprocessor: Preprocessor, body: bytes, headers: Mapping[str, str] = 
 def adapters(body: dict[str, Any], headers: dict[str, str], schema: str = "lmi") -> list[str | None]:
     requests = parse(intake(schema), json.dumps(body).encode(), headers).requests
     return [request.adapter.name if request.adapter else None for request in requests]
+
+
+def test_requests_for_an_adapter_share_the_parameters_that_were_read_before() -> None:
+    preprocessor = intake()
+    for headers in ({}, {"adapter": "one"}, {"adapter": "two"}):
+        assert parse(preprocessor, b'{"inputs": "a", "parameters": {"max_new_tokens": 7}}', headers).requests
+    assert len(preprocessor.context.parsed) == 1
 
 
 @pytest.mark.parametrize("name", [IDENTIFIER, "adapter"])

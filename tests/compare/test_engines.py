@@ -1,4 +1,4 @@
-"""`proof.compare.engines` from end to end, with echo as our engine and a stand-in for others' servers."""
+"""`tests.compare.engines` from end to end, with echo as our engine and a stand-in for others' servers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from handler.core.errors import ConfigError
 from proof.bench import machine
 from proof.bench.client import AnswerReader
 from proof.bench.processes import Server
-from proof.compare import engines, processes
-from proof.compare.processes import Cpu
+from tests.compare import engines, processes
+from tests.compare.processes import Cpu
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"), pytest.mark.long]
 

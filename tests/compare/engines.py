@@ -5,7 +5,7 @@ engine's processes and of all others (the host). The first response after startu
 the same requests for OpenAI's completions, streamed, greedy and of equal length. The output is tables and one line of
 JSON. Run nothing else on the machine. `lmi bench --engine` compares our server with the engine alone instead:
 
-    python -m proof.compare.engines [-o KEY=VALUE ...] [--peer NAME='COMMAND ... --port {port}' ...]
+    python -m tests.compare.engines [-o KEY=VALUE ...] [--peer NAME='COMMAND ... --port {port}' ...]
 
 -o is an option as for `lmi serve`; run it with the Python in which the engine is installed. COMMAND starts a server
 that listens on loopback at {port}, responds at /health when it is ready, and names its model `model`, such as `vllm
@@ -31,7 +31,7 @@ from proof.bench import machine, report
 from proof.bench.cli import count, counts
 from proof.bench.client import AnswerReader, Closed, Result, Target, percentiles
 from proof.bench.processes import Server, lmi_serve, measure, option_arguments
-from proof.compare.processes import Cpu, cpu_seconds, free_port, started
+from tests.compare.processes import Cpu, cpu_seconds, free_port, started
 
 OURS = "lmi serve"
 FIRST = "first response"
