@@ -68,9 +68,9 @@ class RequestCounter(ABC):
             request.first,
             request.total,
             time.time(),
-            sum([one.sampling.num_sequences for one in parsed]),
-            [(one.sampling.n, one.sampling.max_new_tokens) for one in parsed if one.pooling is None],
-            {one.adapter.name for one in parsed if one.adapter is not None},
+            sum([item.sampling.num_sequences for item in parsed]),
+            [(item.sampling.n, item.sampling.max_new_tokens) for item in parsed if item.pooling is None],
+            {item.adapter.name for item in parsed if item.adapter is not None},
             opened,
         )
         self._uncounted.append(numbers)

@@ -45,20 +45,20 @@ class TgiMetrics:
 
     def count(self, requests: Iterable[EndedRequest]) -> None:
         """Count requests that have ended, if TGI would have counted them at their start."""
-        opened = [one for one in requests if one.opened]
-        self._failed.update(_TGI_ERRORS[one.outcome] for one in opened if one.outcome != "ok")
-        done = [one for one in opened if one.outcome == "ok" and one.queue is not None]
+        opened = [request for request in requests if request.opened]
+        self._failed.update(_TGI_ERRORS[request.outcome] for request in opened if request.outcome != "ok")
+        done = [request for request in opened if request.outcome == "ok" and request.queue is not None]
         self._num_ok += len(done)
-        histograms, num_per_request = self._others, [max(1, one.num_tokens) for one in done]
-        inferences = [one.total - one.started for one in done]
-        histograms["duration"].observe_all(one.total for one in done)
-        histograms["validation_duration"].observe_all(one.started - (one.queue or 0.0) for one in done)
-        histograms["queue_duration"].observe_all(one.queue or 0.0 for one in done)
+        histograms, num_per_request = self._others, [max(1, request.num_tokens) for request in done]
+        inferences = [request.total - request.started for request in done]
+        histograms["duration"].observe_all(request.total for request in done)
+        histograms["validation_duration"].observe_all(request.started - (request.queue or 0.0) for request in done)
+        histograms["queue_duration"].observe_all(request.queue or 0.0 for request in done)
         histograms["inference_duration"].observe_all(inferences)
         histograms["mean_time_per_token_duration"].observe_all(map(truediv, inferences, num_per_request))
-        histograms["generated_tokens"].observe_all(one.num_tokens for one in done)
-        histograms["input_length"].observe_all(one.num_prompt_tokens for one in done)
-        histograms["max_new_tokens"].observe_all(limit for one in done for _, limit in one.limits)
+        histograms["generated_tokens"].observe_all(request.num_tokens for request in done)
+        histograms["input_length"].observe_all(request.num_prompt_tokens for request in done)
+        histograms["max_new_tokens"].observe_all(limit for request in done for _, limit in request.limits)
 
     def counters(self, num_opened: int) -> bytes:
         """Return the counters as text. With prometheus_client, their names would end with `_total`, unlike TGI's.

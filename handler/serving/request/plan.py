@@ -137,7 +137,7 @@ class Stage:
         body: works on the body, until it is parsed.
         parsed: changes the parsed request, on the thread that parses.
         encode: works on each request to the engine.
-        queue: waits for the turn of the request, before it is submitted.
+        queue: waits for the turn of the request and its owner, before it is submitted.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Stage:
     body: Callable[[Intake], Wait] | None = None
     parsed: Callable[[ParsedRequest, Head], ParsedRequest] | None = None
     encode: Callable[[Encoding], Wait] | None = None
-    queue: Callable[[Life, Sequence[Request]], Wait] | None = None
+    queue: Callable[[Life, Sequence[Request], str], Wait] | None = None
 
 
 class Plan:

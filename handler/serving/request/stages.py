@@ -225,9 +225,9 @@ class Gating:
     def __init__(self, gate: BatchGate) -> None:
         self._gate = gate
 
-    def queue(self, life: Life, requests: Sequence[Request]) -> Wait:
+    def queue(self, life: Life, requests: Sequence[Request], owner: str) -> Wait:
         life.on(JOIN)
-        turn = self._gate.join(line=requests[0].background is not None)
+        turn = self._gate.join(owner, line=requests[0].background is not None)
         life.hold(functools.partial(self._gate.leave, turn))
         return self._gate.wait(turn)
 

@@ -323,7 +323,7 @@ class RequestTask(Life):
             self.parsed = self.parsed._replace(requests=[encoding.request for encoding in encodings])
             self._stats.note_encoded(self.parsed)
             for queue in self._admission.plan.queue:
-                if not self.finished and (waiting := queue(self, requests)) is not None:
+                if not self.finished and (waiting := queue(self, requests, self._head.owner)) is not None:
                     await waiting
             if self.finished:
                 return
