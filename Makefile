@@ -115,6 +115,6 @@ docs: $(BIN)/uv ## 10 s: the documents as a site with search, in build/site: ope
 dist: $(BIN)/uv ## 5 s: the source distribution and the wheel of it, in dist/
 	$(BIN)/uv build --quiet --clear $(addprefix --build-constraint ,$(PINS)) --out-dir dist
 bench: dev ## 5 min: the load generator on the demo model, served and its engine alone
-	$(BIN)/lmi bench --engine --model "$(or $(MODEL),demo)" --plot build/bench.png
+	$(BIN)/lmi bench --engine --model "$(or $(MODEL),demo)" --output build/bench.json
 clean:
 	rm -rf $(VENV) $(VENV)-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

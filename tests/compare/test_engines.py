@@ -16,7 +16,7 @@ import pytest
 
 from handler.core.errors import ConfigError
 from proof.bench import machine
-from proof.bench.client import AnswerReader
+from proof.bench.client import ResponseReader
 from proof.bench.processes import Server
 from tests.compare import engines, processes
 from tests.compare.processes import Cpu
@@ -77,7 +77,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 TOKEN = b'{"choices":[{"text":"a"}]}'
 
 
-def read(*events: bytes) -> AnswerReader:
+def read(*events: bytes) -> ResponseReader:
     reader = engines.UsageReader()
     for at, event in enumerate(events):
         line = b"data: " + event + b"\n\n"

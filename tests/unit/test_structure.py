@@ -237,6 +237,7 @@ def test_deploy_imports_of_the_handler_only_its_options_and_command_line() -> No
         "handler.core.command_line",
         "handler.core.package",
         "handler.core.devices",
+        "handler.core.event_stream",
         "handler.core.secrets",
         "handler.core.sizes",
         "handler.core.numbers",
@@ -248,7 +249,6 @@ OF_PROOF = {
     "replay": {"core"},
     "conform": {"__version__", "core", "config.environment"},
     "bench": {"core", "config", "engines", "serving.engine"},
-    "compare": {"core", "config", "engines", "serving.engine"},
 }
 """A tool of proof's, and what of handler it may import: `bench --engine` runs the engine that it compares with."""
 

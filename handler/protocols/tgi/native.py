@@ -91,8 +91,10 @@ def _integer(name: str, least: int, most: int) -> SerdeType:
 _F32 = SerdeType("f32", lambda value: type(value) in (int, float), {"type": "number"})
 _BOOL = SerdeType("a boolean", lambda value: isinstance(value, bool), {"type": "boolean"}, null=False)
 _STRING = SerdeType("a string", lambda value: isinstance(value, str), {"type": "string"})
-_USIZE, _U64 = (_integer(name, 0, UINT64) for name in ("usize", "u64"))
-_U32, _I32 = _integer("u32", 0, (1 << 32) - 1), _integer("i32", -(1 << 31), (1 << 31) - 1)
+_USIZE = _integer("usize", 0, UINT64)
+_U64 = _integer("u64", 0, UINT64)
+_U32 = _integer("u32", 0, (1 << 32) - 1)
+_I32 = _integer("i32", -(1 << 31), (1 << 31) - 1)
 _STRINGS = SerdeType(
     "a sequence",
     lambda value: isinstance(value, list),
@@ -101,7 +103,8 @@ _STRINGS = SerdeType(
     items=_STRING,
 )
 _OBJECT = SerdeType("an object", lambda value: isinstance(value, dict), {"type": "object"}, null=False)
-_POSITIVE, _OPEN = {"exclusiveMinimum": 0}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+_POSITIVE = {"exclusiveMinimum": 0}
+_OPEN = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 PARAMETERS: Mapping[str, SerdeType] = {
     "best_of": _USIZE.within(maximum=MAX_BEST_OF),
@@ -344,8 +347,9 @@ class Tgi(TgiFormat, Dialect):
         self._streams = streams
         self._full_text = full_text
         self.errors = TgiErrors(streams=bool(streams))
+        whole = TgiList if array else TgiAnswer
         self.description = _DESCRIPTION._replace(
-            answer=None if streams else TgiList if array else TgiAnswer,
+            answer=None if streams else whole,
             chunk=None if streams is False else TgiEvent,
             streams=() if streams is False else (SSE.content_type,),
         )

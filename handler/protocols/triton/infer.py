@@ -80,7 +80,11 @@ class _Reader:
     """
 
     def __init__(self, id: str, name: str, model: TensorModel, tail: bytes) -> None:
-        self._id, self._name, self.model, self._tail, self._position = id or "<id_unknown>", name, model, tail, 0
+        self._id = id or "<id_unknown>"
+        self._name = name
+        self.model = model
+        self._tail = tail
+        self._position = 0
         self.has_batch = True
         self.values: dict[str, Any] = {}
 
