@@ -75,7 +75,7 @@ def start_items(
             tasks.append(model.refused(serving_error(bug)))
     for index, item in enumerate(items):
         try:
-            tasks[index].start(item.body)
+            tasks[index].begin(tasks[index].run(item.body))
         except Exception as bug:  # one request must not stop the others
             close(tasks[index])
             tasks[index] = model.refused(serving_error(bug))

@@ -373,7 +373,7 @@ class Inference:
                     exchange.send_whole()
                 if exchange.is_over:  # the client disconnected while its body was parsed
                     return
-                task.start()
+                task.begin(task.run())
                 await _ResponseSender(scope, send, task, exchange).send()
                 await exchange.read()  # the response needs memory until then
             elif task.error is not None:  # otherwise the client has disconnected

@@ -290,7 +290,7 @@ class Records(Inference):
                 return  # the client has disconnected
             if task.parsed is not None and task.parsed.streams:
                 task.refuse(InvalidPayload(_STREAM))
-            task.start()
+            task.begin(task.run())
             while not task.finished:
                 if exchange.is_over:
                     return

@@ -546,7 +546,7 @@ class _Answering:
                     one._replace(priority=_LAST + one.priority, background=self._owner) for one in task.parsed.requests
                 ]
                 task.parsed = task.parsed._replace(requests=behind)
-            task.start()
+            task.begin(task.run())
             if not task.finished:
                 await over.wait()
             return line_answer(task), task.ignored, task.error

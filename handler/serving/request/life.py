@@ -9,7 +9,7 @@ A `RequestTask` takes these holdings:
                   the id of a stored response in progress    `RequestTask._accept`
                   the memory of media                        `MediaLoading` (stages.py)
                   the turn at the gate                       `Gating` (stages.py)
-                  the sequences in the engine and the sink   `RequestTask._run`
+                  the sequences in the engine and the sink   `RequestTask.run`
                   the fast path                              `RequestTask._open_fast_path`
     CLOSED        the share of the memory quota              `RequestTask.__init__`
                   the entry in `Admission.tasks`             `RequestTask.__init__`

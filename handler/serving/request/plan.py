@@ -2,7 +2,7 @@
 
 A feature that is not configured has no stage, so that requests do not pay for it. Each host runs the plan for its
 requests: `ServedModel.open` calls the `head` hooks, `RequestTask.parse` the `body` and `parsed` hooks, and
-`RequestTask.start` the `encode` and `queue` hooks. A stage that holds a resource beyond its own call passes it to
+`RequestTask.run` the `encode` and `queue` hooks. A stage that holds a resource beyond its own call passes it to
 `Life.hold`.
 """
 

@@ -279,14 +279,6 @@ class RequestTask(Life):
         if self._capture is not None and intake.decoded is not None and intake.decoded.session_call:
             self._capture = None
 
-    def start(self, body: bytes | None = None) -> None:
-        """Parse the body (unless it is None), tokenize the prompts, join a batch, and submit the request.
-
-        This continues in the background as soon as it has to wait. The event loop need not be running.
-        """
-        if not self.finished:
-            self.begin(self._run(body))
-
     def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
         """Run work for the request until it first waits, and continue it in the background until the request ends.
 
@@ -303,7 +295,13 @@ class RequestTask(Life):
         self.hold(background.cancel)
         return background
 
-    async def _run(self, body: bytes | None) -> None:
+    async def run(self, body: bytes | None = None) -> None:
+        """Parse the body (unless it is None), tokenize the prompts, join a batch, and submit the request.
+
+        Run this by `begin`.
+        """
+        if self.finished:
+            return
         if body is not None:
             await self.parse(body)
             del body  # do not keep it in memory while the response is sent

@@ -52,7 +52,7 @@ async def ask(service: ServedModel, schema: Dialect, body: Any) -> tuple[int, An
             finished.set()
 
     task = service.open({}, schema, on_bytes=on_bytes)
-    task.start(json.dumps(body).encode())
+    task.begin(task.run(json.dumps(body).encode()))
     if not task.finished:
         await finished.wait()
     answer = task.take_whole()

@@ -157,7 +157,7 @@ class Host:
         self.wire, self.streams, self.patience, self.has_media = b"", streams, patience, b"image_url" in body
         self.gone = False
         self.task: RequestTask | None = model.open({}, ROUTES[CHAT], on_bytes=self.on_bytes)
-        self.task.start(body)
+        self.task.begin(self.task.run(body))
 
     def on_bytes(self, task: RequestTask) -> None:
         assert not self.gone, "a closed request calls its host"

@@ -549,7 +549,7 @@ def test_under_djl_images_load_between_steps_and_go_with_their_request() -> None
     part = {"type": "image_url", "image_url": {"url": data_url(image_file())}}
     memory = bench.model.admission.media.memory
     with mock.patch.object(memory, "change", wraps=memory.change) as change:
-        task.start(dumps({"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}))
+        task.begin(task.run(dumps({"messages": [{"role": "user", "content": [part]}], "max_tokens": 2})))
         while not task.finished:
             bench.loop.wait(0.05)
     assert json.loads(task.take())["choices"][0]["message"]["content"] == " <image> assistant:"

@@ -325,7 +325,7 @@ class Begun:
         self.bench = bench
         self.told = 0
         self.task = bench.model.open({}, schema, on_bytes=self._on_bytes)
-        self.task.start(body if isinstance(body, bytes) else dumps(body))
+        self.task.begin(self.task.run(body if isinstance(body, bytes) else dumps(body)))
         while not self.task.begun:
             bench.loop.wait(0.05)
 
@@ -376,7 +376,7 @@ def test_a_refusal_takes_the_place_of_bytes_that_nobody_took() -> None:
 def test_a_refusal_while_the_body_is_parsed_on_a_thread_stands() -> None:
     bench = Bench()
     task = bench.model.open({})
-    task.start(dumps(ask("word " * 20_000, 2, stream=True)))
+    task.begin(task.run(dumps(ask("word " * 20_000, 2, stream=True))))
     bench.loop.poll()
     assert task.content_type == "application/json"  # DJL before 0.29 asks before it is known
     task.refuse(GenerationFailed("gone"))
@@ -457,7 +457,7 @@ def test_a_request_that_has_not_started_can_be_stopped() -> None:
     bench.loop.run(task.parse(dumps({"id": "7", "inputs": TENSORS})))
     task.stop()
     assert (task.finished, json.loads(task.take())["outputs"][0]["data"]) == (True, ["a b"])
-    task.start()
+    task.begin(task.run())
     assert bench.batcher.idle
 
 
