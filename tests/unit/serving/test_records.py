@@ -160,7 +160,7 @@ def test_the_bytes_of_a_response_are_counted_once(tmp_path: Path, monkeypatch: p
     for number in range(1, 9):
         request = log.capture(str(number), "/invocations")
         assert request is not None
-        request.begin(request.run(b"{}"))
+        request.start(b"{}")
         request.add(b"x" * 3_000)
         request.end({}, (200, "application/json"))
         wait_for(lambda count=number: log.num_written + log.num_dropped == count, 20, "it is not written")
