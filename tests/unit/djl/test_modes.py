@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,16 @@ def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(modes: Any, mo
     has_next[0] = True
     assert isinstance(rolling.change_adapter(Input(), "register"), modes.Unsent)
     rolling._batch.reset()
+
+
+def test_while_a_model_is_loaded_again_an_adapters_call_is_refused_without_contents(modes: Any) -> None:
+    loaded = futures.Future[Any]()
+    mode = modes.Reloading(loaded, modes.installed_version(), lambda: 0.0, modes.Turns(lambda seconds: False))
+    refused = mode.change_adapter(Input(), "register")
+    assert (refused.code, refused.contents) == (503, [])
+    loaded.set_exception(modes.LoadFailed())
+    with pytest.raises(SystemExit, match="1"):
+        mode.change_adapter(Input(), "register")
 
 
 def test_java_forgets_an_adapter_that_the_worker_never_had(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -521,6 +521,20 @@ def test_a_client_for_whose_bytes_there_is_no_memory_loses_its_stream(monkeypatc
     told(monkeypatch, plain, streams(parts), story, memory=memory)
 
 
+def test_a_client_may_leave_unread_exactly_the_bytes_for_which_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, memory = Large(20), Quota(20 * MIB, 0, 0, "too much")
+
+    async def story(handle: CustomHandle) -> None:
+        slow = await handle.answer(handle.request({"data": b"1"}, {}))
+        assert isinstance(slow, Answer)
+        await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)
+        assert memory.taken == 20 * MIB
+        assert [await slow.parts.next() for _ in range(21)] == [*[bytes(MIB)] * 20, None]
+        close_parts(slow)
+
+    told(monkeypatch, plain, streams(parts), story, memory=memory)
+
+
 def test_what_a_client_leaves_unread_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a part that the function returns after the client has gone."""
     begun, free, memory = threading.Event(), threading.Event(), Quota(100 * MIB, 0, 0, "too much")
