@@ -79,7 +79,7 @@ def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(modes: Any, mo
 
 def test_while_a_model_is_loaded_again_an_adapters_call_is_refused_without_contents(modes: Any) -> None:
     loaded = futures.Future[Any]()
-    mode = modes.Reloading(loaded, modes.installed_version(), lambda: 0.0, modes.Turns(lambda seconds: False))
+    mode = modes.Reloading(loaded, modes.installed_version(), lambda: 0.0, modes.ResponseOrder(lambda seconds: False))
     refused = mode.change_adapter(Input(), "register")
     assert (refused.code, refused.contents) == (503, [])
     loaded.set_exception(modes.LoadFailed())
