@@ -253,7 +253,7 @@ def test_a_failed_start_is_the_first_calls_answer(modes: Any, asynchronous: bool
 
 BUGS = {
     "open": "handler.serving.model.ServedModel.open",
-    "start": "handler.serving.request.task.RequestTask.start",
+    "run": "handler.serving.request.task.RequestTask.run",
     "accept": "handler.serving.request.task.RequestTask._accept",
     "piece": "handler.djl.batches.next_piece",
     "close": "handler.serving.request.task.RequestTask.close",
