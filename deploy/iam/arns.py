@@ -126,7 +126,7 @@ class Arns:
         return [self.of("cloudwatch", "alarm:TargetTracking-*")] if self.spec.scaling is not None else []
 
     def adopted_alarms(self) -> list[str]:
-        """Return an ARN pattern for the alarms that target tracking of another owner's endpoint creates."""
+        """Return an ARN pattern for the alarms that target tracking creates for another owner's endpoint."""
         return [self.of("cloudwatch", f"alarm:TargetTracking-endpoint/{self.spec.endpoint_name}/*")]
 
     def scaling_role(self, service: str) -> list[str]:

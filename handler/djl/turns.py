@@ -20,7 +20,7 @@ from djl_python import Output
 log = logging.getLogger("handler.djl")
 
 HasNext: TypeAlias = Callable[[float], bool]
-"""A function that returns whether Java has made another call, or makes one within a number of seconds."""
+"""A function that waits up to a number of seconds, and returns whether Java has made another call by then."""
 
 _LOST = (
     "DJL Serving has made another call before the response to its last call, and no longer expects that response. "

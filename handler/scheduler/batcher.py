@@ -185,7 +185,7 @@ class RequestQueue(Generic[Item]):
         return self._items[self.first_id][0].priority
 
     def take(self, id: int | None = None) -> Item:
-        """Remove and return the next item, or the item with an id."""
+        """Remove and return the next item, or the item with the given id."""
         if id is None:
             id = self.first_id
         self._overtakes = 0 if id == next(iter(self._items)) else self._overtakes + 1

@@ -137,8 +137,9 @@ class Admission:
         return self.submit(use, size, owner, apart=size >= LARGE)
 
     def write(self, feed: Callable[[], bytes], owner: str, *, keeps: bool) -> asyncio.Future[bytes] | None:
-        """Call `feed`, which produces the end of a response, on a thread. Return None if `feed` must be called
-        inline, because the loop runs in steps.
+        """Run `feed`, which produces the end of a response, on a thread.
+
+        If the loop runs in steps, return None. The caller must then call `feed` inline.
 
         Args:
             owner: owner of the request, or "" without an owner.

@@ -42,7 +42,7 @@ log = logging.getLogger("handler.formatters")
 T = TypeVar("T")
 
 _MAX_AHEAD = 1 << 24
-"""Bytes that a plain function produces ahead of its client while no other request waits for the function."""
+"""Bytes that a plain function may produce ahead of its client while no other request waits for the function."""
 
 
 class CustomHandle:

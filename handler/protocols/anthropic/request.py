@@ -470,7 +470,7 @@ def read_effort(body: Mapping[str, Any]) -> Any:
 
 
 def unheeded_budget(body: Mapping[str, Any]) -> list[str]:
-    """Return the path of the budget for a task, which has no effect, if the body contains one."""
+    """Return the path of the task budget if the body contains one. It has no effect."""
     config = body.get("output_config")
     return [f"output_config.{_BUDGET}"] if isinstance(config, dict) and config.get(_BUDGET) is not None else []
 

@@ -182,7 +182,7 @@ def truncation_side(value: Any) -> str:
 
 @accepts(type="integer", minimum=-1)
 def most_tokens(value: Any, context: ServerContext) -> int:
-    """Read vLLM's maximum number of tokens per text. -1 means the model's limit, and more is refused, as in vLLM."""
+    """Read vLLM's maximum number of tokens per text. -1 is the model's limit; larger values are refused, as in vLLM."""
     tokens, most = integer(-1)(value), context.most_tokens()
     if not tokens:
         raise ValueError("must be at least 1, or -1 for the model's limit")

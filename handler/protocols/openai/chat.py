@@ -381,7 +381,7 @@ _TGI = "tgi"
 
 
 def continued(body: Mapping[str, Any], conversation: Conversation) -> tuple[Mapping[str, Any], Conversation]:
-    """Return a chat whose response continues the last message if it is a text of the assistant, as in TGI.
+    """If the last message is text from the assistant, return a chat whose response continues it, as in TGI.
 
     TGI strips spaces at the end of the prompt. The parameters of other servers take precedence over this rule.
     """

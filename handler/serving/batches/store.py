@@ -425,7 +425,7 @@ def _document(data: bytes) -> Any:
 
 
 def _readable(data: bytes) -> Any:
-    """Return the document of a row, or None if it is damaged, so that other batches run."""
+    """Return the document of a row, or None if it is damaged, so that it does not stop other batches."""
     try:
         return _document(data)
     except sqlite3.DatabaseError as error:
