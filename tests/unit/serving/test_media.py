@@ -548,7 +548,7 @@ def test_under_djl_images_load_between_steps_and_go_with_their_request() -> None
     task = bench.model.open({}, on_bytes=told.append)
     part = {"type": "image_url", "image_url": {"url": data_url(image_file())}}
     memory = bench.model.admission.media.memory
-    with mock.patch.object(memory, "change", wraps=memory.change) as change:
+    with mock.patch.object(memory, "change_locked", wraps=memory.change_locked) as change:
         task.begin(task.run(dumps({"messages": [{"role": "user", "content": [part]}], "max_tokens": 2})))
         while not task.finished:
             bench.loop.wait(0.05)
