@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
-from prometheus_client import Counter
 
 from handler.config.loader import read_config
 from handler.djl import batches
@@ -21,9 +20,10 @@ from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.process.supervisor import Host, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
+from handler.serving.metrics.prometheus import Metrics
 from handler.serving.model import ServedModel
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.request_log import RequestLog
@@ -84,6 +84,7 @@ class Bench:
         sessions: Sessions | None = None,
         store: ResponseStore | None = None,
         request_log: RequestLog | None = None,
+        context: ServerContext | None = None,
         **options: Any,
     ) -> None:
         self.engine = Readable(info)
@@ -93,7 +94,7 @@ class Bench:
         async def make() -> ServedModel:
             preprocessor = Preprocessor(
                 choose(config),
-                ServerContext(engine="scripted"),
+                context or ServerContext(engine="scripted"),
                 EchoTokenizer(),
                 lambda: self.engine.info,
                 formatters or Formatters(),
@@ -162,9 +163,9 @@ def benches() -> Iterator[None]:
         Bench.opened.pop().close()
 
 
-def counted(counter: Counter) -> float:
-    """Return the value of a counter, as the metrics report it."""
-    return next(iter(counter.collect())).samples[0].value
+def requests_ended(metrics: Metrics, outcome: str) -> float | None:
+    """Return the number of requests that have ended with an outcome."""
+    return metrics.registry.get_sample_value("lmi_requests_total", {"outcome": outcome})
 
 
 def item(body: Any, **headers: str) -> Item:

@@ -8,6 +8,7 @@ import importlib
 import io
 import re
 import time
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +21,9 @@ from handler.core.errors import InvalidParameter, ServingError
 from handler.djl import modes, wire, worker
 from handler.djl.modes import Rolling
 from handler.djl.startup import MetricLines
-from handler.djl.turns import Turns, Unsent
+from handler.djl.turns import ResponseOrder, Unsent
 from handler.djl.wire import PieceWriter, Reader, installed_version
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.registry import dialects
 from handler.scheduler.lora import AdapterRegistry
@@ -61,7 +62,7 @@ def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(monkeypatch: p
     """The step after it would get that answer for its own, and every later step that of the one before."""
     bench = Bench()
     has_next = [False]
-    turns = Turns(lambda seconds: has_next[0])
+    turns = ResponseOrder(lambda seconds: has_next[0])
     rolling = modes.Rolling(bench.model, bench.loop, installed_version(), turns)
     monkeypatch.setattr(AdapterRegistry, "check", fail)
     assert rolling.change_adapter(Input(), "register").code == 500
@@ -72,6 +73,16 @@ def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(monkeypatch: p
     assert isinstance(rolling.change_adapter(Input(), "register"), Unsent)
     step(rolling, size=0, reset_rollingbatch="true")
     assert bench.model.num_requests == 0
+
+
+def test_while_a_model_is_loaded_again_an_adapters_call_is_refused_without_contents() -> None:
+    loaded = futures.Future[Any]()
+    mode = modes.Reloading(loaded, installed_version(), lambda: 0.0, ResponseOrder(lambda seconds: False))
+    refused = mode.change_adapter(Input(), "register")
+    assert (refused.code, refused.contents) == (503, [])
+    loaded.set_exception(modes.LoadFailed())
+    with pytest.raises(SystemExit, match="1"):
+        mode.change_adapter(Input(), "register")
 
 
 def test_java_forgets_an_adapter_that_the_worker_never_had(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +258,7 @@ def test_a_failed_start_is_the_first_calls_answer(monkeypatch: pytest.MonkeyPatc
 
 BUGS = {
     "open": "handler.serving.model.ServedModel.open",
-    "start": "handler.serving.request.task.RequestTask.start",
+    "run": "handler.serving.request.task.RequestTask.run",
     "accept": "handler.serving.request.task.RequestTask._accept",
     "piece": "handler.djl.batches.next_piece",
     "close": "handler.serving.request.task.RequestTask.close",

@@ -597,7 +597,7 @@ def test_a_step_waits_for_the_engines_channels(monkeypatch: pytest.MonkeyPatch) 
 def test_a_host_watches_one_descriptor_for_all_channels() -> None:
     rig = Rig()
     ours, theirs = socket.socketpair()
-    watched: list[int | None] = []
+    watched: list[Any] = []
     rig.set.attach(Host(watched.append))
     with ours, theirs:
         rig.engines[0].host.watch(ours.fileno())

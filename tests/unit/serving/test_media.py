@@ -26,6 +26,7 @@ from handler.core.package import install
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Request, Truncation
 from handler.engines.process.sandbox import Job, LimitExceeded, Sandbox
+from handler.protocols.kernel.context import ServerContext
 from handler.serving.media import fetch, image_decoder
 from handler.serving.media import loader as media
 from handler.serving.media.decoder import FileRules, LargerThanRead
@@ -547,24 +548,18 @@ def test_without_pillow_images_are_refused_by_its_name() -> None:
 
 
 def test_under_djl_images_load_between_steps_and_go_with_their_request() -> None:
-    bench = Bench()
-    bench.model.preprocessor.context = replace(bench.model.preprocessor.context, no_media={"image": ""})
+    bench = Bench(context=ServerContext(engine="scripted", no_media={"image": ""}))
     told: list[RequestTask] = []
     task = bench.model.open({}, on_bytes=told.append)
     part = {"type": "image_url", "image_url": {"url": data_url(image_file())}}
-    with (
-        mock.patch.object(MediaLoader, "load", autospec=True, side_effect=MediaLoader.load) as load,
-        mock.patch.object(Quota, "change", autospec=True, side_effect=Quota.change) as change,
-    ):
-        task.start(dumps({"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}))
+    memory = bench.model.admission.media.memory
+    with mock.patch.object(memory, "change_locked", wraps=memory.change_locked) as change:
+        task.begin(task.run(dumps({"messages": [{"role": "user", "content": [part]}], "max_tokens": 2})))
         while not task.finished:
             bench.loop.wait(0.05)
     assert json.loads(task.take())["choices"][0]["message"]["content"] == " <image> assistant:"
     file, decoded = len(image_file()), 8 * 6 * 3
-    memory = load.call_args.args[0].memory
-    changes = [tuple(call.args[1:]) for call in change.call_args_list if call.args[0] is memory]
-    assert changes[:2] == [(0, file), (file, file + decoded)]
-    load.reset_mock()
+    assert [call.args for call in change.call_args_list][:2] == [(0, file), (file, file + decoded)]
     del task
     told.clear()
     gc.collect()
