@@ -42,7 +42,7 @@ class SageMakerTarget:
 
     def __init__(self, name: str, timeout: float, concurrency: int) -> None:
         endpoint, _, component = name.partition("/")
-        timeouts = Timeouts(response=min(timeout, 70.0), gap=min(timeout, 120.0))
+        timeouts = Timeouts(answer=min(timeout, 70.0), gap=min(timeout, 120.0))
         try:
             self._runtime = Runtime(
                 endpoint, component=component or None, patience=IMPATIENT, timeouts=timeouts, connections=concurrency
