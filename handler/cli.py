@@ -235,7 +235,7 @@ def _checked(reading: Reading, problems: Problems, warning: str) -> Iterator[str
     Args:
         warning: the warning about a server that anyone can use, or "".
     """
-    from handler.config.loader import misread_by_java
+    from handler.config.sources import misread_by_java
     from handler.config.user_files import describe_model_py, missing_formatters, requirements_file
     from handler.core.user_functions import Role
     from handler.http.custom import missing_of

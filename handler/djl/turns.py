@@ -40,7 +40,7 @@ class Unsent(Output):  # type: ignore[misc]
         pass
 
 
-class Turns:
+class ResponseOrder:
     """Decides which responses are sent.
 
     Args:
@@ -69,5 +69,5 @@ class Turns:
         return answer
 
 
-IN_ORDER = Turns(lambda seconds: False)
-"""The turns of a connection on which each call follows the response to the last call."""
+IN_ORDER = ResponseOrder(lambda seconds: False)
+"""The order on a connection on which each call follows the response to the last call."""

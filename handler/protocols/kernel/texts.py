@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter, FieldNames, Pooling, Request, Truncation
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import PARAMETERS, Parameter, ParsedParameters, unsupported
 from handler.protocols.kernel.readers import boolean, integer, is_token_id
 from handler.protocols.kernel.schema import COUNT, TEXT, Shape, accepts, listing

@@ -538,10 +538,6 @@ class _Answering:
         headers = {"content-type": "application/json", OWNER: self._owner}
         id, dialect = batches.line_id(self._id, line.number), self._model.admission.routes.dialect(self._endpoint)
         with self._model.open(headers, dialect, path=self._endpoint, id=id, on_bytes=on_bytes) as task:
-            try:
-                task.memory.take(BODY_MEMORY * len(line.body))
-            except ServingError as error:
-                task.refuse(error)
             await task.parse(line.body)
             if task.parsed is not None and task.parsed.streams:
                 task.refuse(InvalidPayload(STREAM))
@@ -550,7 +546,7 @@ class _Answering:
                     one._replace(priority=_LAST + one.priority, background=self._owner) for one in task.parsed.requests
                 ]
                 task.parsed = task.parsed._replace(requests=behind)
-            task.start()
+            task.begin(task.run())
             if not task.finished:
                 await over.wait()
             return line_answer(task), task.ignored, task.error

@@ -20,7 +20,7 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import InvalidParameter, ServingError
 from handler.djl.startup import MetricLines
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.registry import dialects
 from handler.scheduler.lora import AdapterRegistry
@@ -64,7 +64,7 @@ def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(modes: Any, mo
     """The step after it would get that answer for its own, and every later step that of the one before."""
     bench = Bench()
     has_next = [False]
-    turns = modes.Turns(lambda seconds: has_next[0])
+    turns = modes.ResponseOrder(lambda seconds: has_next[0])
     rolling = modes.Rolling(bench.model, bench.loop, modes.installed_version(), turns)
     monkeypatch.setattr(AdapterRegistry, "check", fail)
     assert rolling.change_adapter(Input(), "register").code == 500

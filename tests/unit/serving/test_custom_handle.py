@@ -125,6 +125,21 @@ def told(
     asyncio.run(main())
 
 
+def test_owners_take_turns_to_call_a_plain_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = list[str]()
+
+    def respond(item: Call) -> Answer:
+        called.append(item.properties["name"])
+        return Answer(200)
+
+    async def story(handle: CustomHandle) -> None:
+        names = ("a0", "a1", "a2", "a3", "b0", "b1")
+        await asyncio.gather(*(handle.answer(handle.request({}, {"name": name}), name[0]) for name in names))
+        assert called == ["a0", "a1", "b0", "a2", "b1", "a3"]
+
+    told(monkeypatch, plain, respond, story)
+
+
 def test_a_call_has_its_own_properties_and_those_of_every_call(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
     seen = list[tuple[Any, Any]]()
 

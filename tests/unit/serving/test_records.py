@@ -21,7 +21,7 @@ from handler.config.config import Config
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.serving import request_log
-from handler.serving.metrics.prometheus import Histogram
+from handler.serving.metrics.families import Histogram
 from handler.serving.request_log import Answer, Capture, Captured, RequestLog, configured_log
 from proof.replay.exchange import Recorded, Request
 from proof.replay.sources import open_requests
