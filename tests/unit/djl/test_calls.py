@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import select
+import struct
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,11 +16,12 @@ import pytest
 
 from handler.core.errors import GenerationFailed, NotFound, ServingError
 from handler.djl import batches, modes, wire
-from handler.djl.batches import Item, Piece
+from handler.djl.batches import DynamicBatch, Item, Piece, RollingBatch
 from handler.djl.turns import Unsent
 from handler.djl.wire import installed_version
 from handler.protocols.kernel.errors import HttpResponse
 from handler.scheduler.lora import AdapterRegistry
+from handler.serving.head import QUERY_ADAPTER
 from tests.doubles.djl_java import message
 from tests.doubles.djl_python import Connection, Input, Output
 from tests.one_test import in_one_test
@@ -50,7 +52,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mode", ["auto", "disable"])
 def test_a_change_of_an_adapter_is_answered_with_its_status(mode: str) -> None:
     bench = Bench(mode)
-    kind = modes.Dynamic(bench.model, bench.loop)
+    kind: modes.Dynamic | modes.Rolling = modes.Dynamic(bench.model, bench.loop)
     if mode == "auto":
         kind = modes.Rolling(bench.model, bench.loop, installed_version())
     answer = kind.change_adapter(Input({"name": "a"}), "unregister")
@@ -213,7 +215,7 @@ def test_a_bug_in_a_step_is_each_requests_error(
 ) -> None:
     bench, java = Bench(), Connection()
     mode = modes.Rolling(bench.model, bench.loop, installed_version())
-    monkeypatch.setattr(modes.RollingBatch, "step", fail)
+    monkeypatch.setattr(RollingBatch, "step", fail)
     contents = {f"batch_{index:03d}.data": item(ask("a", 1)).body for index in range(3)}
     mode.answer(Input({"batch_size": "3"}, contents)).send(java)
     assert java.written.count(b"internal error: RuntimeError") == 3
@@ -223,7 +225,7 @@ def test_a_bug_in_a_step_is_each_requests_error(
 def test_a_bug_in_a_whole_batch_is_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench("disable")
     mode = modes.Dynamic(bench.model, bench.loop)
-    monkeypatch.setattr(modes.DynamicBatch, "run", fail)
+    monkeypatch.setattr(DynamicBatch, "run", fail)
     answer = mode.answer(Input({"content-type": "application/json"}, {"data": b"{}"}))
     assert answer.code == 500
     assert "internal error: RuntimeError" in answer.message
@@ -311,10 +313,10 @@ def test_a_single_requests_body_is_its_data_or_its_first_content() -> None:
 
 def test_the_query_of_a_call_names_an_adapter() -> None:
     read = wire.single(Input({}, {"data": b"body", "adapter": b"m\xff"}))
-    assert read.headers == {wire.QUERY_ADAPTER: "m\ufffd"}
+    assert read.headers == {QUERY_ADAPTER: "m\ufffd"}
     contents = {"batch_000.data": b"one", "batch_000.adapter": b"mine", "batch_001.data": b"two"}
     requests = wire.batched(Input({"batch_size": "2", "batch_001.X-Name": "x"}, contents))
-    assert requests[0] == Item(body=b"one", headers={wire.QUERY_ADAPTER: "mine"})
+    assert requests[0] == Item(body=b"one", headers={QUERY_ADAPTER: "mine"})
     assert requests[1] == Item(body=b"two", headers={"x-name": "x"})
 
 
@@ -378,7 +380,7 @@ def test_a_request_for_the_engine_keeps_the_apis_own_headers_to_itself() -> None
 
 @pytest.mark.parametrize(("length", "most"), [(">h", 32_000), (">i", None)])
 def test_a_piece_is_as_long_as_a_string_may_be(length: str, most: int | None) -> None:
-    version = installed_version()._replace(length=wire.struct.Struct(length))
+    version = installed_version()._replace(length=struct.Struct(length))
     assert version.max_piece == (most or wire.MAX_FIELD)
 
 
@@ -434,7 +436,7 @@ def test_what_java_does_not_wait_for_is_not_sent() -> None:
 @pytest.mark.parametrize("length", [">h", ">i"])
 def test_an_empty_key_is_a_key(length: str) -> None:
     contents: list[tuple[str | None, bytes]] = [("", b"x"), (None, b"y"), ("z", b"")]
-    reader, read = wire.Reader(wire.struct.Struct(length)), Input()
+    reader, read = wire.Reader(struct.Struct(length)), Input()
     data = io.BytesIO(message(length, {"handler": "handle"}, contents))
     reader.read(read, SimpleNamespace(recv=data.read))
     assert read.content.keys == ["", None, "z"]
@@ -452,6 +454,6 @@ def test_more_of_a_call_is_waited_for_only_shortly(monkeypatch: pytest.MonkeyPat
     contents: list[tuple[str | None, bytes]] = [("batch_000.data", b"x")]
     call = message(">i", {"batch_size": "2", "handler": "handle"}, contents)
     read = Input()
-    wire.Reader(wire.struct.Struct(">i")).read(read, SimpleNamespace(recv=io.BytesIO(call).read))
+    wire.Reader(struct.Struct(">i")).read(read, SimpleNamespace(recv=io.BytesIO(call).read))
     assert read.content.keys == ["batch_000.data"], "the last request is empty"
     assert waits == [0.5]

@@ -8,6 +8,7 @@ import importlib
 import io
 import re
 import time
+from collections.abc import AsyncGenerator
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,13 @@ class Input(djl_python.Input):
 
 def fail(*arguments: object) -> NoReturn:
     raise RuntimeError("a bug")
+
+
+def outputs_of(mode: modes.Async) -> AsyncGenerator[Output, None]:
+    """Return what djl_python reads as the response to the load call, which it may close."""
+    outputs = mode.outputs(Output())
+    assert isinstance(outputs, AsyncGenerator)
+    return outputs
 
 
 def step(mode: Rolling, body: Any = None, *, size: int = 1, **more: str) -> bytes:
@@ -117,7 +125,7 @@ def test_a_bug_in_async_mode_is_answered(monkeypatch: pytest.MonkeyPatch) -> Non
 
     async def answer(id: str) -> bytes:
         """What Java gets when it asks with this id of its own."""
-        outputs, java = mode.outputs(Output()), Connection()
+        outputs, java = outputs_of(mode), Connection()
         await anext(outputs)
         call = Input({"request_tracking_id": id}, item(ask("a b", 3, stream=True)).body)
         assert [output async for output in await mode.answer(call)] == []
@@ -165,8 +173,7 @@ def test_java_gets_the_headers_of_a_refusal(monkeypatch: pytest.MonkeyPatch, str
     for body in (b"{", b'{"inputs": 1}', b'{"inputs": "a", "parameters": {"top_p": 2}}'):
         assert b"batch_0_x-trial" not in writer.step(rolling.step(ask("a", 1)), fail)
         assert writer.step(rolling.step(body), fail).count(b"batch_0_x-trial") == 1
-        mode = modes.Dynamic(dynamic.model, dynamic.loop)
-        answer = mode.answer(Input(properties, body))
+        answer = modes.Dynamic(dynamic.model, dynamic.loop).answer(Input(properties, body))
         assert (answer.code, answer.properties["x-trial"]) == (424, "424")
     mode = modes.Async(rolling.model, installed_version())
     call = rolling.loop.run(mode.change_adapter(Input(), "register"))
@@ -181,7 +188,7 @@ def test_no_answer_is_whole_before_java_waits_for_it() -> None:
     mode = modes.Async(bench.model, installed_version())
 
     async def story(body: Any) -> float:
-        outputs, java = mode.outputs(Output()), Connection()
+        outputs, java = outputs_of(mode), Connection()
         await anext(outputs)
         asked = time.monotonic()
         await mode.answer(Input({"request_tracking_id": "one"}, item(body).body))
@@ -205,7 +212,7 @@ def test_in_async_mode_a_request_is_open_until_its_last_piece_is_written() -> No
     mode = modes.Async(bench.model, installed_version())
 
     async def story() -> list[int]:
-        outputs, java, counts = mode.outputs(Output()), Connection(), []
+        outputs, java, counts = outputs_of(mode), Connection(), list[int]()
         await anext(outputs)
         await mode.answer(Input({"request_tracking_id": "one"}, item(ask("a b", 3, stream=True)).body))
         while b"true" not in java.written:
@@ -333,7 +340,7 @@ def test_a_bug_in_one_request_of_async_mode_fails_that_one_alone(bug: str, caplo
     mode = modes.Async(bench.model, installed_version())
 
     async def story() -> None:
-        outputs = mode.outputs(Output())
+        outputs = outputs_of(mode)
         await anext(outputs)
         for id, more in (("one", {}), ("bad", {"bug": "yes"}), ("two", {})):
             body = item(ask(f"{id} {id}", 2)).body

@@ -175,7 +175,7 @@ def test_a_loop_that_is_looked_after_runs_between_calls() -> None:
     loop, ran = WorkerLoop(), threading.Event()
 
     async def run_in_later_passes() -> None:
-        soon = asyncio.get_running_loop().call_soon
+        soon: Callable[..., object] = asyncio.get_running_loop().call_soon
         soon(soon, soon, soon, ran.set)
 
     with loop.lock:

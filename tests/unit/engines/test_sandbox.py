@@ -576,7 +576,7 @@ def test_each_job_runs_in_a_fork_and_a_fork_that_fails_costs_its_job_only(
             raise found
         return int(found)
 
-    monkeypatch.setattr(sandbox.os, "fork", fork)
+    monkeypatch.setattr("handler.engines.process.sandbox.os.fork", fork)
     monkeypatch.setattr(sandbox, "die_with_parent", lambda: closed.append(process.fileno() == -1))
 
     def act() -> None:
@@ -586,6 +586,7 @@ def test_each_job_runs_in_a_fork_and_a_fork_that_fails_costs_its_job_only(
             messages = Messages(third)
             assert isinstance(messages.next(), Begun)
             assert [messages.next(), messages.next()] == ["subject", b""]
+            assert isinstance(messages.next(), Done)
             assert [first.recv(1), second.recv(1)] == [b"", b""], "the process keeps no job's channel"
 
     with host_that(act), pytest.raises(Exited):

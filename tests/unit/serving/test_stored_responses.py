@@ -23,6 +23,7 @@ from handler.core.framing import dumps
 from handler.djl.batches import Item
 from handler.protocols.kernel.stored import KeptAnswer, Recalled, Wanted, kept_items
 from handler.serving import stored_responses
+from handler.serving.database import open_database
 from handler.serving.head import owner_by_key, owner_of
 from handler.serving.stored_responses import OwnersKeeper, ResponseDatabase, ResponseStore, configured_store
 from tests.one_test import in_one_test
@@ -44,7 +45,7 @@ def open_store(directory: Path | None, clock: Clock | None = None, **limits: Any
 def open_with_connection(directory: Path | None, **limits: Any) -> tuple[ResponseStore, sqlite3.Connection]:
     """Return a store, and the connection to SQLite on which its thread works."""
     connections: list[sqlite3.Connection] = []
-    opens = stored_responses.open_database
+    opens = open_database
 
     def opened(*arguments: Any, **options: Any) -> sqlite3.Connection:
         connections.append(opens(*arguments, **options))
