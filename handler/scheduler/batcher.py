@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServingError
+from handler.core.fair_queue import OwnerTurns
 from handler.core.text import Prompt, SequenceState, prompt_tokens
 from handler.core.values import NO_EXTRAS, Delta, Extras, Finish, Request, Token, new_delta, new_token
 from handler.engines.base import EngineRequest, Output, Step, engine_failure
@@ -215,7 +216,7 @@ class OwnerQueues(Generic[Item]):
     """
 
     def __init__(self) -> None:
-        self._queues: dict[str, RequestQueue[Item]] = {}  # by owner, whose turn was last comes last
+        self._queues = OwnerTurns[str, RequestQueue[Item]](RequestQueue)
         self._owners: dict[int, str] = {}  # by id, in order of arrival
         self._overtakes = 0
         self._next: str | None = None  # the owner whose turn is next, or None if this is not known
@@ -229,7 +230,7 @@ class OwnerQueues(Generic[Item]):
 
     def add(self, id: int, priority: int, item: Item, owner: str = "", *, follows: bool = False) -> None:
         """Add an item. The arguments are those of `RequestQueue.add`."""
-        self._queues.setdefault(owner, RequestQueue()).add(id, priority, item, follows=follows)
+        self._queues[owner].add(id, priority, item, follows=follows)
         self._owners[id] = owner
         self._next = None
 
@@ -242,12 +243,10 @@ class OwnerQueues(Generic[Item]):
         """Remove and return the next item."""
         owner = self._next_owner()
         id = self._next_id(owner)
-        queue = self._queues.pop(owner)
         self._overtakes = 0 if id == next(iter(self._owners)) else self._overtakes + 1
-        item = queue.take(id)
+        item = self._queues[owner].take(id)
+        self._queues.end_turn(owner)
         del self._owners[id]
-        if queue:
-            self._queues[owner] = queue
         self._next = None
         return item
 
@@ -256,8 +255,7 @@ class OwnerQueues(Generic[Item]):
         owner = self._owners.pop(id, None)
         if owner is not None:
             self._queues[owner].discard(id)
-            if not self._queues[owner]:
-                del self._queues[owner]
+            self._queues.drop_empty(owner)
             self._next = None
 
     def newest_of_largest(self, owner: str) -> int | None:
@@ -265,8 +263,7 @@ class OwnerQueues(Generic[Item]):
         another item.
         """
         largest = max(self._queues, key=lambda other: len(self._queues[other]), default=owner)
-        own = len(self._queues[owner]) if owner in self._queues else 0
-        if largest == owner or len(self._queues[largest]) <= own + 1:
+        if largest == owner or len(self._queues[largest]) <= len(self._queues.get(owner, ())) + 1:
             return None
         return next(id for id, other in reversed(self._owners.items()) if other == largest)
 
@@ -299,7 +296,7 @@ class Background:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: dict[str, dict[int, ActiveRequest]] = {}  # by owner, whose turn was last comes last
+        self._waiting = OwnerTurns[str, dict[int, ActiveRequest]](dict)
         self._started: dict[int, ActiveRequest] = {}
         self._sequences = Counter[str]()  # of started requests, by owner
         self._overtakes = 0
@@ -308,7 +305,7 @@ class Background:
         return (active for waiting in self._waiting.values() for active in waiting.values())
 
     def add(self, owner: str, active: ActiveRequest) -> None:
-        self._waiting.setdefault(owner, {})[active.id] = active
+        self._waiting[owner][active.id] = active
 
     def take(self) -> ActiveRequest | None:
         """Remove and return the next request. Return None if no request is waiting, or there is no room for it."""
@@ -332,10 +329,8 @@ class Background:
             yield owner, next(iter(self._waiting[owner].values()))
 
     def _remove(self, owner: str, id: int) -> None:
-        waiting = self._waiting.pop(owner)
-        del waiting[id]
-        if waiting:
-            self._waiting[owner] = waiting
+        del self._waiting[owner][id]
+        self._waiting.end_turn(owner)
 
     def end(self, id: int) -> bool:
         """Remove a request, and return whether this makes room for other requests. Unknown ids are ignored."""
