@@ -46,7 +46,7 @@ types.
 """
 
 
-def is_named_gguf(path: Path | str) -> bool:
+def is_gguf_name(path: Path | str) -> bool:
     """Return whether a file name has the suffix of GGUF files. Some file systems and uploaders write it in capitals."""
     return str(path).lower().endswith(".gguf")
 
@@ -142,9 +142,9 @@ def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
         raise ValueError(f"{path} is not a model, but extends a model ({kind}): name the model's own file")
     if parts > 1:
         raise ValueError(f"{path} is part of {in_parts(parts, _PART.sub('-00001-of-', path.name))}")
-    for key, what in _NEEDED.items():
+    for key, content in _NEEDED.items():
         if key not in values:
-            raise ValueError(f"{path} contains no {what}: its header has no {key.decode()}")
+            raise ValueError(f"{path} contains no {content}: its header has no {key.decode()}")
 
 
 def _size(shape: Sequence[int], type: int) -> int:
@@ -172,9 +172,12 @@ def tokenizer_config(path: Path) -> dict[str, object]:
     tokens: list[bytes] = []
     with path.open("rb") as file:
         values = dict(_pairs(file, _begin(file)[1], tokens))
-    ids = {f"{own}_token": values.get(f"tokenizer.ggml.{name}_token_id".encode()) for name, own in _SPECIAL.items()}
-    known = {name: tokens[id] for name, id in ids.items() if isinstance(id, int) and 0 <= id < len(tokens)}
-    config = {name: token.decode(errors="replace") for name, token in known.items() if token}
+    ids = {
+        f"{token_name}_token": values.get(f"tokenizer.ggml.{name}_token_id".encode())
+        for name, token_name in _SPECIAL.items()
+    }
+    tokens_by_name = {name: tokens[id] for name, id in ids.items() if isinstance(id, int) and 0 <= id < len(tokens)}
+    config = {name: token.decode(errors="replace") for name, token in tokens_by_name.items() if token}
     flags = {f"add_{name}_token": values.get(f"tokenizer.ggml.add_{name}_token".encode()) for name in ("bos", "eos")}
     return {**config, **{name: value for name, value in flags.items() if isinstance(value, bool)}}
 
@@ -249,8 +252,8 @@ def _begin(file: BinaryIO) -> tuple[int, int]:
     """Read the start of the header, and return the number of tensors and the number of key-value pairs."""
     file.seek(0)
     head = file.read(64)
-    if why := placeholder(head):
-        raise ValueError(f"{file.name} {why}")
+    if problem := placeholder(head):
+        raise ValueError(f"{file.name} {problem}")
     if not head.startswith(b"GGUF"):
         raise ValueError(f"{file.name} is not a GGUF file")
     file.seek(4)

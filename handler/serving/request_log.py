@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.framing import dumps
-from handler.core.secrets import known_headers, path_without_credentials
+from handler.core.secrets import path_without_credentials, public_headers
 from handler.serving.database import is_locked
 
 log = logging.getLogger("handler")
@@ -280,7 +280,7 @@ def _line(request: Captured) -> bytes:
         "id": request.id,
         "at": round(request.at, 6),
         "path": path_without_credentials(request.path),
-        "headers": known_headers(request.headers),
+        "headers": public_headers(request.headers),
         **_body(request.body),
     }
     if answer is not None:

@@ -423,7 +423,7 @@ def eos_ids(config: EngineConfig) -> frozenset[int]:
     generation_config.json.
     """
     assert config.model is not None
-    if gguf.is_named_gguf(config.model):
+    if gguf.is_gguf_name(config.model):
         return gguf.end_ids(config.model)
     own = tokenizer_eos_id(config.model)
     of_tokenizer = frozenset() if own is None else frozenset({own})

@@ -239,7 +239,7 @@ def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:
 
 def context_length(model: Path) -> int | None:
     """Read the context length, in tokens, from the model's files. Return None if they do not specify it."""
-    if gguf.is_named_gguf(model):
+    if gguf.is_gguf_name(model):
         return gguf.context_length(model)
     context = context_of(model)
     return context if isinstance(context, int) else None

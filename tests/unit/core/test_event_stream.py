@@ -87,7 +87,7 @@ def test_a_whole_event_has_the_same_limit(before: bytes, lines: list[bytes]) -> 
 def test_lines_are_the_same_wherever_they_are_cut(cut: int) -> None:
     reader, body = LineReader(100), b"\xef\xbb\xbf{}\n\r\n[1]\r2\r\n3"
     assert [*reader.feed(body[:cut]), *reader.feed(body[cut:])] == [b"{}", b"", b"[1]", b"2"]
-    assert reader.rest == b"3"
+    assert reader.partial == b"3"
 
 
 @in_one_test("first", [b"", b"x" * 100, b"a\n" + b"x" * 100, b"\n"])
