@@ -22,6 +22,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Forbidden, InvalidPayload, ModelNotFound, RouteNotFound
 from handler.http.batch_routes import BatchRoutes
 from handler.http.custom import FASTAPI, CustomCode, missing_of
+from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.foreign_routes import TgiRoutes, TritonRoutes, VllmRoutes
 from handler.http.inference import (
     Endpoint,
@@ -33,7 +34,6 @@ from handler.http.inference import (
     send_refusal,
     shows,
 )
-from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
 from handler.http.security import OPEN, Access, AllowedHosts, ApiKeys, Cors, read_access
 from handler.plugins.aws import Handlers
@@ -67,7 +67,7 @@ _TRANSFORM = 100
 
 
 class App:
-    """The ASGI application of a served model. It requires the ASGI extension that `http/protocol.py` defines.
+    """The ASGI application of a served model. It requires the ASGI extension that `http/exchange.py` defines.
 
     Args:
         access: the API keys and origins that are allowed to use the application.

@@ -19,7 +19,7 @@ from handler.core.framing import dumps
 from handler.core.log import of_request
 from handler.core.loop import start_now
 from handler.core.numbers import is_digits
-from handler.http.protocol import EXCHANGE, AnyExchange
+from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.urls import query_of
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
