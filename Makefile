@@ -53,7 +53,7 @@ test-fuzz: dev ## 3 min: request bodies and cuts of text at random, many of each
 test-attacks: dev ## 3 min: what costs a server most, and the CPU time that it costs
 	$(PYTEST) --timeout 300 tests/attacks --ignore tests/attacks/test_answers.py
 test-tools: dev ## 3 min: tests of the doubles, the benchmarks, `lmi replay`, `lmi conform`, the examples, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)
-	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl tests/examples tests/monitoring tests/moving tests/tools
+	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/compare tests/container tests/conversion tests/accept tests/djl tests/examples tests/monitoring tests/moving tests/tools
 test-joints: dev ## 1 min: two halves that are each tested alone, joined: prompts and parsers, server and nginx or HAProxy (Debian's, by apt), files and encodings, log lines and advice
 	$(PYTEST) tests/joints
 test-trtllm: dev ## 3 min: TensorRT-LLM's double, and MPI workers under Open MPI 4 (of Debian, by apt as root) and 5 (of PyPI)
@@ -115,6 +115,6 @@ docs: $(BIN)/uv ## 10 s: the documents as a site with search, in build/site: ope
 dist: $(BIN)/uv ## 5 s: the source distribution and the wheel of it, in dist/
 	$(BIN)/uv build --quiet --clear $(addprefix --build-constraint ,$(PINS)) --out-dir dist
 bench: dev ## 5 min: the load generator on the demo model, served and its engine alone
-	$(BIN)/lmi bench --engine --model "$(or $(MODEL),demo)" --plot build/bench.png
+	$(BIN)/lmi bench --engine --model "$(or $(MODEL),demo)" --output build/bench.json
 clean:
 	rm -rf $(VENV) $(VENV)-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -13,7 +13,7 @@ async def generate(model: ServedModel, prompts: list[str], **parameters: object)
     async def one(prompt: str) -> str:
         over = asyncio.Event()
         with model.open({}, on_bytes=lambda task: task.finished and over.set()) as task:
-            task.start(json.dumps({"inputs": prompt, "parameters": parameters}).encode())
+            task.begin(task.run(json.dumps({"inputs": prompt, "parameters": parameters}).encode()))
             await over.wait()
             return json.loads(task.take())["error" if task.error else "generated_text"]
 

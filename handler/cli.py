@@ -47,9 +47,9 @@ serve
   lmi launch AGENT [MODEL] [-- ARGUMENT]  run Claude Code, Codex or another coding agent on a server
 
 measure
-  lmi bench URL                           measure a running server: table, plot, JSON
+  lmi bench URL                           measure a running server: table, JSON
   lmi bench --engine                      start a server, and compare it with its engine without a server
-  lmi bench --compare A.json B.json       compare results: table and plot
+  lmi bench --compare A.json B.json       compare results in a table
 
 move
   lmi replay REQUESTS --to TARGET         send recorded requests, and compare the responses with the recorded ones
@@ -235,7 +235,7 @@ def _checked(reading: Reading, problems: Problems, warning: str) -> Iterator[str
     Args:
         warning: the warning about a server that anyone can use, or "".
     """
-    from handler.config.loader import misread_by_java
+    from handler.config.sources import misread_by_java
     from handler.config.user_files import describe_model_py, missing_formatters, requirements_file
     from handler.core.user_functions import Role
     from handler.http.custom import missing_of

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.core import values
-from handler.core.values import Sampling
+from handler.core.values import Sampling, StructuredOutput
 from handler.protocols.kernel.parameters import ROWS, TableRow
 from handler.protocols.kernel.schema import schema_of_reader
 from tests.docs import pages
@@ -88,7 +88,20 @@ _VALUES: Values = {
     "outputs": (["output_ids", "cum_log_probs"], {}),
 }
 
-VALUES: Values = {**{row.lmi: _example(row) for row in ROWS if row.lmi not in _VALUES}, **_VALUES}
+VALUES: Values = {**{row.lmi: _example(row) for row in ROWS if row.lmi and row.lmi not in _VALUES}, **_VALUES}
+
+FIELD_VALUES: dict[str, Any] = {
+    **{
+        row.field: VALUES[row.lmi][0]
+        for row in ROWS
+        if row.lmi and isinstance(Sampling._field_defaults.get(row.field), int | float)
+    },
+    "do_sample": False, "max_new_tokens": 7, "logit_bias": ((3, 1.0),), "seed": 7, "stop_token_ids": (3,),
+    "bad_sequences": ("x",), "bad_token_ids": (3,), "allowed_token_ids": (3,), "logprobs": True,
+    "prompt_logprobs": True, "no_repeat_ngram_size": 2, "cache_salt": "x",
+    "structured_output": StructuredOutput("json_object", ""),
+}  # fmt: skip
+"""A value of each field of Sampling that an engine may read. It differs from a sampled request's."""
 
 TENSOR_VALUES: Values = {
     "request_output_len": ([[2]], {}),

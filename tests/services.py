@@ -37,5 +37,5 @@ def begin(model: ServedModel, body: Any) -> tuple[RequestTask, asyncio.Future[No
             begun.set_result(None)
 
     task = model.open({}, id="id", on_bytes=on_bytes)
-    task.start(body if isinstance(body, bytes) else dumps(body))
+    task.begin(task.run(body if isinstance(body, bytes) else dumps(body)))
     return task, begun

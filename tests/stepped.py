@@ -20,9 +20,10 @@ from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.process.supervisor import Host, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
+from handler.serving.metrics.prometheus import Metrics
 from handler.serving.model import ServedModel
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.request_log import RequestLog
@@ -83,6 +84,7 @@ class Bench:
         sessions: Sessions | None = None,
         store: ResponseStore | None = None,
         request_log: RequestLog | None = None,
+        context: ServerContext | None = None,
         **options: Any,
     ) -> None:
         self.engine = Readable(info)
@@ -92,7 +94,7 @@ class Bench:
         async def make() -> ServedModel:
             preprocessor = Preprocessor(
                 choose(config),
-                ServerContext(engine="scripted"),
+                context or ServerContext(engine="scripted"),
                 EchoTokenizer(),
                 lambda: self.engine.info,
                 formatters or Formatters(),
@@ -159,6 +161,11 @@ def benches() -> Iterator[None]:
         yield
     while Bench.opened:
         Bench.opened.pop().close()
+
+
+def requests_ended(metrics: Metrics, outcome: str) -> float | None:
+    """Return the number of requests that have ended with an outcome."""
+    return metrics.registry.get_sample_value("lmi_requests_total", {"outcome": outcome})
 
 
 def item(body: Any, **headers: str) -> Item:

@@ -18,8 +18,8 @@ from deploy.errors import Refused
 from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.spec.options import Value, settings_of, variable_of, wrong_options
 from handler.config.environment import CONTEXTS, STAGES
+from handler.config.implied import as_lmi_reads, named_engine
 from handler.config.lmi_version import KEY, release_of
-from handler.config.loader import Setting, as_lmi_reads, joined, named_engine
 from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT, VARIABLES_OF, Option
 from handler.config.options.names import (
     SM_VLLM,
@@ -33,6 +33,7 @@ from handler.config.options.names import (
     unknown_variable,
     variable,
 )
+from handler.config.sources import Setting, joined
 from handler.core.numbers import is_digits
 
 

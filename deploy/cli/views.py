@@ -418,12 +418,16 @@ def _summary(status: Status) -> Table:
 def _places(status: Status) -> Table:
     rows: list[tuple[RenderableType, ...]] = []
     for variant in status.variants:
-        what = " ".join(part for part in (variant.type or "", variant.image) if part)
-        rows.append((variant.name, "", str(variant.instances), str(variant.desired), f"instances {what}".strip()))
+        details = " ".join(part for part in ("instances", variant.type, variant.image) if part)
+        rows.append((variant.name, "", str(variant.instances), str(variant.desired), details))
     for item in status.components:
-        what = _copies(item) if item.base is None else f"adapter of {item.base}"
-        now, desired = (str(item.copies), str(item.desired)) if item.base is None else ("", "")
-        rows.append((item.name, coloured(item.status), now, desired, Text(" ".join((what, item.reason)).strip())))
+        if item.base is None:
+            details = f"{_copies(item)} {item.reason}".rstrip()
+            counts = (str(item.copies), str(item.desired))
+        else:
+            details = f"adapter of {item.base} {item.reason}".rstrip()
+            counts = ("", "")
+        rows.append((item.name, coloured(item.status), *counts, Text(details)))
     return _table(("variant or component", "status", "current", "desired", "details"), rows)
 
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeAlias
 
 from deploy.client.errors import FROM_AWS, ModelFailed, RequestFailed, StreamBroken, failure
+from handler.core.event_stream import EventReader
 
 # -- events of a streamed response, from the JSON values of any schema -------------------------------------------------
 # LMI's lines, TGI's and Triton's events and OpenAI's chunks all become `Token`s and a `Finish`. Nothing is dropped:
@@ -176,7 +177,7 @@ _OPENING = b"{["
 _BLANK = re.compile(rb"\s*")
 _OUTSIDE = re.compile(rb'["{}\[\]]')
 _INSIDE = re.compile(rb'["\\]')
-_END_OF_LINE = re.compile(rb"\r\n|\n|\r")
+_MAX_EVENT = 64 << 20  # bytes
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
@@ -190,7 +191,11 @@ class Truncated(Exception):
 
 class Reader(Protocol):
     def feed(self, data: bytes) -> list[Any]:
-        """Add bytes, and return the values that they complete."""
+        """Add bytes, and return the values that they complete.
+
+        Raises:
+            ValueError: an event is too large.
+        """
 
     def flush(self) -> list[Any]:
         """Return the values that the end of the input completes.
@@ -258,58 +263,31 @@ class JsonValues:
 
 
 class ServerSentEvents:
-    """A reader of server-sent events, as defined in the HTML standard. Comments, such as keep-alives, are dropped."""
+    """A reader of the values in server-sent events. Names and comments, such as keep-alives, are dropped.
+
+    There are several values in an event if a server omits the empty line between events. `[DONE]` is not one.
+    """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._scanned = 0  # number of bytes of the buffer that contain no line end
-        self._data: list[bytes] = []
+        self._events = EventReader(_MAX_EVENT)
 
     def feed(self, data: bytes) -> list[Any]:
-        self._buffer += data
-        return self._lines(last=False)
-
-    def flush(self) -> list[Any]:
-        results = self._lines(last=True)
-        if self._buffer:  # the last line has no line end
-            self._line(bytes(self._buffer))
-            self._buffer.clear()
-        return results + self._event()
-
-    def _lines(self, *, last: bool) -> list[Any]:
         results: list[Any] = []
-        start = 0
-        for end in _END_OF_LINE.finditer(self._buffer, self._scanned):
-            if end[0] == b"\r" and end.end() == len(self._buffer) and not last:
-                break  # a line feed may follow in the next piece; this is the last line end
-            line = bytes(self._buffer[start : end.start()])
-            start = end.end()
-            if line:
-                self._line(line)
-                continue
+        for event in self._events.feed(data):
             try:
-                results += self._event()
+                results += _values(event.data)
             except Truncated as cut:  # the value is incomplete, although its event is complete
                 results.append(cut.rest.decode("utf-8", "replace"))
-        del self._buffer[:start]
-        self._scanned = len(self._buffer) - self._buffer.endswith(b"\r")
         return results
 
-    def _line(self, line: bytes) -> None:
-        name, _, value = line.partition(b":")
-        if name == b"data":
-            self._data.append(value.removeprefix(b" "))
+    def flush(self) -> list[Any]:
+        return [value for event in self._events.feed(b"\n\n") for value in _values(event.data)]
 
-    def _event(self) -> list[Any]:
-        """Return the values of an event, except for `[DONE]`.
 
-        There are several values if a server omits the empty line between events.
-        """
-        data, self._data = b"\n".join(self._data), []
-        values = JsonValues()
-        results = values.feed(data)
-        results += values.flush()
-        return [value for value in results if value != "[DONE]"]
+def _values(data: bytes) -> list[Any]:
+    values = JsonValues()
+    results = [*values.feed(data), *values.flush()]
+    return [value for value in results if value != "[DONE]"]
 
 
 class PlainText:
@@ -382,6 +360,7 @@ class AnswerReader:
 
         Raises:
             ModelFailed: the response reports a failure. All earlier events are yielded first.
+            StreamBroken: an event is too large.
         """
         if self._reader is None:
             self._beginning += data
@@ -391,7 +370,11 @@ class AnswerReader:
             self._reader = reader_for(self._content_type, data)
             if self._reader is None:
                 return
-        yield from self._events(self._reader.feed(data))
+        try:
+            values = self._reader.feed(data)
+        except ValueError as error:
+            raise self.with_arrived(StreamBroken(f"the response cannot be read: {error}")) from None
+        yield from self._events(values)
 
     def finish(self) -> Iterator[Event]:
         """Yield the remaining events after the last bytes have been fed.

@@ -1,7 +1,7 @@
 """Find the variants that an update must deregister from automatic scaling, and what to register again afterwards.
 
 AWS refuses an update of an endpoint that removes a registered variant or changes its instance type. AWS's guide
-deregisters the variant, updates the endpoint, and registers the variant again. Deregistering also deletes the
+says to deregister the variant, update the endpoint, and register the variant again. Deregistering also deletes the
 variant's policies, so they are created again, and so are the alarms that trigger them.
 """
 
@@ -21,7 +21,7 @@ _INPUTS = {
     Kind.ALARM: "PutMetricAlarm",
 }
 _OMITTED = ("RoleARN", "Tags")
-"""Fields that are not copied: SageMaker always uses its service-linked role, and tags are in no description."""
+"""Fields that are not copied: SageMaker always uses its service-linked role, and descriptions do not contain tags."""
 
 
 def to_deregister(desired: Sequence[Resource], live: Live) -> list[LiveResource]:

@@ -22,8 +22,8 @@ from deploy.spec import Spec
 from deploy.spec.components import is_guest, servers
 from deploy.spec.options import is_aws_image, settings_of
 from handler.config.lmi_version import KEY, release_of
-from handler.config.loader import Setting, from_file
 from handler.config.options.names import variable
+from handler.config.sources import Setting, from_file
 
 _VARIABLE = variable(KEY)
 _FIELD = f"options.{KEY.removeprefix('option.')}"

@@ -496,8 +496,10 @@ def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, An
 def body_of(environ: dict[str, Any]) -> bytes:
     """Return the body of a request in such a way that later code can read it again."""
     length = environ.get("CONTENT_LENGTH")
-    content = environ["wsgi.input"].read(
-        *([int(length)] if length and is_digits(length) else [] if "wsgi.input_terminated" in environ else [0])
-    )
+    content = b""
+    if length and is_digits(length):
+        content = environ["wsgi.input"].read(int(length))
+    elif "wsgi.input_terminated" in environ:  # the body is chunked, and its reader knows its end
+        content = environ["wsgi.input"].read()
     environ["wsgi.input"] = io.BytesIO(content)
-    return bytes(content)
+    return content

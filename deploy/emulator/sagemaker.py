@@ -298,7 +298,7 @@ def _is_between(at: datetime.datetime, after: Any, before: Any) -> bool:
 
 
 def _seconds(value: Any) -> float | None:
-    """Return a time of a request in seconds since 1970: JSON has a number, and moto may have converted it."""
+    """Return a request's timestamp in seconds since 1970. JSON has a number, but moto may have converted it already."""
     if isinstance(value, str):
         value = datetime.datetime.fromisoformat(value.replace("Z", "+00:00"))
     return value.timestamp() if isinstance(value, datetime.datetime) else value
@@ -745,7 +745,7 @@ def weights_of(config: Mapping[str, Any], endpoint: Mapping[str, Any]) -> dict[s
 
 
 def _retained(p: Mapping[str, Any]) -> set[str]:
-    """Return the fields of an endpoint, of `_LIVE`, that an update keeps."""
+    """Return those fields of an endpoint in `_LIVE` that an update keeps."""
     if not p.get("RetainAllVariantProperties"):
         return set()
     kinds = {item["VariantPropertyType"] for item in p.get("ExcludeRetainedVariantProperties", ())}

@@ -126,7 +126,7 @@ class Arns:
         return [self.of("cloudwatch", "alarm:TargetTracking-*")] if self.spec.scaling is not None else []
 
     def adopted_alarms(self) -> list[str]:
-        """Return an ARN pattern for the alarms that target tracking of another owner's endpoint creates."""
+        """Return an ARN pattern for the alarms that target tracking creates for another owner's endpoint."""
         return [self.of("cloudwatch", f"alarm:TargetTracking-endpoint/{self.spec.endpoint_name}/*")]
 
     def scaling_role(self, service: str) -> list[str]:
@@ -159,9 +159,7 @@ class Arns:
 
     def objects(self, uris: list[str]) -> list[str]:
         """Return an ARN for each S3 URI: the ARN of an archive, or else a pattern for all objects under the URI."""
-        paths = [uri.removeprefix("s3://") for uri in uris]
-        ends = ["" if path.endswith(ARCHIVE) else "*" if "/" in path else "/*" for path in paths]
-        return [f"arn:{self._partition}:s3:::{path}{end}" for path, end in zip(paths, ends, strict=True)]
+        return [f"arn:{self._partition}:s3:::{_object_pattern(uri.removeprefix('s3://'))}" for uri in uris]
 
     def buckets(self, uris: list[str]) -> list[str]:
         return _once(f"arn:{self._partition}:s3:::{bucket_and_key(uri)[0]}" for uri in uris)
@@ -205,6 +203,13 @@ class Arns:
 def _versions(name: str) -> str:
     """Return a pattern that matches the names of all versions of a resource."""
     return f"{version_name(name, {})[: -len(digest({}))]}*"
+
+
+def _object_pattern(path: str) -> str:
+    """Return a pattern for an archive, or for all objects in a bucket or under a prefix."""
+    if path.endswith(ARCHIVE):
+        return path
+    return f"{path}*" if "/" in path else f"{path}/*"
 
 
 def _once(values: Iterable[str | None]) -> list[str]:

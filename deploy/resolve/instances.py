@@ -129,12 +129,16 @@ def _edits(item: str, other: str) -> int:
     """Return the number of letters to insert, delete or change between two names, or 1 for any reordering of them."""
     if sorted(item) == sorted(other):
         return int(item != other)
-    row = list(range(len(other) + 1))
+    previous = list(range(len(other) + 1))  # edits between no letters of `item` and each beginning of `other`
     for number, letter in enumerate(item, 1):
-        above, row[0] = row[0], number
-        for index, letter_of_other in enumerate(other, 1):
-            above, row[index] = row[index], min(row[index] + 1, row[index - 1] + 1, above + (letter != letter_of_other))
-    return row[-1]
+        row = [number]
+        for index, letter_of_other in enumerate(other):
+            deleted = previous[index + 1] + 1
+            inserted = row[index] + 1
+            changed = previous[index] + (letter != letter_of_other)
+            row.append(min(deleted, inserted, changed))
+        previous = row
+    return previous[-1]
 
 
 def _gpu_type(name: str, row: dict[str, str | int]) -> InstanceType:

@@ -36,7 +36,8 @@ from deploy.spec import Spec
 from deploy.spec.components import shadow_of
 from deploy.spec.sections import PrefixAware, Shape
 from handler.config.environment import CONTEXTS, STAGES
-from handler.config.loader import Setting, named_engine
+from handler.config.implied import named_engine
+from handler.config.sources import Setting
 from handler.core.numbers import is_digits
 from handler.core.sizes import format_size
 

@@ -16,8 +16,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from deploy.aws import Aws, error_code
 from deploy.s3.lint import WEIGHTS
 from deploy.s3.prefix import bucket_and_key
-from handler.config.loader import MOST_BYTES, Setting, decode_properties, settings_of
 from handler.config.options.names import variable
+from handler.config.sources import MOST_BYTES, Setting, decode_properties, settings_of
 
 OPTIONS_FILE = "serving.properties"
 _MOST = 64 << 20  # maximum bytes of an archive to read, packed and unpacked; archives with weights may be larger

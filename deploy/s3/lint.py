@@ -20,7 +20,7 @@ import javaproperties
 
 from deploy.errors import Refused
 from deploy.s3.prefix import Entry
-from handler.config.loader import decode_properties
+from handler.config.sources import decode_properties
 from handler.core.text_files import placeholder
 
 Read = Callable[[str], bytes]

@@ -27,7 +27,7 @@ def measure(url: str, rate: float, seconds: float, tokens: int) -> dict[str, Any
     with tempfile.TemporaryDirectory() as directory:
         output = Path(directory) / "result.json"
         load = ["--rate", str(rate), "--seconds", str(seconds), "--tokens", str(tokens), "--repeat", "1"]
-        once = ["--quiet", "1000", "--no-plot", "--output", str(output)]  # other processes may take 1000 cores
+        once = ["--quiet", "1000", "--output", str(output)]  # other processes may take 1000 cores
         command = [sys.executable, "-m", "handler", "bench", url, *load, *once]
         done = subprocess.run(command, capture_output=True, text=True)
         if not output.exists():

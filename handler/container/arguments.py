@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from handler.config.environment import model_path
-from handler.config.loader import Setting, from_environment, named_engine
+from handler.config.implied import named_engine
 from handler.config.model_files import holds_model, model_below
 from handler.config.options.names import SECRET, Own, contradiction, translate
 from handler.config.options.option import shown
+from handler.config.sources import Setting, from_environment
 from handler.core.errors import ConfigError
 from handler.core.numbers import is_digits
 

@@ -12,19 +12,13 @@ from pathlib import Path
 
 from handler.config import user_files
 from handler.config.config import Config
+from handler.config.implied import java_engine
 from handler.config.lmi_version import ASYNC_SINCE
-from handler.config.loader import (
-    Setting,
-    decode_properties,
-    encode_properties,
-    from_environment,
-    from_file,
-    java_engine,
-    read_config,
-)
+from handler.config.loader import read_config
 from handler.config.model_files import locate
 from handler.config.options import ENTRY_POINTS
 from handler.config.options.tables import BY_ROLLING_BATCH
+from handler.config.sources import Setting, decode_properties, encode_properties, from_environment, from_file
 from handler.config.user_files import has_own_handle
 from handler.container.arguments import ContainerArguments, ModelSource
 from handler.core.errors import ConfigError

@@ -159,9 +159,9 @@ class Address(NamedTuple):
 
 
 class JavaWatch:
-    """Asks DJL Serving on a separate thread, so that a server that does not respond delays no signal.
+    """Asks DJL Serving on a separate thread, so that an unresponsive server cannot delay signals.
 
-    In async mode, a request that arrives just when the worker has died ends the thread in Java that calls the worker.
+    In async mode, if a request arrives just as the worker dies, the Java thread that calls the worker ends.
     Java starts another worker process, but no thread. Each request then gets 503, and /ping stays 200.
 
     Args:

@@ -233,7 +233,11 @@ class PromptTooLong(TooLong):
             f"'{name}' has {given} tokens; the model accepts at most {most}. Input tokens exceed the configured "
             f"limit: {context}. Please reduce the length of the {name}"
         )
-        self.name, self.num_prompt, self.given, self.most, self._exact = name, num_prompt, given, most, exact
+        self.name = name
+        self.num_prompt = num_prompt
+        self.given = given
+        self.most = most
+        self._exact = exact
 
     def named(self, name: str, limit: int | None = None) -> PromptTooLong:
         """Return the same error with the name of the prompt in another dialect, and with `limit`."""

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
@@ -82,8 +83,22 @@ def log_trace(logger: logging.Logger, message: str, trace: str) -> None:
 
 def _configure(level: str, *, as_json: bool) -> None:
     handler = _Handler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(TEXT))
+    handler.setFormatter(JsonFormatter() if as_json else TextFormatter(TEXT))
     logging.basicConfig(level=level, handlers=[handler])
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record as text. The local time is converted once per second, because the conversion is slow."""
+
+    _second = -1
+    _time = ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        second = int(record.created)
+        if second != self._second:
+            self._time = time.strftime(self.default_time_format, time.localtime(second))
+            self._second = second
+        return f"{self._time},{int(record.msecs):03d}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -118,6 +133,16 @@ def _escaped(line: str) -> str:
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 has no parameter there
+    """Writes each record at once, so that no line is lost when the process ends. The stream is line-buffered."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self.stream.write(self.format(record) + self.terminator)
+        except RecursionError:
+            raise
+        except Exception:
+            self.handleError(record)
+
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # if stderr is closed, nobody would read the error
             super().handleError(record)
@@ -181,7 +206,7 @@ class _Relay:
     def __init__(self, descriptor: int, handler: _Handler) -> None:
         self._descriptor, self._handler = descriptor, handler
         self._before = os.dup(descriptor)
-        handler.setStream(os.fdopen(self._before, "w", encoding="utf-8", errors="backslashreplace", closefd=False))
+        handler.setStream(os.fdopen(self._before, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False))
         self._pipe, self._entry = os.pipe()  # kept open, so that closing the descriptor does not end the relay
         self._end = b"\0%s\0" % os.urandom(16).hex().encode()  # a marker that nobody else can write
         os.dup2(self._entry, descriptor)

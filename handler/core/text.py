@@ -275,7 +275,7 @@ class StopMatcher:
         """Return the end and the start of the winning stop string, or (0, 0) if no stop string occurs.
 
         Args:
-            num_before: the number of characters in which no stop string may end.
+            num_before: the number of leading characters. Stop strings that end within them do not count.
         """
         starts = [(stop, text.find(stop, max(num_before + 1 - len(stop), 0))) for stop in self._stops]
         return min(((start + len(stop), start) for stop, start in starts if start >= 0), default=(0, 0))

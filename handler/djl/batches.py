@@ -11,7 +11,7 @@ from handler.core.errors import GenerationFailed, InternalError, ServingError, s
 from handler.djl.worker_loop import WorkerLoop
 from handler.serving.model import ServedModel
 from handler.serving.preprocessor import TARGET_MODEL
-from handler.serving.request.life import ANSWERING, FINISHED
+from handler.serving.request.life import ANSWERING, COMMIT, FINISHED
 from handler.serving.request.task import RequestTask
 
 log = logging.getLogger("handler.rolling")
@@ -75,7 +75,7 @@ def start_items(
             tasks.append(model.refused(serving_error(bug)))
     for index, item in enumerate(items):
         try:
-            tasks[index].start(item.body)
+            tasks[index].begin(tasks[index].run(item.body))
         except Exception as bug:  # one request must not stop the others
             close(tasks[index])
             tasks[index] = model.refused(serving_error(bug))
@@ -116,7 +116,7 @@ def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -
     whole = not begun and task.error is not None  # an error's status comes with all of its body
     data = task.take(None if whole else limit)
     if commits:
-        task.committed = True
+        task.on(COMMIT)
     last = task.finished and not task.unsent and not (begun and data)
     return Piece(task, data, task.committed and not begun, last)
 

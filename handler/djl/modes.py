@@ -32,7 +32,7 @@ from handler.djl.batches import (
     seconds_early,
     start_items,
 )
-from handler.djl.turns import IN_ORDER, Turns
+from handler.djl.turns import IN_ORDER, ResponseOrder
 from handler.djl.wire import (
     MAX_FIELD,
     DjlVersion,
@@ -179,7 +179,7 @@ def seconds_of_call(predict_timeout: float) -> float:
 class _Stepped:
     """Base class of the modes in which the worker's event loop runs within DJL's calls."""
 
-    def __init__(self, model: ServedModel, loop: WorkerLoop, turns: Turns) -> None:
+    def __init__(self, model: ServedModel, loop: WorkerLoop, turns: ResponseOrder) -> None:
         self._loop = loop
         self._seconds = seconds_of_call(model.config.predict_timeout)
         self._adapters = AdapterCalls(model)
@@ -205,7 +205,9 @@ class _Stepped:
 class Rolling(_Stepped):
     """The mode in which each call is one step of all live requests."""
 
-    def __init__(self, model: ServedModel, loop: WorkerLoop, version: DjlVersion, turns: Turns = IN_ORDER) -> None:
+    def __init__(
+        self, model: ServedModel, loop: WorkerLoop, version: DjlVersion, turns: ResponseOrder = IN_ORDER
+    ) -> None:
         super().__init__(model, loop, turns)
         self._batch = RollingBatch(model, loop, commits_early=version.commits_early, max_piece=version.max_piece)
         self._writer = PieceWriter(version)
@@ -251,7 +253,7 @@ def _without_contents(answer: Output) -> Output:
 class Dynamic(_Stepped):
     """The mode in which each call is a whole batch, answered when all of its requests are finished."""
 
-    def __init__(self, model: ServedModel, loop: WorkerLoop, turns: Turns = IN_ORDER) -> None:
+    def __init__(self, model: ServedModel, loop: WorkerLoop, turns: ResponseOrder = IN_ORDER) -> None:
         super().__init__(model, loop, turns)
         self._batch = DynamicBatch(model, loop, self._seconds)
         self._streaming = model.config.enable_streaming
@@ -329,7 +331,7 @@ class Reloading:
         loaded: futures.Future[Rolling | Dynamic],
         version: DjlVersion,
         seconds: Callable[[], float],
-        turns: Turns,
+        turns: ResponseOrder,
     ) -> None:
         self._loaded = loaded
         self._seconds = seconds

@@ -18,18 +18,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from handler.config import environment, model_files
 from handler.config.config import Config
 from handler.config.engines import ENGINES
-from handler.config.loader import (
-    Reading,
-    Setting,
-    from_environment,
-    from_file,
-    misread_by_java,
-    named_engine,
-    read_config,
-)
+from handler.config.implied import named_engine
+from handler.config.loader import Reading, read_config
 from handler.config.options import KNOWN
 from handler.config.options.names import option_key
 from handler.config.options.tables import ROLLING_BATCHES
+from handler.config.sources import Setting, from_environment, from_file, misread_by_java
 from handler.config.user_files import unused_handle
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.log import format_as_json, wants_json

@@ -20,7 +20,7 @@ from djl_python import Output
 log = logging.getLogger("handler.djl")
 
 HasNext: TypeAlias = Callable[[float], bool]
-"""A function that returns whether Java has made another call, or makes one within a number of seconds."""
+"""A function that waits up to a number of seconds, and returns whether Java has made another call by then."""
 
 _LOST = (
     "DJL Serving has made another call before the response to its last call, and no longer expects that response. "
@@ -40,7 +40,7 @@ class Unsent(Output):  # type: ignore[misc]
         pass
 
 
-class Turns:
+class ResponseOrder:
     """Decides which responses are sent.
 
     Args:
@@ -69,5 +69,5 @@ class Turns:
         return answer
 
 
-IN_ORDER = Turns(lambda seconds: False)
-"""The turns of a connection on which each call follows the response to the last call."""
+IN_ORDER = ResponseOrder(lambda seconds: False)
+"""The order on a connection on which each call follows the response to the last call."""

@@ -22,7 +22,7 @@ from handler.core.errors import ConfigError, Unavailable
 from handler.djl import startup
 from handler.djl.modes import Async, Dynamic, LoadFailed, Passive, Reloading, Rolling, seconds_of_call
 from handler.djl.startup import is_passive, prepare, read_properties, report_metrics, steps_rolling
-from handler.djl.turns import HasNext, Turns, Unsent
+from handler.djl.turns import HasNext, ResponseOrder, Unsent
 from handler.djl.wire import DjlVersion, PieceWriter, Sent, installed_version, is_load, one_line, read_ahead, refusal
 from handler.djl.worker_loop import WorkerLoop
 
@@ -86,7 +86,7 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
     if version.calls_early and startup.replaces_another():
         return _reload(properties, version, has_next)
     with _start() as answer:
-        mode, loop = _load_mode(properties, version, Turns(has_next))
+        mode, loop = _load_mode(properties, version, ResponseOrder(has_next))
         threading.Thread(target=loop.look_after, args=(_LOOK,), name="look-after", daemon=True).start()
         if version.calls_early:
             startup.note_load()
@@ -94,7 +94,7 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
 
 
 def _load_mode(
-    properties: Mapping[str, Any], version: DjlVersion, turns: Turns
+    properties: Mapping[str, Any], version: DjlVersion, turns: ResponseOrder
 ) -> tuple[Rolling | Dynamic, WorkerLoop]:
     config, formatters = prepare(properties, version, djl=djl_python.__version__)
     loop = WorkerLoop()
@@ -119,7 +119,7 @@ def _reload(properties: Mapping[str, Any], version: DjlVersion, has_next: HasNex
     def config() -> Config:
         return read_properties(properties, asynchronous=False, djl=djl_python.__version__).config
 
-    turns = Turns(has_next, lambda: began + config().model_loading_timeout)
+    turns = ResponseOrder(has_next, lambda: began + config().model_loading_timeout)
 
     def load_and_look_after() -> None:  # on one thread, because the engine's process ends with it
         with _start() as answer:

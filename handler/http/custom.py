@@ -88,12 +88,13 @@ class HandleRoutes:
             return
         try:
             call = self._call(scope, body)
-            self._model.check_room(owner_of(scope["headers_by_name"]))
+            owner = owner_of(scope["headers_by_name"])
+            self._model.check_room(owner)
         except ServingError as error:
             return await send_error(scope, send, error)
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
         exchange.send_whole()  # a client that half-closes the connection counts as disconnected
-        result = await _unless_gone(self._handle.answer(call), exchange, close_parts)
+        result = await _unless_gone(self._handle.answer(call, owner), exchange, close_parts)
         if isinstance(result, PassOn):
             new_body = body if result.body is None else result.body
             return await self._app(scope, again(new_body, receive), send)

@@ -371,7 +371,9 @@ class Inference:
             if task.parsed is not None:
                 if not task.parsed.streams:
                     exchange.send_whole()
-                task.start()
+                if exchange.is_over:  # the client disconnected while its body was parsed
+                    return
+                task.begin(task.run())
                 await _ResponseSender(scope, send, task, exchange).send()
                 await exchange.read()  # the response needs memory until then
             elif task.error is not None:  # otherwise the client has disconnected
@@ -414,11 +416,20 @@ class Inference:
             body = await read_body(scope, receive, self._model.config.max_request_size, self._model, task.memory)
             # The queue may have filled up while the body was received.
             self._model.check_room(owner_of(scope["headers_by_name"]))
-            await task.parse(body)  # from here on the request is answered even after SIGTERM
+            parsing = task.begin(task.parse(body))  # from here on the request is answered even after SIGTERM
+            if parsing is not None:
+                await _while_connected(parsing, scope["extensions"][EXCHANGE])
         except ServingError as error:
             task.refuse(error)
         except ClientDisconnect:
             pass
+
+
+async def _while_connected(work: asyncio.Task[None], exchange: AnyExchange) -> None:
+    """Wait until the work has ended or the client has disconnected."""
+    work.add_done_callback(lambda _: exchange.wake())
+    while not (work.done() or exchange.is_over):
+        await exchange.wait()
 
 
 def path_of(scope: Scope) -> str:

@@ -42,7 +42,7 @@ class LoopTurns:
     In each iteration, the loop reads all connections with new bytes, so the work that one connection starts delays the
     others. Heads are parsed first. While clients connect, only heads of GET and HEAD requests are parsed. Then requests
     begin in turns, a few per iteration, and fewer while many clients connect. Requests without a body begin before
-    other requests. Long heads, and requests with long paths, share a number of bytes per iteration.
+    other requests. Long heads and requests with long paths share a budget of bytes per iteration.
 
     Attributes:
         num_new: number of connections that clients have made in this iteration.

@@ -42,7 +42,7 @@ from handler.protocols.anthropic import api as anthropic
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
 from handler.protocols.api import AdapterChange, Adapters, DescribedAdapter
 from handler.protocols.kernel.body import decode
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse
 from handler.protocols.kernel.messages import taken_media
 from handler.protocols.lmi.asynchronous import served_name
@@ -290,7 +290,7 @@ class Records(Inference):
                 return  # the client has disconnected
             if task.parsed is not None and task.parsed.streams:
                 task.refuse(InvalidPayload(_STREAM))
-            task.start()
+            task.begin(task.run())
             while not task.finished:
                 if exchange.is_over:
                     return

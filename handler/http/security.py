@@ -61,7 +61,7 @@ def read_access(
     hosts: Iterable[str] = (),
     environ: MutableMapping[str, str],
 ) -> Access:
-    """Return the access settings from the command line, LMI_API_KEY and the variables of other servers for keys.
+    """Return the access settings from the command line, LMI_API_KEY, and the API-key variables of other servers.
 
     The variables are removed from `environ`, because later child processes and model.py do not need the keys.
 

@@ -15,9 +15,9 @@ from handler.core.values import NO_TOKEN, Delta, Finish, Token
 from handler.plugins.api import Input, Response, Sequence, Session, TextGenerationOutput, TextInput
 from handler.plugins.api import Token as UserToken
 from handler.plugins.functions import InputFormatter, OutputFormatter, Style, failed, kind, run, users_objects
-from handler.protocols.kernel.dialect import ParsedRequest, Reply
+from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.reply import WrappedReply, finish_of, rank_sequences
+from handler.protocols.kernel.reply import Reply, WrappedReply, finish_of, rank_sequences
 
 _ids = itertools.count()
 

@@ -11,14 +11,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from enum import Enum
 from typing import Any
 
 from handler.core.errors import FormatterFailed, ServingError, serving_error
 from handler.core.loop import settle
 from handler.core.values import Delta, Finish
-from handler.protocols.kernel.dialect import Reply
-from handler.protocols.kernel.reply import WrappedReply
+from handler.protocols.kernel.reply import Reply, WrappedReply
 
 log = logging.getLogger("handler.formatters")
 
@@ -124,14 +122,6 @@ class FormatterThread:
             job.future.set_exception(error)
 
 
-class _Phase(Enum):
-    """The phase of a threaded reply: waiting for deltas, formatting deltas on the thread, or closed."""
-
-    IDLE = 0
-    FORMATTING = 1
-    CLOSED = 2
-
-
 class ThreadedReply(WrappedReply):
     """A reply that calls `feed` of another reply on a separate thread, because `feed` runs user code.
 
@@ -152,21 +142,19 @@ class ThreadedReply(WrappedReply):
         super().__init__(reply)
         self._title = title
         self._thread = thread
-        self._deliver = deliver
+        self._deliver: Callable[[int, Delta], None] | None = deliver  # None once the reply is closed
         self._waiting: deque[tuple[int, Delta]] = deque()
-        self._phase = _Phase.IDLE
+        self._is_formatting = False
         self._data = b""
 
     def put(self, index: int, delta: Delta) -> None:
         self._waiting.append((index, delta))
-        if self._phase is _Phase.IDLE:
+        if not self._is_formatting and self._deliver is not None:
             self._submit()
 
     def close(self) -> None:
-        """Stop the delivery of deltas."""
-        self._phase = _Phase.CLOSED
-        # Otherwise, the request would stay in memory until a garbage collection.
-        self._deliver = lambda index, delta: None
+        """Stop the delivery of deltas. This also breaks a reference cycle with the request."""
+        self._deliver = None
 
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is None:
@@ -175,14 +163,14 @@ class ThreadedReply(WrappedReply):
         return self._reply.feed(index, delta)
 
     def _submit(self) -> None:
-        self._phase = _Phase.FORMATTING
+        self._is_formatting = True
         formatted: _Formatted = []
         self._thread.run(functools.partial(self._returned, formatted), self._title, self._format, formatted)
 
     def _format(self, formatted: _Formatted) -> None:
         """Format waiting deltas on the formatter thread until `_TURN` seconds have passed."""
         end = time.monotonic() + _TURN
-        while self._waiting and self._phase is not _Phase.CLOSED:
+        while self._waiting and self._deliver is not None:
             index, delta = self._waiting.popleft()
             data = b"" if delta.error is not None else self._reply.feed(index, delta)
             formatted.append((index, delta, data, self._reply.finished))
@@ -191,12 +179,12 @@ class ThreadedReply(WrappedReply):
 
     def _returned(self, formatted: _Formatted, future: Future[None]) -> None:
         for index, delta, data, finished in formatted:
-            if self._phase is not _Phase.CLOSED:
+            if self._deliver is not None:
                 self._data, self.finished = data, finished
                 self._deliver(index, delta)
-        if self._phase is _Phase.CLOSED:
+        self._is_formatting = False
+        if self._deliver is None:
             return
-        self._phase = _Phase.IDLE
         error = future.exception()
         if error is not None:
             self._deliver(0, Delta(0, 0, (), Finish.ERROR, serving_error(error)))

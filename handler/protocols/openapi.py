@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from handler import __version__
 from handler.protocols.api import SessionAnswer
-from handler.protocols.kernel.dialect import Description, Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect
 from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.schema import TEXT, Shape, components_of, record, ref, schema_of_type
 from handler.protocols.operations import GROUPS, INFERENCE, OPERATIONS, PATH_PARAMETERS, Operation, answer_to

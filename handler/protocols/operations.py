@@ -35,7 +35,8 @@ from handler.protocols.api import (
     ModelVersions,
     WorkerGroup,
 )
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, FrontEndError
 from handler.protocols.kernel.messages import MESSAGES
 from handler.protocols.kernel.schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref

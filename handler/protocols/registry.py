@@ -10,8 +10,10 @@ from handler.config.config import Config
 from handler.core.errors import InvalidParameter, ModelNotFound, NotFound
 from handler.core.values import Task, Truncation
 from handler.protocols.anthropic.request import AnthropicCountTokens, AnthropicMessages
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, Wanted
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
+from handler.protocols.kernel.stored import Wanted
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch
@@ -71,8 +73,8 @@ class DispatchByField(Dialect):
         """All dialects of the route, starting with the dialect of the mode."""
         return self._mode, *self._others.values()
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        return self.dialect_of(body).parse(body, context)
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
+        return self.dialect_of(body).parse(body, context, request_context)
 
     def dialect_of(self, body: Any) -> Dialect:
         """Return the dialect that the fields of the body select."""
@@ -100,16 +102,16 @@ class DispatchByOpenAi(DispatchByField):
     An unknown `model` is ignored, and the model of the server is used.
     """
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if isinstance(body, dict):
             try:
-                read_model(body, context)
+                read_model(body, context, request_context)
             except ModelNotFound:
-                parsed = super().parse({**body, "model": None}, context)
+                parsed = super().parse({**body, "model": None}, context, request_context)
                 return parsed._replace(ignored=[*parsed.ignored, "model"])
             except InvalidParameter:
                 pass  # its type is wrong, which the dialect reports
-        return super().parse(body, context)
+        return super().parse(body, context, request_context)
 
 
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")

@@ -185,7 +185,7 @@ class RequestQueue(Generic[Item]):
         return self._items[self.first_id][0].priority
 
     def take(self, id: int | None = None) -> Item:
-        """Remove and return the next item, or the item with an id."""
+        """Remove and return the next item, or the item with the given id."""
         if id is None:
             id = self.first_id
         self._overtakes = 0 if id == next(iter(self._items)) else self._overtakes + 1
@@ -492,8 +492,14 @@ class Batcher:
         if not follows:
             self._make_room(owner)
         now = time.monotonic()
-        ends = now + self._queue_timeout, now + self._time_limit
-        active = ActiveRequest(next(self._ids), request, prompt, *ends, started)
+        active = ActiveRequest(
+            id=next(self._ids),
+            request=request,
+            prompt=prompt,
+            start_by=now + self._queue_timeout,
+            end_by=now + self._time_limit,
+            started=started,
+        )
         if request.background is None:
             self._queue.add(active.id, request.priority, active, owner, follows=follows)
         else:
@@ -698,10 +704,14 @@ class Batcher:
         displaced = self._background.to_displace(now)
         late = [active for active in self._queue if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]
-        unstarted = Overloaded(f"the request waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
-        not_finished = GenerationFailed(
-            f"the request was not finished within {self._time_limit:g} s (option.request_time_limit)"
-        )
-        again = Overloaded("request stopped to make room for another API key's batch (option.batches_concurrency)")
-        ends = [(late, unstarted), (overdue, not_finished), ([displaced] if displaced else [], again)]
-        return [self._failed(active.id, 0, error) for actives, error in ends for active in actives]
+        deltas = []
+        for active in late:
+            text = f"the request waited {self._queue_timeout:g} s for the engine (option.predict_timeout)"
+            deltas.append(self._failed(active.id, 0, Overloaded(text)))
+        for active in overdue:
+            text = f"the request was not finished within {self._time_limit:g} s (option.request_time_limit)"
+            deltas.append(self._failed(active.id, 0, GenerationFailed(text)))
+        if displaced is not None:
+            text = "request stopped to make room for another API key's batch (option.batches_concurrency)"
+            deltas.append(self._failed(displaced.id, 0, Overloaded(text)))
+        return deltas

@@ -24,7 +24,7 @@ from handler.plugins.tool_parser import find_tool_parser
 from handler.protocols.assistant.response_template.template import ResponseTemplate, read_response_template
 from handler.protocols.assistant.tools.parsing import HF
 from handler.protocols.assistant.tools.request import AUTO, NONE
-from handler.protocols.kernel.dialect import GenerationDefaults
+from handler.protocols.kernel.context import GenerationDefaults
 from handler.protocols.kernel.parameters import MODEL_DEFAULTS
 from handler.serving.engine import check_replicas, choose_engine, served_task
 from handler.serving.media.loader import media_rules
@@ -48,18 +48,18 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
     """
     config, problems = reading.config, Problems(reading.problems)
     path = model_py(directory or model_py_directory(config))
-    parts: tuple[Callable[[Config], object], ...] = (
-        lambda _: environment.max_adapters(),
+    parts: list[Callable[[Config], object]] = [
+        _check_max_adapters,
         sessions_root,
         check_replicas,
-        lambda config: find_exporter(config.otlp_traces_endpoint),
+        _check_exporter,
         chat_template,
-        functools.partial(_check_code, path) if handlers else lambda _: check_model_py(path),
+        functools.partial(_check_code, path, handlers),
         _check_tool_parser,
         media_rules,
-        lambda config: read_defaults(config, Path(config.model_id) if config.model_id else None),
+        _check_defaults,
         _check_response_template,
-    )
+    ]
     for part in parts:
         with problems:
             part(config)
@@ -86,7 +86,22 @@ def _check_engine(reading: Reading, directory: Path | None, problems: Problems) 
                     check_model_py(model_py(path))
 
 
-def _check_code(path: Path | None, config: Config) -> None:
+def _check_max_adapters(config: Config) -> None:
+    environment.max_adapters()
+
+
+def _check_exporter(config: Config) -> None:
+    find_exporter(config.otlp_traces_endpoint)
+
+
+def _check_defaults(config: Config) -> None:
+    read_defaults(config, Path(config.model_id) if config.model_id else None)
+
+
+def _check_code(path: Path | None, handlers: bool, config: Config) -> None:
+    if not handlers:
+        check_model_py(path)
+        return
     home, variables = handlers_home(config), environment.custom_code()
     if path is not None and path != script_of(home, variables):
         check_model_py(path, handlers=STANDARDS)

@@ -42,7 +42,7 @@ log = logging.getLogger("handler.formatters")
 T = TypeVar("T")
 
 _MAX_AHEAD = 1 << 24
-"""Bytes that a plain function produces ahead of its client while no other request waits for the function."""
+"""Bytes that a plain function may produce ahead of its client while no other request waits for the function."""
 
 
 class CustomHandle:
@@ -101,10 +101,14 @@ class CustomHandle:
             raise ConfigError(f"{TITLE} failed when it was called to initialize: {words}")
         close_parts(result)
 
-    async def answer(self, item: Call) -> Result:
-        """Return the function's response. The caller must close its `parts`."""
+    async def answer(self, item: Call, owner: str = "") -> Result:
+        """Return the function's response. The caller must close its `parts`.
+
+        Args:
+            owner: owner of the request, or "" without an owner. The owners take turns to call a plain function.
+        """
         try:
-            return await self._runs.answer(item)
+            return await self._runs.answer(item, owner)
         except ServingError as error:
             log.error("%s", error.message)
             return late(error)
@@ -255,8 +259,8 @@ class _OneByOne:
         self._calls: dict[Turn, _Waiting] = {}
         self._serving: asyncio.Task[None] | None = None
 
-    async def answer(self, item: Call) -> Result:
-        turn = self._gate.join()
+    async def answer(self, item: Call, owner: str = "") -> Result:
+        turn = self._gate.join(owner)
         self._calls[turn] = waiting = _Waiting(item, asyncio.get_running_loop().create_future())
         turn.add_done_callback(self._begin)
         if self._streaming is not None:
@@ -355,7 +359,7 @@ class _SideBySide:
         self._calls = Count()  # calls that have not returned; a streamed response counts until its end
         self._watching: asyncio.Task[None] | None = None
 
-    async def answer(self, item: Call) -> Result:
+    async def answer(self, item: Call, owner: str = "") -> Result:
         if self._calls.value + len(self._loops) >= self._room:
             raise Overloaded(f"the queue is full (job_queue_size={self._room})")
         with self._calls:

@@ -7,6 +7,9 @@ import fcntl
 import os
 import sqlite3
 from pathlib import Path
+from typing import Any
+
+from handler.core.framing import loads
 
 
 def open_database(path: Path | None, version: int, tables: str, always: str = "", *, wait: float) -> sqlite3.Connection:
@@ -55,6 +58,18 @@ def _run(database: sqlite3.Connection, statements: str) -> None:
 
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)  # otherwise a FIFO without a writer would block
+
+
+def load_json(data: bytes) -> Any:
+    """Return the JSON value of a column.
+
+    Raises:
+        sqlite3.DatabaseError: the column does not contain JSON, because another program or the disk has changed it.
+    """
+    try:
+        return loads(data)
+    except (ValueError, TypeError) as error:
+        raise sqlite3.DatabaseError(f"a document is damaged: {error}") from None
 
 
 def is_locked(path: Path) -> bool:

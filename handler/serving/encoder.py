@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong
@@ -94,14 +93,6 @@ class Encoder:
             return None
         free = 1 if request.fill_context else _needed(request)
         return max(1, min(limit - free, self._max_input_len or limit))
-
-    def try_structured_output(self, request: Request, owner: str) -> Future[str] | None:
-        """Start validating the structured output of a request, or return None if no validation is needed.
-
-        The result must be passed to `check_structured_output`.
-        """
-        output = request.sampling.structured_output
-        return None if output is None or self.validator is None else self.validator.check(output, owner)
 
     def _check(self, request: Request, prompt: Prompt) -> None:
         num_prompt, names = len(prompt.ids), request.names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -13,8 +13,10 @@ from handler.core.media import new_uuid
 from handler.core.values import Adapter
 from handler.plugins.api import Session
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.readers import merge_adapters, named_adapter, quote
+from handler.serving.request.plan import Decoded, Stage
 
 Headers = Mapping[str, str]
 """Headers of a request, by name in lower case."""
@@ -35,19 +37,26 @@ ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _ADAPTER = ("x-amzn-sagemaker-adapter-identifier", "adapter")
 """Headers of SageMaker and DJL that name the LoRA adapter of a request."""
 
+ADAPTER_HEADERS = frozenset((*_ADAPTER, ATTRIBUTES, QUERY_ADAPTER))
+"""All headers that may name an adapter."""
+
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
 class Head(NamedTuple):
-    """The head of a request. `Preprocessor.read_head` sets all attributes that are listed after `dialect`.
+    """The head of a request. `Plan.read_head` sets all attributes except the headers.
 
     Attributes:
         headers: headers by name in lower case.
-        dialect: dialect of the route, or None for the configured dialect.
+        dialect: dialect of the body. Until the head is read, None stands for the configured dialect.
         media_type: content type in lower case without its parameters, or "" if it is missing.
         adapter: the LoRA adapter from the headers or the query string.
         formatters: formatters of the adapter, or else of the model.
         session: session from the headers.
+        owner: name of the owner of the API key, or "" without a key. The key cannot be derived from the name.
+        is_configured: whether the route uses the configured dialect.
+        read: decodes a body of this dialect and content type.
+        stages: the stages that only requests with these headers pass.
     """
 
     headers: Headers = MappingProxyType({})
@@ -56,11 +65,10 @@ class Head(NamedTuple):
     adapter: Adapter | None = None
     formatters: Formatters = NO_FORMATTERS
     session: Session | None = None
-
-    @property
-    def owner(self) -> str:
-        """The name of the owner of the API key, or "" without a key. The key cannot be derived from the name."""
-        return owner_of(self.headers)
+    owner: str = ""
+    is_configured: bool = False
+    read: Callable[[bytes, Head], Decoded] | None = None
+    stages: Sequence[Stage] = ()
 
     @property
     def encoding(self) -> str:
@@ -71,7 +79,7 @@ class Head(NamedTuple):
     @property
     def is_prompt(self) -> bool:
         """Whether the body is a plain-text prompt, which only the configured dialect accepts."""
-        return self.dialect is None and self.media_type == "text/plain"
+        return self.is_configured and self.media_type == "text/plain"
 
 
 def owner_of(headers: Headers) -> str:

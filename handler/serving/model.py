@@ -15,7 +15,8 @@ from handler.engines.base import EngineInfo
 from handler.engines.process.replicas import ReplicaReport, ReplicaSet
 from handler.engines.process.supervisor import EngineSupervisor, Host, State
 from handler.plugins.functions import AdapterFormatters, Formatters, load_adapter_formatters, model_py
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ReasoningEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered, adapter_path
@@ -25,7 +26,9 @@ from handler.serving.batches.store import BatchStore
 from handler.serving.custom_handle import CustomHandle
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head, Headers, request_id
-from handler.serving.metrics.prometheus import Gauges, Metrics, RequestStats
+from handler.serving.metrics.gauges import Gauges
+from handler.serving.metrics.prometheus import Metrics
+from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.preprocessor import Preprocessor
 from handler.serving.quota import Count
@@ -128,7 +131,7 @@ class ServedModel:
         try:
             if route is not None:
                 head = Head(headers, self.admission.routes.dialect(route))
-            head = self.preprocessor.read_head(head)
+            head = self.admission.plan.read_head(head)
             self.check_room(head.owner)
             if self.handle is not None and self.handle.role is Role.ALONE:
                 raise RouteNotFound(

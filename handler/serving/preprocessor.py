@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from handler.core.errors import (
     InvalidPayload,
@@ -20,23 +20,19 @@ from handler.core.values import Adapter, Request, Task
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.custom_messages import CustomReader, FormatterTokenizer, with_formatter
-from handler.plugins.functions import AdapterFormatters, Formatters, InputFormatter
+from handler.plugins.functions import AdapterFormatters, Formatters, InputFormatter, OutputFormatter
 from handler.protocols.kernel.body import decode, decode_text, decoded_size
-from handler.protocols.kernel.dialect import (
-    NO_REQUEST,
-    BinaryBody,
-    Dialect,
-    ParsedRequest,
-    Recalled,
-    RequestContext,
-    ServerContext,
-)
+from handler.protocols.kernel.context import RequestContext, ServerContext
+from handler.protocols.kernel.dialect import BinaryBody, Dialect, ParsedRequest
 from handler.protocols.kernel.readers import merge_adapters
+from handler.protocols.kernel.stored import NOTHING, Recalled
+from handler.protocols.triton.infer import HEADER as TENSORS_HEADER
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form
-from handler.serving.head import NO_FORMATTERS, PATH_MODEL, Head, adapter_of, media_type
+from handler.serving.head import ADAPTER_HEADERS, NO_FORMATTERS, PATH_MODEL, Head, adapter_of, media_type, owner_of
 from handler.serving.large_bodies import LARGE, MOST_DECODED, LargeBodies
-from handler.serving.sessions import HEADER, Sessions, answer_call, session_call, session_of
+from handler.serving.request.plan import Decoded, Plan, Stage, Time
+from handler.serving.sessions import HEADER, SESSION_CALL, Sessions, answer_call, session_call, session_of
 from handler.serving.stored_responses import OwnersKeeper, ResponseStore
 
 _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
@@ -45,25 +41,9 @@ _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
 _JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urlencoded|{_JSON_LINES.pattern}")
 """Content types that are read as JSON: those of JSON, the default of `curl -d`, and a missing content type."""
 
-_FORM = "multipart/form-data"
+_JSON, _FORM = "application/json", "multipart/form-data"
 
 TARGET_MODEL = "x-amzn-sagemaker-target-model"
-
-
-class Decoded(NamedTuple):
-    """A decoded body.
-
-    Attributes:
-        value: decoded value, which the dialect parses.
-        given: value returned by the input formatter of model.py.
-        session_call: NEW_SESSION or CLOSE if the body opens or closes a session, otherwise "".
-        size: memory that the value needs, in bytes, or 0 if this is unknown.
-    """
-
-    value: Any
-    given: Any = None
-    session_call: str = ""
-    size: int = 0
 
 
 class Preprocessor:
@@ -82,6 +62,7 @@ class Preprocessor:
 
     Attributes:
         encoder: encoder that tokenizes parsed requests and checks their limits.
+        plan: the stages that read the head of a request.
         adapter_formatters: formatters in the model.py files of adapters.
     """
 
@@ -114,49 +95,81 @@ class Preprocessor:
         )
         self._whole = whole
 
+        self.plan = Plan(
+            (
+                Stage("target model", Time.LOOP, headers=frozenset({TARGET_MODEL}), head=_refuse_target),
+                Stage("session", Time.LOOP, headers=frozenset({HEADER}), head=self._find_session, parsed=_for_session),
+                Stage("adapter", Time.LOOP, headers=ADAPTER_HEADERS, head=self._find_adapter, parsed=_for_adapter),
+                Stage("encoding", Time.LOOP, headers=frozenset({"content-encoding"}), head=self._check_encoding),
+                Stage("tensors", Time.LOOP, headers=frozenset({TENSORS_HEADER})),
+                Stage("content type", Time.LOOP, head=self._choose_reader),
+            )
+        )
+
     def read_head(self, head: Head) -> Head:
-        """Return the head with the values of its headers. Header errors are raised before the body is read.
+        """Return the head with the values of its headers, as the plan of a server does.
 
         Raises:
             InvalidPayload: a header is invalid. The message contains its name.
             UnsupportedMedia: the content type or encoding is not supported.
             BadRequest: the session does not exist, or sessions are off.
         """
-        headers, dialect = head.headers, head.dialect
-        if headers.get(TARGET_MODEL):
-            raise InvalidPayload(f"header {TARGET_MODEL}: multi-model hosting is not supported by this server")
-        named = headers.get(HEADER)
-        session = session_of(self._sessions, named, head.owner) if named else None
-        adapter = adapter_of(headers, self.context)
-        formatters = self.adapter_formatters.of(adapter, self.formatters)
+        return self.plan.read_head(head)
+
+    def _find_session(self, head: Head) -> Head:
+        id = head.headers[HEADER]
+        return head._replace(session=session_of(self._sessions, id, owner_of(head.headers)) if id else None)
+
+    def _find_adapter(self, head: Head) -> Head:
+        return head._replace(adapter=adapter_of(head.headers, self.context))
+
+    def _check_encoding(self, head: Head) -> Head:
         if (encoding := head.encoding) and encoding not in self.dialect_of(head).encodings:
             raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
-        head = Head(headers, dialect, media_type(headers), adapter, formatters, session)
-        self._check_media_type(head)
         return head
 
+    def _choose_reader(self, head: Head) -> Head:
+        headers, dialect = head.headers, head.dialect
+        owner, is_configured = owner_of(headers), dialect is None
+        if not head.stages and headers.get("content-type") == _JSON:  # as nearly always
+            dialect = self.dialect if dialect is None else dialect
+            return Head(headers, dialect, _JSON, None, self.formatters, None, owner, is_configured, self._read_json)
+        head = head._replace(
+            dialect=self.dialect_of(head),
+            media_type=media_type(headers),
+            formatters=self.adapter_formatters.of(head.adapter, self.formatters),
+            owner=owner,
+            is_configured=is_configured,
+        )
+        self._check_media_type(head)
+        return head._replace(read=self._reader(head))
+
+    def _reader(self, head: Head) -> Callable[[bytes, Head], Decoded]:
+        if head.is_prompt:
+            return self._read_prompt
+        return _read_form if self._is_form(head) else self._read_document
+
     def _check_media_type(self, head: Head) -> None:
-        formatter, dialect = self._input_of(head.formatters), head.dialect
+        formatter, dialect = self._input_of(head.formatters), self.dialect_of(head)
         any_media = formatter is not None and not formatter.takes_payload
-        if any_media if dialect is None else dialect.any_media:
+        if any_media if head.is_configured else dialect.any_media:
             return
-        is_json = _JSON_TYPES.fullmatch(head.media_type) or head.media_type in self.dialect_of(head).media_types
+        is_json = _JSON_TYPES.fullmatch(head.media_type) or head.media_type in dialect.media_types
         if not head.is_prompt and not self._is_form(head) and not is_json:
-            forms = self.dialect_of(head).forms
-            others = f" or {_FORM}, with the audio clip as the file 'file'" if forms else ""
-            others = others or ("" if dialect is not None else " or text/plain")
+            others = f" or {_FORM}, with the audio clip as the file 'file'" if dialect.forms else ""
+            others = others or (" or text/plain" if head.is_configured else "")
             raise UnsupportedMedia(f"content type {head.media_type!r} is not supported; send application/json{others}")
 
     def dialect_of(self, head: Head) -> Dialect:
         """Return the dialect of a request body."""
-        return head.dialect or self.dialect.of_headers(head.headers)
+        return self.dialect.of_headers(head.headers) if head.dialect is None else head.dialect
 
     def _is_form(self, head: Head) -> bool:
         return head.media_type == _FORM and self.dialect_of(head).forms
 
     def input_formatter(self, head: Head) -> str:
         """Return the title of the input formatter for error messages, or "" if no formatter reads the body."""
-        if head.dialect is not None:
+        if not head.is_configured:
             return ""
         if self.adapter_formatters.read:
             return "input formatter of an adapter's model.py"
@@ -165,7 +178,7 @@ class Preprocessor:
 
     def decoded_size(self, body: bytes, head: Head) -> int:
         """Return the maximum memory, in bytes, that the result of `decode` needs."""
-        if head.is_prompt or self._is_form(head):
+        if head.media_type != _JSON and (head.is_prompt or self._is_form(head)):
             return decoded_size(body, 0)
         is_limited = len(body) >= LARGE and not self.input_formatter(head)
         return decoded_size(body, MOST_DECODED if is_limited else sys.maxsize)
@@ -194,26 +207,37 @@ class Preprocessor:
             raise
 
     def _decode(self, body: bytes, head: Head) -> Decoded:
-        if head.dialect is None:
-            if not head.is_prompt and (call := session_call(body)):
+        assert head.read is not None, "the head has been read"
+        if head.is_configured:
+            if SESSION_CALL in body and not head.is_prompt and (call := session_call(body)):
                 return Decoded({}, session_call=call)
-            if (formatter := self._input_formatter(body, head)) is not None:
-                reader = CustomReader(formatter, functools.partial(self._read_value, head=head), self._keywords)
-                return Decoded(*reader.read(body, head.headers, head.session))
-        if self._is_form(head):
-            return Decoded(read_form(body, head.headers["content-type"]), size=len(body))
-        length = None if head.is_prompt else self.dialect_of(head).document_length(body, head.headers)
-        decoded = self._decode_json(body[:length], head)
+            if self.adapter_formatters.read or head.formatters.input is not None:
+                formatter = self._input_formatter(body, head)
+                if formatter is not None:
+                    reader = CustomReader(formatter, functools.partial(self._read_value, head=head), self._keywords)
+                    return Decoded(*reader.read(body, head.headers, head.session))
+        return head.read(body, head)
+
+    def _read_document(self, body: bytes, head: Head) -> Decoded:
+        """Decode JSON, which may be followed by binary data if a header tells the length of the document."""
+        length = self.dialect_of(head).document_length(body, head.headers)
+        decoded = self._read_json(body[:length], head)
         if length is None:
             return decoded
         return decoded._replace(value=BinaryBody(decoded.value, body[length:], head.media_type))
 
-    def _decode_json(self, body: bytes, head: Head) -> Decoded:
-        if len(body) >= LARGE:
-            unique_keys = self.dialect_of(head).unique_keys
-            value, size = self.large_bodies.decode(body, plain=head.is_prompt, unique_keys=unique_keys)
-            return Decoded(value, size=size)
-        return Decoded(self._read_value(body, head))
+    def _read_json(self, body: bytes, head: Head) -> Decoded:
+        unique_keys = self.dialect.unique_keys if head.dialect is None else head.dialect.unique_keys
+        if len(body) < LARGE:
+            return Decoded(decode(body, unique_keys=unique_keys))
+        value, size = self.large_bodies.decode(body, plain=False, unique_keys=unique_keys)
+        return Decoded(value, size=size)
+
+    def _read_prompt(self, body: bytes, head: Head) -> Decoded:
+        if len(body) < LARGE:
+            return Decoded({"inputs": decode_text(body)})
+        value, size = self.large_bodies.decode(body, plain=True, unique_keys=False)
+        return Decoded(value, size=size)
 
     def _input_formatter(self, body: bytes, head: Head) -> InputFormatter | None:
         """Return the input formatter of the adapter in the head or body, or else that of the model."""
@@ -261,29 +285,32 @@ class Preprocessor:
         if body.session_call:
             id = head.headers.get(HEADER)
             return answer_call(self._sessions, body.session_call, id, head.owner, self.dialect.errors)
-        adapter, formatters = head.adapter, head.formatters
-        facts = RequestContext(adapter, head.headers.get(PATH_MODEL, ""))
+        keeper = None
         if recalled is not None and self.store is not None:
-            facts = facts._replace(keeper=OwnersKeeper(self.store, head.owner), recalled=recalled)
-        context = self.context if facts == NO_REQUEST else replace(self.context, request=facts)
-        call = self.dialect_of(head).parse(body.value, context)
-        if facts.keeper is not None:
-            call = call._replace(end=facts.keeper.end)
+            keeper = OwnersKeeper(self.store, head.owner)
+        request_context = RequestContext(head.adapter, head.headers.get(PATH_MODEL, ""), keeper, recalled or NOTHING)
+        call = self.dialect_of(head).parse(body.value, self.context, request_context)
+        if keeper is not None:
+            call = call._replace(end=keeper.end)
         if call.take_prompt is None:  # models for any task can tokenize a prompt
             for request in call.requests:
                 check_task(request, self.context.task)
         if call.streams and self._whole:
             raise InvalidPayload("'stream' is not supported by DJL's dynamic batching; it requires a rolling batch")
-        if adapter is not None:
-            call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
-        elif self.adapter_formatters.exist:
-            formatters = self.adapter_formatters.of(self._adapter_in(body.value), self.formatters)
-        if (session := head.session) is not None:
-            call = call._replace(requests=[request._replace(session=session.id) for request in call.requests])
-        if head.dialect is not None or (formatter := formatters.output) is None:
+        for stage in head.stages:
+            if stage.parsed is not None:
+                call = stage.parsed(call, head)
+        formatter = self._output_formatter(body, head) if head.is_configured else None
+        if formatter is None:
             return call if call.reply.shows_logprobs else _without_logprobs(call)
         compat = self.dialect.name == "tgi_compat"
-        return with_formatter(call, formatter, body.value, body.given, tgi_compat=compat, session=session)
+        return with_formatter(call, formatter, body.value, body.given, tgi_compat=compat, session=head.session)
+
+    def _output_formatter(self, body: Decoded, head: Head) -> OutputFormatter | None:
+        """Return the output formatter of the adapter in the head or body, or else that of the model."""
+        if head.adapter is None and self.adapter_formatters.exist:
+            return self.adapter_formatters.of(self._adapter_in(body.value), self.formatters).output
+        return head.formatters.output
 
 
 _ROUTES = {
@@ -306,8 +333,31 @@ def check_task(request: Request, task: Task) -> None:
         )
 
 
-def _for_adapter(request: Request, adapter: Adapter) -> Request:
-    return request._replace(adapter=merge_adapters(adapter, request.adapter, "the body"))
+def _refuse_target(head: Head) -> Head:
+    if head.headers[TARGET_MODEL]:
+        raise InvalidPayload(f"header {TARGET_MODEL}: multi-model hosting is not supported by this server")
+    return head
+
+
+def _for_adapter(call: ParsedRequest, head: Head) -> ParsedRequest:
+    adapter = head.adapter
+    if adapter is None:
+        return call
+    requests = [
+        request._replace(adapter=merge_adapters(adapter, request.adapter, "the body")) for request in call.requests
+    ]
+    return call._replace(requests=requests)
+
+
+def _for_session(call: ParsedRequest, head: Head) -> ParsedRequest:
+    session = head.session
+    if session is None:
+        return call
+    return call._replace(requests=[request._replace(session=session.id) for request in call.requests])
+
+
+def _read_form(body: bytes, head: Head) -> Decoded:
+    return Decoded(read_form(body, head.headers["content-type"]), size=len(body))
 
 
 def _without_logprobs(call: ParsedRequest) -> ParsedRequest:

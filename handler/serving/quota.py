@@ -38,18 +38,22 @@ class Quota:
             Overloaded: the remaining amount is too small.
         """
         with self.lock:
-            taken, small = self.taken + after - before, self._small
-            if before <= small >= after and taken <= self.most and large is None:  # as most changes are
-                self.taken = taken
-                return
-            was_large, is_large = (before > small, after > small) if large is None else (large, large)
-            by_large = self._taken_by_large + after * is_large - before * was_large
-            if after > before and taken > self.most:
-                reserved = taken - max(0, by_large - self.most)  # large requests never take the spare amount
-                has_room = not is_large and reserved <= self.most + self._spare
-                if not has_room and self.taken - before > self._beside:
-                    raise Overloaded(self._words)
-            self.taken, self._taken_by_large = taken, by_large
+            self.change_locked(before, after, large=large)
+
+    def change_locked(self, before: int, after: int, *, large: bool | None = None) -> None:
+        """Change the amount that a request holds, as `change` does. The caller holds the lock."""
+        taken, small = self.taken + after - before, self._small
+        if before <= small >= after and taken <= self.most and large is None:  # as most changes are
+            self.taken = taken
+            return
+        was_large, is_large = (before > small, after > small) if large is None else (large, large)
+        by_large = self._taken_by_large + after * is_large - before * was_large
+        if after > before and taken > self.most:
+            reserved = taken - max(0, by_large - self.most)  # large requests never take the spare amount
+            has_room = not is_large and reserved <= self.most + self._spare
+            if not has_room and self.taken - before > self._beside:
+                raise Overloaded(self._words)
+        self.taken, self._taken_by_large = taken, by_large
 
 
 class Count:
@@ -92,7 +96,7 @@ class Share:
             Overloaded: the remaining amount is too small.
         """
         with self._quota.lock:
-            self.set(self.size + amount)
+            self._set(self.size + amount)
 
     def set(self, size: int) -> None:
         """Set the size of the share.
@@ -101,19 +105,23 @@ class Share:
             Overloaded: the remaining amount is too small.
         """
         with self._quota.lock:
-            if size != self.size and not self._is_closed:
-                self._quota.change(self.size, size)
-                self.size = size
+            self._set(size)
+
+    def _set(self, size: int) -> None:
+        """Set the size of the share. The caller holds the quota's lock."""
+        if size != self.size and not self._is_closed:
+            self._quota.change_locked(self.size, size)
+            self.size = size
 
     def give_back(self, amount: int | None = None) -> None:
         """Release an amount, by default the entire share."""
         with self._quota.lock:
-            self.set(0 if amount is None else self.size - amount)
+            self._set(0 if amount is None else self.size - amount)
 
     def close(self) -> None:
         """Release the entire share. Later changes have no effect."""
         with self._quota.lock:
-            self.set(0)
+            self._set(0)
             self._is_closed = True
 
     __del__ = close

@@ -267,7 +267,7 @@ class _Files:
 
 
 def _is_regular(path: Path) -> bool:
-    """Return whether a path is a regular file, and not a directory, a FIFO or a link with the name of a capture."""
+    """Return whether a path is a regular file, not a directory, FIFO or link that has the name of a capture."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:

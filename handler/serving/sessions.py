@@ -39,6 +39,9 @@ HEADER = "x-amzn-sagemaker-session-id"
 """Request header with the session id, in lower case like all headers that hosts pass on."""
 NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
 
+SESSION_CALL = b'"requestType"'
+"""Part of every body for which `session_call` may return a call."""
+
 _OFF = "Invalid payload. stateful sessions not enabled"
 _HOW = "option.enable_stateful_sessions=true enables them"
 _MEMORY, _FOLDER = Path("/dev/shm"), "sagemaker_sessions"
@@ -347,7 +350,7 @@ def session_call(body: bytes) -> str:
     Raises:
         InvalidSession: the body has another `requestType`, or has further fields.
     """
-    if len(body) > _LONGEST_CALL or b'"requestType"' not in body:
+    if len(body) > _LONGEST_CALL or SESSION_CALL not in body:
         return ""
     try:
         value = json.loads(body)

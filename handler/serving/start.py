@@ -31,7 +31,7 @@ from handler.plugins.functions import Formatters
 from handler.protocols import registry
 from handler.protocols.assistant.answer import describe_parsers, warn_of_unread_calls
 from handler.protocols.assistant.template import check_defaults, warn_of_unread
-from handler.protocols.kernel.dialect import DEFAULT_MAX_MEDIA, NO_DEFAULTS, ServerContext
+from handler.protocols.kernel.context import DEFAULT_MAX_MEDIA, NO_DEFAULTS, ServerContext
 from handler.protocols.lmi.asynchronous import MODEL_NAME
 from handler.scheduler.lora import AdapterRegistry
 from handler.serving.batches.runner import batches_run

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeVar
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, Overloaded, Unavailable
 from handler.core.fair_queue import FairQueue
-from handler.core.framing import dumps, loads
-from handler.protocols.kernel.dialect import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
-from handler.serving.database import open_database
+from handler.core.framing import dumps
+from handler.protocols.kernel.stored import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
+from handler.serving.database import load_json, open_database
 
 log = logging.getLogger("handler")
 
@@ -187,8 +187,8 @@ class ResponseDatabase:
                 read = self._with_items(read, owner, wanted, reserve)
         if read.state != "found":
             return Recalled(read.state)
-        items = {id: loads(item) for id, item in read.items.items()}
-        return Recalled(head=loads(read.head), history=[*map(loads, read.history)], items=items, size=read.size)
+        items = {id: load_json(item) for id, item in read.items.items()}
+        return Recalled(head=load_json(read.head), history=[*map(load_json, read.history)], items=items, size=read.size)
 
     def _with_items(self, read: _Read, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> _Read:
         items, answers, size = dict[str, bytes](), list[str](), read.size
@@ -248,13 +248,13 @@ class ResponseDatabase:
         with self._reading():
             head = self._head(owner, id)
             output = [] if head is None else self._items(id, output_only=True)
-        return None if head is None else {**loads(head), "output": [*map(loads, output)]}
+        return None if head is None else {**load_json(head), "output": [*map(load_json, output)]}
 
     def input_items(self, owner: str, id: str, limit: int, after: str, newest_first: bool) -> ItemPage | None:
         """Return a page of input items of a response, or None if the response or the item `after` does not exist."""
         with self._reading():
             rows = self._page(owner, id, limit + 1, after, newest_first)
-        return None if rows is None else ([*map(loads, rows[:limit])], len(rows) > limit)
+        return None if rows is None else ([*map(load_json, rows[:limit])], len(rows) > limit)
 
     def _page(self, owner: str, id: str, most: int, after: str, newest_first: bool) -> list[bytes] | None:
         if self._head(owner, id) is None:

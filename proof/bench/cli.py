@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from handler.core.command_line import add_repeatable, positive
 from handler.core.errors import ConfigError
 from handler.core.numbers import is_digits
-from proof.bench.report import add_arguments, draw, print_result
+from proof.bench.report import add_arguments, print_result
 
 if TYPE_CHECKING:
     from proof.bench.client import Load
 
-_PICTURE = Path("lmi-bench.png")
 _DESCRIPTION = """Measure a server that streams LMI's schema: tokens per second, time to first token (TTFT), time
 between tokens (ITL) and errors. With --engine, the engine alone does the same work, alternating with the server.
 It prints a table and one line of JSON. Exit status: 1 if a request failed or a file could not be written."""
@@ -79,14 +78,14 @@ def add_parser(commands: Any) -> None:
         metavar="CORES",
         help="repeat a measurement if other processes kept more CPU cores busy than this (default: %(default)s)",
     )
-    add_arguments(parser, _PICTURE)
+    add_arguments(parser)
     parser.add_argument(
         "--compare",
         nargs="+",
         type=Path,
         metavar="FILE",
         help="compare results of this command or of `lmi deploy bench` with the first file; each was written by "
-        "--output or contains printed output; if there is only one file, draw its plot again",
+        "--output or contains printed output",
     )
     parser.set_defaults(run=_bench)
 
@@ -120,18 +119,17 @@ def _bench(arguments: argparse.Namespace) -> int:
         repeat=arguments.repeat,
         quiet=arguments.quiet,
     )
-    return run(plan, lambda report: print_result(arguments, report))
+    return run(plan, lambda report: print_result(arguments.output, report))
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from proof.bench.plot import read_curves
+    from proof.bench.curves import read_curves
     from proof.bench.report import compare
 
     if arguments.url or arguments.engine or arguments.output:
         raise ConfigError("lmi bench: --compare only reads results; omit the URL, --engine and --output")
-    curves = read_curves(arguments.compare)
-    print(compare(curves))
-    return draw(arguments, curves)
+    print(compare(read_curves(arguments.compare)))
+    return 0
 
 
 def _loads(arguments: argparse.Namespace) -> list[Load]:

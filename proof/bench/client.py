@@ -25,6 +25,7 @@ import httptools
 from handler.config import environment
 from handler.config.options.names import KEYS
 from handler.core.errors import ConfigError
+from handler.core.event_stream import EventReader, LineReader
 from handler.core.loop import has_unread
 
 PERCENTILES = (50, 90, 99)
@@ -156,6 +157,7 @@ MAX_HEAD = 1 << 18
 _CUT = "connection cut"
 """The error for a request whose connection the server closed before the end of the response."""
 
+_MAX_BODY = 64 << 20  # bytes of a body that is kept, and of one line of a stream
 _MAX_PIECES = 1 << 17  # number of pieces whose times are kept, in 1 MiB
 
 _INFORMATIONAL = range(100, 200)
@@ -236,35 +238,38 @@ class HttpReader:
 
 
 class StreamLines:
-    """The lines of a JSON Lines stream, or the `data:` lines of an event stream, with their arrival times.
+    """The lines of a JSON Lines stream, or the data of server-sent events, with their arrival times.
 
     Attributes:
-        arrivals: the arrival times of the lines except `[DONE]`.
-        last: the last line except `[DONE]`.
-        rest: the beginning of an incomplete line.
+        arrivals: the arrival times of the lines and events except `[DONE]`.
+        last: the last line or event except `[DONE]`.
     """
 
     def __init__(self) -> None:
         self.arrivals = array("d")
-        self.last = bytearray()
-        self.rest = bytearray()
+        self.last = b""
+        self._lines = LineReader(_MAX_BODY)
+        self._events = EventReader(_MAX_BODY)
+
+    @property
+    def rest(self) -> bytes:
+        """The beginning of a line whose end has not arrived."""
+        return bytes(self._lines.rest)
 
     def feed(self, data: bytes, now: float, *, events: bool) -> None:
-        self.rest += data
-        if b"\n" not in data:
-            return
-        *lines, self.rest = self.rest.split(b"\n")
+        """Read bytes that arrived at the time `now`.
+
+        Raises:
+            ValueError: a line or an event is too large.
+        """
+        lines = [event.data.strip() for event in self._events.feed(data)] if events else self._lines.feed(data)
         for line in lines:
-            if events:
-                if not line.startswith(b"data:"):
-                    continue
-                line = line[5:].strip()
             if line and line != b"[DONE]":
                 self.last = line
                 self.arrivals.append(now)
 
 
-class AnswerReader(HttpReader):
+class ResponseReader(HttpReader):
     """A reader that counts the tokens in a response with one token per line. Only the last line is parsed."""
 
     def __init__(self) -> None:
@@ -297,7 +302,10 @@ class AnswerReader(HttpReader):
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
         if self._parser.get_status_code() == 200:  # lines of an error message do not count as tokens
-            self.lines.feed(body, self._now, events=self._events)
+            try:
+                self.lines.feed(body, self._now, events=self._events)
+            except ValueError as error:
+                self.refused = str(error)
 
 
 class BodyReader(HttpReader):
@@ -309,7 +317,7 @@ class BodyReader(HttpReader):
         pieces: the arrival times of the first pieces of the body. Their number is limited.
     """
 
-    max_bytes: ClassVar[int] = 64 << 20
+    max_bytes: ClassVar[int] = _MAX_BODY
     """The maximum size of a body."""
 
     def __init__(self) -> None:
@@ -396,7 +404,7 @@ class Target:
     first: int = 0
 
     path: ClassVar[str] = "/invocations"
-    reader: ClassVar[type[AnswerReader]] = AnswerReader
+    reader: ClassVar[type[ResponseReader]] = ResponseReader
 
     @property
     def address(self) -> Address:
@@ -586,7 +594,7 @@ class Pool(Generic[R]):
             self._idle.pop().close()
 
 
-class Connections(Pool[AnswerReader]):
+class Connections(Pool[ResponseReader]):
     """A pool of connections to a target, whose requests are measured."""
 
     def __init__(self, target: Target) -> None:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import urllib3
@@ -25,12 +24,12 @@ from deploy.client.runtime import IMPATIENT
 from proof.bench.client import Ask, Result, closed_loop, open_loop, percentiles, poisson_times, prompt
 from proof.bench.report import (
     add_arguments,
-    answer_times,
     errors,
     first_token_times,
     gaps,
     print_result,
     progress_bar,
+    response_times,
 )
 
 HEADROOM = 0.7
@@ -51,8 +50,8 @@ def summary(load: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any
         "tokens_per_second": round(sum(result.num_tokens for result in good) / seconds, 1),
         "ttft_ms": _milliseconds(first_token_times(good)),
         "itl_ms": _milliseconds(gaps(good)),
-        "latency_ms": _milliseconds(answer_times(good)),
-        "mean_latency_ms": round(1000 * statistics.fmean(answer_times(good)), 2) if good else None,
+        "latency_ms": _milliseconds(response_times(good)),
+        "mean_latency_ms": round(1000 * statistics.fmean(response_times(good)), 2) if good else None,
     }
 
 
@@ -301,7 +300,7 @@ def add(commands: Any) -> None:
         default="invocations",
         help="use InvokeEndpointWithResponseStream or chat completions (default: %(default)s)",
     )
-    add_arguments(parser, Path("lmi-deploy-bench.png"))
+    add_arguments(parser)
     parser.set_defaults(run=_run)
 
 
@@ -327,7 +326,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "knee": values and values.knee,
         "scaling_concurrency": values and values.concurrency,
     }
-    return print_result(arguments, document) or int(all(level["requests_per_second"] == 0 for level in levels))
+    return print_result(arguments.output, document) or int(all(level["requests_per_second"] == 0 for level in levels))
 
 
 def _senders(arguments: argparse.Namespace, connections: int) -> tuple[Send, Send]:

@@ -15,10 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from handler.core.package import install
-from proof.bench import plot
 from proof.bench.client import Closed, Load, Result, percentiles
-from proof.bench.plot import Curve, Level, curve_of
+from proof.bench.curves import Curve, Level
 from proof.bench.processes import Run
 
 
@@ -74,7 +72,7 @@ def gaps(results: Sequence[Result]) -> list[float]:
     return [later - earlier for result in results for earlier, later in itertools.pairwise(result.arrivals)]
 
 
-def answer_times(results: Sequence[Result]) -> list[float]:
+def response_times(results: Sequence[Result]) -> list[float]:
     """Return the time from start to end of each successful request, in seconds."""
     return [result.end - result.start for result in results if not result.error]
 
@@ -94,7 +92,7 @@ def summarize(point: Point) -> dict[str, Any]:
         "tokens_per_second_each": served,
         "ttft_ms": _milliseconds(first_token_times(point.results)),
         "itl_ms": _milliseconds(gaps(point.results)),
-        "latency_ms": _milliseconds(answer_times(point.results)),
+        "latency_ms": _milliseconds(response_times(point.results)),
         "errors": errors(point.results),
         "others_cores": max((repetition.others or 0.0 for repetition in point.repetitions), default=None),
         "repetitions_disturbed": point.disturbed,
@@ -243,77 +241,31 @@ def _differences(curves: Sequence[Curve]) -> Iterator[str]:
 # -- arguments of `lmi bench` and `lmi deploy bench` for the output of results -----------------------------------------
 
 
-_EXTRA = "lmi-handler[bench]"
-
-
-def add_arguments(parser: argparse.ArgumentParser, picture: Path) -> None:
-    """Add the arguments for the output of results.
-
-    Args:
-        parser: the parser of the command.
-        picture: default of `--plot`.
-    """
-    report = parser.add_argument_group("report")
-    report.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for the output of results."""
+    parser.add_argument_group("report").add_argument(
         "--output", type=Path, metavar="FILE", help="also write the line of JSON to this file, for --compare"
     )
-    report.add_argument("--title", metavar="TEXT", help="title of the plot (default: a description of the measurement)")
-    choice = report.add_mutually_exclusive_group()
-    choice.add_argument(
-        "--plot",
-        type=_picture,
-        metavar="FILE",
-        help=f"save the plot to this .png, .svg or .pdf file (default: {picture}, if matplotlib is installed)",
-    )
-    choice.add_argument("--no-plot", action="store_true", help="do not draw a plot")
-    parser.set_defaults(default_picture=picture)
 
 
-def print_result(arguments: argparse.Namespace, document: Mapping[str, Any]) -> int:
-    """Save the document and the plot, and print the document. Return 1 if a file cannot be written, else 0."""
-    line, status = json.dumps(document), 0
-    if arguments.output is not None:
-        status |= _write(arguments.output, lambda: arguments.output.write_text(line + "\n", "utf-8"))
-    status |= draw(arguments, [curve_of(document)])
+def print_result(output: Path | None, document: Mapping[str, Any]) -> int:
+    """Save the document to `output`, and print it. Return 1 if the file cannot be written, else 0."""
+    line = json.dumps(document)
+    status = 0 if output is None else _write(output, line + "\n")
     print(line)
     return status
 
 
-def draw(arguments: argparse.Namespace, curves: Sequence[Curve]) -> int:
-    """Save the plot, unless --no-plot is set. Return 1 if the file cannot be written, else 0."""
-    if arguments.no_plot:
-        return 0
-    if arguments.plot is None and not _has("matplotlib"):
-        print(f"no plot, because matplotlib is not installed; run: {install(_EXTRA)}", file=sys.stderr)
-        return 0
-    path = arguments.plot or arguments.default_picture
-    return _write(path, lambda: plot.save(path, curves, arguments.title))
-
-
-def _write(path: Path, write: Callable[[], object]) -> int:
+def _write(path: Path, text: str) -> int:
     """Write a file and print its name. Errors are printed instead of raised, so that the measurement is not lost."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write()
+        path.write_text(text, "utf-8")
     except OSError as error:
         print(f"cannot write {path}: {error.strerror}", file=sys.stderr)
         return 1
     print(f"written: {path}")
     return 0
-
-
-def _picture(text: str) -> Path:
-    """Parse the value of --plot, and check before the measurement that the image format is supported."""
-    path = Path(text)
-    if not _has("matplotlib"):
-        raise argparse.ArgumentTypeError(f"requires matplotlib; run: {install(_EXTRA)}")
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise argparse.ArgumentTypeError(f"{text}: must end with .png, .svg or .pdf")
-    return path
-
-
-def _has(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
 
 
 # -- a progress bar, which is only shown on a terminal -----------------------------------------------------------------

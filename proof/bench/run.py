@@ -41,7 +41,7 @@ def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
 
     Args:
         plan: the arguments of `lmi bench`.
-        print_result: a function that draws the plot, prints the JSON document, and returns an exit status.
+        print_result: a function that prints the JSON document, and returns an exit status.
     """
     points = measure_all(plan)
     result = document(plan, points)

@@ -171,7 +171,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         adapter=arguments.adapter,
         metrics=arguments.metrics,
         slow=arguments.slow,
-        limits=Limits(answer=arguments.timeout),
+        limits=Limits(response=arguments.timeout),
     )
     profiles = tuple(dict.fromkeys(arguments.profile or ["sagemaker"]))
     return Plan(asking, profiles, arguments.rule, arguments.skip, arguments.ready)

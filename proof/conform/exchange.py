@@ -35,7 +35,7 @@ class Recorder(BodyReader):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     """The response to one request.
 
     Attributes:
@@ -121,12 +121,12 @@ class Connection(client.Connection[Recorder]):
         super().__init__(Recorder)
         self._news = asyncio.Event()
 
-    async def send(self, request: bytes, label: str, timeout: float) -> Answer:
+    async def send(self, request: bytes, label: str, timeout: float) -> Response:
         """Send the request, and return its response. If the exchange fails, the response has a `failure`."""
         start = time.monotonic()
         failure = await self.exchange(request, timeout)
         end, reader = time.monotonic(), self.reader
-        return Answer(
+        return Response(
             asked=label,
             status=reader.status,
             headers=reader.headers,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from proof.conform.dialects import PROFILES, text_of
-from proof.conform.exchange import Answer
+from proof.conform.exchange import Response
 
 if TYPE_CHECKING:
     from proof.conform.server import Server
@@ -32,12 +32,12 @@ class Failed(Exception):
         late: whether the response was ended by the time limit `--timeout`.
     """
 
-    def __init__(self, expected: str, answer: Answer | None = None, *, asked: str = "", got: str = "") -> None:
+    def __init__(self, expected: str, response: Response | None = None, *, asked: str = "", got: str = "") -> None:
         super().__init__(expected)
         self.wanted = expected
-        self.asked = answer.asked if answer else asked
-        self.got = answer.got if answer else got
-        self.late = answer is not None and answer.late
+        self.asked = response.asked if response else asked
+        self.got = response.got if response else got
+        self.late = response is not None and response.late
 
 
 class NotAsked(Exception):
@@ -83,42 +83,42 @@ def rule(
     return add
 
 
-def expect(holds: object, expected: str, answer: Answer) -> None:
+def expect(holds: object, expected: str, response: Response) -> None:
     """Raise `Failed` if `holds` is false."""
     if not holds:
-        raise Failed(expected, answer)
+        raise Failed(expected, response)
 
 
-def expect_fields(answer: Answer, value: Any, *fields: str) -> None:
+def expect_fields(response: Response, value: Any, *fields: str) -> None:
     """Raise `Failed` if `value`, which is part of the response, is not an object with these fields."""
-    expect(isinstance(value, dict) and set(fields) <= set(value), f"the fields {', '.join(fields)}", answer)
+    expect(isinstance(value, dict) and set(fields) <= set(value), f"the fields {', '.join(fields)}", response)
 
 
-def expect_answer(answer: Answer) -> Answer:
+def expect_response(response: Response) -> Response:
     """Return the response, or raise `Failed` if it is not a complete response with status 200."""
-    expect(answer.ok, "a complete response with status 200", answer)
-    return answer
+    expect(response.ok, "a complete response with status 200", response)
+    return response
 
 
-async def expect_details(server: Server, **parameters: Any) -> tuple[Answer, dict[str, Any]]:
+async def expect_details(server: Server, **parameters: Any) -> tuple[Response, dict[str, Any]]:
     """Request a response with `details`, as clients of LMI and TGI do, and return the response and its details."""
-    answer = expect_answer(await server.generate(more={"parameters": {"details": True, **parameters}}))
-    details = answer.object.get("details")
-    expect(isinstance(details, dict), "details", answer)
+    response = expect_response(await server.generate(more={"parameters": {"details": True, **parameters}}))
+    details = response.object.get("details")
+    expect(isinstance(details, dict), "details", response)
     assert isinstance(details, dict)
-    return answer, details
+    return response, details
 
 
-async def greedy(server: Server, tokens: int) -> Answer:
+async def greedy(server: Server, tokens: int) -> Response:
     """Return a greedily decoded response.
 
     Raises:
         NotAsked: a second response to the same request has a different text.
     """
-    answer, again = [expect_answer(await server.generate(tokens=tokens)) for _ in range(2)]
-    if text_of(answer.value) != text_of(again.value):
+    response, again = [expect_response(await server.generate(tokens=tokens)) for _ in range(2)]
+    if text_of(response.value) != text_of(again.value):
         skip("two greedy responses differ")
-    return answer
+    return response
 
 
 async def stop_word(server: Server) -> tuple[str, str]:

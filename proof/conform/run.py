@@ -96,8 +96,8 @@ async def _run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], o
     try:
         if lifetime is not None:
             await _begin(first, plan.ready)
-        if (answer := await first.get("/")).failure and not answer.status:
-            raise ConfigError(f"lmi conform: no server responds at {plan.asking.url}: {answer.got}")
+        if (response := await first.get("/")).failure and not response.status:
+            raise ConfigError(f"lmi conform: no server responds at {plan.asking.url}: {response.got}")
         await first.check_key()
         for rule, profile in rules_of(plan):
             result = await _ask(rule, servers[profile], plan)
@@ -135,10 +135,12 @@ async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
         return result("not asked", str(why))
     except Failed as failed:
         if failed.late:
-            return result("not asked", f"no response within {plan.asking.limits.answer:g} s (--timeout)", failed.asked)
+            return result(
+                "not asked", f"no response within {plan.asking.limits.response:g} s (--timeout)", failed.asked
+            )
         return result("failed", failed.wanted, failed.asked, failed.got)
     except asyncio.TimeoutError:
-        return result("not asked", f"no connection within {plan.asking.limits.answer:g} s (--timeout)")
+        return result("not asked", f"no connection within {plan.asking.limits.response:g} s (--timeout)")
     except OSError as error:
         return result("failed", "a connection", "", str(error))
     except _UNREADABLE as error:

@@ -21,7 +21,7 @@ from typing import Any
 from handler.core.errors import ConfigError
 from proof.bench.client import refused_key
 from proof.conform.dialects import AT_INVOCATIONS, OF_PROFILE, Body, Dialect, merge, piece_of
-from proof.conform.exchange import Answer, Connection, connect, shown
+from proof.conform.exchange import Connection, Response, connect, shown
 from proof.conform.rule import Failed, skip
 
 _ENGINES = ("docker", "podman")
@@ -40,8 +40,8 @@ class Start:
             closed until the server was ready.
     """
 
-    first: Answer
-    early: Answer | None = None
+    first: Response
+    early: Response | None = None
 
 
 @dataclass
@@ -54,8 +54,8 @@ class Stop:
         seconds: the seconds from the signal to the end of the process, or None if it did not end.
     """
 
-    running: Answer
-    later: list[Answer] = field(default_factory=list)
+    running: Response
+    later: list[Response] = field(default_factory=list)
     seconds: float | None = None
 
 
@@ -215,7 +215,7 @@ class Limits:
     """The limits for a server. Times are in seconds.
 
     Attributes:
-        answer: the limit for a response to a request of a rule.
+        response: the limit for a response to a request of a rule.
         whole: the limit for a non-streaming response.
         ping: the limit for /ping.
         connect: the limit for accepting a connection.
@@ -226,7 +226,7 @@ class Limits:
         payload: the maximum body size, in bytes.
     """
 
-    answer: float = 60.0
+    response: float = 60.0
     whole: float = 60.0
     ping: float = 2.0
     connect: float = 0.25
@@ -275,7 +275,7 @@ class Server:
         self._dialect = OF_PROFILE.get(profile)
         self._rate = 0.0
         self._looking_up = asyncio.Lock()
-        self.last: Answer | None = None
+        self.last: Response | None = None
 
     # -- plain requests ------------------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class Server:
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
         keyed: bool = True,
-    ) -> Answer:
+    ) -> Response:
         """Send one request on a new connection.
 
         Args:
@@ -300,44 +300,46 @@ class Server:
             ConfigError: the server requires a key, and none was given.
         """
         request, shown_request = self._request(method, path, body, headers or {}, keyed)
-        own, timeout = timeout is None, timeout or self.limits.answer
+        own, timeout = timeout is None, timeout or self.limits.response
         start = time.monotonic()
         try:
             connection = await connect(self.asking.url, timeout)
         except (OSError, ssl.SSLError, asyncio.TimeoutError) as error:
             late = isinstance(error, asyncio.TimeoutError)
             reason = "connection timeout" if late else "refused"
-            return Answer(shown_request, failure=reason, seconds=time.monotonic() - start, late=late and own)
+            return Response(shown_request, failure=reason, seconds=time.monotonic() - start, late=late and own)
         try:
-            answer = await connection.send(request, shown_request, timeout)
-            self.last = replace(answer, late=own and answer.failure == "timeout")
+            response = await connection.send(request, shown_request, timeout)
+            self.last = replace(response, late=own and response.failure == "timeout")
         finally:
             connection.close()
-        if answer.status == 401 and keyed and not self.asking.key and path not in _WITHOUT_KEY:
+        if response.status == 401 and keyed and not self.asking.key and path not in _WITHOUT_KEY:
             raise refused_key(self.asking.url, "")  # all further results would be about the missing key
         return self.last
 
-    async def get(self, path: str, **more: Any) -> Answer:
+    async def get(self, path: str, **more: Any) -> Response:
         return await self.ask("GET", path, **more)
 
-    async def post(self, path: str, body: Body | bytes, **more: Any) -> Answer:
+    async def post(self, path: str, body: Body | bytes, **more: Any) -> Response:
         return await self.ask("POST", path, body, **more)
 
-    async def metrics(self) -> Answer:
+    async def metrics(self) -> Response:
         return await self.get(self.asking.metrics)
 
     @contextlib.asynccontextmanager
     async def asking_for(
         self, path: str, body: Body, timeout: float | None = None
-    ) -> AsyncIterator[tuple[Connection, asyncio.Task[Answer]]]:
+    ) -> AsyncIterator[tuple[Connection, asyncio.Task[Response]]]:
         """Send a request, and yield its connection, which is closed at the end, and the task that awaits its response.
 
         Args:
-            timeout: the time limit of the response, in seconds. The default is `limits.answer` plus `limits.long`.
+            timeout: the time limit of the response, in seconds. The default is `limits.response` plus `limits.long`.
         """
         request, label = self._request("POST", path, body, {}, True)
-        connection = await connect(self.asking.url, self.limits.answer)
-        task = asyncio.ensure_future(connection.send(request, label, timeout or self.limits.answer + self.limits.long))
+        connection = await connect(self.asking.url, self.limits.response)
+        task = asyncio.ensure_future(
+            connection.send(request, label, timeout or self.limits.response + self.limits.long)
+        )
         try:
             yield connection, task
         finally:
@@ -389,13 +391,13 @@ class Server:
     async def _find_dialect(self) -> Dialect:
         for dialect in AT_INVOCATIONS:
             body = await self.named(dialect.body(PROMPT, 2, False))
-            answer = await self.post(await self.filled(dialect.path), body)
-            if answer.ok:
+            response = await self.post(await self.filled(dialect.path), body)
+            if response.ok:
                 return dialect
-            if answer.status == 401:
+            if response.status == 401:
                 raise refused_key(self.asking.url, self.asking.key)
-        if answer.status == 403 and self.asking.key:
-            raise Failed("a response to a request with the key", answer)
+        if response.status == 403 and self.asking.key:
+            raise Failed("a response to a request with the key", response)
         skip("/invocations accepts neither inputs, nor messages, nor prompt")
 
     async def model(self) -> str:
@@ -436,7 +438,7 @@ class Server:
         more: Mapping[str, Any] | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
-    ) -> Answer:
+    ) -> Response:
         """Request generated text.
 
         Args:
@@ -468,17 +470,19 @@ class Server:
     async def _accepts(self, body: Body) -> bool:
         """Return whether the server accepts the request and starts a stream."""
         async with self.asking_for(await self.path(stream=True), body) as (connection, task):
-            await connection.begun(2, self.limits.answer)
+            await connection.begun(2, self.limits.response)
             return not task.done() or (task.result().ok and "error" not in task.result().object)
 
     async def _tokens_per_second(self) -> float:
         if not self._rate:
-            answer = await self.generate(tokens=64, stream=True)
-            if answer.failure == "timeout":
-                skip(f"64 tokens, generated to measure the speed, took more than {self.limits.answer:g} s (--timeout)")
-            if not answer.ok or not (tokens := sum(map(bool, map(piece_of, answer.events)))):
-                raise Failed("a stream with text", answer)
-            self._rate = max(tokens / max(answer.seconds, 1e-3), 0.1)
+            response = await self.generate(tokens=64, stream=True)
+            if response.failure == "timeout":
+                skip(
+                    f"64 tokens, generated to measure the speed, took more than {self.limits.response:g} s (--timeout)"
+                )
+            if not response.ok or not (tokens := sum(map(bool, map(piece_of, response.events)))):
+                raise Failed("a stream with text", response)
+            self._rate = max(tokens / max(response.seconds, 1e-3), 0.1)
         return self._rate
 
     def of_profile(self, profile: str) -> Server:

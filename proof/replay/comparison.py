@@ -41,7 +41,7 @@ from proof.replay.content import (
     values_by_place,
     without_indexes,
 )
-from proof.replay.exchange import Answer, Request
+from proof.replay.exchange import Request, Response
 from proof.replay.structure import event_names, indexes, links, misplaced, num_items, spans, types
 
 
@@ -180,7 +180,7 @@ def _at(value: Any, *names: str) -> Any:
     return value
 
 
-# -- compare two answers to one request --------------------------------------------------------------------------------
+# -- compare two responses to one request ------------------------------------------------------------------------------
 
 
 _RELATIVE = 0.01
@@ -211,8 +211,8 @@ _REQUESTED = re.compile(r"^\$$|\.(choices|best_of_sequences|prefill|data|results
 """JSON paths of lists whose length depends on the request, not on sampling."""
 VALUES = ("value", "error's value")
 """Kinds of findings for values whose meaning is unknown."""
-_MAX_SEEN = 20_000  # maximum characters of a shape, which grows with each answer
-_MAX_CHECKED = 64  # maximum texts of an answer that are validated
+_MAX_SEEN = 20_000  # maximum characters of a shape, which grows with each response
+_MAX_CHECKED = 64  # maximum texts of a response that are validated
 _MAX_TYPES = 256  # maximum types of documents
 
 
@@ -272,7 +272,7 @@ class Seen:
                 self.shapes[part] = both
 
 
-def findings(reference: Answer, target: Answer, traits: Traits, seen: Seen, near: float = NEAR) -> list[Finding]:
+def findings(reference: Response, target: Response, traits: Traits, seen: Seen, near: float = NEAR) -> list[Finding]:
     """Return the differences that a client of the reference may notice in the target response.
 
     Args:
@@ -594,7 +594,7 @@ def _places(reference: _Documents, target: _Documents, *, strict: bool) -> Itera
         yield Finding(Class.TEXT, "links", _public(path))
 
 
-def changing_values(earlier: Answer, later: Answer, near: float) -> set[tuple[str, str, str]]:
+def changing_values(earlier: Response, later: Response, near: float) -> set[tuple[str, str, str]]:
     """Return the keys of findings about values that differ between two successive responses of one side."""
     try:
         both = _Documents(earlier.body), _Documents(later.body)
@@ -646,7 +646,7 @@ def _schemas(reference: _Documents, target: _Documents, traits: Traits) -> Itera
         return
     texts = (
         (path, *pair)
-        for path, *values in _in_both(_answers(reference), _answers(target))
+        for path, *values in _in_both(_responses(reference), _responses(target))
         for pair in zip(*values, strict=False)
     )
     for path, *pair in islice(texts, _MAX_CHECKED):
@@ -654,7 +654,7 @@ def _schemas(reference: _Documents, target: _Documents, traits: Traits) -> Itera
             yield Finding(Class.TEXT, "schema", without_indexes(path), content=_both(*pair), learnable=False)
 
 
-def _answers(documents: _Documents) -> dict[str, list[str]]:
+def _responses(documents: _Documents) -> dict[str, list[str]]:
     """Return the generated texts of a response, by JSON path."""
     return {
         path: [value for value in values if isinstance(value, str)]

@@ -493,20 +493,20 @@ def tokens_by_choice(documents: list[Any]) -> dict[int, list[Token]]:
     """Return the generated tokens of each choice, or an empty dict if the response contains no tokens."""
     tokens: dict[int, list[Token]] = {}
     for document in documents:
-        for number, answer in enumerate(document if isinstance(document, list) else [document]):
-            if isinstance(answer, dict):
-                for choice, token in _tokens(answer):
+        for number, response in enumerate(document if isinstance(document, list) else [document]):
+            if isinstance(response, dict):
+                for choice, token in _tokens(response):
                     tokens.setdefault(number + choice, []).append(token)
     return tokens
 
 
-def _tokens(answer: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
-    if isinstance(token := answer.get("token"), dict):  # a stream of LMI or TGI
-        yield 0, _native(token, answer.get("top_tokens"))
+def _tokens(response: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
+    if isinstance(token := response.get("token"), dict):  # a stream of LMI or TGI
+        yield 0, _native(token, response.get("top_tokens"))
         return
-    if isinstance(details := answer.get("details"), dict):
+    if isinstance(details := response.get("details"), dict):
         yield from ((0, token) for token in _of_details(details))
-    for position, choice in enumerate(_items(answer.get("choices"))):
+    for position, choice in enumerate(_items(response.get("choices"))):
         if not isinstance(choice, dict) or not isinstance(logprobs := choice.get("logprobs"), dict):
             continue
         index = choice.get("index")

@@ -37,7 +37,7 @@ class Request(NamedTuple):
     body: bytes
     method: str = "POST"
     at: float | None = None
-    answer: Recorded | None = None
+    response: Recorded | None = None
     other: Recorded | None = None
     unsendable: str = ""
 
@@ -81,7 +81,7 @@ def times_of(start: float, arrivals: Sequence[float], end: float) -> Times:
     return Times(first, gap, end - start)
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """The response of one side.
 
     Attributes:
@@ -100,10 +100,10 @@ class Answer(NamedTuple):
     throttled: int = 0
 
 
-def lost(reason: str) -> Answer:
-    return Answer(0, "", b"", reason)
+def lost(reason: str) -> Response:
+    return Response(0, "", b"", reason)
 
 
-def recorded(answer: Recorded) -> Answer:
-    """Convert a recorded response to an `Answer`. An unknown status is replaced with 200."""
-    return Answer(answer.status or 200, answer.content_type, answer.body)
+def recorded(response: Recorded) -> Response:
+    """Convert a recorded response to a `Response`. An unknown status is replaced with 200."""
+    return Response(response.status or 200, response.content_type, response.body)

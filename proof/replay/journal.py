@@ -17,13 +17,13 @@ import orjson
 
 from handler.core.errors import ConfigError
 from proof.replay.comparison import CLASSES, Class, Finding, class_of
-from proof.replay.exchange import Answer, Request, Times, Unreadable
+from proof.replay.exchange import Request, Response, Times, Unreadable
 
 SIDES = ("reference", "target")
 TIMES = ("first", "gap", "total")
 _MAX_NAMES = 500
 _MAX_UNREADABLE = 20
-_MAX_EXAMPLE = 64 * 1024  # maximum size of a request and its two answers in an example, in bytes
+_MAX_EXAMPLE = 64 * 1024  # maximum size of a request and its two responses in an example, in bytes
 
 
 class Outcome(NamedTuple):
@@ -47,8 +47,8 @@ class Example(NamedTuple):
     """A request and its two responses, which are an example of a class."""
 
     request: Request
-    reference: Answer
-    target: Answer
+    reference: Response
+    target: Response
     findings: Sequence[Finding]
 
     @property
@@ -135,7 +135,7 @@ class Summary:
         ]
 
 
-def outcome(number: int, differences: Sequence[Finding], reference: Answer, target: Answer) -> Outcome:
+def outcome(number: int, differences: Sequence[Finding], reference: Response, target: Response) -> Outcome:
     names = tuple((finding.cls.value, finding.name) for finding in differences)
     return Outcome(
         number, class_of(differences), names, (reference.times, target.times), (reference.throttled, target.throttled)

@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from proof.replay.comparison import VALUES, Class, Finding, Seen, Traits, changing_values, findings
-from proof.replay.exchange import Answer, Request
+from proof.replay.exchange import Request, Response
 
 _CONFIRMED = 20  # a difference that was confirmed this often for one kind of request is no longer checked
 _LATER = 1.1  # seconds to wait, so that times in whole seconds differ
 _ASKED_LATER = 3  # how often a difference in one kind of request is checked after that wait
 _MAX_KINDS = 1000
 
-Ask = Callable[[Request], Awaitable[Answer]]
+Ask = Callable[[Request], Awaitable[Response]]
 Key = tuple[str, str, str]
 
 
@@ -34,7 +34,7 @@ class Kind:
         self.confirmed: Counter[Key] = Counter()
         self.asked_later: Counter[Key] = Counter()
         self.seen = Seen()
-        self.last: Answer | None = None
+        self.last: Response | None = None
 
 
 class Noise:
@@ -53,7 +53,7 @@ class Noise:
         self.learnt: dict[str, str] = {}
         self.asked = 0
 
-    def kind(self, request: Request, traits: Traits, reference: Answer) -> Kind:
+    def kind(self, request: Request, traits: Traits, reference: Response) -> Kind:
         path = request.path.partition("?")[0]
         media = reference.content_type.partition(";")[0]
         key = (f"{request.method} {path}", traits.greedy, traits.streams, reference.status, media)
@@ -64,7 +64,13 @@ class Noise:
         return self._kinds[key]
 
     async def real(
-        self, request: Request, traits: Traits, reference: Answer, target: Answer, again: Ask | None, other: Answer
+        self,
+        request: Request,
+        traits: Traits,
+        reference: Response,
+        target: Response,
+        again: Ask | None,
+        other: Response,
     ) -> list[Finding]:
         """Return the differences between two responses, without volatile differences.
 
@@ -97,12 +103,12 @@ class Noise:
         kind.confirmed.update(item.key for item in real)
         return [*real, *(item._replace(cls=Class.TIE, kind=f"unsteady {item.kind}") for item in unsteady)]
 
-    def _compare(self, kind: Kind, traits: Traits, reference: Answer, target: Answer) -> list[Finding]:
+    def _compare(self, kind: Kind, traits: Traits, reference: Response, target: Response) -> list[Finding]:
         return [
             item for item in findings(reference, target, traits, kind.seen, self._near) if item.key not in kind.volatile
         ]
 
-    async def _noise(self, kind: Kind, request: Request, traits: Traits, other: Answer, again: Ask) -> set[Key]:
+    async def _noise(self, kind: Kind, request: Request, traits: Traits, other: Response, again: Ask) -> set[Key]:
         self.asked += 1
         repeated = await again(request)
         return set() if repeated.lost else _keys(findings(other, repeated, traits, kind.seen, self._near))
@@ -113,7 +119,7 @@ class Noise:
             if len(self.learnt) < _MAX_KINDS:
                 self.learnt[f"{request.path.partition('?')[0]}: {item.name}"] = item.cls.value
 
-    def _without_asking(self, kind: Kind, reference: Answer, changes: Sequence[Finding]) -> list[Finding]:
+    def _without_asking(self, kind: Kind, reference: Response, changes: Sequence[Finding]) -> list[Finding]:
         """Return the differences that count when requests cannot be sent again to find out which values are volatile.
 
         Values are then treated as volatile if they differ between successive responses of the reference. For the first

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from proof.bench.report import table
 from proof.replay.comparison import CLASSES, Class, framing_text, media_text
 from proof.replay.content import NotJson, public_name, read_documents
-from proof.replay.exchange import Answer
+from proof.replay.exchange import Response
 from proof.replay.journal import SIDES, TIMES, Example, Summary
 from proof.replay.noise import Noise
 
@@ -207,7 +207,7 @@ def _text(value: Any) -> str:
     return html.escape(str(value))
 
 
-# -- the example of a class: a request's two answers as a diff ---------------------------------------------------------
+# -- the example of a class: a request's two responses as a diff -------------------------------------------------------
 
 
 _MAX_LINES = 400  # of each side, because the time of a diff grows with their product
@@ -222,7 +222,7 @@ def describe(example: Example, cls: Class, show: bool) -> dict[str, Any]:
     request = example.request
     labels = None if show else Labels()
     reference, target = (
-        list(islice(_lines(answer, labels), _MAX_LINES)) for answer in (example.reference, example.target)
+        list(islice(_lines(response, labels), _MAX_LINES)) for response in (example.reference, example.target)
     )
     described = {
         "size": example.size,
@@ -268,17 +268,17 @@ class Labels:
         return self._known.setdefault((type(value), value), f"<{kind} {len(self._known) + 1}{size}>")
 
 
-def _lines(answer: Answer, labels: Labels | None) -> Iterator[str]:
-    if answer.lost:
-        yield f"lost: {answer.lost}"
+def _lines(response: Response, labels: Labels | None) -> Iterator[str]:
+    if response.lost:
+        yield f"lost: {response.lost}"
         return
-    yield f"status {answer.status}"
-    media = answer.content_type if labels is None else media_text(answer.content_type)
-    yield f"content-type: {media if answer.content_type else 'unknown'}"
+    yield f"status {response.status}"
+    media = response.content_type if labels is None else media_text(response.content_type)
+    yield f"content-type: {media if response.content_type else 'unknown'}"
     try:
-        documents = read_documents(answer.body)
+        documents = read_documents(response.body)
     except NotJson:
-        text = answer.body.decode("utf-8", "replace")
+        text = response.body.decode("utf-8", "replace")
         yield from text.splitlines() if labels is None else [labels.label(text)]
         return
     for glue, value in zip(documents.glue, [*documents.values, None], strict=True):

@@ -21,7 +21,7 @@ from handler.core.errors import ConfigError
 from proof.bench import machine
 from proof.replay.comparison import Class, traits
 from proof.replay.content import has_validator
-from proof.replay.exchange import BUSY, Answer, Recorded, Request, Unreadable, recorded
+from proof.replay.exchange import BUSY, Recorded, Request, Response, Unreadable, recorded
 from proof.replay.journal import Example, Journal, Progress, outcome
 from proof.replay.noise import Ask, Noise
 from proof.replay.report import describe, document, page, printable, show
@@ -110,7 +110,7 @@ class Replay:
         if reason := self._why_not(request):
             self._journal.skip(number, Unreadable(printable(request.id), reason))
             return
-        both = await self._answers(number, request)
+        both = await self._responses(number, request)
         real = await self._noise.real(request, traits(request, self._plan.greedy), *both, *self._again(*both))
         self._journal.keep_volatile(self._noise.learnt)
         changes = [item._replace(cls=Class.EQUAL) if item.name in self._plan.expected else item for item in real]
@@ -123,35 +123,35 @@ class Replay:
     def _why_not(self, request: Request) -> str:
         """Return the reason why a request cannot be compared, or ""."""
         sides = self._sides
-        for side, answer, missing in (
-            (sides.reference, request.answer, "has no recorded response"),
+        for side, response, missing in (
+            (sides.reference, request.response, "has no recorded response"),
             (sides.target, request.other, _NO_SHADOW),
         ):
-            if side is None and answer is None:
+            if side is None and response is None:
                 return missing
-            if side is None and answer is not None and answer.status in BUSY:
-                return f"got {answer.status} from a busy server when it was recorded"
+            if side is None and response is not None and response.status in BUSY:
+                return f"got {response.status} from a busy server when it was recorded"
         return request.unsendable if sides.are_asked else ""
 
-    async def _answers(self, number: int, request: Request) -> tuple[Answer, Answer]:
+    async def _responses(self, number: int, request: Request) -> tuple[Response, Response]:
         """Return the responses of both sides.
 
         At a recorded pace, requests are sent to both sides concurrently. Otherwise, they are sent to one side after the
         other, in alternating order.
         """
 
-        reference = partial(_ask, self._sides.reference, request, request.answer)
+        reference = partial(_ask, self._sides.reference, request, request.response)
         target = partial(_ask, self._sides.target, request, request.other)
         if self._plan.speed is not None:
             both = await asyncio.gather(reference(), target())
             return both[0], both[1]
         if number % 2:
-            answer = await target()
-            return await reference(), answer
-        answer = await reference()
-        return answer, await target()
+            response = await target()
+            return await reference(), response
+        response = await reference()
+        return response, await target()
 
-    def _again(self, reference: Answer, target: Answer) -> tuple[Ask | None, Answer]:
+    def _again(self, reference: Response, target: Response) -> tuple[Ask | None, Response]:
         """Return a function that repeats a request, or None if there is no server, and the response to compare with."""
         sides = self._sides
         if (side := sides.noise or sides.reference) is not None:
@@ -161,11 +161,11 @@ class Replay:
         return None, reference
 
 
-async def _ask(side: Paced | None, request: Request, answer: Recorded | None) -> Answer:
+async def _ask(side: Paced | None, request: Request, response: Recorded | None) -> Response:
     if side is not None:
         return await side.ask(request)
-    assert answer is not None  # otherwise the request was skipped
-    return recorded(answer)
+    assert response is not None  # otherwise the request was skipped
+    return recorded(response)
 
 
 class _Feed:
@@ -276,7 +276,7 @@ def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
         raise ConfigError("lmi replay: --to recorded: the recording has no responses of a shadow variant")
     if arguments.recorded_pace and all(request.at is None for request in read):
         raise ConfigError("lmi replay: --recorded-pace: the recording has no times")
-    if arguments.against == RECORDED and all(request.answer is None for request in read):
+    if arguments.against == RECORDED and all(request.response is None for request in read):
         raise ConfigError("lmi replay: the recording has no responses; name a server with --against")
     if arguments.noise == RECORDED:
         raise ConfigError("lmi replay: --noise recorded: requests cannot be sent to a recording")

@@ -14,7 +14,7 @@ from deploy.client.runtime import IMPATIENT, Runtime, Timeouts
 from handler.core.errors import ConfigError
 from proof.bench.client import BodyReader
 from proof.replay.comparison import traits
-from proof.replay.exchange import Answer, Request, lost, times_of
+from proof.replay.exchange import Request, Response, lost, times_of
 from proof.replay.targets import Attempt
 
 _ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
@@ -72,7 +72,7 @@ class SageMakerTarget:
         except _TooLong as error:
             return Attempt(lost(str(error)))
         times = times_of(start, arrivals, time.monotonic())
-        return Attempt(Answer(200, response.get("ContentType", ""), b"".join(pieces), "", times))
+        return Attempt(Response(200, response.get("ContentType", ""), b"".join(pieces), "", times))
 
 
 class _TooLong(Exception): ...
@@ -121,9 +121,9 @@ def _read(parts: Iterator[bytes], until: float) -> tuple[list[bytes], list[float
 
 def _failed(error: RequestFailed) -> Attempt:
     """Return the error response of the container, or a lost response if the container sent none."""
-    response = getattr(error.__cause__, "response", None)
-    if error.original_status and isinstance(response, Mapping) and response.get("OriginalMessage"):
-        answer = Answer(error.original_status, "", str(response["OriginalMessage"]).encode())
-        return Attempt(answer, isinstance(error, ModelBusy))
+    cause = getattr(error.__cause__, "response", None)
+    if error.original_status and isinstance(cause, Mapping) and cause.get("OriginalMessage"):
+        response = Response(error.original_status, "", str(cause["OriginalMessage"]).encode())
+        return Attempt(response, isinstance(error, ModelBusy))
     busy = isinstance(error, NotStarted) and not isinstance(error, Unreachable)
     return Attempt(lost(f"SageMaker: {type(error).__name__}"), busy)

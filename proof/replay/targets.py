@@ -18,7 +18,7 @@ from handler.core.numbers import is_digits
 from handler.core.package import install
 from proof.bench.client import BodyReader, Pool, address
 from proof.bench.processes import lmi_serve
-from proof.replay.exchange import BUSY, Answer, Request, lost, times_of
+from proof.replay.exchange import BUSY, Request, Response, lost, times_of
 
 
 class Attempt(NamedTuple):
@@ -29,7 +29,7 @@ class Attempt(NamedTuple):
         after: the seconds in the response's Retry-After header, or 0.
     """
 
-    answer: Answer
+    response: Response
     busy: bool = False
     after: float = 0.0
 
@@ -72,7 +72,7 @@ class Paced:
     async def open(self) -> None:
         await self._target.open()
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> Response:
         """Send the request until the target accepts it, or `patience` has passed."""
         until, pause, throttled = self._clock() + self._patience, _FIRST_PAUSE, 0
         while True:
@@ -81,11 +81,11 @@ class Paced:
             attempt = await self._target.send(request)
             if not attempt.busy:
                 self._interval = self._interval * 0.9 if self._interval > _LEAST_INTERVAL else 0.0
-                return attempt.answer._replace(throttled=throttled) if throttled else attempt.answer
+                return attempt.response._replace(throttled=throttled) if throttled else attempt.response
             self._interval = min(max(2 * self._interval, _FIRST_INTERVAL), _LONGEST_INTERVAL)
             wait = min(max(pause, attempt.after), _LONGEST_PAUSE)
             if self._clock() + wait > until:
-                return attempt.answer._replace(throttled=throttled)
+                return attempt.response._replace(throttled=throttled)
             throttled += 1
             await asyncio.sleep(wait)
             pause *= 2
@@ -204,8 +204,8 @@ def _attempt(reader: _Reader, error: str, start: float) -> Attempt:
     if error:
         return Attempt(lost(error))
     times = times_of(start, reader.pieces, time.monotonic())
-    answer = Answer(reader.status, reader.headers.get("content-type", ""), bytes(reader.body), times=times)
-    return Attempt(answer, answer.status in BUSY, reader.retry_after)
+    response = Response(reader.status, reader.headers.get("content-type", ""), bytes(reader.body), times=times)
+    return Attempt(response, response.status in BUSY, reader.retry_after)
 
 
 # -- targets by their names on the command line ------------------------------------------------------------------------

@@ -44,9 +44,9 @@ def test_every_request_is_captured_with_the_bytes_of_its_answer(tmp_path: Path) 
         metrics = client.get("/metrics").text
     found = [one for one in open_requests(str(tmp_path)) if isinstance(one, Request)]
     got = [
-        (one.path.partition("?")[0], one.body, one.answer.status, one.answer.content_type, one.answer.body)
+        (one.path.partition("?")[0], one.body, one.response.status, one.response.content_type, one.response.body)
         for one in found
-        if one.answer is not None
+        if one.response is not None
     ]
     assert got == sent
     assert "lmi_captured_requests_total" in metrics
@@ -65,7 +65,7 @@ def test_a_stream_that_fails_is_captured_with_its_end(tmp_path: Path) -> None:
             answer = httpx.post(f"{server.url}/v1/responses", json={**asked, "store": store}, timeout=60)
             assert "response.failed" in answer.text
             sent.append(answer.content)
-    found = [one.answer.body for one in open_requests(str(tmp_path)) if isinstance(one, Request) and one.answer]
+    found = [one.response.body for one in open_requests(str(tmp_path)) if isinstance(one, Request) and one.response]
     assert found == sent
 
 
@@ -79,7 +79,7 @@ def test_a_client_that_leaves_has_no_answer(tmp_path: Path) -> None:
         next(answer.iter_bytes())
     [request] = list(open_requests(str(tmp_path)))
     assert isinstance(request, Request)
-    assert request.answer is None
+    assert request.response is None
 
 
 def test_no_id_of_a_session_is_captured(tmp_path: Path) -> None:

@@ -14,17 +14,16 @@ from tests.servers import LiveServer
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-SHORT = ["--seconds", "1", "--repeat", "1", "--quiet", "99", "--tokens", "16", "--prompt-words", "8", "--no-plot"]
+SHORT = ["--seconds", "1", "--repeat", "1", "--quiet", "99", "--tokens", "16", "--prompt-words", "8"]
 
 
 def test_a_running_server(echo_server: LiveServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    saved, picture = tmp_path / "a.json", tmp_path / "a.png"
+    saved = tmp_path / "a.json"
     assert main(["bench", echo_server.url, "--clients", "2", *SHORT, "--output", str(saved)]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert saved.read_text().splitlines() == shown[-1:]
-    assert main(["bench", "--compare", str(saved), str(saved), "--plot", str(picture)]) == 0
+    assert main(["bench", "--compare", str(saved), str(saved)]) == 0
     assert "(+0.0%)" in capsys.readouterr().out
-    assert picture.read_bytes().startswith(b"\x89PNG")
     (value,) = json.loads(shown[-1])["results"]
     assert value["errors"] == {}
     assert value["num_requests"] >= 2
@@ -84,5 +83,5 @@ def test_served_over_engine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_makes_no_sense_is_refused_in_bench(
     arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["bench", "--no-plot", *arguments]) == 2
+    assert main(["bench", *arguments]) == 2
     assert why in capsys.readouterr().err

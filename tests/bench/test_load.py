@@ -22,11 +22,11 @@ from handler.cli import main
 from handler.core.errors import ConfigError
 from proof.bench import processes
 from proof.bench.client import (
-    AnswerReader,
     BodyReader,
     Closed,
     Connections,
     Open,
+    ResponseReader,
     Result,
     Target,
     closed_loop,
@@ -153,12 +153,12 @@ def test_prompts_differ_from_their_first_word_on() -> None:
 def test_a_failed_request_shows_in_the_exit_status(
     faulty: Faulty, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    picture = tmp_path / "out" / "plot.png"
-    arguments = ["--clients", "1", "--requests", "5", "--repeat", "1", "--tokens", "4", "--plot", str(picture)]
+    saved = tmp_path / "out" / "a.json"
+    arguments = ["--clients", "1", "--requests", "5", "--repeat", "1", "--tokens", "4", "--output", str(saved)]
     assert main(["bench", faulty.url, "--quiet", "99", *arguments]) == 1
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert sum(found["results"][0]["errors"].values()) == 4
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert json.loads(saved.read_text()) == found
 
 
 def test_a_locked_server_gets_the_key_that_the_environment_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,8 +288,8 @@ EVENTS = HEAD % b"text/event-stream" + chunked(
 )
 
 
-def read(answer: bytes, size: int) -> AnswerReader:
-    reader = AnswerReader()
+def read(answer: bytes, size: int) -> ResponseReader:
+    reader = ResponseReader()
     for at in range(0, len(answer), size):
         assert not reader.complete
         reader.feed(answer[at : at + size], float(at))
@@ -320,7 +320,7 @@ def test_an_answer_that_ends_early_is_not_complete() -> None:
 
 
 def test_an_errors_lines_are_no_tokens() -> None:
-    reader = AnswerReader()
+    reader = ResponseReader()
     body = b"<html>\n<p>no\n</html>\n"
     reader.feed(b"HTTP/1.1 501 Unsupported\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body), 1.0)
     assert (reader.complete, len(reader.arrivals), reader.verdict(4)) == (True, 0, "status 501")

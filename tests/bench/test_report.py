@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -11,55 +9,21 @@ from typing import Any
 import pytest
 
 from handler.cli import main
-from handler.core.package import install
 from proof.bench import report
-from proof.bench.plot import curve_of
+from proof.bench.curves import curve_of
 from tests.bench.documents import endpoint, level, served
 from tests.doubles import terminal
 
 # -- comparisons, and where a result goes ------------------------------------------------------------------------------
 
 
-def parsed(*argv: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    report.add_arguments(parser, Path("default.png"))
-    return parser.parse_args(argv)
-
-
-def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in packages else find(name))
-
-
-def test_without_matplotlib_the_document_and_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    without(monkeypatch, "matplotlib", "rich")
-    assert report.print_result(parsed(), served(1)) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out) == served(1)
-    assert install("lmi-handler[bench]") in err
-    with pytest.raises(SystemExit):
-        parsed("--plot", "x.png")
-    assert f"--plot: requires matplotlib; run: {install('lmi-handler[bench]')}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["x.gif", "x", "png"])
-def test_other_formats_are_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parsed("--plot", name)
-    assert f"{name}: must end with .png, .svg or .pdf" in capsys.readouterr().err
-
-
 def test_a_file_that_cannot_be_written_loses_no_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "taken").write_text("")
-    below = tmp_path / "taken" / "x"
-    assert report.print_result(parsed("--output", f"{below}.json", "--plot", f"{below}.png"), served(1)) == 1
+    below = tmp_path / "taken" / "x.json"
+    assert report.print_result(below, served(1)) == 1
     out, err = capsys.readouterr()
     assert json.loads(out) == served(1)
-    assert [line.partition(": ")[0] for line in err.splitlines()] == [
-        f"cannot write {below}.{it}" for it in ("json", "png")
-    ]
+    assert [line.partition(": ")[0] for line in err.splitlines()] == [f"cannot write {below}"]
 
 
 def test_a_comparison_names_changes_and_what_may_be_chance() -> None:
@@ -95,10 +59,8 @@ def test_compare_reads_what_either_command_printed(tmp_path: Path, capsys: pytes
     files = [tmp_path / "a.json", tmp_path / "b.log"]
     files[0].write_text(json.dumps(served(1, 8), indent=1))
     files[1].write_text("a table\n" + json.dumps(endpoint({"clients": 1, **level(1, 3.0)})) + "\n")
-    picture = tmp_path / "ab.svg"
-    assert main(["bench", "--compare", *map(str, files), "--plot", str(picture)]) == 0
+    assert main(["bench", "--compare", *map(str, files)]) == 0
     assert "300.0 (+200.0%)" in capsys.readouterr().out
-    assert picture.is_file()
 
 
 RATES = served(1, kind="rate")
@@ -122,7 +84,7 @@ def test_what_cannot_be_compared_is_named(
     (tmp_path / "a.json").write_text(json.dumps(served(1)))
     if text is not None:
         (tmp_path / "b.json").write_text(text)
-    assert main(["bench", "--no-plot", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 2
+    assert main(["bench", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 2
     message: Any = capsys.readouterr().err
     assert message.startswith("lmi: --compare: ")
     assert why in message
@@ -130,7 +92,7 @@ def test_what_cannot_be_compared_is_named(
 
 @pytest.mark.parametrize("more", [["http://127.0.0.1:1"], ["--engine", "echo"], ["--output", "b.json"]])
 def test_compare_measures_nothing(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--no-plot", *more, "--compare", "a.json"]) == 2
+    assert main(["bench", *more, "--compare", "a.json"]) == 2
     assert "omit the URL, --engine and --output" in capsys.readouterr().err
 
 

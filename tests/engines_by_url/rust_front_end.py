@@ -1,4 +1,4 @@
-"""The engine openai in front of vLLM's Rust front end, with `proof.compare.mock_core` behind it for an engine.
+"""The engine openai in front of vLLM's Rust front end, with `tests.compare.mock_core` behind it for an engine.
 
 `pytest tests/engines_by_url/rust_front_end.py --rust PATH`: PATH is the file `vllm/vllm-rs` in vLLM's wheel, version
 0.33. vLLM's CPU build does not have it, so no target of the Makefile runs this.
@@ -45,7 +45,7 @@ class Front:
     def start(self) -> None:
         self._front = self._run("front", self._command)
         address = f"tcp://127.0.0.1:{self._handshake}"
-        self._core = self._run("core", (sys.executable, "-m", "proof.compare.mock_core", address, "--pace", "100"))
+        self._core = self._run("core", (sys.executable, "-m", "tests.compare.mock_core", address, "--pace", "100"))
         wait_for(self._ready, 30, "the front end does not serve")
 
     def kill_core(self) -> None:

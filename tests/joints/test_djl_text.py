@@ -9,7 +9,8 @@ import javaproperties
 import pytest
 
 from handler.config.config import Config
-from handler.config.loader import decode_properties, encode_properties, read_server_config
+from handler.config.loader import read_server_config
+from handler.config.sources import decode_properties, encode_properties
 from handler.container import djl
 from handler.container.arguments import ContainerArguments, ModelSource
 from handler.djl.startup import read_properties

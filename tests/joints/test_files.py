@@ -39,7 +39,7 @@ from handler.engines.huggingface.files import check_checkpoint, find_checkpoint
 from handler.engines.openvino.model import find_model as find_openvino_model
 from handler.plugins.functions import check_model_py, find_formatters
 from handler.scheduler.lora import adapter_path, adapters_of
-from proof.bench.plot import read_curves
+from proof.bench.curves import read_curves
 from proof.conform import report
 from proof.replay.exchange import Unreadable
 from proof.replay.sources import open_requests

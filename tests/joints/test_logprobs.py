@@ -79,7 +79,7 @@ def sent(dialect: Dialect, value: dict[str, Any]) -> tuple[list[bool], bytes]:
                 over.set()
 
         with mock.patch.object(Batcher, "submit", note), model.open({}, dialect, id="id", on_bytes=on_bytes) as task:
-            task.start(dumps(value))
+            task.begin(task.run(dumps(value)))
             await asyncio.wait_for(over.wait(), 30)
             assert task.error is None, task.error
             response = task.take()

@@ -24,7 +24,7 @@ from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, write_calls
 from handler.protocols.assistant.tools.parsing import HF, Format
 from handler.protocols.assistant.tools.request import choose_format, read_tools
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import HttpResponse
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer, saying, with_options

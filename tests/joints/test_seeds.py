@@ -15,7 +15,8 @@ from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.trtllm.sampling import Model
 from handler.engines.trtllm.sampling import sampling_arguments as trtllm_arguments
 from handler.engines.vllm.sampling import sampling_arguments as vllm_arguments
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.registry import INVOCATIONS, ROOTS, ROUTES
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ReasoningEngine

@@ -24,7 +24,6 @@ import yaml
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from proof.bench.plot import STYLE
 from tests.monitoring.prometheus import Prometheus, prometheus
 from tests.servers import ServerProcess, options, serve
 
@@ -34,6 +33,20 @@ PICTURES = ROOT / "docs" / "images" / "monitoring"
 ROWS = ("traffic", "latency", "requests", "engine", "servers")
 """Names of the pictures: one for each row of the dashboard."""
 
+_STYLE = {
+    "text.parse_math": False,  # do not interpret a `$` in a name
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "lines.markersize": 5,
+    "legend.framealpha": 0.85,
+    "legend.fontsize": 9,
+}
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00")
 _UNITS = {"reqps": "requests/s", "s": "seconds", "percentunit": "", "short": ""}
 _SUFFIX = "suffix:"  # begins a unit of Grafana's that is written as it is
@@ -85,7 +98,7 @@ def save(server: Prometheus, begin: float, end: float, marks: Sequence[Mark], di
     """Save a picture of each row of the dashboard."""
     begin, end = math.floor(begin), math.floor(end)
     rows = [list(row) for _, row in groupby(panels(), key=lambda panel: panel["gridPos"]["y"])]
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(_STYLE):
         for name, row in zip(ROWS, rows, strict=True):
             figure: Any = Figure(figsize=(15, 4.3), layout="constrained")
             for axes, panel in zip(figure.subplots(1, len(row)), row, strict=True):

@@ -312,7 +312,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["lmi", "serve", "./pypr"], {"./pyproject.toml"}),
         (["lmi", "bench", "--compare", "./pypr"], {"./pyproject.toml"}),
         (["lmi", "deploy", "do"], {"down", "doctor"}),
-        (["lmi", "deploy", "bench", "--plo"], {"--plot"}),
+        (["lmi", "deploy", "bench", "--outp"], {"--output"}),
         (["lmi", "completion", ""], {"bash", "zsh", "fish"}),
     ],
 )

@@ -228,13 +228,16 @@ def test_deploy_imports_of_the_handler_only_its_options_and_command_line() -> No
         "handler.config.engines",
         "handler.config.environment",
         "handler.config.gguf",
+        "handler.config.implied",
         "handler.config.lmi_version",
         "handler.config.loader",
         "handler.config.options",
         "handler.config.options.names",
+        "handler.config.sources",
         "handler.core.command_line",
         "handler.core.package",
         "handler.core.devices",
+        "handler.core.event_stream",
         "handler.core.secrets",
         "handler.core.sizes",
         "handler.core.numbers",
@@ -246,7 +249,6 @@ OF_PROOF = {
     "replay": {"core"},
     "conform": {"__version__", "core", "config.environment"},
     "bench": {"core", "config", "engines", "serving.engine"},
-    "compare": {"core", "config", "engines", "serving.engine"},
 }
 """A tool of proof's, and what of handler it may import: `bench --engine` runs the engine that it compares with."""
 

@@ -130,7 +130,7 @@ def _listed(config: Config) -> list[Kind]:
 def _by_group(config: Config, layers: int) -> list[Kind]:
     """Return the kinds of layers from `layer_group_size`, or an empty list.
 
-    Only the last layer of a group has full attention. Before Ling 3.0, so did layers that do not fill a group.
+    Only the last layer of a group has full attention. Before Ling 3.0, layers in an incomplete group also had it.
     """
     size = config.number("layer_group_size", default=0)
     if not size:
@@ -299,7 +299,7 @@ _KV_HEADS = (
 
 
 def kv_heads(config: Config, layer: int | None = None) -> int:
-    """Return the number of KV heads of a layer, or the largest number of all layers."""
+    """Return the number of KV heads of a layer, or the largest number in any layer."""
     default = 1 if config.flag("multi_query") else num_heads(config)
     groups = [_group(item) for item in blocks(config)]
     if any(groups):

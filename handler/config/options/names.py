@@ -111,7 +111,7 @@ _OF_KUBERNETES = re.compile(r"LMI_(.+_)?(SERVICE_(HOST|PORT)(_.+)?|PORT(_[0-9]+_
 
 
 def is_unknown(name: str) -> bool:
-    """Return whether a variable has a name of this package or of DJL Serving, SERVING_X or LMI_X, but is unknown."""
+    """Return whether a variable's name has the prefix LMI_ or SERVING_, but is not a known variable."""
     if name.startswith("LMI_"):
         return name not in OWN_VARIABLES and not _OF_KUBERNETES.fullmatch(name)
     key = key_of(name)

@@ -91,6 +91,7 @@ _SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_tok
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
 _LARGEST_MAX_MEDIA = 1000
 """The largest allowed limit on media of one kind in a request."""
+_UNITS = "kmgt"  # powers of 1000, or of 1024 in capitals
 _READABLE = re.compile(r"([0-9]+)((?:\.[0-9]+)?)([kKmMgGtT])")
 _MOST_SHOWN = 400  # characters
 _MOST_NAME, _MOST_PATH = 255, 4095  # Linux's limits, in bytes
@@ -263,8 +264,10 @@ def dotted_value(text: str, *, is_list: bool) -> Any:
         with contextlib.suppress(ValueError):
             return whole(text)  # 01, +5 and 1_000 are not JSON
         return text
-    power = "kmgt".index(match[3].lower()) + 1
-    return int(match[1]) * 1024**power if match[3].isupper() else int(float(match[1] + match[2]) * 1000**power)
+    power = _UNITS.index(match[3].lower()) + 1
+    if match[3].isupper():
+        return int(match[1]) * 1024**power
+    return int(float(match[1] + match[2]) * 1000**power)
 
 
 class MediaLimits:

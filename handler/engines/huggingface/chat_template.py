@@ -25,7 +25,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names of the reasoning in a message. The first two are those that templates read."""
+"""Names of message fields that may contain reasoning. Templates read the first two."""
 
 
 class _Generation(Extension):

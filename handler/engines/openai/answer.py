@@ -8,81 +8,18 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
+from handler.core.event_stream import Event
 from handler.core.numbers import is_digits, whole
 from handler.core.values import Extras, Finish
 from handler.engines.base import Alternatives, EngineRequest
 from handler.engines.remote.servers import Failed, Part, Refused, ResponseCheck, score
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_MOST = 1 << 22  # bytes of an event
-
-
-class Event(NamedTuple):
-    """A server-sent event. `comment` contains the comment lines, which Dynamo uses for error messages."""
-
-    name: bytes
-    data: bytes
-    comment: bytes
-
-
-def _check_size(size: int) -> None:
-    if size > _MOST:
-        raise ValueError(f"an event has more than {_MOST} bytes")
-
-
-class EventReader:
-    """Reads events from a stream that arrives in pieces of any size. An incomplete event at the end is dropped."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()  # beginning of a line that later pieces continue
-        self._name = b""
-        self._data: list[bytes] = []
-        self._comments: list[bytes] = []
-        self._size = 0  # bytes of the event so far, in whole lines
-        self._mark = _BYTE_ORDER_MARK  # may precede the first line
-
-    def feed(self, data: bytes) -> list[Event]:
-        """Return the events that `data` completes.
-
-        Raises:
-            ValueError: an event has more than 4 MiB.
-        """
-        is_one_event = data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n")
-        # nearly always
-        if is_one_event and len(data) <= _MOST and not (self._rest or self._data or self._name or self._comments):
-            return [Event(b"", data[6:-2], b"")]
-        first, *more = data.split(b"\n")
-        self._rest += first
-        _check_size(self._size + len(self._rest))
-        if not more:
-            return []
-        lines, self._rest = [bytes(self._rest), *more[:-1]], bytearray(more[-1])
-        events = []
-        for line in lines:
-            _check_size(self._size)
-            self._size += len(line) + 1
-            line, self._mark = line.removesuffix(b"\r").removeprefix(self._mark), b""
-            if not line:
-                if self._data or self._name:
-                    events.append(Event(self._name, b"\n".join(self._data), b" ".join(self._comments)))
-                # A comment without data only keeps the connection open.
-                self._name, self._data, self._comments, self._size = b"", [], [], 0
-                continue
-            field, _, value = line.partition(b":")
-            value = value.removeprefix(b" ")
-            if field == b"data":
-                self._data.append(value)
-            elif field == b"event":
-                self._name = value
-            elif not field:
-                self._comments.append(value)
-        _check_size(self._size + len(self._rest))
-        return events
-
+MAX_EVENT = 1 << 22
+"""Maximum size of an event in bytes."""
 
 _ID = "token_id:"
 _MOST_WORDS = 4096  # maximum bytes quoted from a response, before keys are masked and the text is shortened further

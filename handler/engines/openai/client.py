@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import orjson
 
 from handler.config.environment import server_key
-from handler.engines.openai.answer import Event, EventReader, status_error, status_in
+from handler.core.event_stream import Event, EventReader
+from handler.engines.openai.answer import MAX_EVENT, status_error, status_in
 from handler.engines.openai.kinds import KINDS
 from handler.engines.remote.servers import Failed, one_kind
 
@@ -177,7 +178,7 @@ async def _body(content: Any) -> bytes:
 
 
 async def _read(content: Any) -> AsyncIterator[list[Event]]:
-    reader = EventReader()
+    reader = EventReader(MAX_EVENT)
     while data := await content.readany():
         try:
             yield reader.feed(data)

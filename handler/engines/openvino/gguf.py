@@ -503,7 +503,7 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
 
 
 _BUILD_PATH = re.compile(r"( failed at|Exception from) \S+:[0-9]+:?\s*")
-"""Matches the parts of OpenVINO's messages that name a line of its source on the machine that built it."""
+"""Matches the source locations (path and line on the build machine) in OpenVINO's messages."""
 
 _ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _READABLE = {1: "F16", 2: "Q4_0", 3: "Q4_1", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K"}

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import os
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -234,7 +235,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             timer = self._loop.call_later(_IDLE, self._loop.stop)
             self._loop.run_forever()
             timer.cancel()
-        if self._loop.time() >= self._listen_at:
+        if time.monotonic() >= self._listen_at:
             self._end_silent()
         if self._interrupted:
             self._interrupted = False
@@ -252,7 +253,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
 
     def _end_silent(self) -> None:
         """Abandon the requests whose servers are silent."""
-        self._listen_at = self._loop.time() + min(1.0, self._max_silence / 4)
+        self._listen_at = time.monotonic() + min(1.0, self._max_silence / 4)
         for running in self._running.values():
             has_end = running.ended or running.held is not None
             most = min(_LINGER, self._max_silence) if has_end else self._max_silence

@@ -106,8 +106,14 @@ class Failed(Exception):
         retry_after: float = 0.0,
     ) -> None:
         super().__init__(f"{plain}: {detail}" if detail else plain)
-        self.plain, self.detail, self.lasts = plain, detail, lasts
-        self.broke_off, self.busy, self.silent, self.ill, self.retry_after = broke_off, busy, silent, ill, retry_after
+        self.plain = plain
+        self.detail = detail
+        self.lasts = lasts
+        self.broke_off = broke_off
+        self.busy = busy
+        self.silent = silent
+        self.ill = ill
+        self.retry_after = retry_after
 
 
 @dataclass

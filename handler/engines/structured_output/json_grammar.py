@@ -133,7 +133,8 @@ class _Range:
 
     def _end(self, value: int) -> str | None:
         """Return the grammar for the text after the integer part `value`, or None if the range has no such number."""
-        least, most = max(self._low - value * self._unit, 0), min(self._high - value * self._unit, self._unit - 1)
+        least = max(self._low - value * self._unit, 0)
+        most = min(self._high - value * self._unit, self._unit - 1)
         return self._fraction(least, most) if least <= most else None
 
     def _fraction(self, low: int, high: int) -> str:
@@ -145,7 +146,8 @@ class _Range:
 
     def _decimal(self, value: int, length: int, low: int, high: int) -> str | None:
         rest = 10 ** (self._decimals - length)
-        least, most = value * rest, (value + 1) * rest - 1
+        least = value * rest
+        most = (value + 1) * rest - 1
         if most < low or least > high:
             return None
         if low <= least and most <= high:

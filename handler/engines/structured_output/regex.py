@@ -487,7 +487,7 @@ class _Rewriter:
 
 
 def _plain_and_single(characters: _Characters) -> tuple[Sequence[Range], Sequence[int]]:
-    """Return the ranges of characters that a JSON string contains unescaped, and the others that are to be escaped."""
+    """Return the ranges of characters that may be unescaped in a JSON string, and the characters to escape."""
     plain = without(characters.ranges, _ESCAPED_IN_JSON)
     single = {code for code in characters.listed if any(first <= code <= last for first, last in _ESCAPED_IN_JSON)}
     if not plain and not single:

@@ -110,8 +110,8 @@ class StructuredOutputValidator:
     Each check starts in a lane with a limit of 0.2 s of CPU time. If that is not enough, the check starts again in a
     lane with a higher limit, up to `seconds`. In each lane, owners take turns, and so do the sorts of an owner's
     grammars, so costly grammars hardly delay other grammars. If a lane is full, the owner with the most entries loses
-    the newest entry of its most frequent sort. An owner that sends a grammar that another one is waiting for has an
-    entry of its own, so that it loses nothing by the other's.
+    the newest entry of its most frequent sort. If two owners wait for the same grammar, each has its own entry, so
+    dropping one entry does not affect the other owner.
 
     Args:
         make: function that returns the engine's check. The function is pickled, and called in the sandbox process.

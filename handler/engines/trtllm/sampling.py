@@ -278,7 +278,7 @@ def check(structured_output: StructuredOutput) -> None:
 
 
 def uses_xgrammar(config: EngineConfig) -> bool:
-    """Return whether TensorRT-LLM enforces structured output with an xgrammar that is installed here."""
+    """Return whether TensorRT-LLM enforces structured output with the xgrammar that is installed here."""
     return config.options.engine_options.get("guided_decoding_backend") == "xgrammar" and bool(find_spec("xgrammar"))
 
 

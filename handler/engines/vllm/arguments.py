@@ -247,5 +247,8 @@ def _construct(name: str, value: Any, declared: Any) -> Any:
     try:
         return TypeAdapter(classes[0]).validate_python(value)
     except ValidationError as error:
-        messages = (": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in error.errors())
+        messages = []
+        for detail in error.errors():
+            path = ".".join(map(str, detail["loc"]))
+            messages.append(f"{path}: {detail['msg']}" if path else detail["msg"])
         raise ConfigError(f"option.{name}: {'; '.join(messages)}") from None

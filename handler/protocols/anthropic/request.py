@@ -7,7 +7,7 @@ Sources: "Messages" in Anthropic's API reference, and the types in its Python pa
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,14 +37,8 @@ from handler.protocols.anthropic.response import (
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.assistant.tools.request import MAX_TOOLS, read_name
-from handler.protocols.kernel.dialect import (
-    Description,
-    ParsedRequest,
-    Reply,
-    RequestShape,
-    ServerContext,
-    Wanted,
-)
+from handler.protocols.kernel.context import RequestContext, RequestShape, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import (
     TurnsReader,
     add_to_turn,
@@ -56,7 +50,7 @@ from handler.protocols.kernel.messages import (
 )
 from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
 from handler.protocols.kernel.readers import NamedValue, boolean, integer, json_schema, only, show, unread
-from handler.protocols.kernel.reply import PromptOnly
+from handler.protocols.kernel.reply import PromptOnly, Reply
 from handler.protocols.kernel.schema import (
     FLAG,
     NULL,
@@ -68,6 +62,7 @@ from handler.protocols.kernel.schema import (
     record,
     schema_of_reader,
 )
+from handler.protocols.kernel.stored import Wanted
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, OpenAiDialect
 
@@ -217,8 +212,11 @@ class MessagesReader(TurnsReader):
         self.loaded = set[str]()
         self._calls: dict[str, str] = {}  # maps the id of a call to the tool's name
 
-    def read(self, body: Mapping[str, Any]) -> None:
+    def read(self, body: Mapping[str, Any], before: Sequence[Any]) -> None:
         """Read `system`, the earlier messages of the thread, and `messages`.
+
+        Args:
+            before: the earlier messages of the thread.
 
         Raises:
             InvalidPayload: a message or a block is invalid. The error states its path and a valid form, but quotes no
@@ -229,7 +227,6 @@ class MessagesReader(TurnsReader):
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise InvalidPayload("'messages' must be a non-empty list")
-        before = self._context.request.recalled.history
         for index, message in enumerate([*before, *messages], -len(before)):
             at = f"messages[{index}]" if index >= 0 else f"thread: message {index}"
             if not isinstance(message, dict):
@@ -473,7 +470,7 @@ def read_effort(body: Mapping[str, Any]) -> Any:
 
 
 def unheeded_budget(body: Mapping[str, Any]) -> list[str]:
-    """Return the path of the budget for a task, which has no effect, if the body contains one."""
+    """Return the path of the task budget if the body contains one. It has no effect."""
     config = body.get("output_config")
     return [f"output_config.{_BUDGET}"] if isinstance(config, dict) and config.get(_BUDGET) is not None else []
 
@@ -615,15 +612,15 @@ class AnthropicMessages(OpenAiDialect):
     def wanted(self, body: Any) -> Wanted | None:
         return read_wanted(body, keeps=self.computes)
 
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         if not self.computes:
             body = {name: value for name, value in body.items() if name != "max_tokens"}
         elif body.get("max_tokens") is None:
             raise InvalidPayload("'max_tokens' is required")
-        own, body = body, continued(body, context)
+        own, body = body, continued(body, context, request_context)
         thinking = NamedValue("thinking", body.get("thinking")).optional(read_thinking) or Thinking()
         reader = MessagesReader(context)
-        reader.read(body)
+        reader.read(body, request_context.recalled.history)
         edits = NamedValue("context_management", body.get("context_management"))
         reader.clear_thinking(edits.optional(read_reasoning_turns))
         arguments, unheeded = thinking.template_arguments(context)
@@ -640,8 +637,8 @@ class AnthropicMessages(OpenAiDialect):
             "thinking_token_budget": thinking.token_budget(context),
         }
         ignored = self.unknown(body, context, *reader.unknown, *unheeded, *unheeded_budget(body))
-        keeping = make_keeping(own, context) if self.computes else None
-        chat = _CHAT.translate(body, fields, reader.conversation(), called, context)
+        keeping = make_keeping(own, request_context.keeper) if self.computes else None
+        chat = _CHAT.translate(body, fields, reader.conversation(), called, context, request_context)
         ignored += [*map(in_own_words, chat.ignored), *self.no_effect(body)]
         return self._answer(chat._replace(ignored=ignored), thinking, keeping)
 

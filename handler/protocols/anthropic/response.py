@@ -27,10 +27,11 @@ from handler.protocols.anthropic.api import (
 from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_whole
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.tools.json_text import is_object
-from handler.protocols.kernel.dialect import Keeping, ServerContext, Wanted, kept_items, too_long
+from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.kernel.reply import WholeReply
 from handler.protocols.kernel.schema import TEXT, Shape, nullable, record
+from handler.protocols.kernel.stored import Keeper, Keeping, Wanted, kept_items, too_long
 
 # -- threads: conversations that the server stores (option.responses_store), as in Anthropic's package 2.12 ------------
 
@@ -51,10 +52,8 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     return Wanted("thread", keeps, previous if isinstance(previous, str) and thread.get("type") == "continue" else "")
 
 
-def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
+def continued(body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> Mapping[str, Any]:
     """Return the body, with the fields that were sent when its thread was created.
-
-    `MessagesReader` reads the earlier messages of the thread from the request context.
 
     Raises:
         ThreadsUnsupported: the server does not store responses.
@@ -63,7 +62,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
     """
     if (value := body.get("thread")) is None:
         return body
-    if context.request.keeper is None and isinstance(value, dict):
+    if request_context.keeper is None and isinstance(value, dict):
         raise ThreadsUnsupported(
             "thread: is not supported: conversations are not stored (option.responses_store); send all messages"
         )
@@ -78,7 +77,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
     if value["type"] == "create":
         return body
     previous = NamedValue("thread.previous_message_id", value["previous_message_id"])
-    state = context.request.recalled.state
+    state = request_context.recalled.state
     if state == "too_long":
         raise too_long(previous, "the thread's earlier messages", context.config.max_request_size)
     if state != "found" or not previous.value:
@@ -86,7 +85,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
     for name in _OWN:
         if body.get(name) is not None:
             raise InvalidParameter(f"{name}: cannot be changed within a thread; omit it, or create another thread")
-    return {**body, **context.request.recalled.head}
+    return {**body, **request_context.recalled.head}
 
 
 class ThreadKeeping:
@@ -105,15 +104,15 @@ class ThreadKeeping:
             raise Unavailable("the message could not be stored in its thread; repeat the request, or send all messages")
 
 
-def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeeping | None:
+def make_keeping(body: Mapping[str, Any], keeper: Keeper | None) -> ThreadKeeping | None:
     """Return the object that stores the response to a parsed body, or None if the body belongs to no thread."""
     thread = body.get("thread")
-    if thread is None or context.request.keeper is None:
+    if thread is None or keeper is None:
         return None
     previous = thread.get("previous_message_id", "")
     head = {} if previous else {name: body[name] for name in _OWN if body.get(name) is not None}
     *items, _ = kept_items([*body["messages"], head])  # also checks that the head can be encoded
-    return ThreadKeeping(Keeping(context.request.keeper, "thread", previous, items), head)
+    return ThreadKeeping(Keeping(keeper, "thread", previous, items), head)
 
 
 SIGNATURE = "lmi"

@@ -18,7 +18,7 @@ from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2
 from handler.protocols.assistant.tools.grammar import write_calls
 from handler.protocols.assistant.tools.parsing import HF, CheckedCalls
 from handler.protocols.assistant.tools.request import AUTO, NONE, Tools, choose_format, takes_tools
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, TokenStream
 

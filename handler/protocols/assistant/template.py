@@ -11,7 +11,7 @@ from typing import Any
 from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers import boolean
 from handler.protocols.kernel.schema import accepts
 

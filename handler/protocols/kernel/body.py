@@ -16,7 +16,8 @@ import orjson
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, TooLarge
 from handler.core.framing import MAX_DEPTH, is_too_deep, refuse_constant
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.parameters import NEUTRAL_VALUES, equals_any
 from handler.protocols.kernel.readers import INT64, show
 from handler.protocols.kernel.schema import Shape
 
@@ -246,17 +247,10 @@ _NEVER_IGNORED: Mapping[str, str] = {
 
 
 _NEUTRALS: Mapping[str, Collection[Any]] = {
-    **dict.fromkeys(("repetition_penalty", "length_penalty", "top_p", "typical_p"), (1,)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), (0,)),
-    **dict.fromkeys(("n", "best_of", "num_beams", "beam_width", "num_return_sequences"), (1,)),
-    **dict.fromkeys(("min_length", "min_tokens", "no_repeat_ngram_size", "top_n_tokens"), (0,)),
-    **dict.fromkeys(("early_stopping", "use_beam_search", "watermark", "decoder_input_details"), (False,)),
-    **dict.fromkeys(("ignore_eos", "ignore_eos_token", "include_stop_str_in_output"), (False,)),
-    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
-    **dict.fromkeys(("stop", "stop_sequences", "stop_token_ids", "bad_words", "bad_sequences"), ([],)),
-    "top_k": (0, -1),
-    "logit_bias": ({},),
-    "watermarking": (False,),
+    **NEUTRAL_VALUES,
+    **dict.fromkeys(("beam_width", "num_return_sequences"), (1,)),
+    **dict.fromkeys(("use_beam_search", "watermarking"), (False,)),
+    "no_repeat_ngram_size": (0,),
     "response_format": ({"type": "text"},),
     "safety_mode": ("OFF", "NONE"),
     "inference_geo": ("global",),
@@ -303,9 +297,7 @@ def report_unknown(
 
 
 def _is_neutral(key: str, value: Any) -> bool:
-    return any(
-        value == other and isinstance(value, bool) == isinstance(other, bool) for other in _NEUTRALS.get(key, ())
-    )
+    return equals_any(value, _NEUTRALS.get(key, ()))
 
 
 def _check_heeded(name: str, key: str, value: Any) -> None:

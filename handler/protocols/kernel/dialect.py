@@ -1,4 +1,4 @@
-"""The base class of dialects, and the server context that is passed to dialects.
+"""The base class of dialects.
 
 A dialect is a subclass of `Dialect` that has these parts:
 
@@ -12,175 +12,16 @@ only those whose error format depends on the body override `errors_of`.
 
 from __future__ import annotations
 
-import logging
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from handler.config.config import Config
-from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.framing import dumps
-from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Delta, Request, Sampling, Task, Token
+from handler.core.text import Prompt
+from handler.core.values import Request
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, Headers
-from handler.protocols.kernel.schema import Shape
-
-log = logging.getLogger("handler.requests")
-
-DEFAULT_MAX_MEDIA = 32
-"""Maximum number of media of one kind in a request, unless option.limit_mm_per_prompt sets a different maximum."""
-
-
-class GenerationDefaults(NamedTuple):
-    """The model's defaults for parameters that a client omits, and its limit on new tokens.
-
-    Attributes:
-        sampling: the default values of Sampling fields that the engine supports, by field.
-        max_new_tokens: the default maximum number of new tokens, or None if a response may fill the context.
-        most_new_tokens: the maximum number of new tokens of any request, or None for no maximum.
-    """
-
-    sampling: Mapping[str, Any] = MappingProxyType({})
-    max_new_tokens: int | None = None
-    most_new_tokens: int | None = None
-
-    @property
-    def shown(self) -> dict[str, Any]:
-        """The default values, by their names in generation_config.json."""
-        length = {} if self.max_new_tokens is None else {"max_new_tokens": self.max_new_tokens}
-        return {**self.sampling, **length}
-
-
-NO_DEFAULTS = GenerationDefaults()
-
-
-class AdapterLookup(Protocol):
-    """Finds registered LoRA adapters by name or number."""
-
-    def find(self, name: str) -> Adapter | None:
-        """Return the adapter that is registered under a name, or None if there is none."""
-
-    def by_number(self, number: int) -> Adapter | None:
-        """Return the adapter with this registration number, or None if there is none."""
-
-    def names(self) -> Iterable[str]:
-        """Return the names of the registered adapters."""
-
-
-class EmptyLookup:
-    """The adapter lookup of a server without adapters."""
-
-    def find(self, name: str) -> Adapter | None:
-        return None
-
-    def by_number(self, number: int) -> Adapter | None:
-        return None
-
-    def names(self) -> Iterable[str]:
-        return ()
-
-
-class Notices:
-    """Logs each warning of a server only once, even if many requests cause the warning. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, object] = {}
-
-    def once(self, message: str) -> None:
-        """Log a warning unless it was logged before.
-
-        The message must not contain text from clients, because all messages are retained in memory.
-        """
-        this = object()
-        if self._given.setdefault(message, this) is this:
-            log.warning("%s", message)
-
-
-@dataclass(frozen=True)
-class ServerContext:
-    """The server options, model properties and engine limits that dialects use.
-
-    Attributes:
-        engine: the engine's name.
-        config: the server's options.
-        unsupported: maps a Sampling field to the reason why the engine does not support it.
-        limits: maps a Sampling field to the largest value that the engine accepts.
-        no_adapters: the reason why the engine serves no LoRA adapters, or "" if it serves them.
-        adapters: the lookup of registered adapters, which is thread-safe.
-        sampling_defaults: the default values of Sampling fields in a request with `do_sample` true.
-        generation: the model's generation defaults, for dialects that call `read_sampled`.
-        vocabulary: the vocabulary of token ids, or None if it depends on the prompt.
-        eos: the ids of the end tokens that the model files list.
-        most_tokens: returns the maximum number of tokens in a prompt and its response together, or None while the model
-            loads.
-        chat_template: the model's chat template, or "" if it has none.
-        model_names: the model names that requests may use, with the model's own name first. "*" allows any name.
-        source: the last part of the path or address of the model, or "" if the engine (such as echo) has no model.
-        fingerprint: the `system_fingerprint` of responses.
-        tool_format: the `Format` of `option.tool_parser_plugin`, which overrides `option.tool_call_parser`, or None.
-        response_template: the model's `ResponseTemplate` if it is used to parse responses, or None.
-        structural_tags: the styles of arguments that the engine supports in xgrammar's structural tags.
-        task: the model's task. A request for another task is refused after it has been parsed.
-        labels: the labels of a classification model, by class index.
-        no_media: maps a kind of media to the reason why messages may not contain it, or to "" if they may. Kinds that
-            are missing are not allowed either.
-        max_media: maps a kind of media to its maximum number in a request.
-        prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
-        tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
-        notices: logs each warning only once.
-        request: the values of the request that the host passes in addition to the body.
-        parsed: the cache of `read_all`, which copies of the context do not share.
-    """
-
-    engine: str
-    config: Config = field(default_factory=Config)
-    unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    no_adapters: str = "none is registered"
-    adapters: AdapterLookup = field(default_factory=EmptyLookup)
-    sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    generation: GenerationDefaults = NO_DEFAULTS
-    vocabulary: Vocabulary | None = None
-    eos: frozenset[int] = frozenset()
-    most_tokens: Callable[[], int | None] = lambda: None
-    chat_template: str = ""
-    model_names: Sequence[str] = ("model",)
-    source: str = ""
-    fingerprint: str = "lmi"
-    tool_format: Any = None
-    response_template: Any = None
-    structural_tags: frozenset[str] = frozenset()
-    task: Task = Task.GENERATION
-    labels: Sequence[str] = ()
-    no_media: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    max_media: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    tokenizer_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    notices: Notices = field(default_factory=Notices, compare=False)
-    request: RequestContext = field(default_factory=lambda: RequestContext())
-    parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-
-    @property
-    def path_name(self) -> str:
-        """The model name in the request path, or the model's own name if the path names no model."""
-        return self.request.model or self.model_names[0]
-
-    @property
-    def own_name(self) -> str:
-        """The name in responses to requests that name no model: the first of option.served_model_name, as in vLLM."""
-        return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
-
-    def with_seed(self, sampling: Sampling) -> Sampling:
-        """Return the parameters, adding a random seed to unseeded sampling if the engine supports seeds.
-
-        Call this only for a response that reports the seed, because vLLM samples more slowly with a seed
-        (vllm/v1/sample/ops/topk_topp_sampler.py).
-        """
-        needed = sampling.do_sample and sampling.seed is None and "seed" not in self.unsupported
-        return sampling._replace(seed=random.getrandbits(53)) if needed else sampling
+from handler.protocols.kernel.reply import PreparedDocument, Reply
+from handler.protocols.kernel.stored import Wanted
 
 
 class Timing(NamedTuple):
@@ -197,42 +38,8 @@ class Timing(NamedTuple):
         return self.validation + self.queue + self.inference
 
 
-TokenEncoder = Callable[[Token], bytes]
-"""Encodes a token as the next bytes of a stream."""
-
-
-class Reply(ABC):
-    """Converts the output of an engine for one request into the bytes of the response.
-
-    `feed` accepts the deltas in order and returns the bytes to send now, possibly none. `finished` is true after the
-    last delta. An error ends a stream. If nothing has been sent yet, `ParsedRequest.errors` renders the error instead.
-    """
-
-    content_type: str
-    finished: bool
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:  # noqa: B027
-        """Record that the request at `index` was accepted, and the number of tokens in its prompt."""
-
-    @abstractmethod
-    def feed(self, index: int, delta: Delta) -> bytes:
-        """Return the bytes for the next delta of the request at `index`. Only a stream's delta may contain an error."""
-
-    @property
-    def shows_logprobs(self) -> bool:
-        """Return whether the response depends on log-probabilities. If not, engines need not compute them."""
-        return True
-
-    def takes_long(self, delta: Delta) -> bool:
-        """Return whether `feed` takes so long for this delta that it should run on a thread."""
-        return False
-
-    def token_encoder(self) -> TokenEncoder | None:
-        """Return an encoder for the next tokens of the only sequence, or None if `feed` must be called for now.
-
-        The encoder is equivalent to `feed` with a delta of a single token, but faster.
-        """
-        return None
+def _end_nothing() -> None:
+    """End nothing, because the reply has begun nothing in the server."""
 
 
 class ParsedRequest(NamedTuple):
@@ -276,11 +83,7 @@ class ParsedRequest(NamedTuple):
     take_prompt: Callable[[Prompt], None] | None = None
     stops: str = ""
     num_repeated: int = 0
-    end: Callable[[], object] = bool
-
-
-RequestShape = Callable[[ServerContext], Shape]
-"""Returns the schema of a request body for a server. The schema says which parameters the engine does not support."""
+    end: Callable[[], None] = _end_nothing
 
 
 class Description(NamedTuple):
@@ -350,8 +153,11 @@ class Dialect(ABC):
     description: Description
 
     @abstractmethod
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         """Parse a decoded body.
+
+        Args:
+            request_context: what the host knows of the request besides its body.
 
         Raises:
             InvalidPayload, InvalidParameter: the body is invalid. The message names the cause and a valid form.
@@ -387,154 +193,18 @@ class Dialect(ABC):
         return self.errors
 
 
-# -- stored responses, which later requests may continue ---------------------------------------------------------------
-
-
-Kind = Literal["response", "thread"]
-"""The API of a stored response: "response" for the Responses API, "thread" for threads in Anthropic's API."""
-
-
-class Wanted(NamedTuple):
-    """The stored responses that a body refers to.
-
-    Attributes:
-        keeps: whether the response to the body should be stored.
-        previous: the id of the response that the body continues, or "" if it continues none.
-        items: the ids of individual stored items that the body refers to.
-    """
-
-    kind: Kind
-    keeps: bool
-    previous: str = ""
-    items: Sequence[str] = ()
-
-
-State = Literal["found", "missing", "broken", "in_progress", "failed", "too_long"]
-
-
-class Recalled(NamedTuple):
-    """The stored responses and items for a request.
-
-    Attributes:
-        state: the state of the response that the body continues. "broken" means that an earlier response of the
-            conversation is no longer stored.
-        head: the fields that were stored with the first response of the conversation.
-        history: the items of all earlier responses: the input of a response, then its output.
-        items: the stored items that the body refers to, by id.
-        size: the total size of these values in bytes.
-    """
-
-    state: State = "found"
-    head: Mapping[str, Any] = MappingProxyType({})
-    history: Sequence[Any] = ()
-    items: Mapping[str, Any] = MappingProxyType({})
-    size: int = 0
-
-
-NOTHING = Recalled()
-
-
-def too_long(field: object, what: str, most: int) -> InvalidParameter:
-    """Return the error for stored values that exceed the maximum request size.
+def prompt_request(
+    request: Request, render: Callable[[Prompt], Iterable[bytes]], errors: ErrorFormat, ignored: Sequence[str]
+) -> ParsedRequest:
+    """Return a parsed request whose response is built from its prompt, without the engine.
 
     Args:
-        field: the field of the body that refers to the stored values, with its value.
-        what: a plural noun for the stored values.
-        most: the maximum size in bytes.
+        render: yields the JSON of the document in parts, so that other threads can take the GIL between parts. This may
+            take a long time.
     """
-    return InvalidParameter(f"{field}: {what} exceed {most} bytes (max_request_size)")
+    reply = PreparedDocument(b"")
 
+    def take(prompt: Prompt) -> None:  # on any thread, because the document is sent only afterwards
+        reply.body = b"".join(render(prompt))
 
-KeptItem = tuple[str, bytes]
-"""The id of an item in a request, and the item encoded as JSON."""
-
-
-def kept_items(items: Iterable[Mapping[str, Any]]) -> list[KeptItem]:
-    """Encode items for storage.
-
-    Raises:
-        InvalidPayload: an item cannot be encoded as JSON.
-    """
-    try:
-        return [(_id(item), dumps(item)) for item in items]
-    except TypeError as error:
-        raise InvalidPayload(f"the request cannot be stored: {error}") from None
-
-
-def _id(item: Mapping[str, Any]) -> str:
-    id = item.get("id")
-    return id if isinstance(id, str) else ""
-
-
-class KeptAnswer(NamedTuple):
-    """A response to store.
-
-    Attributes:
-        previous: the id of the response that this response continues, or "" if it continues none.
-        failed: whether the response failed, in which case no request can continue it.
-        head: the fields of the response other than its items.
-        given: the items of the request.
-        output: the items of the response.
-    """
-
-    id: str
-    kind: Kind
-    previous: str
-    failed: bool
-    head: Mapping[str, Any]
-    given: Sequence[KeptItem]
-    output: Sequence[Mapping[str, Any]]
-
-
-class Keeper(Protocol):
-    """Stores the responses of one client."""
-
-    def begin(self, id: str, answer: Mapping[str, Any]) -> None:
-        """Record that a response is in progress until it is stored or its request ends."""
-
-    def keep(self, answer: KeptAnswer) -> bool:
-        """Store a finished response, and return whether it was stored. This call blocks."""
-
-    def end(self) -> None:
-        """Record that the request has ended, and with it its response in progress."""
-
-
-class RequestContext(NamedTuple):
-    """The values of a request that the host passes to `parse` in addition to the body.
-
-    Attributes:
-        adapter: the adapter that the headers name, or None. The body must not name another adapter.
-        model: the model name in the path, or "" if there is none.
-        keeper: the object that stores the response, or None if the response should not be stored.
-        recalled: the stored responses that the request continues.
-    """
-
-    adapter: Adapter | None = None
-    model: str = ""
-    keeper: Keeper | None = None
-    recalled: Recalled = NOTHING
-
-
-NO_REQUEST = RequestContext()
-
-
-class Keeping:
-    """Stores the response that a reply writes.
-
-    Args:
-        previous: the id of the response that this response continues, or "" if it continues none.
-        items: the items of the request.
-    """
-
-    def __init__(self, keeper: Keeper, kind: Kind, previous: str, items: Sequence[KeptItem]) -> None:
-        self._keeper, self._kind, self._previous, self._given = keeper, kind, previous, items
-
-    def begin(self, id: str, answer: Mapping[str, Any]) -> None:
-        """Record that the response is in progress."""
-        self._keeper.begin(id, answer)
-
-    def end(
-        self, id: str, head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], *, failed: bool = False
-    ) -> bool:
-        """Store the finished response, and return whether it was stored. This call blocks."""
-        return self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))
+    return ParsedRequest((request,), reply, errors, ignored, take_prompt=take)

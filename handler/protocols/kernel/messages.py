@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidPayload
 from handler.core.media import MEDIA, MediaSource
-from handler.protocols.kernel.dialect import DEFAULT_MAX_MEDIA, ServerContext
+from handler.protocols.kernel.context import DEFAULT_MAX_MEDIA, ServerContext
 from handler.protocols.kernel.readers import unread
 from handler.protocols.kernel.schema import COUNT, NULL, TEXT, Shape, listing, nullable, record
 

@@ -7,7 +7,7 @@ a value that the engine does not support is refused with an error that names the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.framing import FRAMINGS, Framing
 from handler.core.values import SAMPLED, Nature, Sampling, fields_of
-from handler.protocols.kernel.dialect import GenerationDefaults, RequestShape, ServerContext
+from handler.protocols.kernel.context import GenerationDefaults, RequestShape, ServerContext
 from handler.protocols.kernel.readers import (
     INT32,
     INT64,
@@ -49,6 +49,8 @@ MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's defau
 ANY = 1 << 30
 """The `max_new_tokens` of a request whose response may fill the context. The request also has `fill_context`."""
 
+UINT64 = (1 << 64) - 1
+
 _PLAIN = frozenset({bool, int, float, type(None)})
 """Types of small values whose meaning does not depend on the request or on registered adapters."""
 
@@ -74,19 +76,29 @@ class Parameter(NamedTuple):
     informed: bool = False
 
 
+def equals_any(value: Any, others: Iterable[Any]) -> bool:
+    """Return whether a JSON value equals any of the others. Unlike in Python, a boolean never equals a number."""
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in others)
+
+
+def _shape_of(values: Sequence[Any]) -> Shape:
+    """Return the schema of a value that is null or one of `values`."""
+    if not values:
+        return {"type": "null"}
+    shape: Shape = {"const": values[0]} if len(values) == 1 else {"enum": [*values]}
+    return {**shape, "type": "number"} if {*map(type, values)} <= {int, float} else shape
+
+
 def unsupported(why: str, *neutral: Any) -> Parameter:
-    """Return a parameter that accepts only neutral values. Unlike in Python, a boolean never equals a number.
+    """Return a parameter that accepts only neutral values.
 
     Args:
         why: the reason why other values are not supported, for the error message.
     """
 
-    shape = {"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]} if neutral else {"type": "null"}
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in neutral)
-
-    @accepts(**shape, **({"type": "number"} if neutral and numbers else {}))
+    @accepts(**_shape_of(neutral))
     def read(value: Any) -> None:
-        if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in neutral):
+        if not equals_any(value, neutral):
             raise ValueError(f"is not supported: {why}")
 
     return Parameter("", read)
@@ -153,72 +165,105 @@ def _top_tokens(value: Any, context: ServerContext) -> int:
     return count
 
 
+@accepts(type="integer", minimum=-INT64 - 1, maximum=UINT64)
+def _signed_seed(value: Any) -> int:
+    """Read a seed, which may be negative, as in OpenAI and vLLM. Return it as an unsigned 64-bit integer."""
+    return integer(-INT64 - 1, UINT64)(value) % (UINT64 + 1)
+
+
 class TableRow(NamedTuple):
-    """A parameter and its name in each dialect; "" if the dialect lacks the parameter or reads it differently.
+    """The declaration of a parameter: its range, and its name in each dialect that reads it in this way.
+
+    The type, the default and the neutral value of the result are those of the field in Sampling.
 
     Attributes:
         field, read, informed: the attributes of `Parameter`.
-        lmi: the name in rolling batch and dynamic batch, with or without TGI_COMPAT.
+        lmi: the name in rolling batch and dynamic batch, with or without TGI_COMPAT. TGI and MindIE use the same names.
         openai: the name in chats and completions, including those of vLLM's clients.
-        tgi: the name in TGI's own routes.
+        responses: the name in OpenAI's Responses.
+        vllm_responses: whether vLLM's Responses have the parameter too, under its name in chats.
+        triton: whether Triton's vLLM backend has the parameter, under its name in LMI.
+        neutral: the JSON values that request nothing, so that a dialect without the parameter does not report them.
+            None means the field's default.
+        of_model: whether generation_config.json may set the default, as in vLLM.
     """
 
     field: str
     read: Callable[..., Any]
-    lmi: str
+    lmi: str = ""
     openai: str = ""
-    tgi: str = ""
-    mindie: str = ""
     anthropic: str = ""
     responses: str = ""
+    vllm_responses: bool = False
+    triton: bool = False
+    neutral: Collection[Any] | None = None
+    of_model: bool = False
     informed: bool = False
 
 
 ROWS = (
     # common to all of LMI's backends
-    TableRow("do_sample", boolean, lmi="do_sample", tgi="do_sample", mindie="do_sample"),
-    TableRow("seed", integer(0, (1 << 64) - 1), lmi="seed", tgi="seed", mindie="seed"),
-    TableRow("temperature", number(0), lmi="temperature", tgi="temperature", mindie="temperature"),
+    TableRow("do_sample", boolean, lmi="do_sample", neutral=()),
+    TableRow("seed", integer(0, UINT64), lmi="seed"),
+    TableRow("temperature", number(0), lmi="temperature", neutral=(), of_model=True),
     TableRow(
         "repetition_penalty", number(0, above=True), lmi="repetition_penalty", openai="repetition_penalty",
-        tgi="repetition_penalty", mindie="repetition_penalty",
+        vllm_responses=True, of_model=True,
     ),
-    TableRow("top_k", top_k, lmi="top_k", openai="top_k", tgi="top_k", mindie="top_k", anthropic="top_k"),
     TableRow(
-        "top_p", number(0, 1), lmi="top_p", openai="top_p", tgi="top_p", mindie="top_p", anthropic="top_p",
-        responses="top_p",
+        "top_k", top_k, lmi="top_k", openai="top_k", anthropic="top_k",
+        vllm_responses=True, neutral=(0, -1), of_model=True,
     ),
-    TableRow("max_new_tokens", integer(1), lmi="max_new_tokens", openai="max_tokens", responses="max_output_tokens"),
-    TableRow("stop", strings, lmi="stop_sequences", openai="stop", anthropic="stop_sequences"),
+    TableRow(
+        "top_p", number(0, 1), lmi="top_p", openai="top_p", anthropic="top_p", responses="top_p",
+        of_model=True,
+    ),
+    TableRow(
+        "max_new_tokens", integer(1), lmi="max_new_tokens", openai="max_tokens", responses="max_output_tokens",
+        neutral=(), of_model=True,
+    ),
+    TableRow(
+        "stop", strings, lmi="stop_sequences", openai="stop", anthropic="stop_sequences", vllm_responses=True,
+        neutral=([],),
+    ),
     # LmiDist and vLLM
-    TableRow("typical_p", number(0, 1, above=True), lmi="typical_p", tgi="typical_p"),
-    TableRow("min_p", number(0, 1, below=True), lmi="min_p", openai="min_p"),
+    TableRow("typical_p", number(0, 1, above=True), lmi="typical_p"),
+    TableRow("min_p", number(0, 1, below=True), lmi="min_p", openai="min_p", vllm_responses=True, of_model=True),
     TableRow(
         "presence_penalty", number(-2, 2), lmi="presence_penalty", openai="presence_penalty",
-        responses="presence_penalty",
+        responses="presence_penalty", of_model=True,
     ),
     TableRow(
         "frequency_penalty", number(-2, 2), lmi="frequency_penalty", openai="frequency_penalty",
-        tgi="frequency_penalty", responses="frequency_penalty",
+        responses="frequency_penalty", of_model=True,
     ),
-    TableRow("n", integer(1), lmi="n", openai="n"),
-    TableRow("best_of", integer(1), lmi="best_of", tgi="best_of"),
+    TableRow("n", integer(1), lmi="n", openai="n", triton=True),
+    TableRow("best_of", integer(1), lmi="best_of", triton=True),
     TableRow("num_beams", integer(1), lmi="num_beams"),
     TableRow("length_penalty", number(-20, 20), lmi="length_penalty"),
     TableRow("early_stopping", boolean, lmi="early_stopping"),
-    TableRow("ignore_eos", boolean, lmi="ignore_eos_token", openai="ignore_eos"),
-    TableRow("stop_token_ids", token_ids, lmi="stop_token_ids", openai="stop_token_ids"),
-    TableRow("include_stop", boolean, lmi="include_stop_str_in_output", openai="include_stop_str_in_output"),
-    TableRow("top_logprobs", _alternatives, lmi="logprobs"),
-    TableRow("prompt_logprobs", _flag_of_count, lmi="prompt_logprobs"),
+    TableRow("ignore_eos", boolean, lmi="ignore_eos_token", openai="ignore_eos", vllm_responses=True),
     TableRow(
-        "prompt_logprobs", boolean, lmi="decoder_input_details", tgi="decoder_input_details",
-        mindie="decoder_input_details",
+        "stop_token_ids", token_ids, lmi="stop_token_ids", openai="stop_token_ids",
+        vllm_responses=True, triton=True, neutral=([],),
     ),
-    TableRow("skip_special_tokens", boolean, lmi="skip_special_tokens", openai="skip_special_tokens"),
+    TableRow(
+        "include_stop", boolean, lmi="include_stop_str_in_output", openai="include_stop_str_in_output",
+        vllm_responses=True, triton=True,
+    ),
+    TableRow("top_logprobs", _alternatives, lmi="logprobs", neutral=()),
+    TableRow("prompt_logprobs", _flag_of_count, lmi="prompt_logprobs", neutral=()),
+    TableRow("prompt_logprobs", boolean, lmi="decoder_input_details"),
+    TableRow(
+        "skip_special_tokens", boolean, lmi="skip_special_tokens", openai="skip_special_tokens",
+        vllm_responses=True, triton=True,
+    ),
     # Tokens are joined as bytes, without anything between them.
-    TableRow("", boolean, lmi="spaces_between_special_tokens", openai="spaces_between_special_tokens"),
-    TableRow("logit_bias", logit_bias, lmi="logit_bias", openai="logit_bias"),
+    TableRow(
+        "", boolean, lmi="spaces_between_special_tokens", openai="spaces_between_special_tokens",
+        vllm_responses=True, neutral=(True,),
+    ),
+    TableRow("logit_bias", logit_bias, lmi="logit_bias", openai="logit_bias", vllm_responses=True, neutral=({},)),
     TableRow("structured_output", json_schema, lmi="guided_json", openai="guided_json"),
     TableRow("structured_output", json_object, lmi="guided_json_object", openai="guided_json_object"),
     TableRow("structured_output", regex, lmi="guided_regex", openai="guided_regex"),
@@ -226,21 +271,32 @@ ROWS = (
     TableRow("structured_output", grammar, lmi="guided_grammar", openai="guided_grammar"),
     # TensorRT-LLM
     TableRow("min_new_tokens", integer(0), lmi="min_length", openai="min_tokens"),
-    TableRow("bad_sequences", strings, lmi="bad_sequences", openai="bad_words"),
-    TableRow("stop", stop, lmi="stop", tgi="stop", mindie="stop"),
+    TableRow("bad_sequences", strings, lmi="bad_sequences", openai="bad_words", neutral=([],)),
+    TableRow("stop", stop, lmi="stop", neutral=([],)),
     # parameters of TGI, which its clients also send to LMI
-    TableRow("top_logprobs", _top_tokens, lmi="top_n_tokens", tgi="top_n_tokens", informed=True),
-    TableRow("", unsupported("no engine supports watermarks", False).read, lmi="watermark", tgi="watermark"),
-    TableRow("structured_output", tgi_grammar, lmi="grammar", tgi="grammar"),
-    TableRow("adapter", named_adapter, lmi="adapter_id", tgi="adapter_id", mindie="adapter_id", informed=True),
+    TableRow("top_logprobs", _top_tokens, lmi="top_n_tokens", informed=True),
+    TableRow("", unsupported("no engine supports watermarks", False).read, lmi="watermark", neutral=(False,)),
+    TableRow("structured_output", tgi_grammar, lmi="grammar"),
+    TableRow("adapter", named_adapter, lmi="adapter_id", informed=True),
     # parameters of vLLM's chats and completions
-    TableRow("allowed_token_ids", allowed_token_ids, lmi="allowed_token_ids", openai="allowed_token_ids"),
+    TableRow("allowed_token_ids", allowed_token_ids, lmi="allowed_token_ids", openai="allowed_token_ids", neutral=()),
     TableRow(
-        "cache_salt", cache_salt, lmi="cache_salt", openai="cache_salt", anthropic="cache_salt", responses="cache_salt",
+        "cache_salt", cache_salt, lmi="cache_salt", openai="cache_salt", anthropic="cache_salt", vllm_responses=True,
+        neutral=(),
     ),
-    TableRow("priority", integer(-INT64 - 1, INT64), lmi="priority", openai="priority"),
+    TableRow("priority", integer(-INT64 - 1, INT64), lmi="priority", openai="priority", vllm_responses=True),
+    # parameters that have another range in OpenAI's API
+    TableRow("seed", _signed_seed, openai="seed", vllm_responses=True),
+    TableRow("temperature", number(0, 2), openai="temperature", neutral=()),
 )  # fmt: skip
-"""LMI's parameters, with the parameters of other dialects that have the same meaning and range."""
+"""The declarations of all generation parameters that several dialects have."""
+
+NEUTRAL_VALUES: Mapping[str, Collection[Any]] = {
+    name: [SAMPLING_DEFAULTS.get(row.field)] if row.neutral is None else row.neutral
+    for row in ROWS
+    for name in (row.lmi, row.openai)
+}
+"""Maps each name in LMI and OpenAI to the JSON values that request nothing."""
 
 LMI_NEUTRAL: Mapping[str, Collection[float]] = {
     **{field: {SAMPLING_DEFAULTS[field]} for field in SAMPLED},
@@ -267,19 +323,7 @@ PARAMETERS: Mapping[str, Parameter] = dialect_parameters("lmi")
 
 LMI = Table(PARAMETERS, "parameters.")
 
-MODEL_DEFAULTS: Mapping[str, Callable[[Any], Any]] = {
-    name: PARAMETERS[name].read
-    for name in (
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "max_new_tokens",
-    )
-}
+MODEL_DEFAULTS: Mapping[str, Callable[[Any], Any]] = {row.field: row.read for row in ROWS if row.of_model}
 """Readers of the values that are used from generation_config.json, as in vLLM. The keys are fields of Sampling."""
 
 _OTHER_FORMATTERS = ("none", "json_chat", "jsonlines_chat", "sse_chat", "3p", "3p_stream")
@@ -467,35 +511,39 @@ def _check_support(
         set_fields: the fields that the client or the dialect has set.
         names: the client's parameters, by the field that they set.
     """
+
+    def refused(field: str, why: str) -> InvalidParameter:
+        sent = names.get(field) or NamedValue(field, getattr(sampling, field))
+        return sent.refused(f"the engine {context.engine} {why}")
+
+    unheeded = () if sampling.do_sample else SAMPLED
     for field, why in context.unsupported.items():
-        if field not in set_fields:
+        if field not in set_fields or field in unheeded:
             continue
         value = getattr(sampling, field)
-        greedy = field in SAMPLED and not sampling.do_sample
         # Every response contains the chosen token's log-probability, and a count of 1 requests only that.
-        neutral = value == SAMPLING_DEFAULTS[field] or (field == "top_logprobs" and value <= 1)
-        if not greedy and not neutral:
-            raise names.get(field, NamedValue(field, value)).refused(
-                f"the engine {context.engine} does not support it: {why}"
-            )
+        if value != SAMPLING_DEFAULTS[field] and not (field == "top_logprobs" and value <= 1):
+            raise refused(field, f"does not support it: {why}")
 
     for field, most in context.limits.items():
-        value = getattr(sampling, field)
-        if value > most and not (field in SAMPLED and not sampling.do_sample):
-            raise names.get(field, NamedValue(field, value)).refused(
-                f"the engine {context.engine} accepts at most {most:g}"
-            )
+        if field not in unheeded and getattr(sampling, field) > most:
+            raise refused(field, f"accepts at most {most:g}")
 
 
 # -- schemas of requests, for the OpenAPI document ---------------------------------------------------------------------
 
 
 def parameter(entry: Parameter, context: ServerContext) -> Shape:
-    """Return the schema of a parameter, which may be null. A description says if the engine does not support it."""
-    shape = dict(schema_of_reader(entry.read))
-    if why := context.unsupported.get(entry.field):
-        shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"
+    """Return the schema of a parameter, which may be null."""
+    shape = for_engine(schema_of_reader(entry.read), entry.field, context)
     return nullable(shape) if shape else shape
+
+
+def for_engine(shape: Mapping[str, Any], field: str, context: ServerContext) -> Shape:
+    """Return the schema of a value for a field. Its description says if the engine does not support the field."""
+    if why := context.unsupported.get(field):
+        return {**shape, "description": f"Refused: the engine {context.engine} does not support it: {why}"}
+    return dict(shape)
 
 
 def parameters(table: Mapping[str, Parameter], context: ServerContext) -> dict[str, Shape]:

@@ -11,7 +11,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import refuse_constant
 from handler.core.numbers import is_digits
 from handler.core.values import Adapter, StructuredOutput
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.schema import NULL, TEXT, Shape, accepts, listing
 
 T = TypeVar("T")
@@ -257,7 +257,9 @@ ADAPTERS: Mapping[str, Shape] = {
 """The schema of the field that `read_adapters` reads."""
 
 
-def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerContext) -> Sequence[Adapter | None]:
+def read_adapters(
+    body: Mapping[str, Any], num_prompts: int, context: ServerContext, in_headers: Adapter | None
+) -> Sequence[Adapter | None]:
     """Return the adapter for each prompt of a body.
 
     The `adapters` field is one name for all prompts, or a list with a name for each prompt (LMI). If it is missing, the
@@ -268,13 +270,13 @@ def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerCont
     """
     value = body.get("adapters")
     if value in (None, "", []):
-        return [context.request.adapter] * num_prompts
+        return [in_headers] * num_prompts
     names = value if isinstance(value, list) else [value] * num_prompts
     if len(names) != num_prompts:
         raise InvalidPayload(
             f"'adapters' must be a name, or a list with a name per prompt (names: {len(names)}, prompts: {num_prompts})"
         )
-    return [merge_adapters(context.request.adapter, _adapter(name, context), "the body") for name in names]
+    return [merge_adapters(in_headers, _adapter(name, context), "the body") for name in names]
 
 
 def _adapter(name: Any, context: ServerContext) -> Adapter | None:

@@ -1,4 +1,4 @@
-"""Base classes of replies, which write a response as a document or as a stream."""
+"""Replies, which write a response as a document or as a stream, and their base classes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, Framing, encoded, fill
-from handler.core.text import Prompt
 from handler.core.values import NO_EXTRAS, NO_TOKEN, Delta, Finish, Request, Sampling, Token
-from handler.protocols.kernel.dialect import ParsedRequest, Reply, TokenEncoder
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.tensors import OutputTensors, TensorValues, document
 
@@ -20,6 +18,44 @@ LONG_TEXT = 1 << 18  # characters, which take a millisecond or two
 
 Vectors = Sequence[Any]
 """The vectors of all requests, or the values that `VectorReply` stores instead."""
+
+
+TokenEncoder = Callable[[Token], bytes]
+"""Encodes a token as the next bytes of a stream."""
+
+
+class Reply(ABC):
+    """Converts the output of an engine for one request into the bytes of the response.
+
+    `feed` accepts the deltas in order and returns the bytes to send now, possibly none. `finished` is true after the
+    last delta. An error ends a stream. If nothing has been sent yet, `ParsedRequest.errors` renders the error instead.
+    """
+
+    content_type: str
+    finished: bool
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:  # noqa: B027
+        """Record that the request at `index` was accepted, and the number of tokens in its prompt."""
+
+    @abstractmethod
+    def feed(self, index: int, delta: Delta) -> bytes:
+        """Return the bytes for the next delta of the request at `index`. Only a stream's delta may contain an error."""
+
+    @property
+    def shows_logprobs(self) -> bool:
+        """Return whether the response depends on log-probabilities. If not, engines need not compute them."""
+        return True
+
+    def takes_long(self, delta: Delta) -> bool:
+        """Return whether `feed` takes so long for this delta that it should run on a thread."""
+        return False
+
+    def token_encoder(self) -> TokenEncoder | None:
+        """Return an encoder for the next tokens of the only sequence, or None if `feed` must be called for now.
+
+        The encoder is equivalent to `feed` with a delta of a single token, but faster.
+        """
+        return None
 
 
 class SequenceOutput:
@@ -254,23 +290,6 @@ def list_parts(values: Iterable[Any]) -> Iterator[bytes]:
         yield before + JSON.encode(part)[1:-1]
         before = b","
     yield b"]" if before == b"," else b"[]"
-
-
-def prompt_request(
-    request: Request, render: Callable[[Prompt], Iterable[bytes]], errors: ErrorFormat, ignored: Sequence[str]
-) -> ParsedRequest:
-    """Return a parsed request whose response is built from its prompt, without the engine.
-
-    Args:
-        render: yields the JSON of the document in parts, so that other threads can take the GIL between parts. This may
-            take a long time.
-    """
-    reply = PreparedDocument(b"")
-
-    def take(prompt: Prompt) -> None:  # on any thread, because the document is sent only afterwards
-        reply.body = b"".join(render(prompt))
-
-    return ParsedRequest((request,), reply, errors, ignored, take_prompt=take)
 
 
 # -- streams: the parts of a response and their order, which is the same for all dialects ------------------------------

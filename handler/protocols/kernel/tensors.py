@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from handler.core.values import NO_EXTRAS, Delta, Token
-from handler.protocols.kernel.dialect import ServerContext
-from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, ParsedParameters, unsupported
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, UINT64, Parameter, ParsedParameters, unsupported
 from handler.protocols.kernel.readers import INT32, MAX_STOPS, boolean, integer, number, numbered_adapter
 from handler.protocols.kernel.schema import Count, accepts, schema_of_reader
 
@@ -146,7 +146,6 @@ def _lists(rows: Rows) -> list[list[float | None]]:
     return [row.tolist() if hasattr(row, "tolist") else list(row) for row in rows]
 
 
-_UINT64 = (1 << 64) - 1
 _NGRAM_OFF = 1 << 30  # TensorRT-LLM's default, which disables the check: no sequence has so many tokens
 
 _TENSOR: dict[str, Any] = {"type": "array", "minItems": 1}
@@ -381,18 +380,18 @@ TENSORS: Mapping[str, Parameter] = {
     "request_output_len": Parameter("max_new_tokens", single(integer(1), "[1,1]")),
     "input_ids": Parameter("prompt_ids", input_ids, informed=True),
     "streaming": Parameter("stream", single(boolean)),
-    "beam_width": Parameter("num_beams", single(integer(1))),
+    "beam_width": plain_or_tensor("num_beams"),
     "temperature": plain_or_tensor("temperature"),
     "runtime_top_k": Parameter(SEVERAL, _top_k),
     "runtime_top_p": Parameter(SEVERAL, _top_p),
-    "len_penalty": Parameter("length_penalty", single(number(-20, 20))),
+    "len_penalty": plain_or_tensor("length_penalty"),
     "early_stopping": Parameter("early_stopping", _early_stopping),
     "repetition_penalty": plain_or_tensor("repetition_penalty"),
     "min_length": plain_or_tensor("min_length"),
     "presence_penalty": plain_or_tensor("presence_penalty"),
     "frequency_penalty": plain_or_tensor("frequency_penalty"),
     "no_repeat_ngram_size": Parameter("no_repeat_ngram_size", _ngram),
-    "random_seed": Parameter("seed", single(integer(0, _UINT64))),
+    "random_seed": plain_or_tensor("seed"),
     "end_id": Parameter(SEVERAL, end_id, informed=True),
     "pad_id": Parameter(
         "pad_id", single(integer(-1))
@@ -404,8 +403,8 @@ TENSORS: Mapping[str, Parameter] = {
     "prompt_vocab_size": _never(_P_TUNING),
     "lora_task_id": Parameter(
         "adapter",
-        accepts(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _UINT64}))(
-            lambda value, context: numbered_adapter(single(integer(0, _UINT64))(value), context)
+        accepts(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": UINT64}))(
+            lambda value, context: numbered_adapter(single(integer(0, UINT64))(value), context)
         ),
         informed=True,
     ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter, FieldNames, Pooling, Request, Truncation
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import PARAMETERS, Parameter, ParsedParameters, unsupported
 from handler.protocols.kernel.readers import boolean, integer, is_token_id
 from handler.protocols.kernel.schema import COUNT, TEXT, Shape, accepts, listing
@@ -182,7 +182,7 @@ def truncation_side(value: Any) -> str:
 
 @accepts(type="integer", minimum=-1)
 def most_tokens(value: Any, context: ServerContext) -> int:
-    """Read vLLM's maximum number of tokens per text. -1 means the model's limit, and more is refused, as in vLLM."""
+    """Read vLLM's maximum number of tokens per text. -1 is the model's limit; larger values are refused, as in vLLM."""
     tokens, most = integer(-1)(value), context.most_tokens()
     if not tokens:
         raise ValueError("must be at least 1, or -1 for the model's limit")

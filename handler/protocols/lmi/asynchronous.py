@@ -14,7 +14,8 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON_LINE, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, Adapter, Request, Token, keep_last
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, ServerContext, TokenEncoder
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
     REQUEST_FIELDS,
@@ -27,6 +28,7 @@ from handler.protocols.kernel.parameters import (
 )
 from handler.protocols.kernel.parameters import parameters as shapes_of
 from handler.protocols.kernel.readers import ADAPTERS, integer, read_adapters
+from handler.protocols.kernel.reply import Reply, TokenEncoder
 from handler.protocols.kernel.schema import FLAG, NULL, Shape, nullable, record, schema_of_reader
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.kernel.texts import TooManyTexts, read_texts, text_of, texts_shape
@@ -173,10 +175,12 @@ _relax_parameters = relaxed_by(
 )
 
 
-def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+def read_served(
+    body: Mapping[str, Any], context: ServerContext, request_context: RequestContext
+) -> tuple[str, Adapter | None]:
     """Return the model name for the response, and the LoRA adapter that `adapters`, a header or `model` selects."""
-    (adapter,) = read_adapters(body, 1, context)
-    return read_model(body, context, served_name(context.config), adapter)
+    (adapter,) = read_adapters(body, 1, context, request_context.adapter)
+    return read_model(body, context, request_context, served_name(context.config), adapter)
 
 
 def served_name(config: Config) -> str:
@@ -205,12 +209,12 @@ class AsyncPrompt(Dialect):
         **_FORMS,
     )
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict) or body.get("inputs") is None:
             raise InvalidPayload("the body must be a JSON object with 'inputs', 'prompt' or 'messages'")
         body = _relax(body)
         params, overridden = without_overridden(_relax_parameters(read_parameters_field(body)), _WINNERS)
-        model, adapter = read_served(body, context)
+        model, adapter = read_served(body, context, request_context)
         streams = read_stream(body)
         if streams is None:
             streams = bool(read_field(params, "stream"))
@@ -283,13 +287,15 @@ class _AsyncOpenAi(OpenAiDialect):
     whole: Framing = JSON_LINE
     stream: Framing = _EVENTS
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         """Parse a body. The reply is in OpenAI's format, so a user's output formatter can process the response."""
-        parsed = super().parse(body, context)
+        parsed = super().parse(body, context, request_context)
         return noting_foreign(parsed._replace(as_openai=lambda: parsed.reply), context)
 
-    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        return read_served(body, context)
+    def read_model(
+        self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext
+    ) -> tuple[str, Adapter | None]:
+        return read_served(body, context, request_context)
 
 
 class AsyncChat(_AsyncOpenAi, OpenAiChat):
@@ -308,8 +314,8 @@ class AsyncChat(_AsyncOpenAi, OpenAiChat):
         **_FORMS,
     )
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        parsed = super().parse(body, context)
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
+        parsed = super().parse(body, context, request_context)
         if body.get("inputs") is None:
             return parsed
         return parsed._replace(ignored=[*parsed.ignored, "inputs"])  # TensorRT-LLM's handler reads it as a chat

@@ -11,17 +11,11 @@ from typing import Any
 
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter, Finish
-from handler.protocols.kernel.dialect import (
-    NO_DEFAULTS,
-    Description,
-    GenerationDefaults,
-    ParsedRequest,
-    Reply,
-    ServerContext,
-)
+from handler.protocols.kernel.context import NO_DEFAULTS, NO_REQUEST, GenerationDefaults, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape
 from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, string
-from handler.protocols.kernel.reply import SequenceOutput
+from handler.protocols.kernel.reply import Reply, SequenceOutput
 from handler.protocols.kernel.schema import NULL, Shape
 from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChunk
 from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch
@@ -35,7 +29,8 @@ from handler.protocols.openai.chat import (
     ParsedChat,
     VllmChatFormat,
 )
-from handler.protocols.openai.request import CHAT, FOREIGN, Choice, Usage, read_stream
+from handler.protocols.openai.request import CHAT, Choice, Usage, read_stream
+from handler.protocols.openai.unsupported import FOREIGN
 
 # -- LMI's parameter names in bodies with `messages` or `prompt` -------------------------------------------------------
 # vLLM ignores unknown fields, and LMI's documented input formatters add `parameters` to every body.
@@ -134,12 +129,14 @@ class Chat(OpenAiChat):
             streams=(JSONLINES.content_type, SSE_DONE.content_type),
         )
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        return noting_foreign(super().parse(body, context), context)
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
+        return noting_foreign(super().parse(body, context, request_context), context)
 
-    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+    def read_model(
+        self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext
+    ) -> tuple[str, Adapter | None]:
         """Read the LoRA adapter from `adapters` or `model`. Ignore a `model` that is not the name of an adapter."""
-        (adapter,) = read_adapters(body, 1, context)
+        (adapter,) = read_adapters(body, 1, context, request_context.adapter)
         name = body.get("model")
         if isinstance(name, str) and not context.no_adapters:
             adapter = merge_adapters(adapter, context.adapters.find(name), "model")

@@ -11,7 +11,8 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSONLINES
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.readers import read_adapters
 from handler.protocols.kernel.schema import TEXT, listing
 from handler.protocols.kernel.texts import NON_EMPTY
@@ -63,7 +64,7 @@ class LmiDynamicBatch(Dialect):
         streams=(JSONLINES.content_type,),
     )
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         body = read_object(body)
         parameters = read_parameters_field(body)
         prompts = _read_prompts(body.get("inputs"), context.config.max_rolling_batch_size)
@@ -73,9 +74,10 @@ class LmiDynamicBatch(Dialect):
         ignored = unknown_names(body, parameters, context)
         if read_field(parameters, "output_formatter") is not None:  # an unknown formatter is already in the list
             ignored.append("parameters.output_formatter")
+        adapters = read_adapters(body, len(prompts), context, request_context.adapter)
         parsed = [
             _LMI.parse_prompt(prompt, parameters, context, adapter)
-            for prompt, adapter in zip(prompts, read_adapters(body, len(prompts), context), strict=True)
+            for prompt, adapter in zip(prompts, adapters, strict=True)
         ]
         full_text = _has_prompts(parameters, context)
         requests = [prompt.request._replace(full_text=full_text) for prompt in parsed]

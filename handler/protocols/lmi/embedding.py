@@ -13,7 +13,8 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, FrontEndError
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.reply import VectorReply, json_of
@@ -44,13 +45,13 @@ class LmiEmbedding(TeiEmbed):
         answer=list[float] | TeiVectors,
     )
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if _is_of_tei(body):
             return _TEI.parse(body, context)
         if not isinstance(body, dict) or body.get("inputs") is None:
             raise InvalidPayload("the body has no 'inputs': this server embeds texts (option.task=text-embedding)")
         params = read_parameters_field(body)
-        parsed = super().parse({**body, "parameters": params}, context)
+        parsed = super().parse({**body, "parameters": params}, context, request_context)
         unknown = report_unknown(unknown_parameters(params, self.table), body, context)
         return parsed._replace(ignored=[*parsed.ignored, *unknown])
 

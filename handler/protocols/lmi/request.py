@@ -22,7 +22,8 @@ from handler.core.values import (
     keep_last,
 )
 from handler.protocols.kernel.body import PYTHON, as_int, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, RequestShape, ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, RequestShape, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.parameters import (
     LMI,
     LMI_NEUTRAL,
@@ -38,6 +39,7 @@ from handler.protocols.kernel.parameters import (
     request_fields,
 )
 from handler.protocols.kernel.readers import ADAPTERS, NamedValue, merge_adapters, read_adapters, show
+from handler.protocols.kernel.reply import Reply
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, nullable, record, schema_of_reader
 from handler.protocols.kernel.tensors import TENSORS, OutputTensors, read_outputs, select_tensors
 from handler.protocols.lmi.api import (
@@ -252,11 +254,11 @@ class Lmi(Dialect):
         refuses_in_frame=True,
     )
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         body = read_object(body)
         parameters = read_parameters_field(body)
         prompt = _read_prompt(body.get("inputs"), context)
-        (adapter,) = read_adapters(body, 1, context)
+        (adapter,) = read_adapters(body, 1, context, request_context.adapter)
         parsed = self.parse_prompt(prompt, parameters, context, adapter, defaults=inferred(parameters, context))
         request = parsed.request
         framing = self._framing(parameters, context, wants_stream(body, parsed.streaming))
@@ -288,13 +290,17 @@ class Lmi(Dialect):
 
     def errors_of(self, body: Any, context: ServerContext) -> LmiErrors:
         """Return the error format for a body. Only the fields that determine the framing are read."""
-        stream, content = (body.get("stream"), body.get("parameters")) if isinstance(body, dict) else (None, None)
-        content = content if isinstance(content, dict) else {}
+        fields = body if isinstance(body, dict) else {}
+        content = fields.get("parameters")
+        if not isinstance(content, dict):
+            content = {}
         parameters = _relax_parameters({name: content[name] for name in ("streaming", _FORMATTER) if name in content})
         framing = streams = None
         with contextlib.suppress(InvalidPayload, InvalidParameter):
             streaming = NamedValue("streaming", parameters.get("streaming"))
-            streams = wants_stream(_relax({"stream": stream}), streaming.optional(TABLE.parameters["streaming"].read))
+            streams = wants_stream(
+                _relax({"stream": fields.get("stream")}), streaming.optional(TABLE.parameters["streaming"].read)
+            )
         with contextlib.suppress(InvalidParameter):
             framing = self._framing(parameters, context, streams)
         return self.errors.framed(framing or self._framing({}, context, streams))

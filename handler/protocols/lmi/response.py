@@ -9,9 +9,16 @@ from typing import Any, NamedTuple, Protocol
 
 from handler.core.framing import JSON, JSON_TEXTS, JSONLINES, NUMBER, SLOT, TOKEN_SLOTS, Framing, dumps, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.kernel.dialect import TokenEncoder
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.reply import LONG_TEXT, SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
+from handler.protocols.kernel.reply import (
+    LONG_TEXT,
+    SequenceOutput,
+    TokenEncoder,
+    TokenStream,
+    WholeReply,
+    finish_of,
+    rank_sequences,
+)
 from handler.protocols.kernel.tensors import Lines, OutputTensors, TensorValues
 from handler.protocols.lmi.api import (
     BatchLine,

@@ -472,8 +472,13 @@ class OpenAiErrors(ErrorFormat):
             code, message = "invalid_api_key", f"Incorrect API key provided, or none: {message}"
         elif number == 429:
             code = "rate_limit_exceeded"
-        kind = _INVALID if number < 500 and number != 429 else "rate_limit_error" if number == 429 else "server_error"
-        return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        return {"error": {"message": message, "type": _error_type(number), "param": param, "code": code}}
+
+
+def _error_type(status: int) -> str:
+    if status == 429:
+        return "rate_limit_error"
+    return _INVALID if status < 500 else "server_error"
 
 
 ERRORS = OpenAiErrors()

@@ -17,7 +17,8 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import SSE_DONE
 from handler.core.media import MediaSource, Upload
 from handler.core.values import Delta, FieldNames, Finish, Heard, Request, Sampling, TemplateOptions, Token
-from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import media_part, read_base64
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
@@ -335,8 +336,8 @@ class Transcriptions(OpenAiDialect):
         texts=True,
     )
 
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        adapter = self.read_model(body, context)[1]
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
+        adapter = self.read_model(body, context, request_context)[1]
         others = read_all(body, context, defaults={}, table=self.table).others
         ignored = self.ignored(body, context)
         source = _read_file(body.get("file"), context)

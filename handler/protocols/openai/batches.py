@@ -13,7 +13,7 @@ from handler.core.errors import InvalidPayload, NotFound
 from handler.core.framing import dumps, dumps_decoded
 from handler.core.media import Upload
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.readers import NamedValue, integer, metadata, string
 from handler.protocols.openai.api import BatchError, DeletedFile, OpenAiBatch, OpenAiFile

@@ -14,11 +14,12 @@ from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, LeadingSpace, Reasoning
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, Tools, choose_format, lay_out, read_tools
-from handler.protocols.kernel.dialect import Description, GenerationDefaults, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import GenerationDefaults, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest, prompt_request
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import MESSAGES, Conversation, check_number, read_messages
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled, request_shape
-from handler.protocols.kernel.reply import SequenceOutput, prompt_request
+from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.openai.api import (
     ChatLogprobs,
@@ -380,7 +381,7 @@ _TGI = "tgi"
 
 
 def continued(body: Mapping[str, Any], conversation: Conversation) -> tuple[Mapping[str, Any], Conversation]:
-    """Return a chat whose response continues the last message if it is a text of the assistant, as in TGI.
+    """If the last message is text from the assistant, return a chat whose response continues it, as in TGI.
 
     TGI strips spaces at the end of the prompt. The parameters of other servers take precedence over this rule.
     """
@@ -434,8 +435,8 @@ class OpenAiChat(OpenAiDialect):
     refusal = True
     prompt_field = "messages"
 
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        model = self.read_model(body, context)
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
+        model = self.read_model(body, context, request_context)
         conversation = read_messages(body.get("messages"), context)
         if model[0] == _TGI:
             body, conversation = continued(body, conversation)
@@ -448,6 +449,7 @@ class OpenAiChat(OpenAiDialect):
         conversation: Conversation,
         tool_fields: Mapping[str, Any],
         context: ServerContext,
+        request_context: RequestContext,
     ) -> ParsedChat:
         """Build the chat for the body of another API. The field `model` is read in the same way as in a chat.
 
@@ -456,7 +458,7 @@ class OpenAiChat(OpenAiDialect):
             fields: the parameters under the chat's names for them, the keys of `table`.
             tool_fields: the fields about tools under the chat's names, those in `TOOL_FIELDS`.
         """
-        model = self.read_model(body, context)
+        model = self.read_model(body, context, request_context)
         check_number(conversation.media, context)
         fields = {**fields, "tool_choice": body.get("tool_choice")}  # the client's own value, for errors
         tools = read_tools(tool_fields, context, body.get("tool_choice"))

@@ -27,12 +27,13 @@ from handler.core.values import (
     keep_last,
 )
 from handler.protocols.assistant.template import read_template
-from handler.protocols.kernel.dialect import Description, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.context import RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import MESSAGES, read_messages
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, read_sampled, request_shape, unsupported
 from handler.protocols.kernel.readers import integer
-from handler.protocols.kernel.reply import PromptOnly, SequenceOutput, VectorReply, Vectors, json_of
+from handler.protocols.kernel.reply import PromptOnly, Reply, SequenceOutput, VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Shape, accepts
 from handler.protocols.kernel.texts import (
     VLLM_POOLING,
@@ -264,8 +265,8 @@ class OpenAiCompletions(OpenAiDialect):
     whole: Framing = JSON
     stream: Framing = SSE_DONE
 
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        model, adapter = self.read_model(body, context)
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
+        model, adapter = self.read_model(body, context, request_context)
         prompts = read_texts(body.get("prompt"), "prompt", MAX_PROMPTS, "prompts")
         stream, usage = read_stream(body, context)
         prompt_only = body.get("max_tokens") == 0
@@ -387,8 +388,8 @@ class PooledDialect(OpenAiDialect):
     truncation: Truncation | None = None
     parameters_first = False
 
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        model, adapter = self.read_model(body, context)
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
+        model, adapter = self.read_model(body, context, request_context)
         texts = None if self.parameters_first else self.read_texts(body)
         parameters = read_all(body, context, defaults={}, table=self.table)
         if texts is None:
@@ -435,8 +436,10 @@ class InputDialect(PooledDialect):
     needed = "a JSON object with 'input' or 'messages'"
     fields: Mapping[str, Shape] = {"input": texts_shape(), "messages": MESSAGES, **MODEL}
 
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        return self._read_chat(body, context) if body.get("messages") else super().read(body, context)
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
+        if body.get("messages"):
+            return self._read_chat(body, context, request_context)
+        return super().read(body, context, request_context)
 
     def read_texts(self, body: Mapping[str, Any]) -> list[Text]:
         return read_texts(body.get("input"), "input")
@@ -445,11 +448,13 @@ class InputDialect(PooledDialect):
         requests = embedding_requests(texts, "input", _pooling(options, context), context, **options.fields)
         return requests, self.reply(len(requests), options, context)
 
-    def _read_chat(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+    def _read_chat(
+        self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext
+    ) -> ParsedRequest:
         """Parse a body with `messages`, whose rendered text is the only text, as in vLLM."""
         if body.get("input") is not None:
             raise InvalidPayload("'messages': send either 'input' or 'messages'")
-        model, adapter = self.read_model(body, context)
+        model, adapter = self.read_model(body, context, request_context)
         text_only = replace(context, no_media=dict.fromkeys(MEDIA, "the model reads text only"))
         messages, _, unknown = read_messages(body["messages"], text_only)
         parameters = read_all(body, context, defaults={}, table=self._chat_table())

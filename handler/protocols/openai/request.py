@@ -15,7 +15,8 @@ from handler.core.media import new_digits
 from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, StructuredOutput, Token
 from handler.protocols.assistant.template import READERS as TEMPLATE_READERS
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import (
     MAX_TOP_TOKENS,
@@ -36,17 +37,17 @@ from handler.protocols.kernel.readers import (
     json_object,
     json_schema,
     merge_adapters,
-    number,
     only,
     regex,
     response_format,
     show,
     tgi_grammar,
 )
-from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply
+from handler.protocols.kernel.reply import Reply, SequenceOutput, TokenStream, WholeReply
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, nullable, schema_of_reader
 from handler.protocols.kernel.texts import most_tokens
 from handler.protocols.openai.api import ERRORS, AnswerHead, StreamUsage, TokenUsage
+from handler.protocols.openai.unsupported import FOREIGN, OF_CHATS, OF_COMPLETIONS, OF_VLLM
 
 REASONS: Mapping[Finish | None, str | None] = {
     None: None,
@@ -303,12 +304,6 @@ def structured_outputs(value: Any) -> StructuredOutput | None:
     return _STRUCTURED_OUTPUT_READERS[name](item)
 
 
-@accepts(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)
-def _seed(value: Any) -> int:
-    """Read a seed, which may be negative, as in OpenAI and vLLM. Return it as an unsigned 64-bit integer."""
-    return integer(-(1 << 63), (1 << 64) - 1)(value) % (1 << 64)
-
-
 @accepts(type="integer", minimum=-1)
 def _budget(value: Any) -> int | None:
     """Read vLLM's `thinking_token_budget` (vllm/sampling_params.py). Return None for -1, which means no limit."""
@@ -320,18 +315,7 @@ _OF_VLLM: Mapping[str, Parameter] = {
     "truncate_prompt_tokens": Parameter("truncate", most_tokens, informed=True),
     "truncation_side": unsupported("a prompt always keeps its end", "left"),
     "structured_outputs": Parameter("structured_output", structured_outputs),
-    "use_beam_search": unsupported("beam search is not available on this route", False),
-    "prompt_logprobs": unsupported("use echo with logprobs on /v1/completions", [], {}),
-    "return_tokens_as_token_ids": unsupported("tokens are returned as text", False),
-    "return_token_ids": unsupported("tokens are returned as text", False),
-    "logits_processors": unsupported("requests cannot contain code", [], {}),
-    "watermarking": unsupported("no engine supports watermarks", False),
-    "logprob_token_ids": unsupported("use top_logprobs, or logprobs on /v1/completions", []),
-    "repetition_detection": unsupported("use repetition_penalty or frequency_penalty"),
-    "return_weight_versions": unsupported("the weights of a running server never change", False),
-    "vllm_xargs": unsupported("the engines have no extensions that read it", {}),
-    "media_io_kwargs": unsupported("media are always loaded in the same way", {}),
-    "mm_processor_kwargs": unsupported("media are always prepared in the same way", {}),
+    **OF_VLLM,
 }
 """Parameters of vLLM's requests (vllm/entrypoints/openai/*/protocol.py, 0.33)."""
 
@@ -343,87 +327,8 @@ _OF_SGLANG: Mapping[str, Parameter] = {
 }
 """SGLang's names of parameters that others have too (sglang/srt/entrypoints/openai/protocol.py)."""
 
-_ONLY_OF_SGLANG: Mapping[str, Parameter] = {
-    "stop_regex": unsupported("use stop", [], ""),
-    "custom_logit_processor": unsupported("requests cannot contain code", [], ""),
-    "custom_params": unsupported("requests cannot contain code", {}),
-    "input_ids": unsupported("send token ids as prompt to /v1/completions", []),
-    "lora_path": unsupported("send the adapter's name as model", "", []),
-    "task": unsupported("no engine has special tasks"),
-    "thinking": unsupported("use chat_template_kwargs"),
-    "watermark": unsupported("no engine supports watermarks", False, {}),
-    "separate_reasoning": unsupported("the option reasoning_parser decides whether reasoning is separated", True),
-    "stream_reasoning": unsupported("reasoning is always streamed", True),
-    "sampling_logprobs_mode": unsupported("log-probabilities are those of the model"),
-    **dict.fromkeys(
-        ("return_hidden_states", "return_routed_experts", "return_sampling_mask", "return_meta_info"),
-        unsupported("the engines do not report it", False),
-    ),
-    **dict.fromkeys(
-        ("return_prompt_token_ids", "return_input_ids_in_sglext", "return_output_ids_in_sglext"),
-        unsupported("use /tokenize", False),
-    ),
-    **dict.fromkeys(
-        ("return_flat_raw_output_top_logprobs", "return_flat_raw_top_logprobs_b64"),
-        unsupported("use logprobs", False),
-    ),
-    **dict.fromkeys(
-        ("images_config", "video_config", "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video"),
-        unsupported("media are always prepared in the same way", {}, False),
-    ),
-}
-"""Parameters that only SGLang has, and that change its response."""
-
-_OF_LLAMA_CPP: Mapping[str, Parameter] = {
-    "n_predict": unsupported("use max_tokens", -1),
-    "n_cmpl": unsupported("use n", 1),
-    "n_probs": unsupported("use logprobs", 0),
-    "repeat_penalty": unsupported("use repetition_penalty", 1),
-    "typical_p": unsupported("use top_p or min_p", 1),
-    "top_n_sigma": unsupported("use top_p or min_p", -1, 0),
-    "xtc_probability": unsupported("use temperature", 0),
-    "dynatemp_range": unsupported("use temperature", 0),
-    "mirostat": unsupported("use temperature", 0),
-    "adaptive_target": unsupported("use temperature", -1),
-    "dry_multiplier": unsupported("use frequency_penalty", 0),
-    "min_keep": unsupported("use top_k", 0),
-    "n_indent": unsupported("use structured output", 0),
-    "samplers": unsupported("the order of the samplers is fixed", []),
-    "t_max_predict_ms": unsupported("use max_tokens", -1, 0),
-    "lora": unsupported("send the adapter's name as model", []),
-    "parse_tool_calls": unsupported("the option tool_call_parser decides whether calls are parsed", True),
-    "reasoning_format": unsupported("the option reasoning_parser decides how reasoning is parsed", "auto", "deepseek"),
-    "reasoning_budget_tokens": unsupported("use thinking_token_budget", -1),
-    "response_fields": unsupported("a response always has all fields", []),
-}
-"""llama.cpp's parameters that change its response (tools/server/server-schema.cpp)."""
-
-FOREIGN: Mapping[str, Parameter] = {
-    "parameters": unsupported("send the parameters at the top level", {}),
-    "max_new_tokens": unsupported("use max_tokens"),
-    "max_output_tokens": unsupported("use max_tokens"),
-    "min_new_tokens": unsupported("use min_tokens", 0),
-    "min_length": unsupported("use min_tokens", 0),
-    "stop_sequences": unsupported("use stop", [], ""),
-    "ignore_eos_token": unsupported("use ignore_eos", False),
-    "do_sample": unsupported("use temperature=0", True),
-    "bad_sequences": unsupported("use bad_words", [], ""),
-    "num_return_sequences": unsupported("use n", 1),
-    "random_seed": unsupported("use seed"),
-    "truncate": unsupported("use truncate_prompt_tokens"),
-    "top_n_tokens": unsupported("use logprobs", 0),
-    "grammar": unsupported("use response_format"),
-    "adapter_id": unsupported("send the adapter's name as model", ""),
-    "adapters": unsupported("send the adapter's name as model", "", []),
-    **_ONLY_OF_SGLANG,
-    **_OF_LLAMA_CPP,
-}
-"""Parameters of other APIs, such as LMI's and TGI's. Ignoring them would change the response, so they are refused."""
-
 _BOTH = {
     **dialect_parameters("openai"),
-    "seed": Parameter("seed", _seed),
-    "temperature": Parameter("temperature", number(0, 2)),
     "logprobs": Parameter("", boolean),
     "top_logprobs": Parameter("top_logprobs", top_logprobs, informed=True),
     "response_format": Parameter("structured_output", _format),
@@ -436,14 +341,7 @@ CHAT = Table(
     {
         **_BOTH,
         "max_completion_tokens": PARAMETERS["max_new_tokens"],
-        "functions": unsupported("use tools", [], {}),
-        "function_call": unsupported("use tool_choice", [], {}),
-        "modalities": unsupported("responses are always text", ["text"]),
-        "audio": unsupported("responses are always text", [], {}),
-        "web_search_options": unsupported("web search is not available", [], {}),
-        "echo": unsupported("a response does not repeat messages", False),
-        "add_special_tokens": unsupported("the chat template adds all special tokens", False),
-        "chat_template": unsupported("set option.chat_template", [], {}),
+        **OF_CHATS,
         **{name: Parameter(name, read) for name, read in TEMPLATE_READERS.items()},
         "include_reasoning": Parameter("include_reasoning", boolean),
         "thinking_token_budget": Parameter("thinking_token_budget", _budget),
@@ -459,11 +357,7 @@ COMPLETIONS = Table(
         "best_of": PARAMETERS["best_of"],
         "echo": Parameter("echo", boolean),
         "return_token_ids": Parameter("return_token_ids", boolean),
-        "max_completion_tokens": unsupported("use max_tokens"),
-        "suffix": unsupported("the engines only continue a prompt", ""),
-        "prompt_embeds": unsupported("a prompt must be text or token ids", []),
-        "add_special_tokens": unsupported("send token ids for a prompt without special tokens", True),
-        "thinking_token_budget": unsupported("reasoning is only limited in chats", -1),
+        **OF_COMPLETIONS,
     }
 )
 
@@ -492,7 +386,11 @@ MODEL: Mapping[str, Shape] = {
 
 
 def read_model(
-    body: Mapping[str, Any], context: ServerContext, own: str = "", adapter: Adapter | None = None
+    body: Mapping[str, Any],
+    context: ServerContext,
+    request_context: RequestContext,
+    own: str = "",
+    adapter: Adapter | None = None,
 ) -> tuple[str, Adapter | None]:
     """Read `model`. Return the model name for the response, and the adapter that the request names, if any.
 
@@ -507,7 +405,7 @@ def read_model(
     own = own or context.own_name
     names = (own, *context.model_names)
     name = _read_name(body)
-    if adapter := adapter or context.request.adapter:
+    if adapter := adapter or request_context.adapter:
         return adapter.name, merge_adapters(adapter, _find(name, context), "model")
     if not name:
         return own, None
@@ -622,18 +520,20 @@ class OpenAiDialect(Dialect):
     harmless: frozenset[str] = frozenset()
     accepted: frozenset[str] = frozenset()
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload(f"the body must be {self.needed}")
-        return self.read(self._relax()(body), context)
+        return self.read(self._relax()(body), context, request_context)
 
     @abstractmethod
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         """Parse a body whose numbers and flags have been converted to their types."""
 
-    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+    def read_model(
+        self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext
+    ) -> tuple[str, Adapter | None]:
         """Return the model name for the response, and the LoRA adapter that the request names, if any."""
-        return read_model(body, context)
+        return read_model(body, context, request_context)
 
     def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:
         """List the fields that have no effect: unknown and harmless fields of the body, and the names in `unknown`."""

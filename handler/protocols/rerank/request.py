@@ -12,7 +12,8 @@ from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import encoded
 from handler.core.media import new_uuid
 from handler.core.values import Pooling, Request, Task, Truncation
-from handler.protocols.kernel.dialect import Description, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape, unsupported
 from handler.protocols.kernel.readers import boolean, integer

@@ -17,16 +17,8 @@ from handler.core.media import MediaSource
 from handler.core.values import Request, StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, read_name
-from handler.protocols.kernel.dialect import (
-    Description,
-    Keeper,
-    Keeping,
-    ParsedRequest,
-    ServerContext,
-    Wanted,
-    kept_items,
-    too_long,
-)
+from handler.protocols.kernel.context import RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import (
     MAX_ARGUMENTS,
     PartReader,
@@ -36,7 +28,14 @@ from handler.protocols.kernel.messages import (
     read_arguments,
     string_at,
 )
-from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
+from handler.protocols.kernel.parameters import (
+    ROWS,
+    Parameter,
+    Table,
+    dialect_parameters,
+    request_shape,
+    unsupported,
+)
 from handler.protocols.kernel.readers import (
     NamedValue,
     boolean,
@@ -49,6 +48,7 @@ from handler.protocols.kernel.readers import (
     unread,
 )
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, listing, nullable, record
+from handler.protocols.kernel.stored import Keeper, Keeping, Wanted, kept_items, too_long
 from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, OpenAiDialect, streaming
@@ -118,17 +118,15 @@ def _identifier(value: Any) -> None:
 
 
 _OF_VLLM = (
-    "chat_template_kwargs", "ignore_eos", "include_stop_str_in_output", "logit_bias", "media_io_kwargs", "min_p",
-    "mm_processor_kwargs", "priority", "repetition_penalty", "seed", "skip_special_tokens",
-    "spaces_between_special_tokens", "stop", "stop_token_ids", "structured_outputs", "top_k", "vllm_xargs",
-    "watermarking",
+    "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs", "structured_outputs", "vllm_xargs",
+    "watermarking", *(row.openai for row in ROWS if row.vllm_responses),
 )  # fmt: skip
 """vLLM's fields of responses that are read as in chats (vllm/entrypoints/openai/responses/protocol.py, 0.33)."""
 
 TABLE = Table(
     {
         **dialect_parameters("responses"),
-        **{name: CHAT.parameters[name] for name in _OF_VLLM},
+        **{name: CHAT.parameters[name] for name in sorted(_OF_VLLM)},
         "include_reasoning": unsupported("a response always contains the reasoning", True),
         "enable_response_messages": unsupported("send the messages to /tokenize to see the prompt", False),
         "temperature": CHAT.parameters["temperature"],
@@ -210,8 +208,9 @@ class InputReader(TurnsReader):
         items: the items of `input`, with references replaced by the stored items.
     """
 
-    def __init__(self, context: ServerContext) -> None:
+    def __init__(self, context: ServerContext, request_context: RequestContext) -> None:
         super().__init__(context)
+        self._request_context = request_context
         self._parts = PartReader(context, "input[].content[]", self.unknown)
         self.items: list[Any] = []
         self._calls: set[str] = set()
@@ -232,7 +231,7 @@ class InputReader(TurnsReader):
             input = [{"type": "message", "role": "user", "content": input}]
         if not isinstance(input, list) or not input:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
-        for index, item in enumerate(self._context.request.recalled.history):
+        for index, item in enumerate(self._request_context.recalled.history):
             is_call = item["type"] in ("function_call", "custom_tool_call")
             if not is_call or item.get("status") != "incomplete":  # the response was cut off in such a call
                 self._item(item, f"previous_response_id: item {index}")
@@ -249,8 +248,8 @@ class InputReader(TurnsReader):
         Raises:
             NotKept: the stored item does not exist.
         """
-        if self._context.request.keeper is not None and (id := referenced(item)) is not None:
-            item = self._context.request.recalled.items.get(id)
+        if self._request_context.keeper is not None and (id := referenced(item)) is not None:
+            item = self._request_context.recalled.items.get(id)
             if item is None:
                 why = (
                     "no item with this id is stored: it has expired, was deleted, or was created with store=false; "
@@ -584,19 +583,19 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     )
 
 
-def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
+def read_kept(body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> bool:
     """Read `store` and `previous_response_id`. Return whether the response should be stored.
 
     Raises:
         InvalidParameter, NotKept: a field is invalid, or the stored responses are missing, unusable or too large.
     """
-    if context.request.keeper is None:
+    if request_context.keeper is None:
         return False
     store = NamedValue("store", body.get("store")).optional(boolean)
     previous = NamedValue("previous_response_id", body.get("previous_response_id"))
     if previous.value is not None and (not isinstance(previous.value, str) or not previous.value):
         raise previous.refused("must be the id of a response")
-    state = context.request.recalled.state
+    state = request_context.recalled.state
     if state == "missing":
         raise NotKept(f"{previous}: no such response is stored: it expired, was deleted, or was never stored", KEPT[1])
     if state == "broken":
@@ -686,12 +685,12 @@ class OpenAiResponses(OpenAiDialect):
     def wanted(self, body: Any) -> Wanted | None:
         return read_wanted(self._relax()(body), keeps=self.computes)
 
-    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
         for name, own in _OWN.items():
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: use {own}")
-        keeps, keeper = read_kept(body, context) and self.computes, context.request.keeper
-        reader, tools = InputReader(context), ToolsReader()
+        keeps, keeper = read_kept(body, context, request_context) and self.computes, request_context.keeper
+        reader, tools = InputReader(context, request_context), ToolsReader()
         effort = NamedValue("reasoning", body.get("reasoning")).optional(_effort)
         reader.read(body)
         tools.read(body.get("tools"))
@@ -709,7 +708,7 @@ class OpenAiResponses(OpenAiDialect):
         try:
             head = read_head(body, context.generation, store=keeps)
             keeping = make_keeping(keeper, head, reader.items) if keeper and keeps else None
-            chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context)
+            chat = _CHAT.translate(body, fields, reader.conversation(), tool_fields, context, request_context)
             if _UNHEEDED in chat.ignored:
                 head["tools"] = [without_strict(tool) for tool in head["tools"]]
                 ignored += ["tools[].format"] if tools.formats else []

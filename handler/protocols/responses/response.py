@@ -13,8 +13,9 @@ from handler.core.media import new_digits, new_secret
 from handler.core.values import Finish, Token
 from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_whole
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
-from handler.protocols.kernel.dialect import GenerationDefaults, Keeping, TokenEncoder
-from handler.protocols.kernel.reply import WholeReply
+from handler.protocols.kernel.context import GenerationDefaults
+from handler.protocols.kernel.reply import TokenEncoder, WholeReply
+from handler.protocols.kernel.stored import Keeping
 from handler.protocols.openai.api import ERRORS
 from handler.protocols.responses.api import (
     CallItem,

@@ -10,7 +10,8 @@ from typing import Annotated, Any, TypedDict
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, Overloaded, ServingError, TooLong
 from handler.core.values import FieldNames, Pooling, Request, Truncation
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, RequestShape, ServerContext, Timing
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, RequestShape, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Timing
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.parameters import Parameter, Table, parameters, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import boolean, integer, show, string
@@ -155,7 +156,7 @@ class Tei(Dialect):
     table: Table
     fields: Mapping[str, Shape]
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload(f"the body must be a JSON object with {' and '.join(map(repr, sorted(self.fields)))}")
         known = self.fields.keys() | self.table.parameters.keys()
@@ -261,10 +262,10 @@ class TeiEmbed(Tei):
         answer=TeiVectors | list[float],
     )
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if isinstance(body, dict) and isinstance(body.get("inputs"), dict):
             return _SIMILARITY.parse(body, context)
-        return super().parse(body, context)
+        return super().parse(body, context, request_context)
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         return self.parsed(self.requests(body.get("inputs"), body, context), lambda vectors, _: vectors, json_of)

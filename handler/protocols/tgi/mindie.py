@@ -12,8 +12,10 @@ from typing import Any
 
 from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
 from handler.core.values import Request, Token, keep_last
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, TokenEncoder
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.parameters import read_all
+from handler.protocols.kernel.reply import TokenEncoder
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import StreamEnd, WholeOutput, line_template
@@ -56,10 +58,10 @@ MINDIE_TOP_LEVEL: Mapping[str, SerdeType] = {
     **{name: TOP_LEVEL[name]._replace(null=True) for name in ("parameters", "stream")},
 }
 
-TABLE = table_of("mindie")
-
 _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
 """Parameters that MindIE accepts but that have no effect, with their defaults. Other values are reported as ignored."""
+
+TABLE = table_of(KINDS.keys() - _WITHOUT_EFFECT.keys())
 
 
 class Mindie(Dialect):
@@ -82,7 +84,7 @@ class Mindie(Dialect):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         read = read_body(body, MINDIE_TOP_LEVEL, KINDS)
         _check_limits(read, context)
         request = _request(read, context)

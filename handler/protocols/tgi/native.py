@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,12 +14,22 @@ from handler.core.values import Finish, Request, keep_last
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.request import choose_format, lay_out, read_tools
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Timing, prompt_request
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.messages import read_messages
-from handler.protocols.kernel.parameters import ANY, SAMPLING_DEFAULTS, Parameter, Table, dialect_parameters, read_all
+from handler.protocols.kernel.parameters import (
+    ANY,
+    LMI,
+    SAMPLING_DEFAULTS,
+    UINT64,
+    Parameter,
+    Table,
+    for_engine,
+    read_all,
+)
 from handler.protocols.kernel.readers import NamedValue, integer, show, tgi_grammar
-from handler.protocols.kernel.reply import SequenceOutput, list_parts, prompt_request
+from handler.protocols.kernel.reply import SequenceOutput, list_parts
 from handler.protocols.kernel.schema import Shape, nullable, record
 from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import DocumentReply, ResponseFormat, StreamReply, WholeOutput
@@ -81,8 +91,10 @@ def _integer(name: str, least: int, most: int) -> SerdeType:
 _F32 = SerdeType("f32", lambda value: type(value) in (int, float), {"type": "number"})
 _BOOL = SerdeType("a boolean", lambda value: isinstance(value, bool), {"type": "boolean"}, null=False)
 _STRING = SerdeType("a string", lambda value: isinstance(value, str), {"type": "string"})
-_USIZE, _U64 = (_integer(name, 0, (1 << 64) - 1) for name in ("usize", "u64"))
-_U32, _I32 = _integer("u32", 0, (1 << 32) - 1), _integer("i32", -(1 << 31), (1 << 31) - 1)
+_USIZE = _integer("usize", 0, UINT64)
+_U64 = _integer("u64", 0, UINT64)
+_U32 = _integer("u32", 0, (1 << 32) - 1)
+_I32 = _integer("i32", -(1 << 31), (1 << 31) - 1)
 _STRINGS = SerdeType(
     "a sequence",
     lambda value: isinstance(value, list),
@@ -91,7 +103,8 @@ _STRINGS = SerdeType(
     items=_STRING,
 )
 _OBJECT = SerdeType("an object", lambda value: isinstance(value, dict), {"type": "object"}, null=False)
-_POSITIVE, _OPEN = {"exclusiveMinimum": 0}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+_POSITIVE = {"exclusiveMinimum": 0}
+_OPEN = {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 PARAMETERS: Mapping[str, SerdeType] = {
     "best_of": _USIZE.within(maximum=MAX_BEST_OF),
@@ -251,13 +264,14 @@ def check_truncate(params: Mapping[str, Any], context: ServerContext) -> None:
     require(0 < truncate <= most, f"{text} {most}. Given: {truncate}")
 
 
-def table_of(dialect: str) -> Table:
-    """Return the parameters of TGI or MindIE, which are read after the type and range checks that TGI performs."""
+def table_of(names: Collection[str]) -> Table:
+    """Return the parameters of TGI or MindIE, which are read as in LMI after the checks that TGI performs."""
+    parameters = {name: parameter for name, parameter in LMI.parameters.items() if name in names}
     max_new_tokens = Parameter("max_new_tokens", integer(1, (1 << 32) - 1))
-    return Table({**dialect_parameters(dialect), "max_new_tokens": max_new_tokens}, "parameters.")
+    return Table({**parameters, "max_new_tokens": max_new_tokens}, LMI.prefix)
 
 
-TABLE = table_of("tgi")
+TABLE = table_of(PARAMETERS)
 
 TGI_DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
 """TGI's defaults. Special tokens appear in lists of tokens and can match stop strings, but not in the whole text."""
@@ -276,16 +290,11 @@ class Document(DocumentReply):
         return any(sequence.tokens for sequence in self._sequences)
 
 
-_SETS = {"grammar": "structured_output", "top_n_tokens": "top_logprobs", "decoder_input_details": "prompt_logprobs"}
-"""Maps TGI's parameter names to fields of Sampling, where the names differ."""
-
-
 def _shapes(kinds: Mapping[str, SerdeType], context: ServerContext) -> dict[str, Shape]:
     shapes = {}
     for name, kind in kinds.items():
-        shape = dict(kind.schema)
-        if why := context.unsupported.get(_SETS.get(name, name)):
-            shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"
+        parameter = LMI.parameters.get(name)
+        shape = for_engine(kind.schema, parameter.field if parameter else name, context)
         shapes[name] = nullable(shape) if kind.null else shape
     return shapes
 
@@ -338,15 +347,16 @@ class Tgi(TgiFormat, Dialect):
         self._streams = streams
         self._full_text = full_text
         self.errors = TgiErrors(streams=bool(streams))
+        whole = TgiList if array else TgiAnswer
         self.description = _DESCRIPTION._replace(
-            answer=None if streams else TgiList if array else TgiAnswer,
+            answer=None if streams else whole,
             chunk=None if streams is False else TgiEvent,
             streams=() if streams is False else (SSE.content_type,),
         )
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         read = read_body(body)
         stream = read.stream if self._streams is None else self._streams
         check_limits(read, context, stream=stream)
@@ -483,7 +493,7 @@ class _TgiTokenize(Dialect):
     unique_keys = True
     errors = TgiErrors()
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         inputs = read_body(body).inputs
         if not inputs:
             raise OutOfRange("`inputs` cannot be empty")
@@ -496,7 +506,7 @@ class _TgiChatTokenize(_TgiTokenize):
     name = "tgi_chat_tokenize"
     computes = True  # TGI counts these requests
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict) or "messages" not in body:
             raise WrongType("missing field `messages`")
         tools = read_tools(body, context)

@@ -9,8 +9,7 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON_TEXTS, SLOT, SSE, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
-from handler.protocols.kernel.dialect import TokenEncoder
-from handler.protocols.kernel.reply import SequenceOutput
+from handler.protocols.kernel.reply import SequenceOutput, TokenEncoder
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.api import LmiErrors
 from handler.protocols.lmi.request import Lmi

@@ -19,8 +19,9 @@ from tritonclient.grpc import service_pb2
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON
 from handler.core.values import Finish, Token
-from handler.protocols.kernel.dialect import BinaryBody, ParsedRequest, ServerContext, TokenEncoder
-from handler.protocols.kernel.reply import PreparedDocument
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import BinaryBody, ParsedRequest
+from handler.protocols.kernel.reply import PreparedDocument, TokenEncoder
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.triton.api import VERSION, TritonExtras
 from handler.protocols.triton.infer import Infer, InferDocument, OutputTensor, Selection, packed
@@ -258,14 +259,14 @@ class InferMessages(Infer):
         super().__init__()
         self.name, self.may_stream = "triton_grpc", may_stream
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         """Read a request. On a stream, the text models of TensorRT-LLM send an empty final message on request.
 
         With TensorRT-LLM's model `tensorrt_llm` and vLLM's backend, the last message with content is final.
         """
         document = body.document if isinstance(body, BinaryBody) else body
         ends_apart = isinstance(document, dict) and document.pop(_EMPTY_FINAL, False)
-        call = super().parse(body, context)
+        call = super().parse(body, context, request_context)
         if ends_apart and self.may_stream and isinstance(call.reply, TokenMessages | WholeMessage):
             names = [tensor["name"] for tensor in document["inputs"]]
             call.reply.ends_apart = IDS not in names and "sampling_parameters" not in names

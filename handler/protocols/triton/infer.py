@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from handler.core.errors import GenerationFailed, InternalError, InvalidParameter, InvalidPayload
 from handler.core.framing import JSON
 from handler.core.numbers import is_digits, whole
-from handler.protocols.kernel.dialect import BinaryBody, Description, Dialect, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import BinaryBody, Description, Dialect, ParsedRequest, Timing
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.readers import MAX_NAME, quote, show
 from handler.protocols.kernel.reply import PreparedDocument
@@ -28,6 +29,7 @@ from handler.protocols.triton.request import (
     INPUTS,
     check_single_sequence,
     from_text,
+    head_of,
     read_id,
     read_inputs,
     wrong_type,
@@ -78,7 +80,11 @@ class _Reader:
     """
 
     def __init__(self, id: str, name: str, model: TensorModel, tail: bytes) -> None:
-        self._id, self._name, self.model, self._tail, self._position = id or "<id_unknown>", name, model, tail, 0
+        self._id = id or "<id_unknown>"
+        self._name = name
+        self.model = model
+        self._tail = tail
+        self._position = 0
         self.has_batch = True
         self.values: dict[str, Any] = {}
 
@@ -382,14 +388,14 @@ class Infer(Dialect):
             raise InvalidPayload(f"inference header size should be in range (0, {len(body)}), got: {digits[:MAX_NAME]}")
         return length
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         document, data, media_type = body if isinstance(body, BinaryBody) else (body, b"", "")
         tensors = document.get("inputs") if isinstance(document, dict) else None
         if tensors is None:
             raise InvalidPayload("Unable to parse 'inputs': attempt to access non-existing object member 'inputs'")
         if not isinstance(tensors, list):
             raise wrong_type("inputs", "array")
-        id, name = read_id(document), context.path_name
+        id, name = read_id(document), request_context.model or context.model_names[0]
         model = model_of(tensors)
         reader = _Reader(id, name, model, data)
         reader.read(tensors)
@@ -409,7 +415,9 @@ class Infer(Dialect):
         streams = bool(flags) and self.may_stream
         if not self.may_stream:
             unknown += [name if name in reader.values else f"parameters.{name}" for name in flags]
-        options, read, ignored = read_inputs(values, unknown, id, document, context, lambda parameters: streams)
+        options, read, ignored = read_inputs(
+            values, unknown, head_of(id, name), document, context, lambda parameters: streams
+        )
         priority, timeout = (parameters.get(name, 0) for name in _QUEUEING)
         own = options.request._replace(priority=priority, timeout=timeout / 1e6 or math.inf)
         if streams:

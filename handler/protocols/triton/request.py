@@ -13,18 +13,20 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import SSE, loads
 from handler.core.values import Adapter, FieldNames, Request, Sampling, StructuredOutput
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
+    ROWS,
     Parameter,
     ParsedParameters,
     Table,
     parameters,
     read_all,
-    top_k,
     unsupported,
 )
 from handler.protocols.kernel.readers import (
+    INT32,
     MAX_NAME,
     boolean,
     grammar,
@@ -37,7 +39,7 @@ from handler.protocols.kernel.readers import (
     string,
     strings,
 )
-from handler.protocols.kernel.schema import TEXT, Shape, accepts, listing, record
+from handler.protocols.kernel.schema import TEXT, Shape, accepts, listing, record, schema_of_reader
 from handler.protocols.kernel.tensors import TENSORS, one_of, plain_or_tensor, select_tensors, single
 from handler.protocols.openai.request import structured_outputs
 from handler.protocols.triton.api import (
@@ -134,8 +136,17 @@ def _never(datatype: str, why: str) -> InputTensor:
     return InputTensor(datatype, unsupported(why, "", [], [""], 0, [0], False, [False]))
 
 
-def _same(datatype: str, name: str) -> InputTensor:
-    return InputTensor(datatype, plain_or_tensor(name))
+_DATATYPES = {"integer": "INT32", "number": "FP32", "boolean": "BOOL"}
+
+
+def _same(name: str) -> InputTensor:
+    """Return the input that is read as LMI's parameter or tensor `name`. Its schema determines the datatype."""
+    if name == "stop_token_ids":  # the only list
+        return InputTensor("INT32", PARAMETERS[name], (-1,))
+    parameter = TENSORS[name] if name in TENSORS else plain_or_tensor(name)
+    plain = schema_of_reader(parameter.read)["anyOf"][0]
+    is_long = plain.get("maximum", 0) > INT32
+    return InputTensor("UINT64" if is_long else _DATATYPES[plain["type"]], parameter)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------
@@ -156,44 +167,45 @@ EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output
 """Outputs that are neither text nor outputs of GptManager. The input `return_NAME` requests the output NAME."""
 
 _ROWS: Mapping[str, InputTensor] = {
-    "max_tokens": _same("INT32", "max_new_tokens"),
-    "stream": InputTensor("BOOL", Parameter("stream", _FLAG)),
+    "max_tokens": _same("max_new_tokens"),
+    "stream": _same("streaming"),
     "exclude_input_in_output": InputTensor("BOOL", Parameter("exclude_prompt", _FLAG)),
     "stop_words": InputTensor("BYTES", Parameter("stop", _words), (-1,)),
     "bad_words": InputTensor("BYTES", Parameter("bad_sequences", _words), (-1,)),
-    "end_id": InputTensor("INT32", TENSORS["end_id"]),
-    "pad_id": InputTensor("INT32", TENSORS["pad_id"]),
-    "temperature": _same("FP32", "temperature"),
-    "top_k": InputTensor("INT32", Parameter("top_k", single(top_k))),
+    "end_id": _same("end_id"),
+    "pad_id": _same("pad_id"),
+    "temperature": _same("temperature"),
+    "top_k": _same("top_k"),
     "top_p": InputTensor("FP32", Parameter("top_p", _top_p)),
-    "min_p": _same("FP32", "min_p"),
-    "repetition_penalty": _same("FP32", "repetition_penalty"),
-    "presence_penalty": _same("FP32", "presence_penalty"),
-    "frequency_penalty": _same("FP32", "frequency_penalty"),
-    "no_repeat_ngram_size": InputTensor("INT32", TENSORS["no_repeat_ngram_size"]),
-    "min_length": InputTensor("INT32", TENSORS["min_length"]),
-    "random_seed": InputTensor("UINT64", TENSORS["random_seed"]),
-    "ignore_eos": InputTensor("BOOL", Parameter("ignore_eos", _FLAG)),
+    **{
+        name: _same(name)
+        for name in (
+            "min_p",
+            "repetition_penalty",
+            "presence_penalty",
+            "frequency_penalty",
+            "no_repeat_ngram_size",
+            "min_length",
+            "random_seed",
+        )
+    },
+    "ignore_eos": _same("ignore_eos_token"),
     "stop": InputTensor("BYTES", Parameter("stop", _stop), (-1,)),
-    "beam_width": InputTensor("INT32", Parameter("num_beams", single(integer(1)))),
-    "length_penalty": _same("FP32", "length_penalty"),
+    "beam_width": _same("beam_width"),
+    "length_penalty": _same("length_penalty"),
     "early_stopping": InputTensor("INT32", TENSORS["early_stopping"]),
-    "num_return_sequences": InputTensor("INT32", Parameter("n", single(integer(1)))),
-    "return_log_probs": InputTensor("BOOL", Parameter("return_log_probs", _FLAG)),
-    "return_context_logits": InputTensor("BOOL", Parameter("return_context_logits", _FLAG)),
-    "return_generation_logits": InputTensor("BOOL", Parameter("return_generation_logits", _FLAG)),
+    "num_return_sequences": _same("n"),
+    "return_log_probs": _same("return_log_probs"),
+    "return_context_logits": _same("return_context_logits"),
+    "return_generation_logits": _same("return_generation_logits"),
     **{f"return_{name}": InputTensor("BOOL", Parameter(name, _FLAG)) for name in EXTRAS},
     "guided_decoding_guide_type": InputTensor("BYTES", Parameter("", _guide)),  # `join_guide` removes it
     "guided_decoding_guide": InputTensor("BYTES", Parameter("structured_output", _guide)),
-    "lora_task_id": InputTensor("UINT64", TENSORS["lora_task_id"]),
+    "lora_task_id": _same("lora_task_id"),
     "lora_name": InputTensor("BYTES", Parameter("adapter", _adapter_name, informed=True)),
     # vLLM's sampling parameters
     "sampling_parameters": InputTensor("BYTES", Parameter("", single(string))),  # `join_sampling` reads it
-    "n": _same("INT32", "n"),
-    "best_of": _same("INT32", "best_of"),
-    "stop_token_ids": InputTensor("INT32", PARAMETERS["stop_token_ids"], (-1,)),
-    "include_stop_str_in_output": _same("BOOL", "include_stop_str_in_output"),
-    "skip_special_tokens": _same("BOOL", "skip_special_tokens"),
+    **{row.lmi: _same(row.lmi) for row in ROWS if row.triton},
     "structured_outputs": InputTensor("BYTES", Parameter("structured_output", _structured_outputs)),
     # refused
     "decoder_text_input": _never("BYTES", "encoder-decoder models are not supported"),
@@ -415,12 +427,12 @@ class Triton(Dialect):
             streams=() if route is Route.GENERATE else (SSE.content_type,),
         )
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("attempt to get members for non-object")
-        id = read_id(body)
+        head = head_of(read_id(body), request_context.model or context.model_names[0])
         inputs, unknown = _read_names(body)
-        options, parameters, ignored = read_inputs(inputs, unknown, id, body, context, self._streams)
+        options, parameters, ignored = read_inputs(inputs, unknown, head, body, context, self._streams)
         request, streams = options.request, self._streams(parameters)
         errors = TritonErrors(events=True)
         if streams:
@@ -443,10 +455,18 @@ class Triton(Dialect):
         return bool(stream)
 
 
+def head_of(id: str, model: str) -> TritonHead:
+    """Return the fields that each response repeats. The id is omitted if it is empty."""
+    head: TritonHead = {"model_name": model, "model_version": VERSION}
+    if id:
+        head["id"] = id
+    return head
+
+
 def read_inputs(
     inputs: dict[str, Any],
     unknown: Sequence[str],
-    id: str,
+    head: TritonHead,
     body: Mapping[str, Any],
     context: ServerContext,
     streams: Callable[[ParsedParameters], bool],
@@ -456,6 +476,7 @@ def read_inputs(
     Args:
         inputs: the inputs by name; the prompt is removed.
         unknown: names in the body that are not inputs.
+        head: the fields that each response repeats.
         body: the body that contains the unknown names.
         streams: returns whether the response is a stream of tokens.
 
@@ -465,20 +486,17 @@ def read_inputs(
     Raises:
         InvalidPayload, InvalidParameter: an input is missing or invalid.
     """
-    prompt = "" if IDS in inputs else _read_prompt(inputs, id, context)
+    prompt = "" if IDS in inputs else _read_prompt(inputs, head)
     inputs, replaced = join_sampling(inputs)
     inputs = join_guide(inputs)
     parameters = read_all(inputs, context, defaults=defaults(inputs), table=TABLE)
     ignored = report_unknown([*unknown, *replaced], body, context)
     request = _request(prompt, parameters, context, ignores_end=inputs.get("ignore_eos") in (True, [True]))
-    request = request._replace(id=id)
-    fixed: TritonHead = {"model_name": context.path_name, "model_version": VERSION}
-    if id:
-        fixed["id"] = id
+    request = request._replace(id=head.get("id", ""))
     is_excluded = _without_prompt(inputs, parameters, streams(parameters))
     options = ResponseOptions(
         request,
-        fixed,
+        head,
         select_tensors(parameters, () if request.prompt_ids is None else ("output_ids", "sequence_length")),
         frozenset(name for name in EXTRAS if parameters.others.get(name)),
         "" if is_excluded else prompt,
@@ -539,13 +557,13 @@ def _is_input(name: str) -> bool:
     return name == PROMPT or name in INPUTS
 
 
-def _read_prompt(inputs: dict[str, Any], id: str, context: ServerContext) -> str:
+def _read_prompt(inputs: dict[str, Any], head: TritonHead) -> str:
     """Remove the prompt from the inputs and return it."""
     name = PROMPT if PROMPT in inputs else PROMPT_2023
     if name not in inputs:
         expected = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(inputs)} inputs"
         raise InvalidPayload(
-            f"[request id: {id or '<id_unknown>'}] {expected} for model '{context.path_name}'. Got input(s) "
+            f"[request id: {head.get('id', '<id_unknown>')}] {expected} for model '{head['model_name']}'. Got input(s) "
             f"{sorted(inputs)}, but missing required input(s) ['{PROMPT}']. Please provide all required input(s)."
         )
     prompt = inputs.pop(name)

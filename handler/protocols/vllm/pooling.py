@@ -14,7 +14,8 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.media import new_uuid
 from handler.core.values import FieldNames, Pooling, Request, Task
-from handler.protocols.kernel.dialect import Description, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Description
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape, unsupported
 from handler.protocols.kernel.readers import show, string
 from handler.protocols.kernel.reply import VectorReply, Vectors

@@ -11,10 +11,11 @@ from handler.core.framing import JSON, Framing
 from handler.core.text import Prompt
 from handler.core.values import FieldNames, Request
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, prompt_request
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers import NamedValue, boolean
-from handler.protocols.kernel.reply import PreparedDocument, list_parts, prompt_request
+from handler.protocols.kernel.reply import PreparedDocument, list_parts
 from handler.protocols.kernel.schema import COUNT, FLAG, Shape, listing
 from handler.protocols.kernel.texts import read_list
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
@@ -46,9 +47,9 @@ class VllmTokenize(Dialect):
     errors = ERRORS
     fields = frozenset({"model", "prompt", _SPECIAL, _STRINGS})
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         body = _relax(body)
-        read_model(body, context)
+        read_model(body, context, request_context)
         prompt = body.get("prompt")
         if not isinstance(prompt, str) or not prompt:
             raise InvalidPayload("'prompt' must be a non-empty string")
@@ -67,11 +68,11 @@ class VllmTokenizeChat(OpenAiChat):
     table = Table({name: CHAT.parameters[name] for name in _SHAPING})
     fields: Mapping[str, Shape] = {name: OpenAiChat.fields[name] for name in ("messages", "model", "tools")}
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         read = self.fields.keys() | self.table.parameters.keys()
         body = _relax(body)
         fields = {name: value for name, value in body.items() if name in read and (name, value) != ("tools", [])}
-        parsed = super().parse(fields, context)
+        parsed = super().parse(fields, context, request_context)
         render = _tokens_of(body, context)
         others = report_unknown(_unknown(body, {*read, _STRINGS}), body, context, generates=False)
         return prompt_request(parsed.requests[0], render, self.errors, [*parsed.ignored, *others])
@@ -90,11 +91,11 @@ class VllmDetokenize(Dialect):
     computes = False
     errors = ERRORS
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'tokens'")
         body = _relax(body)
-        read_model(body, context)
+        read_model(body, context, request_context)
         text: VllmText = {"prompt": _text_of(body.get("tokens"), context)}
         ignored = report_unknown(_unknown(body, {"model", "tokens"}), body, context, generates=False)
         return ParsedRequest((), PreparedDocument(JSON.encode(text)), self.errors, ignored)

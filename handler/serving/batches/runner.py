@@ -304,10 +304,12 @@ class BatchRunner:
         """Run at most as many batches as lines can run at once, and each owner's oldest batch if it is late."""
         owners, self._wanted = set[str](), set()
         for one in found:
-            id, late = one.batch["id"], self.store.clock() - one.batch["created_at"] > 2 * _IDLE_SECONDS
+            id = one.batch["id"]
             if id in self._elsewhere:
                 continue
-            if len(self._wanted) < self._most or (late and one.owner not in owners):
+            age = self.store.clock() - one.batch["created_at"]
+            is_late = age > 2 * _IDLE_SECONDS
+            if len(self._wanted) < self._most or (is_late and one.owner not in owners):
                 self._wanted.add(id)
                 owners.add(one.owner)
                 if id not in self._running:
@@ -349,9 +351,14 @@ class BatchRunner:
         self.store.created.set()  # another batch can start now
 
     def share(self, owner: str) -> int:
-        """Return the number of lines that each batch of an owner may hold in memory. Every owner gets a share."""
+        """Return the number of lines that each batch of an owner may hold in memory. Every owner gets a share.
+
+        The owners share twice as many lines as can run at once, and the batches of an owner share the owner's lines.
+        """
         owners = [*self.locked.values()]
-        return max(1, min(self._most, 2 * self._most // len({*owners, owner})) // max(1, owners.count(owner)))
+        of_owner = min(self._most, 2 * self._most // len({*owners, owner}))
+        num_batches = max(1, owners.count(owner))
+        return max(1, of_owner // num_batches)
 
 
 class Held:
@@ -531,10 +538,6 @@ class _Answering:
         headers = {"content-type": "application/json", OWNER: self._owner}
         id, dialect = batches.line_id(self._id, line.number), self._model.admission.routes.dialect(self._endpoint)
         with self._model.open(headers, dialect, path=self._endpoint, id=id, on_bytes=on_bytes) as task:
-            try:
-                task.memory.take(BODY_MEMORY * len(line.body))
-            except ServingError as error:
-                task.refuse(error)
             await task.parse(line.body)
             if task.parsed is not None and task.parsed.streams:
                 task.refuse(InvalidPayload(STREAM))
@@ -543,7 +546,7 @@ class _Answering:
                     one._replace(priority=_LAST + one.priority, background=self._owner) for one in task.parsed.requests
                 ]
                 task.parsed = task.parsed._replace(requests=behind)
-            task.start()
+            task.begin(task.run())
             if not task.finished:
                 await over.wait()
             return line_answer(task), task.ignored, task.error

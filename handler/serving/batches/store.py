@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, NotFound, Overloaded, TooLarge, Unavailable
-from handler.core.framing import dumps, loads
+from handler.core.framing import dumps
 from handler.core.loop import run_in_daemon_thread
 from handler.core.media import new_secret
 from handler.protocols.kernel.readers import NamedValue
@@ -37,7 +37,7 @@ from handler.protocols.openai.batches import (
     no_batch,
     no_file,
 )
-from handler.serving.database import is_locked, open_database
+from handler.serving.database import is_locked, load_json, open_database
 
 log = logging.getLogger("handler")
 
@@ -416,16 +416,16 @@ def _document(data: bytes) -> Any:
         sqlite3.DatabaseError: it is not a JSON object with an id, because another program or the disk has changed it.
     """
     try:
-        document = loads(data)
+        document = load_json(data)
         if not isinstance(document["id"], str):
             raise TypeError("its id is not a string")
-    except (ValueError, TypeError, LookupError) as error:
+    except (TypeError, LookupError) as error:
         raise sqlite3.DatabaseError(f"a document is damaged: {error}") from None
     return document
 
 
 def _readable(data: bytes) -> Any:
-    """Return the document of a row, or None if it is damaged, so that other batches run."""
+    """Return the document of a row, or None if it is damaged, so that it does not stop other batches."""
     try:
         return _document(data)
     except sqlite3.DatabaseError as error:

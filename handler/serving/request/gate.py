@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from typing import TypeAlias
 
 from handler.config.config import Config
 from handler.core.errors import Overloaded
-from handler.scheduler.batcher import MAX_OVERTAKES
+from handler.scheduler.batcher import MAX_OVERTAKES, OwnerQueues
 
 Turn: TypeAlias = "asyncio.Future[list[Turn]]"
 """The turn of a request. When its batch starts, the result of the future is the list of all turns in the batch."""
 
 
 class BatchGate:
-    """A gate that admits requests one batch at a time.
+    """A gate that admits requests one batch at a time. Owners take turns, as in the batcher's queue.
 
     Lines of batch files wait for all other requests, but at most MAX_OVERTAKES later requests can overtake the oldest
     line.
@@ -37,8 +36,9 @@ class BatchGate:
         self._timeout = config.predict_timeout
         self._max_lines = max_lines
         self._ids = itertools.count()
-        self._waiting: dict[Turn, int] = {}  # ids, in order of arrival
-        self._lines: dict[Turn, int] = {}  # the same for lines of batch files
+        self._waiting = OwnerQueues[Turn]()
+        self._numbers: dict[Turn, int] = {}  # ids of the waiting turns
+        self._lines: dict[Turn, int] = {}  # ids of the lines of batch files, in order of arrival
         self._running: set[Turn] = set()
         self._overtakes = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -52,10 +52,11 @@ class BatchGate:
         if len(self._waiting) >= self._max_queued:
             raise Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
 
-    def join(self, *, line: bool = False) -> Turn:
+    def join(self, owner: str = "", *, line: bool = False) -> Turn:
         """Queue a request, and return its turn. Pass the turn to `leave` at the end, even if the request never ran.
 
         Args:
+            owner: owner of the request, or "" without an owner. Owners take turns.
             line: whether the request is a line of a batch file.
 
         Raises:
@@ -63,7 +64,12 @@ class BatchGate:
         """
         self.check_room()
         turn: Turn = asyncio.get_running_loop().create_future()
-        (self._lines if line else self._waiting)[turn] = next(self._ids)
+        number = next(self._ids)
+        if line:
+            self._lines[turn] = number
+        else:
+            self._waiting.add(number, 0, turn, owner)
+            self._numbers[turn] = number
         self._consider()
         return turn
 
@@ -80,8 +86,10 @@ class BatchGate:
     def leave(self, turn: Turn) -> None:
         """Remove a waiting or running request. The next batch can start when all requests of this batch have left."""
         self._running.discard(turn)
-        self._waiting.pop(turn, None)
         self._lines.pop(turn, None)
+        number = self._numbers.pop(turn, None)
+        if number is not None:
+            self._waiting.discard(number)
         if not (self._waiting or self._lines):
             self._stop_timer()
         self._consider()
@@ -107,14 +115,18 @@ class BatchGate:
         num_lines = 0
         while len(batch) < self._size:
             line = next(iter(self._lines), None) if num_lines < self._max_lines else None
-            turn = next(iter(self._waiting), None)
+            turn = self._waiting.first() if self._waiting else None
             if line is not None and (turn is None or self._overtakes >= MAX_OVERTAKES):
                 del self._lines[line]
                 self._overtakes = 0
                 num_lines += 1
                 turn = line
             elif turn is not None:
-                self._overtakes += self._waiting.pop(turn) > next(iter(self._lines.values()), math.inf)
+                self._waiting.take()
+                number = self._numbers.pop(turn)
+                oldest_line = next(iter(self._lines.values()), None)
+                if oldest_line is not None and number > oldest_line:
+                    self._overtakes += 1
             else:
                 break
             batch.append(turn)

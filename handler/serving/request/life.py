@@ -3,13 +3,13 @@
 A `RequestTask` takes these holdings:
 
     released at   holding                                    taken in
-    FINISHED      the background task, if it has to wait     `RequestTask.start`
+    FINISHED      the background task, if it has to wait     `RequestTask.begin`
                   the formatter's delivery of deltas         `RequestTask._accept`
                   the timer of the request's own timeout     `RequestTask._accept`
                   the id of a stored response in progress    `RequestTask._accept`
-                  the memory of media                        `Admission._load_media`
-                  the turn at the gate                       `RequestTask._wait_for_batch`
-                  the sequences in the engine and the sink   `RequestTask._run`
+                  the memory of media                        `MediaLoading` (stages.py)
+                  the turn at the gate                       `Gating` (stages.py)
+                  the sequences in the engine and the sink   `RequestTask.run`
                   the fast path                              `RequestTask._open_fast_path`
     CLOSED        the share of the memory quota              `RequestTask.__init__`
                   the entry in `Admission.tasks`             `RequestTask.__init__`
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 
 log = logging.getLogger("handler.request")
@@ -54,19 +54,53 @@ class Phase(IntEnum):
     CLOSED = 7
 
 
-RECEIVING, PARSED, ENCODING, WAITING, SUBMITTED, ANSWERING, FINISHED, CLOSED = Phase
+class Event(IntEnum):
+    """An event in the lifecycle of a request. The order has no meaning, but integers are hashed faster.
 
-TRANSITIONS = {
-    RECEIVING: (PARSED, FINISHED),
-    PARSED: (ENCODING, FINISHED),
-    ENCODING: (WAITING, SUBMITTED, ANSWERING, FINISHED),  # some responses need no engine
-    WAITING: (SUBMITTED, FINISHED),
-    SUBMITTED: (ANSWERING, FINISHED),
-    ANSWERING: (FINISHED,),
-    FINISHED: (CLOSED,),
-    CLOSED: (),
+    Attributes:
+        ACCEPT: the body has been parsed.
+        START: the host has started the request.
+        JOIN: the request has joined the queue for dynamic batches.
+        SUBMIT: the prompts are submitted to the engine.
+        OUTPUT: the first output for the response has arrived, and more will follow.
+        COMMIT: the host has taken bytes or announced the response, so the status can no longer change.
+        END: the response is complete, or the request was refused or cancelled.
+        CLOSE: the host needs the request no longer.
+    """
+
+    ACCEPT = 0
+    START = 1
+    JOIN = 2
+    SUBMIT = 3
+    OUTPUT = 4
+    COMMIT = 5
+    END = 6
+    CLOSE = 7
+
+
+RECEIVING, PARSED, ENCODING, WAITING, SUBMITTED, ANSWERING, FINISHED, CLOSED = Phase
+ACCEPT, START, JOIN, SUBMIT, OUTPUT, COMMIT, END, CLOSE = Event
+
+TRANSITIONS: Mapping[tuple[Phase, Event], Phase] = {
+    (RECEIVING, ACCEPT): PARSED,
+    (PARSED, START): ENCODING,
+    (ENCODING, JOIN): WAITING,
+    (ENCODING, SUBMIT): SUBMITTED,
+    (ENCODING, OUTPUT): ANSWERING,  # some responses need no engine
+    (WAITING, SUBMIT): SUBMITTED,
+    (SUBMITTED, OUTPUT): ANSWERING,
+    (FINISHED, CLOSE): CLOSED,
+    **{(phase, END): FINISHED for phase in Phase if phase < FINISHED},
+    **{(phase, COMMIT): phase for phase in Phase if phase < CLOSED},
 }
-"""The allowed next phases of each phase."""
+"""The phase after each event that is possible in a phase. `docs/structure.md` shows this table."""
+
+
+class IllegalEvent(Exception):
+    """An event that is impossible in the current phase of a request, which is a bug in the server."""
+
+    def __init__(self, phase: Phase, event: Event) -> None:
+        super().__init__(f"{event.name} is impossible for a request that is {phase.name}")
 
 
 class Life:
@@ -76,16 +110,18 @@ class Life:
     until the request enters a certain phase. Only the share of memory may shrink earlier.
 
     Attributes:
-        phase: current phase.
+        phase: current phase, which only `on` changes.
+        committed: whether the status of the response can no longer change.
         opened_at: start time, by time.monotonic().
     """
 
-    __slots__ = ("_holdings", "opened_at", "phase")
+    __slots__ = ("_holdings", "committed", "opened_at", "phase")
 
     def __init__(self) -> None:
         self.phase = RECEIVING
+        self.committed = False
         self.opened_at = time.monotonic()
-        self._holdings: list[tuple[Phase, Callable[[], object]]] = []
+        self._holdings: dict[Phase, list[Callable[[], object]]] = {FINISHED: [], CLOSED: []}
 
     def hold(self, release: Callable[[], object], until: Phase = FINISHED) -> None:
         """Hold a resource until the request enters a phase. If this has already happened, release it immediately.
@@ -94,20 +130,29 @@ class Life:
             release: releases the resource. Exceptions are only logged.
             until: FINISHED or CLOSED.
         """
-        self._holdings.append((until, release))
+        self._holdings[until].append(release)
         if self.phase >= until:
-            self._release()
+            self._release(until)
 
-    def enter(self, phase: Phase) -> None:
-        """Enter the next phase, and release the holdings that end with it, in reverse order."""
-        assert phase in TRANSITIONS[self.phase], f"a request that is {self.phase.name} cannot become {phase.name}"
+    def on(self, event: Event) -> None:
+        """Enter the phase that follows an event, and release the holdings that end with it, in reverse order.
+
+        Raises:
+            IllegalEvent: the event is impossible in the current phase.
+        """
+        try:
+            phase = TRANSITIONS[self.phase, event]
+        except KeyError:
+            raise IllegalEvent(self.phase, event) from None
+        if event is COMMIT:
+            self.committed = True
+            return
         self.phase = phase
         if phase >= FINISHED:
-            self._release()
+            self._release(phase)
 
-    def _release(self) -> None:
-        due = [release for until, release in self._holdings if until <= self.phase]
-        self._holdings = [holding for holding in self._holdings if holding[0] > self.phase]
+    def _release(self, until: Phase) -> None:
+        due, self._holdings[until] = self._holdings[until], []
         for release in reversed(due):
             try:
                 release()

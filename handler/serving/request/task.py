@@ -7,7 +7,7 @@ import functools
 import math
 import urllib.parse
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, Overloaded, RefusedByEngine, ServingError, Unavailable, serving_error
@@ -15,15 +15,30 @@ from handler.core.framing import JSON
 from handler.core.loop import Begun
 from handler.core.values import Delta, Finish
 from handler.plugins.formatter_thread import ThreadedReply
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply
+from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.errors import Headers, HttpResponse
+from handler.protocols.kernel.reply import Reply
 from handler.scheduler.batcher import ClientChannel, FastPath
 from handler.serving.admission import Admission
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head
-from handler.serving.metrics.prometheus import RequestStats
+from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.quota import Share
-from handler.serving.request.life import ANSWERING, CLOSED, ENCODING, FINISHED, PARSED, SUBMITTED, WAITING, Life
+from handler.serving.request.life import (
+    ACCEPT,
+    ANSWERING,
+    CLOSE,
+    CLOSED,
+    COMMIT,
+    END,
+    FINISHED,
+    OUTPUT,
+    PARSED,
+    START,
+    SUBMIT,
+    Life,
+)
+from handler.serving.request.plan import Encoding, Intake
 from handler.serving.request_log import Capture
 
 
@@ -105,14 +120,13 @@ class RequestTask(Life):
 
     Attributes:
         unsent: bytes of the response that the host has not taken yet.
-        committed: whether the status can no longer change, because the host has sent the headers or taken bytes.
         memory: share of the memory quota, which is held until the task is closed.
         parsed: parsed request, or None until the body has been parsed.
     """
 
     __slots__ = (
-        "__weakref__", "_admission", "_capture", "_driver", "_head", "_refusal", "_road", "_stats", "committed",
-        "memory", "on_bytes", "parsed", "unsent",
+        "__weakref__", "_admission", "_capture", "_driver", "_head", "_refusal", "_road", "_stats", "memory",
+        "on_bytes", "parsed", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -136,7 +150,6 @@ class RequestTask(Life):
         self.memory = RequestMemory(admission.memory)
         self.parsed: ParsedRequest | None = None
         self.unsent: list[bytes] = []
-        self.committed = False
         itself = weakref.ref(self)  # a task that nobody closes is freed too
         admission.tasks.add(self)
         self.hold(lambda: admission.tasks.discard(itself()), CLOSED)
@@ -221,7 +234,8 @@ class RequestTask(Life):
                 end -= 1
             unsent.append(data[end:])
             data = data[:end]
-        self.committed = True
+        if not self.committed:
+            self.on(COMMIT)
         return data
 
     def take_whole(self) -> HttpResponse:
@@ -241,68 +255,82 @@ class RequestTask(Life):
             self._capture.start(body)
         if self.finished:
             return
-        value, memory, admission = None, self.memory, self._admission
+        intake = Intake(self._head, body, self.memory)
+        del body  # the intake drops it as soon as it is decompressed
         try:
-            body = await admission.inflate(body, self._head, memory)
-            memory.body = len(body)
-            decoded = await admission.decode(body, self._head, memory)
-            if decoded.session_call:
-                self._capture = None  # its response contains the id of the session
-            value, decoded_size = decoded.value, decoded.size
-            recalled = None
-            if admission.preprocessor.store is not None:
-                recalled = await admission.recall(decoded, len(body), self._head, memory)
-            if recalled is not None:
-                memory.body += recalled.size
-                decoded_size += recalled.size
-            parse = functools.partial(admission.preprocessor.parse, decoded, self._head, recalled)
-            parsed = await admission.run(memory.body, parse, self._head.owner)
-            if self._capture is not None:
-                decoded_size += len(body)
-            memory.settle(decoded_size, parsed.num_repeated)
+            plan, head = self._admission.plan, self._head
+            for work in plan.body_of(head) if head.stages else plan.body:
+                if (waiting := work(intake)) is not None:
+                    await waiting
+            self._keep_sessions_secret(intake)
+            parsed = intake.parsed
+            assert parsed is not None, "a stage parses the body"
+            self.memory.body = intake.num_bytes
+            captured = 0 if self._capture is None else len(intake.body)
+            self.memory.settle(intake.size + captured, parsed.num_repeated)
             if not self.finished:  # the server may have given up the request in the meantime
                 self._accept(parsed)
         except Exception as error:  # one client's body must not stop the others
-            self.refuse(serving_error(error), value)
+            self._keep_sessions_secret(intake)
+            self.refuse(serving_error(error), None if intake.decoded is None else intake.decoded.value)
 
-    def start(self, body: bytes | None = None) -> None:
-        """Parse the body (unless it is None), tokenize the prompts, join a batch, and submit the request.
+    def _keep_sessions_secret(self, intake: Intake) -> None:
+        """Do not capture a call that opens or closes a session: its response contains the id of the session."""
+        if self._capture is not None and intake.decoded is not None and intake.decoded.session_call:
+            self._capture = None
 
-        This continues in the background as soon as it has to wait. The event loop need not be running.
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Run work for the request until it first waits, and continue it in the background until the request ends.
+
+        What has not begun by then is withdrawn, for example a body that waits to be decoded.
+
+        Returns:
+            The task in the background, or None if the work did not have to wait.
         """
-        if self.finished:
-            return
-        work = self._run(body)
         try:
             waiting = work.send(None)
         except StopIteration:
-            return  # it did not have to wait
-        self.hold(self._driver.loop.create_task(Begun(work, waiting)).cancel)
+            return None
+        background = self._driver.loop.create_task(Begun(work, waiting))
+        self.hold(background.cancel)
+        return background
 
-    async def _run(self, body: bytes | None) -> None:
+    async def run(self, body: bytes | None = None) -> None:
+        """Parse the body (unless it is None), tokenize the prompts, join a batch, and submit the request.
+
+        Run this by `begin`.
+        """
+        if self.finished:
+            return
         if body is not None:
             await self.parse(body)
             del body  # do not keep it in memory while the response is sent
         if self.parsed is None or self.phase is not PARSED:
             return
-        self.enter(ENCODING)
+        self.on(START)
         requests, take_prompt, size = self.parsed.requests, self.parsed.take_prompt, self.memory.body
         try:
-            if take_prompt is not None:
-                await self._admission.tokenize(requests[0], size, self._head, take_prompt, self.hold)
+            encodings = [Encoding(request, size, self._head.owner, self.hold, take_prompt) for request in requests]
+            for encoding in encodings:
+                for work in self._admission.plan.encode:
+                    if (waiting := work(encoding)) is not None:
+                        await waiting
             if take_prompt is not None or not requests:  # the response needs no engine
                 self._feed_and_flush(0, Delta(0, 0, ()))
                 return self._stop_others(self.parsed.stops)
-            encoded = [await self._admission.encode(one, size, self._head, self.hold) for one in requests]
-            self.parsed = self.parsed._replace(requests=[request for request, _ in encoded])
+            self.parsed = self.parsed._replace(requests=[encoding.request for encoding in encodings])
             self._stats.note_encoded(self.parsed)
-            await self._wait_for_batch(line=requests[0].background is not None)
+            for queue in self._admission.plan.queue:
+                if not self.finished and (waiting := queue(self, requests, self._head.owner)) is not None:
+                    await waiting
             if self.finished:
                 return
-            self.enter(SUBMITTED)
+            self.on(SUBMIT)
             reply = self.parsed.reply
             sink = reply.put if isinstance(reply, ThreadedReply) else self.feed
-            for index, (request, prompt) in enumerate(encoded):
+            for index, encoding in enumerate(encodings):
+                request, prompt = encoding.request, encoding.prompt
+                assert prompt is not None, "a stage tokenizes the prompt"
                 self._stats.num_prompt_tokens += len(prompt.ids)
                 reply.start(index, len(prompt.ids))
                 own, started = functools.partial(sink, index), self._stats.note_started
@@ -331,14 +359,6 @@ class RequestTask(Life):
         self._put(reply, b"".join(reply.feed(0, delta) for delta in deltas), deltas[-1])
         self._driver.flush()
 
-    async def _wait_for_batch(self, *, line: bool) -> None:
-        gate = self._admission.gate
-        if gate is not None and not self.finished:
-            self.enter(WAITING)
-            turn = gate.join(line=line)
-            self.hold(functools.partial(gate.leave, turn))
-            await gate.wait(turn)
-
     def _accept(self, parsed: ParsedRequest) -> None:
         if parsed.formatter:
             thread = self._admission.formatters
@@ -347,17 +367,17 @@ class RequestTask(Life):
             parsed = parsed._replace(reply=reply)
         self.parsed = parsed
         self.hold(parsed.end)
-        self.enter(PARSED)
-        if (timeout := min((request.timeout for request in parsed.requests), default=math.inf)) < math.inf:
+        self.on(ACCEPT)
+        timeout = math.inf
+        for request in parsed.requests:
+            if request.timeout < timeout:
+                timeout = request.timeout
+        if timeout < math.inf:
             expired = Overloaded("Request timeout expired")  # Triton's words
             self.hold(self._driver.loop.call_later(timeout, self.fail, expired).cancel)
-        if self._dialect.computes:
+        if self._head.dialect is not None and self._head.dialect.computes:
             self._stats.count_opened()
         self._stats.note_accepted(parsed)
-
-    @property
-    def _dialect(self) -> Dialect:
-        return self._admission.preprocessor.dialect_of(self._head)
 
     # -- rendering of the response -------------------------------------------------------------------------------
 
@@ -402,7 +422,7 @@ class RequestTask(Life):
             self.unsent.append(data)
         begun = self.begun
         if not begun and not reply.finished:  # a request that is stopped may end in any phase
-            self.enter(ANSWERING)
+            self.on(OUTPUT)
         if reply.finished:
             self._end("ok", delta.finish)
         elif data and self._road.fast_path is None:
@@ -456,12 +476,14 @@ class RequestTask(Life):
 
     def close(self) -> None:
         """Close the request after its last byte has been sent, or cancel it if its client has disconnected."""
+        if self.phase is CLOSED:
+            return
         if self._capture is not None:
             self._capture.end(self._head.headers, (self.status, self.content_type) if self.finished else None)
         if not self.finished:
             self._end("cancelled")
-        if self.phase is not CLOSED:
-            self.enter(CLOSED)
+        self.unsent = []
+        self.on(CLOSE)
 
     def __enter__(self) -> RequestTask:
         return self
@@ -500,9 +522,10 @@ class RequestTask(Life):
         if self.parsed is not None:
             errors = self.parsed.errors
         else:
-            errors = self._dialect.errors_of(body, self._admission.preprocessor.context)
+            dialect = self._admission.preprocessor.dialect_of(self._head)
+            errors = dialect.errors_of(body, self._admission.preprocessor.context)
             # TGI counts requests that it refuses for a parameter, or because too many others are waiting
-            if self._dialect.computes and isinstance(error, InvalidParameter | Unavailable):
+            if dialect.computes and isinstance(error, InvalidParameter | Unavailable):
                 self._stats.count_opened()
         response = errors.whole(error)
         self._refusal = _Refusal(error.with_traceback(None), response)  # a traceback would form a reference cycle
@@ -517,7 +540,7 @@ class RequestTask(Life):
 
     def _end(self, outcome: str, finish: Finish | None = None) -> None:
         """Release the resources that are held until the end of the request, and record its metrics."""
-        self.enter(FINISHED)
+        self.on(END)
         self._stats.close(outcome, finish)
 
 

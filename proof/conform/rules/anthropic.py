@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from proof.conform import sources
-from proof.conform.exchange import Answer
-from proof.conform.rule import expect, expect_answer, expect_fields, rule, stop_word
+from proof.conform.exchange import Response
+from proof.conform.rule import expect, expect_fields, expect_response, rule, stop_word
 from proof.conform.server import PROMPT, Server
 
 _rule = partial(rule, profiles=("anthropic",))
@@ -18,10 +18,10 @@ _ORDER = re.compile(
 )
 
 
-async def _events(server: Server) -> tuple[Answer, list[dict[str, Any]]]:
-    answer = expect_answer(await server.generate(stream=True))
-    expect(answer.events, "events", answer)
-    return answer, answer.events
+async def _events(server: Server) -> tuple[Response, list[dict[str, Any]]]:
+    response = expect_response(await server.generate(stream=True))
+    expect(response.events, "events", response)
+    return response, response.events
 
 
 def _of(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
@@ -30,46 +30,46 @@ def _of(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
 
 @_rule("anthropic.message", "A message has id, type, role, content, model, stop_reason and usage.", sources.ANTHROPIC)
 async def message(server: Server) -> None:
-    answer = expect_answer(await server.generate())
-    body = answer.object
+    response = expect_response(await server.generate())
+    body = response.object
     fields = ("id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage")
-    expect_fields(answer, body, *fields)
-    expect((body["type"], body["role"]) == ("message", "assistant"), "type message and role assistant", answer)
+    expect_fields(response, body, *fields)
+    expect((body["type"], body["role"]) == ("message", "assistant"), "type message and role assistant", response)
     match body["content"]:
         case [{"type": "text", "text": str()}, *_] | [{"type": "thinking"}, *_]:
             return
-    expect(False, "content that is a list of blocks", answer)
+    expect(False, "content that is a list of blocks", response)
 
 
 @_rule("anthropic.ids", "Each message has an id of its own.", sources.ANTHROPIC)
 async def ids(server: Server) -> None:
-    first = expect_answer(await server.generate())
-    second = expect_answer(await server.generate())
+    first = expect_response(await server.generate())
+    second = expect_response(await server.generate())
     same = first.object.get("id") == second.object.get("id")
     expect(not same, "another id than that of the message before", second)
 
 
 @_rule("anthropic.usage", "usage has input_tokens and output_tokens.", sources.ANTHROPIC)
 async def usage(server: Server) -> None:
-    answer = expect_answer(await server.generate())
-    match answer.object.get("usage"):
+    response = expect_response(await server.generate())
+    match response.object.get("usage"):
         case {"input_tokens": int(read), "output_tokens": int(written)} if read > 0 and 0 < written <= 8:
             return
-    expect(False, "input_tokens, and output_tokens of at most 8", answer)
+    expect(False, "input_tokens, and output_tokens of at most 8", response)
 
 
 @_rule("anthropic.stop-reason", "A message that ends at max_tokens has the stop_reason max_tokens.", sources.ANTHROPIC)
 async def stop_reason(server: Server) -> None:
-    answer = expect_answer(await server.generate(tokens=2))
-    expect(answer.object.get("stop_reason") == "max_tokens", "the stop_reason max_tokens", answer)
+    response = expect_response(await server.generate(tokens=2))
+    expect(response.object.get("stop_reason") == "max_tokens", "the stop_reason max_tokens", response)
 
 
 @_rule("anthropic.max-tokens", "max_tokens is required.", sources.ANTHROPIC)
 async def max_tokens(server: Server) -> None:
     body = await server.body()
     del body["max_tokens"]
-    answer = await server.post("/v1/messages", body)
-    expect(answer.refused, "a status of 400 to 499", answer)
+    response = await server.post("/v1/messages", body)
+    expect(response.refused, "a status of 400 to 499", response)
 
 
 @_rule(
@@ -78,9 +78,9 @@ async def max_tokens(server: Server) -> None:
     sources.ANTHROPIC_STREAM,
 )
 async def order(server: Server) -> None:
-    answer, events = await _events(server)
+    response, events = await _events(server)
     kinds = "".join(f"{event.get('type')} " for event in events)
-    expect(_ORDER.fullmatch(kinds), "message_start, blocks, message_delta, message_stop", answer)
+    expect(_ORDER.fullmatch(kinds), "message_start, blocks, message_delta, message_stop", response)
     block = -1
     for event in events:
         block += event.get("type") == "content_block_start"
@@ -89,23 +89,23 @@ async def order(server: Server) -> None:
                 "type": "content_block_start",
                 "content_block": {"type": "thinking"},
             }:
-                expect(event.get("index") == block, f"index {block}", answer)
+                expect(event.get("index") == block, f"index {block}", response)
             case {"type": "content_block_delta", "delta": {"type": str()}} | {"type": "content_block_stop"}:
-                expect(event.get("index") == block, f"index {block}", answer)
+                expect(event.get("index") == block, f"index {block}", response)
             case {"type": "content_block_start" | "content_block_delta"}:
-                expect(False, "a content_block with text, and deltas with a type", answer)
+                expect(False, "a content_block with text, and deltas with a type", response)
 
 
 @_rule("anthropic.event-names", "Each event's name is the type in its data.", sources.ANTHROPIC_STREAM)
 async def event_names(server: Server) -> None:
-    answer, events = await _events(server)
-    named = re.findall(r"^event: ?(\S+)", answer.text, re.MULTILINE)
-    expect(named == [event.get("type") for event in events], "the line `event: TYPE` before each data line", answer)
+    response, events = await _events(server)
+    named = re.findall(r"^event: ?(\S+)", response.text, re.MULTILINE)
+    expect(named == [event.get("type") for event in events], "the line `event: TYPE` before each data line", response)
 
 
 @_rule("anthropic.start", "message_start has an empty message with usage.", sources.ANTHROPIC_STREAM)
 async def start(server: Server) -> None:
-    answer, events = await _events(server)
+    response, events = await _events(server)
     match _of(events, "message_start"):
         case {
             "message": {
@@ -118,16 +118,16 @@ async def start(server: Server) -> None:
             }
         }:
             return
-    expect(False, "a message with id, type, role, model, usage and empty content", answer)
+    expect(False, "a message with id, type, role, model, usage and empty content", response)
 
 
 @_rule("anthropic.end", "message_delta has the stop_reason and output_tokens.", sources.ANTHROPIC_STREAM)
 async def end(server: Server) -> None:
-    answer, events = await _events(server)
+    response, events = await _events(server)
     match _of(events, "message_delta"):
         case {"delta": {"stop_reason": str()}, "usage": {"output_tokens": int()}}:
             return
-    expect(False, "a delta with stop_reason, and usage with output_tokens", answer)
+    expect(False, "a delta with stop_reason, and usage with output_tokens", response)
 
 
 @_rule(
@@ -136,44 +136,44 @@ async def end(server: Server) -> None:
     sources.ANTHROPIC_ERRORS,
 )
 async def error(server: Server) -> None:
-    answer = await server.generate(more={"temperature": "hot"})
-    expect(answer.status == 400, "status 400", answer)
-    match answer.value:
+    response = await server.generate(more={"temperature": "hot"})
+    expect(response.status == 400, "status 400", response)
+    match response.value:
         case {"type": "error", "error": {"type": "invalid_request_error", "message": str()}}:
             return
-    expect(False, "a body with type=error, and an error object with type=invalid_request_error and a message", answer)
+    expect(False, "a body with type=error, and an error object with type=invalid_request_error and a message", response)
 
 
 @_rule("anthropic.stop", "A stop sequence ends the text, and stop_sequence names it.", sources.ANTHROPIC)
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
-    answer = expect_answer(await server.generate(tokens=16, more={"stop_sequences": [word]}))
-    found = (answer.object.get("stop_reason"), answer.object.get("stop_sequence"))
-    expect(found == ("stop_sequence", word), f"stop_sequence {word!r}", answer)
+    response = expect_response(await server.generate(tokens=16, more={"stop_sequences": [word]}))
+    found = (response.object.get("stop_reason"), response.object.get("stop_sequence"))
+    expect(found == ("stop_sequence", word), f"stop_sequence {word!r}", response)
 
 
 @_rule("anthropic.system", "system may be a string or blocks.", sources.ANTHROPIC)
 async def system(server: Server) -> None:
     for value in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
-        expect_answer(await server.generate(more={"system": value}))
+        expect_response(await server.generate(more={"system": value}))
 
 
 @_rule("anthropic.blocks", "A message's content may be a list of blocks.", sources.ANTHROPIC)
 async def blocks(server: Server) -> None:
     content = [{"type": "text", "text": PROMPT}]
-    expect_answer(await server.generate(more={"messages": [{"role": "user", "content": content}]}))
+    expect_response(await server.generate(more={"messages": [{"role": "user", "content": content}]}))
 
 
 @_rule("anthropic.count", "POST /v1/messages/count_tokens returns input_tokens.", sources.ANTHROPIC_COUNT)
 async def count(server: Server) -> None:
     body = await server.body()
     del body["max_tokens"], body["temperature"]
-    answer = expect_answer(await server.post("/v1/messages/count_tokens", body))
-    expect(type(answer.object.get("input_tokens")) is int, "input_tokens", answer)
+    response = expect_response(await server.post("/v1/messages/count_tokens", body))
+    expect(type(response.object.get("input_tokens")) is int, "input_tokens", response)
 
 
 @_rule("anthropic.version", "The headers anthropic-version and x-api-key are accepted.", sources.ANTHROPIC)
 async def version(server: Server) -> None:
     more = {"anthropic-version": "2023-06-01", "anthropic-beta": "conform-2026-01-01"}
     more |= {} if server.asking.key else {"x-api-key": "any"}
-    expect_answer(await server.generate(headers=more))
+    expect_response(await server.generate(headers=more))

@@ -11,8 +11,8 @@ from handler.core.errors import ConfigError
 from handler.core.numbers import decimal
 from proof.conform import sources
 from proof.conform.dialects import Body
-from proof.conform.exchange import Answer, connect
-from proof.conform.rule import SAGEMAKER, Failed, expect, expect_answer, rule, skip
+from proof.conform.exchange import Response, connect
+from proof.conform.rule import SAGEMAKER, Failed, expect, expect_response, rule, skip
 from proof.conform.server import PROMPT, Server, Start, Stop
 
 
@@ -27,14 +27,14 @@ async def watch_start(server: Server, seconds: float) -> None:
     early = None
     deadline = time.monotonic() + seconds
     await lifetime.start()
-    while not (answer := await server.get("/ping", timeout=server.limits.ping)).ok:
+    while not (response := await server.get("/ping", timeout=server.limits.ping)).ok:
         if await lifetime.has_ended():
             raise ConfigError("lmi conform: the server exited before it was ready; see its output above")
-        if answer.status == 404 and await _is_ready(server):
+        if response.status == 404 and await _is_ready(server):
             return  # the server has no /ping
         if time.monotonic() > deadline:
-            raise ConfigError(f"lmi conform: /ping did not return 200 within {seconds:.0f} s (--ready): {answer.got}")
-        if answer.status and early is None:
+            raise ConfigError(f"lmi conform: /ping did not return 200 within {seconds:.0f} s (--ready): {response.got}")
+        if response.status and early is None:
             early = await _infer(server)
         await asyncio.sleep(0.05)
     if lifetime.ours:
@@ -46,17 +46,17 @@ async def _is_ready(server: Server) -> bool:
     return any([(await server.get(path)).ok for path in ("/health", "/v2/health/ready", "/v1/models")])
 
 
-async def _infer(server: Server) -> Answer:
+async def _infer(server: Server) -> Response:
     """Send a request to /invocations in the first format that the server does not refuse."""
     for body in (
         {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}},
         {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2},
         {"prompt": PROMPT, "max_tokens": 2},
     ):
-        answer = await server.post("/invocations", body)
-        if not answer.refused:
+        response = await server.post("/invocations", body)
+        if not response.refused:
             break
-    return answer
+    return response
 
 
 def _started(server: Server) -> Start:
@@ -67,16 +67,16 @@ def _started(server: Server) -> Start:
 
 @rule("start.ready", "/ping answers 200 only when the model can serve.", sources.CONTAINER, SAGEMAKER)
 async def start_ready(server: Server) -> None:
-    answer = _started(server).first
-    expect(answer.ok, "a complete response to the first request after /ping returned 200", answer)
+    response = _started(server).first
+    expect(response.ok, "a complete response to the first request after /ping returned 200", response)
 
 
 @rule("start.early", "Before /ping answers 200, a request gets a status of 500 to 599.", sources.OURS, SAGEMAKER)
 async def start_early(server: Server) -> None:
-    answer = _started(server).early
-    if answer is None:
+    response = _started(server).early
+    if response is None:
         skip("the port was closed until the server was ready")
-    expect(answer.status >= 500 or answer.failure or answer.ok, "a status of 500 to 599", answer)
+    expect(response.status >= 500 or response.failure or response.ok, "a status of 500 to 599", response)
 
 
 # -- shutdown -----------------------------------------------------------------------------------------------------
@@ -93,10 +93,10 @@ async def _stopped(server: Server) -> Stop:
     if lifetime.stopped is None:
         body, _ = await server.long_stream(min(_RUNNING, server.limits.long))
         async with server.asking_for(await server.path(stream=True), body) as (connection, task):
-            await connection.begun(2, server.limits.answer)
+            await connection.begun(2, server.limits.response)
             began = time.monotonic()
             await lifetime.terminate()
-            later: list[Answer] = []
+            later: list[Response] = []
             while not task.done() and time.monotonic() < began + server.limits.stop:
                 await asyncio.sleep(0.2)
                 later.append(await server.generate(tokens=2))
@@ -109,10 +109,10 @@ async def _stopped(server: Server) -> Stop:
 
 @rule("stop.finishes", "After SIGTERM a running stream continues to its end.", sources.CONTAINER, SAGEMAKER, last=True)
 async def stop_finishes(server: Server) -> None:
-    answer = (await _stopped(server)).running
-    expect(answer.ok and answer.is_uncut, "a complete stream", answer)
-    broken = [event for event in answer.events if "error" in event]
-    expect(not broken, "a stream without an error", answer)
+    response = (await _stopped(server)).running
+    expect(response.ok and response.is_uncut, "a complete stream", response)
+    broken = [event for event in response.events if "error" in event]
+    expect(not broken, "a stream without an error", response)
 
 
 @rule(
@@ -123,10 +123,12 @@ async def stop_finishes(server: Server) -> None:
     last=True,
 )
 async def stop_new_work(server: Server) -> None:
-    for answer in (await _stopped(server)).later:
-        refused = answer.status == 503 or (answer.failure and not answer.status)
+    for response in (await _stopped(server)).later:
+        refused = response.status == 503 or (response.failure and not response.status)
         expect(
-            answer.ok or (refused and answer.failure != "timeout"), "status 200, status 503, or no connection", answer
+            response.ok or (refused and response.failure != "timeout"),
+            "status 200, status 503, or no connection",
+            response,
         )
 
 
@@ -148,11 +150,11 @@ _SERIES = 2000
 
 @rule("ping.ready", "GET /ping answers 200 when the model can serve.", sources.CONTAINER, SAGEMAKER)
 async def ping_ready(server: Server) -> None:
-    answer = await server.get("/ping")
-    expect(answer.ok, "status 200", answer)
+    response = await server.get("/ping")
+    expect(response.ok, "status 200", response)
 
 
-async def _streams(server: Server) -> list[asyncio.Task[Answer]]:
+async def _streams(server: Server) -> list[asyncio.Task[Response]]:
     """Start streams that keep the server busy during the requests of a rule."""
     await server.dialect()
     return [asyncio.create_task(server.generate(tokens=64, stream=True)) for _ in range(_BUSY)]
@@ -164,8 +166,8 @@ async def ping_in_time(server: Server) -> None:
     busy = await _streams(server)
     try:
         for _ in range(5):
-            answer = await server.get("/ping", timeout=limit)
-            expect(answer.ok, f"status 200 within {limit:g} s during {_BUSY} streams", answer)
+            response = await server.get("/ping", timeout=limit)
+            expect(response.ok, f"status 200 within {limit:g} s during {_BUSY} streams", response)
             await asyncio.sleep(0.02)
     finally:
         await asyncio.gather(*busy)
@@ -182,7 +184,7 @@ async def ping_connection(server: Server) -> None:
             except (OSError, asyncio.TimeoutError):
                 raise Failed(
                     f"a connection within {server.limits.connect:g} s during {_BUSY} streams",
-                    Answer("a connection", failure="no connection", seconds=time.monotonic() - start),
+                    Response("a connection", failure="no connection", seconds=time.monotonic() - start),
                 ) from None
             await asyncio.sleep(0.02)
     finally:
@@ -196,8 +198,8 @@ async def invocations_answers(server: Server) -> None:
         {"model": await server.model(), "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2},
         {"model": await server.model(), "prompt": PROMPT, "max_tokens": 2},
     ]
-    answers = [await server.post("/invocations", body) for body in asked]
-    best = min(answers, key=lambda answer: (not answer.ok, answer.status == 404))
+    responses = [await server.post("/invocations", body) for body in asked]
+    best = min(responses, key=lambda response: (not response.ok, response.status == 404))
     expect(best.ok, "status 200 for one of inputs, messages, prompt", best)
     expect(best.value is not None, "JSON", best)
 
@@ -216,41 +218,41 @@ async def invocations_headers(server: Server) -> None:
         "X-Amzn-SageMaker-Something-New": "1",
         "Accept": "*/*",
     }
-    expect_answer(await server.generate(headers=more))
+    expect_response(await server.generate(headers=more))
 
 
 @rule("invocations.method", "GET /invocations is refused.", sources.CONTAINER, SAGEMAKER)
 async def invocations_method(server: Server) -> None:
-    answer = await server.get("/invocations")
-    expect(answer.refused, "a status of 400 to 499, such as 405", answer)
+    response = await server.get("/invocations")
+    expect(response.refused, "a status of 400 to 499, such as 405", response)
 
 
 @rule("invocations.whole-length", "A non-streaming response has a Content-Length or is chunked.", sources.HTTP_1_1)
 async def whole_length(server: Server) -> None:
-    answer = expect_answer(await server.generate())
-    expect(answer.is_uncut, "Content-Length, or Transfer-Encoding: chunked", answer)
-    expect(answer.content_type == "application/json", "the content type application/json", answer)
+    response = expect_response(await server.generate())
+    expect(response.is_uncut, "Content-Length, or Transfer-Encoding: chunked", response)
+    expect(response.content_type == "application/json", "the content type application/json", response)
 
 
 @rule("openai-route.stream", "POST /v1/chat/completions streams server-sent events.", sources.OPENAI_ROUTE, SAGEMAKER)
 async def openai_route(server: Server) -> None:
-    answer = await server.of_profile("openai").generate(tokens=4, stream=True)
-    expect_answer(answer)
-    expect(answer.content_type == "text/event-stream", "the content type text/event-stream", answer)
+    response = await server.of_profile("openai").generate(tokens=4, stream=True)
+    expect_response(response)
+    expect(response.content_type == "text/event-stream", "the content type text/event-stream", response)
 
 
 @rule("openai-route.model", "A chat request may omit the model, or leave it empty.", sources.OPENAI_ROUTE, SAGEMAKER)
 async def openai_route_model(server: Server) -> None:
     for more in ({"model": ""}, {}):
         body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2, **more}
-        expect_answer(await server.post("/v1/chat/completions", body))
+        expect_response(await server.post("/v1/chat/completions", body))
 
 
 @rule("limits.whole-answer", "A response of 64 tokens arrives within 60 s.", sources.CONTAINER, SAGEMAKER)
 async def limits_whole(server: Server) -> None:
     limit = server.limits.whole
-    answer = await server.generate(tokens=64, timeout=limit)
-    expect(answer.ok and answer.seconds < limit, f"a complete response within {limit:g} s", answer)
+    response = await server.generate(tokens=64, timeout=limit)
+    expect(response.ok and response.seconds < limit, f"a complete response within {limit:g} s", response)
 
 
 @rule("limits.long-stream", "A stream of more than 60 s is not cut off: it may take 8 minutes.", sources.FAQ, SAGEMAKER)
@@ -262,26 +264,26 @@ async def limits_long_stream(server: Server) -> None:
     if seconds < limit:
         skip(f"this server's longest response takes {seconds:.0f} s")
     async with server.asking_for(await server.path(stream=True), body, 8 * limit) as (_, task):
-        answer = await task
-    if answer.failure == "timeout":
+        response = await task
+    if response.failure == "timeout":
         return  # still running
-    expect(answer.ok, "a complete stream", answer)
-    if answer.seconds < limit:
-        skip(f"the stream ended after {answer.seconds:.0f} s")
+    expect(response.ok, "a complete stream", response)
+    if response.seconds < limit:
+        skip(f"the stream ended after {response.seconds:.0f} s")
 
 
 @rule("limits.payload", "A request with a body of 25 MB is answered.", sources.FAQ, SAGEMAKER)
 async def limits_payload(server: Server) -> None:
     data = json.dumps(await server.body(tokens=2)).encode()  # JSON may have white space around it
     data += b" " * (server.limits.payload - len(data))
-    answer = await server.post(await server.path(), data)
-    expect(answer.ok, f"status 200 for {len(data):,} bytes, most of them white space", answer)
+    response = await server.post(await server.path(), data)
+    expect(response.ok, f"status 200 for {len(data):,} bytes, most of them white space", response)
 
 
 @rule("limits.at-once", f"{_BUSY} concurrent requests succeed.", sources.CONTAINER)
 async def limits_at_once(server: Server) -> None:
-    for answer in await asyncio.gather(*(server.generate(tokens=4) for _ in range(_BUSY))):
-        expect(answer.ok, f"status 200 for each of {_BUSY} concurrent requests", answer)
+    for response in await asyncio.gather(*(server.generate(tokens=4) for _ in range(_BUSY))):
+        expect(response.ok, f"status 200 for each of {_BUSY} concurrent requests", response)
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------
@@ -294,9 +296,9 @@ _SAMPLE = re.compile(
 )
 
 
-def samples(answer: Answer) -> dict[str, float]:
+def samples(response: Response) -> dict[str, float]:
     """Return the values of Prometheus metrics, by name with labels."""
-    lines = [line.split(" ") for line in answer.text.splitlines() if line and not line.startswith("#")]
+    lines = [line.split(" ") for line in response.text.splitlines() if line and not line.startswith("#")]
     found = {}
     for name, *value in (" ".join(parts).rsplit(" ", 1) for parts in lines):
         try:
@@ -306,46 +308,46 @@ def samples(answer: Answer) -> dict[str, float]:
     return found
 
 
-async def _metrics(server: Server) -> Answer:
-    answer = await server.metrics()
-    if not answer.ok:
+async def _metrics(server: Server) -> Response:
+    response = await server.metrics()
+    if not response.ok:
         skip(f"{server.asking.metrics} returns no metrics: see metrics.format")
-    return answer
+    return response
 
 
 @rule(
     "metrics.format", "/metrics, or MetricsEndpointPath, returns Prometheus' text format.", sources.METRICS, SAGEMAKER
 )
 async def metrics_format(server: Server) -> None:
-    answer = await server.metrics()
-    expect(answer.ok, "status 200 (--metrics sets another path)", answer)
-    lines = [line for line in answer.text.splitlines() if line and not line.startswith("#")]
-    expect(lines, "metrics", answer)
+    response = await server.metrics()
+    expect(response.ok, "status 200 (--metrics sets another path)", response)
+    lines = [line for line in response.text.splitlines() if line and not line.startswith("#")]
+    expect(lines, "metrics", response)
     for line in lines:
         if not _SAMPLE.match(line):
-            raise Failed(f"Prometheus' format, which this line does not have: {line[:200]}", answer)
+            raise Failed(f"Prometheus' format, which this line does not have: {line[:200]}", response)
 
 
 @rule("metrics.few", "There are few time series, because CloudWatch receives all.", sources.METRICS, SAGEMAKER)
 async def metrics_few(server: Server) -> None:
-    answer = await _metrics(server)
-    count = len(samples(answer))
-    expect(count <= _SERIES, f"at most {_SERIES} time series, not {count}", answer)
+    response = await _metrics(server)
+    count = len(samples(response))
+    expect(count <= _SERIES, f"at most {_SERIES} time series, not {count}", response)
 
 
 @rule("metrics.count", "A counter increases by one with each response.", sources.METRICS, SAGEMAKER)
 async def metrics_count(server: Server) -> None:
     before = samples(await _metrics(server))
     for _ in range(3):
-        expect_answer(await server.generate(tokens=2))
+        expect_response(await server.generate(tokens=2))
     deadline = time.monotonic() + server.limits.abandoned
     while True:
-        answer = await _metrics(server)
-        grown = [name for name, value in samples(answer).items() if value - before.get(name, 0.0) == 3]
+        response = await _metrics(server)
+        grown = [name for name, value in samples(response).items() if value - before.get(name, 0.0) == 3]
         if grown:
             return
         if time.monotonic() > deadline:
-            raise Failed("a counter that increased by 3 after 3 responses", answer)
+            raise Failed("a counter that increased by 3 after 3 responses", response)
         await asyncio.sleep(0.2)
 
 
@@ -370,27 +372,27 @@ async def key_every_route(server: Server) -> None:
     _keyed(server)
     body = await server.body(tokens=2)
     wrong = {"authorization": "Bearer wrong", "x-api-key": "wrong"}
-    let_in: dict[str, Answer] = {}
+    let_in: dict[str, Response] = {}
     for route in ROUTES:
         path = await server.filled(route)
         if (await server.post(path, body)).status in (404, 405, 501):
             continue
         for headers in ({}, wrong):
-            answer = await server.post(path, body, keyed=False, headers=headers)
-            if answer.status not in (401, 403):
-                let_in.setdefault(path, answer)
-    for answer in let_in.values():
-        raise Failed(f"status 401 without the key on {', '.join(let_in)}", answer)
+            response = await server.post(path, body, keyed=False, headers=headers)
+            if response.status not in (401, 403):
+                let_in.setdefault(path, response)
+    for response in let_in.values():
+        raise Failed(f"status 401 without the key on {', '.join(let_in)}", response)
 
 
 @rule("key.right", "A request with the key is answered.", sources.OPENAI_ERRORS)
 async def key_right(server: Server) -> None:
     _keyed(server)
-    expect_answer(await server.generate(tokens=2))
+    expect_response(await server.generate(tokens=2))
 
 
 @rule("key.ping", "/ping requires no key, because SageMaker sends none.", sources.CONTAINER, SAGEMAKER)
 async def key_ping(server: Server) -> None:
     _keyed(server)
-    answer = await server.get("/ping", keyed=False)
-    expect(answer.ok, "status 200 without the key", answer)
+    response = await server.get("/ping", keyed=False)
+    expect(response.ok, "status 200 without the key", response)

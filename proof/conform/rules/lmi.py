@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from proof.conform import sources
-from proof.conform.exchange import Answer
-from proof.conform.rule import LMI, expect, expect_answer, expect_details, expect_fields, rule, stop_word
+from proof.conform.exchange import Response
+from proof.conform.rule import LMI, expect, expect_details, expect_fields, expect_response, rule, stop_word
 from proof.conform.server import PROMPT, Server
 
 _0_28, _0_38 = ("lmi-0.28",), ("lmi-0.38",)
@@ -14,24 +14,24 @@ _DEFAULT = 30
 """Maximum number of new tokens for a request without max_new_tokens."""
 
 
-async def _lines(server: Server, **parameters: Any) -> tuple[Answer, list[dict[str, Any]]]:
-    answer = expect_answer(await server.generate(stream=True, more={"parameters": parameters}))
-    expect(answer.events, "JSON lines", answer)
-    return answer, answer.events
+async def _lines(server: Server, **parameters: Any) -> tuple[Response, list[dict[str, Any]]]:
+    response = expect_response(await server.generate(stream=True, more={"parameters": parameters}))
+    expect(response.events, "JSON lines", response)
+    return response, response.events
 
 
 @rule("lmi.whole", "A non-streaming response is an object with only generated_text.", sources.LMI_SCHEMA, LMI)
 async def whole(server: Server) -> None:
-    answer = expect_answer(await server.generate())
-    expect(set(answer.object) == {"generated_text"}, '{"generated_text": "…"}', answer)
-    expect(isinstance(answer.object["generated_text"], str), "a string as generated_text", answer)
+    response = expect_response(await server.generate())
+    expect(set(response.object) == {"generated_text"}, '{"generated_text": "…"}', response)
+    expect(isinstance(response.object["generated_text"], str), "a string as generated_text", response)
 
 
 @rule("lmi.details", "details has finish_reason, generated_tokens, inputs and tokens.", sources.LMI_SCHEMA, _0_28)
 async def details_0_28(server: Server) -> None:
-    answer, details = await expect_details(server)
-    expect_fields(answer, details, "finish_reason", "generated_tokens", "inputs", "tokens")
-    expect(details["inputs"] == PROMPT, "the prompt as inputs", answer)
+    response, details = await expect_details(server)
+    expect_fields(response, details, "finish_reason", "generated_tokens", "inputs", "tokens")
+    expect(details["inputs"] == PROMPT, "the prompt as inputs", response)
 
 
 @rule(
@@ -41,59 +41,59 @@ async def details_0_28(server: Server) -> None:
     _0_38,
 )
 async def details_0_38(server: Server) -> None:
-    answer, details = await expect_details(server)
-    expect_fields(answer, details, "finish_reason", "generated_tokens", "seed", "prefill", "tokens")
-    expect(details["prefill"] == [], "an empty prefill", answer)
+    response, details = await expect_details(server)
+    expect_fields(response, details, "finish_reason", "generated_tokens", "seed", "prefill", "tokens")
+    expect(details["prefill"] == [], "an empty prefill", response)
 
 
 @rule("lmi.tokens", "A token in details has id, text and its log-probability.", sources.LMI_SCHEMA, LMI)
 async def tokens(server: Server) -> None:
-    answer, details = await expect_details(server)
+    response, details = await expect_details(server)
     logprob = "log_prob" if server.profile == "lmi-0.28" else "logprob"
     for token in details.get("tokens") or [{}]:
-        expect_fields(answer, token, "id", "text", logprob)
-        expect(type(token["id"]) is int and isinstance(token["text"], str), "id: a number, text: a string", answer)
+        expect_fields(response, token, "id", "text", logprob)
+        expect(type(token["id"]) is int and isinstance(token["text"], str), "id: a number, text: a string", response)
 
 
 @rule("lmi.generated-tokens", "generated_tokens is the number of tokens.", sources.LMI_SCHEMA, LMI)
 async def generated_tokens(server: Server) -> None:
-    answer, details = await expect_details(server)
+    response, details = await expect_details(server)
     count = len(details.get("tokens") or [])
-    expect(details.get("generated_tokens") == count, f"generated_tokens {count}", answer)
-    expect(count <= 8, "at most 8 tokens, the request's max_new_tokens", answer)
+    expect(details.get("generated_tokens") == count, f"generated_tokens {count}", response)
+    expect(count <= 8, "at most 8 tokens, the request's max_new_tokens", response)
 
 
 @rule("lmi.finish-reason", "Output cut off by max_new_tokens has the finish_reason length.", sources.LMI_SCHEMA, LMI)
 async def finish_reason(server: Server) -> None:
     if server.profile == "lmi-0.28":
-        answer, details = await expect_details(server, ignore_eos_token=True)
-    else:  # answers that are not streamed may have null
-        answer, lines = await _lines(server, details=True, ignore_eos_token=True)
+        response, details = await expect_details(server, ignore_eos_token=True)
+    else:  # responses that are not streamed may have null
+        response, lines = await _lines(server, details=True, ignore_eos_token=True)
         details = lines[-1].get("details") or {}
-    expect(details.get("finish_reason") == "length", "the finish_reason length", answer)
+    expect(details.get("finish_reason") == "length", "the finish_reason length", response)
 
 
 @rule("lmi.default-length", f"Without max_new_tokens, output has at most {_DEFAULT} tokens.", sources.LMI_SCHEMA, LMI)
 async def default_length(server: Server) -> None:
     parameters = {"do_sample": False, "details": True, "ignore_eos_token": True}
-    answer = expect_answer(await server.post("/invocations", {"inputs": PROMPT, "parameters": parameters}))
-    details = answer.object.get("details") or {}
-    expect(details.get("generated_tokens") == _DEFAULT, f"{_DEFAULT} generated_tokens", answer)
+    response = expect_response(await server.post("/invocations", {"inputs": PROMPT, "parameters": parameters}))
+    details = response.object.get("details") or {}
+    expect(details.get("generated_tokens") == _DEFAULT, f"{_DEFAULT} generated_tokens", response)
 
 
 @rule("lmi.full-text", "return_full_text puts the prompt before the text.", sources.LMI_SCHEMA, LMI)
 async def full_text(server: Server) -> None:
-    answer = expect_answer(await server.generate(more={"parameters": {"return_full_text": True}}))
-    text = str(answer.object.get("generated_text"))
-    expect(text.startswith(PROMPT) and len(text) > len(PROMPT), "the prompt, then the text", answer)
+    response = expect_response(await server.generate(more={"parameters": {"return_full_text": True}}))
+    text = str(response.object.get("generated_text"))
+    expect(text.startswith(PROMPT) and len(text) > len(PROMPT), "the prompt, then the text", response)
 
 
 @rule("lmi.line", "A line of a stream is a token with its log-probability.", sources.LMI_SCHEMA, _0_28)
 async def line_0_28(server: Server) -> None:
-    answer, lines = await _lines(server)
+    response, lines = await _lines(server)
     for line in lines[:-1]:
-        expect_fields(answer, line.get("token"), "id", "text", "log_prob")
-        expect(set(line) == {"token"}, "lines with only `token`, except for the last one", answer)
+        expect_fields(response, line.get("token"), "id", "text", "log_prob")
+        expect(set(line) == {"token"}, "lines with only `token`, except for the last one", response)
 
 
 @rule(
@@ -103,27 +103,27 @@ async def line_0_28(server: Server) -> None:
     _0_38,
 )
 async def line_0_38(server: Server) -> None:
-    answer, lines = await _lines(server)
+    response, lines = await _lines(server)
     wanted = {"index", "token", "generated_text", "details"}
     for line in lines[:-1]:
-        expect(set(line) == wanted, f"lines with {', '.join(sorted(wanted))}", answer)
-        expect_fields(answer, line["token"], "id", "text", "logprob")
+        expect(set(line) == wanted, f"lines with {', '.join(sorted(wanted))}", response)
+        expect_fields(response, line["token"], "id", "text", "logprob")
         values = [line["generated_text"], line["details"]]
-        expect(values == [None, None], "null for generated_text and details", answer)
+        expect(values == [None, None], "null for generated_text and details", response)
 
 
 @rule("lmi.last-line", "The last line of a stream has the whole generated_text.", sources.LMI_SCHEMA, LMI)
 async def last_line(server: Server) -> None:
-    answer, lines = await _lines(server)
+    response, lines = await _lines(server)
     text = "".join(str((line.get("token") or {}).get("text", "")) for line in lines)
-    expect(lines[-1].get("generated_text") == text, f"generated_text {text!r}", answer)
+    expect(lines[-1].get("generated_text") == text, f"generated_text {text!r}", response)
 
 
 @rule("lmi.last-details", "If details are requested, the last line has them, without tokens.", sources.LMI_SCHEMA, LMI)
 async def last_details(server: Server) -> None:
-    answer, lines = await _lines(server, details=True)
+    response, lines = await _lines(server, details=True)
     prompt = "inputs" if server.profile == "lmi-0.28" else "input_length"
-    expect_fields(answer, lines[-1].get("details"), "finish_reason", "generated_tokens", prompt)
+    expect_fields(response, lines[-1].get("details"), "finish_reason", "generated_tokens", prompt)
 
 
 @rule(
@@ -133,82 +133,82 @@ async def last_details(server: Server) -> None:
     _0_38,
 )
 async def blank_lines(server: Server) -> None:
-    answer, _ = await _lines(server)
-    expect(answer.body.endswith(b"}\n\n\n"), "two empty lines at the end", answer)
+    response, _ = await _lines(server)
+    expect(response.body.endswith(b"}\n\n\n"), "two empty lines at the end", response)
 
 
 @rule("lmi.sse", "With output_formatter sse, a stream consists of server-sent events.", sources.LMI_SCHEMA, _0_28)
 async def sse(server: Server) -> None:
-    answer, _ = await _lines(server, output_formatter="sse")
-    expect(answer.content_type == "text/event-stream", "the content type text/event-stream", answer)
-    expect(answer.body.startswith(b"data: {"), "`data: ` followed by JSON", answer)
+    response, _ = await _lines(server, output_formatter="sse")
+    expect(response.content_type == "text/event-stream", "the content type text/event-stream", response)
+    expect(response.body.startswith(b"data: {"), "`data: ` followed by JSON", response)
 
 
 @rule("lmi.error", "An error has status 424 and a body with error and code.", sources.LMI_SCHEMA, LMI)
 async def error(server: Server) -> None:
-    answer = await server.post("/invocations", b'{"inputs": ')
-    expect(answer.status == 424, "status 424", answer)
-    body = answer.object
-    expect(isinstance(body.get("error"), str) and body.get("code") == 424, '{"error": "…", "code": 424}', answer)
+    response = await server.post("/invocations", b'{"inputs": ')
+    expect(response.status == 424, "status 424", response)
+    body = response.object
+    expect(isinstance(body.get("error"), str) and body.get("code") == 424, '{"error": "…", "code": 424}', response)
 
 
 @rule("lmi.inputs-list", "A list of prompts as inputs is refused.", sources.LMI_SCHEMA, _0_28)
 async def inputs_list(server: Server) -> None:
-    answer = await server.generate(more={"inputs": [PROMPT, PROMPT]})
-    expect(answer.refused, "a status of 400 to 499", answer)
+    response = await server.generate(more={"inputs": [PROMPT, PROMPT]})
+    expect(response.refused, "a status of 400 to 499", response)
 
 
 @rule("lmi.stop", "A response ends at a stop sequence (stop_sequences; in 0.38, stop).", sources.LMI_SCHEMA, LMI)
 async def stop(server: Server) -> None:
     text, word = await stop_word(server)
     name = "stop_sequences" if server.profile == "lmi-0.28" else "stop"
-    answer = expect_answer(await server.generate(tokens=16, more={"parameters": {name: [word]}}))
-    found, following = str(answer.object.get("generated_text")), text.split()[3]
-    expect(following not in found.partition(word)[2] and len(found) < len(text), f"text up to {word!r}", answer)
+    response = expect_response(await server.generate(tokens=16, more={"parameters": {name: [word]}}))
+    found, following = str(response.object.get("generated_text")), text.split()[3]
+    expect(following not in found.partition(word)[2] and len(found) < len(text), f"text up to {word!r}", response)
 
 
 @rule("lmi.chat", "messages at /invocations get a chat completion with choices and usage.", sources.LMI_CHAT, LMI)
 async def chat(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "temperature": 0}
-    answer = expect_answer(await server.post("/invocations", body))
-    match answer.value:
+    response = expect_response(await server.post("/invocations", body))
+    match response.value:
         case {
             "object": "chat.completion",
             "choices": [{"message": {"role": "assistant"}}],
             "usage": {"completion_tokens": int()},
         }:
             return
-    expect(False, "a chat.completion with choices and usage", answer)
+    expect(False, "a chat.completion with choices and usage", response)
 
 
 @rule("lmi.chat-lines", "A chat's stream at /invocations is JSON lines, without [DONE].", sources.LMI_CHAT, LMI)
 async def chat_lines(server: Server) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "temperature": 0, "stream": True}
-    answer = expect_answer(await server.post("/invocations", body))
-    expect(answer.content_type == "application/jsonlines", "the content type application/jsonlines", answer)
-    expect(b"[DONE]" not in answer.body and answer.events, "JSON lines without [DONE]", answer)
+    response = expect_response(await server.post("/invocations", body))
+    expect(response.content_type == "application/jsonlines", "the content type application/jsonlines", response)
+    expect(b"[DONE]" not in response.body and response.events, "JSON lines without [DONE]", response)
 
 
 @rule("lmi.completion", "prompt at /invocations gets a text completion, as in vLLM.", sources.LMI_SERVICE, _0_38)
 async def completion(server: Server) -> None:
-    answer = expect_answer(await server.post("/invocations", {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}))
-    expect(answer.object.get("object") == "text_completion", "a text_completion", answer)
+    response = expect_response(await server.post("/invocations", {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}))
+    expect(response.object.get("object") == "text_completion", "a text_completion", response)
 
 
 @rule("lmi.model-name", "A request for an unknown model is refused.", sources.LMI_SERVICE, _0_38)
 async def model_name(server: Server) -> None:
-    answer = await server.generate(more={"model": "conform-has-no-such-model"})
-    expect(answer.status >= 400, "a status of 400 or more", answer)
+    response = await server.generate(more={"model": "conform-has-no-such-model"})
+    expect(response.status >= 400, "a status of 400 or more", response)
 
 
 @rule("lmi.request-id", "A response has the header x-request-id.", sources.DJL_HTTP, LMI)
 async def request_id(server: Server) -> None:
-    answer = expect_answer(await server.generate())
-    expect(answer.headers.get("x-request-id"), "the header x-request-id", answer)
+    response = expect_response(await server.generate())
+    expect(response.headers.get("x-request-id"), "the header x-request-id", response)
 
 
 @rule("lmi.unknown-path", "An unknown path gets 404 with code, type and message.", sources.DJL_HTTP, LMI)
 async def unknown_path(server: Server) -> None:
-    answer = await server.post("/conform-no-such-path", {"inputs": PROMPT})
-    expect(answer.status == 404, "status 404", answer)
-    expect_fields(answer, answer.object, "code", "type", "message")
+    response = await server.post("/conform-no-such-path", {"inputs": PROMPT})
+    expect(response.status == 404, "status 404", response)
+    expect_fields(response, response.object, "code", "type", "message")

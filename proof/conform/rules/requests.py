@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 
 from proof.conform import sources
 from proof.conform.dialects import Body, change, piece_of, text_of
-from proof.conform.exchange import Answer
-from proof.conform.rule import Failed, expect, expect_answer, greedy, rule, skip
+from proof.conform.exchange import Response
+from proof.conform.rule import Failed, expect, expect_response, greedy, rule, skip
 from proof.conform.rules.hosting import samples
 from proof.conform.server import PROMPT, Server
 
@@ -21,104 +21,106 @@ _ENOUGH = 0.05
 """Minimum duration, in seconds, of a stream whose pace can be measured."""
 
 
-async def stream(server: Server, tokens: int = 8) -> Answer:
-    answer = expect_answer(await server.generate(tokens=tokens, stream=True))
-    expect(answer.events, "a stream of JSON lines or events", answer)
-    return answer
+async def stream(server: Server, tokens: int = 8) -> Response:
+    response = expect_response(await server.generate(tokens=tokens, stream=True))
+    expect(response.events, "a stream of JSON lines or events", response)
+    return response
 
 
 @rule("stream.token-by-token", "A stream is sent token by token, not held back until its end.", sources.STREAM)
 async def token_by_token(server: Server) -> None:
-    answer = None
+    response = None
     for tokens in (16, 64, 256):
         found = await server.generate(tokens=tokens, stream=True)
         if not found.ok or len(found.arrivals) < 4:
             break
-        answer = found
-        total, middle = answer.arrivals[-1], answer.arrivals[len(answer.arrivals) // 2]
+        response = found
+        total, middle = response.arrivals[-1], response.arrivals[len(response.arrivals) // 2]
         if total >= _ENOUGH and total - middle >= 0.2 * total:
             return
-    if answer is None:
+    if response is None:
         raise Failed("a stream of several tokens", found)
-    if answer.arrivals[-1] < _ENOUGH:
-        skip(f"{len(answer.arrivals)} tokens arrived within {1000 * answer.arrivals[-1]:.0f} ms, too fast to measure")
-    half, total = answer.arrivals[len(answer.arrivals) // 2], answer.arrivals[-1]
+    if response.arrivals[-1] < _ENOUGH:
+        skip(
+            f"{len(response.arrivals)} tokens arrived within {1000 * response.arrivals[-1]:.0f} ms, too fast to measure"
+        )
+    half, total = response.arrivals[len(response.arrivals) // 2], response.arrivals[-1]
     raise Failed(
-        f"half of the {len(answer.arrivals)} events well before the end; they came after {half:.3f} of {total:.3f} s",
-        answer,
+        f"half of the {len(response.arrivals)} events well before the end; they came after {half:.3f} of {total:.3f} s",
+        response,
     )
 
 
 @rule("stream.one-a-token", "A stream has an event for each token, not a few large events.", sources.STREAM)
 async def one_a_token(server: Server) -> None:
-    answer = await stream(server, 16)
-    count = len([event for event in answer.events if piece_of(event) or "token" in event])
-    expect(count >= 8, f"about 16 events with text for 16 tokens, not {count}", answer)
+    response = await stream(server, 16)
+    count = len([event for event in response.events if piece_of(event) or "token" in event])
+    expect(count >= 8, f"about 16 events with text for 16 tokens, not {count}", response)
 
 
 @rule("stream.chunked", "A stream is chunked: it has no Content-Length.", sources.HTTP_1_1)
 async def chunked(server: Server) -> None:
-    answer = await stream(server)
-    expect("content-length" not in answer.headers, "no Content-Length", answer)
-    expect("chunked" in answer.headers.get("transfer-encoding", ""), "Transfer-Encoding: chunked", answer)
+    response = await stream(server)
+    expect("content-length" not in response.headers, "no Content-Length", response)
+    expect("chunked" in response.headers.get("transfer-encoding", ""), "Transfer-Encoding: chunked", response)
 
 
 @rule("stream.content-type", "A stream's content type matches its framing.", sources.STREAM)
 async def content_type(server: Server) -> None:
-    answer = await stream(server)
+    response = await stream(server)
     wanted = (await server.dialect()).content_type
     known = (wanted,) if wanted else ("application/jsonlines", "application/x-ndjson", "text/event-stream")
-    expect(answer.content_type in known, f"the content type {' or '.join(known)}", answer)
-    lines = [line for line in answer.text.split("\n") if line.strip()]
-    is_sse = answer.content_type == "text/event-stream"
+    expect(response.content_type in known, f"the content type {' or '.join(known)}", response)
+    lines = [line for line in response.text.split("\n") if line.strip()]
+    is_sse = response.content_type == "text/event-stream"
     fields = ("data:", "event:", ":", "id:", "retry:")
     framed = [line for line in lines if line.startswith(fields)]
-    expect(len(framed) == (len(lines) if is_sse else 0), f"lines framed as {answer.content_type}", answer)
+    expect(len(framed) == (len(lines) if is_sse else 0), f"lines framed as {response.content_type}", response)
 
 
 @rule("stream.clean-end", "A stream ends with HTTP's last chunk: it is not cut off.", sources.STREAM)
 async def clean_end(server: Server) -> None:
-    answer = await server.generate(tokens=8, stream=True)
-    expect(answer.status == 200 and answer.is_uncut, "status 200 and a last chunk", answer)
+    response = await server.generate(tokens=8, stream=True)
+    expect(response.status == 200 and response.is_uncut, "status 200 and a last chunk", response)
 
 
 @rule("stream.same-text", "The pieces of a greedy stream add up to the whole text.", sources.STREAM)
 async def same_text(server: Server) -> None:
     whole = await greedy(server, 12)
-    answer = await stream(server, 12)
+    response = await stream(server, 12)
     text = text_of(whole.value)
     expect(text is not None, "a non-streaming response with text", whole)
-    pieces = "".join(map(piece_of, answer.events))
+    pieces = "".join(map(piece_of, response.events))
     wanted = (text or "").removeprefix(PROMPT)
     expect(
         pieces.strip() in (wanted.strip(), (text or "").strip()),
         f"pieces that add up to {text!r}, not to {pieces!r}",
-        answer,
+        response,
     )
 
 
 @rule("stream.characters", "Every event is valid UTF-8: no character is split over two events.", sources.SSE)
 async def characters(server: Server) -> None:
     prompt = "日本語 ünï 👩‍🚀 façade 東京 🙂 naïve Ω " * 2
-    answer = expect_answer(await server.generate(prompt, 24, stream=True))
+    response = expect_response(await server.generate(prompt, 24, stream=True))
     try:
-        codecs.decode(answer.body, "utf-8", "strict")
+        codecs.decode(response.body, "utf-8", "strict")
     except UnicodeDecodeError as error:
-        raise Failed(f"UTF-8; byte {error.start} is invalid", answer) from None
-    pieces = list(map(piece_of, answer.events))
+        raise Failed(f"UTF-8; byte {error.start} is invalid", response) from None
+    pieces = list(map(piece_of, response.events))
     for piece in pieces[:-1]:  # max_tokens may cut the last one within a character
-        expect("\ufffd" not in piece, f"whole characters, not {piece!r}", answer)
+        expect("\ufffd" not in piece, f"whole characters, not {piece!r}", response)
 
 
 @rule("stream.refused-before", "A stream with an invalid parameter is refused before it starts.", sources.STREAM)
 async def refused_before(server: Server) -> None:
     dialect = await server.dialect()
     body = change(await server.body(stream=True), dialect.temperature, -1)
-    answer = await server.post(await server.path(stream=True), body)
+    response = await server.post(await server.path(stream=True), body)
     if dialect.refuses_in_stream:
-        expect(answer.ok and any("error" in event for event in answer.events), "an event with the error", answer)
+        expect(response.ok and any("error" in event for event in response.events), "an event with the error", response)
     else:
-        expect(answer.refused, "a status of 400 to 499", answer)
+        expect(response.refused, "a status of 400 to 499", response)
 
 
 # -- invalid requests: the client gets a status of 400 to 499, and no other request is affected -----------------------
@@ -133,23 +135,23 @@ _LONG = 3_000_000
 
 async def _refuses(server: Server, data: bytes) -> None:
     """Send an invalid body, which must be refused. The server must then answer a valid request."""
-    answer = await server.post(await server.path(), data)
-    expect(answer.refused, "a status of 400 to 499", answer)
-    await _expect_alive(server, answer)
+    response = await server.post(await server.path(), data)
+    expect(response.refused, "a status of 400 to 499", response)
+    await _expect_alive(server, response)
 
 
 async def _survives(server: Server, data: bytes) -> None:
     """Send a body that may be refused or answered. The server must then answer a valid request."""
-    answer = await server.post(await server.path(), data)
-    _expect_refused_or_answered(answer)
-    await _expect_alive(server, answer)
+    response = await server.post(await server.path(), data)
+    _expect_refused_or_answered(response)
+    await _expect_alive(server, response)
 
 
-def _expect_refused_or_answered(answer: Answer) -> None:
-    expect(answer.refused or answer.ok, "status 200, or a status of 400 to 499", answer)
+def _expect_refused_or_answered(response: Response) -> None:
+    expect(response.refused or response.ok, "status 200, or a status of 400 to 499", response)
 
 
-async def _expect_alive(server: Server, before: Answer) -> None:
+async def _expect_alive(server: Server, before: Response) -> None:
     after = await server.generate(tokens=2)
     expect(after.ok, f"a complete response to a valid request after {before.asked}", after)
 
@@ -221,7 +223,7 @@ async def parameter_range(server: Server) -> None:
 async def parameter_huge(server: Server) -> None:
     body = change(await server.body(), (await server.dialect()).tokens, 10**30)
     async with server.asking_for(await server.path(), body) as (_, task):
-        done, _ = await asyncio.wait([task], timeout=min(5.0, server.limits.answer))
+        done, _ = await asyncio.wait([task], timeout=min(5.0, server.limits.response))
         if done:
             _expect_refused_or_answered(task.result())
     await _expect_alive(server, task.result())
@@ -230,23 +232,23 @@ async def parameter_huge(server: Server) -> None:
 @rule("bad.too-long", "A prompt that is longer than the model's context is refused.", sources.OURS)
 async def too_long(server: Server) -> None:
     body = await server.body("a " * _LONG)
-    answer = await server.post(await server.path(), body)
-    expect(answer.refused, f"a status of 400 to 499 for {_LONG:,} words", answer)
+    response = await server.post(await server.path(), body)
+    expect(response.refused, f"a status of 400 to 499 for {_LONG:,} words", response)
 
 
 @rule("bad.told", "A refusal has a body that explains it.", sources.INVOKE)
 async def told(server: Server) -> None:
     body = change(await server.body(), (await server.dialect()).tokens, "many")
-    answer = await server.post(await server.path(), body)
-    if not answer.refused:
+    response = await server.post(await server.path(), body)
+    if not response.refused:
         skip("the request was not refused: see bad.parameter-type")
-    expect(len(answer.text.strip()) >= 8, "a body that explains the error", answer)
+    expect(len(response.text.strip()) >= 8, "a body that explains the error", response)
 
 
 @rule("bad.alone", "Invalid requests do not affect other running requests.", sources.OURS)
 async def alone(server: Server) -> None:
     beside = await asyncio.gather(*(server.generate(tokens=16) for _ in range(4)))
-    texts = {text_of(expect_answer(answer).value) for answer in (*beside, await greedy(server, 16))}
+    texts = {text_of(expect_response(response).value) for response in (*beside, await greedy(server, 16))}
     if len(texts) > 1:
         skip("concurrent greedy responses differ")
     (wanted,) = texts
@@ -255,9 +257,9 @@ async def alone(server: Server) -> None:
     worse = change(await server.body(), dialect.tokens, "many")
     good = [server.generate(tokens=16) for _ in range(4)]
     asked = [server.post(path, bad), *good[:2], server.post(path, worse), *good[2:], server.post(path, b"{")]
-    answers = await asyncio.gather(*asked)
-    for answer in (*answers[1:3], *answers[4:6], await server.generate(tokens=16)):
-        expect(answer.ok and text_of(answer.value) == wanted, f"the text {wanted!r}", answer)
+    responses = await asyncio.gather(*asked)
+    for response in (*responses[1:3], *responses[4:6], await server.generate(tokens=16)):
+        expect(response.ok and text_of(response.value) == wanted, f"the text {wanted!r}", response)
 
 
 # -- clients that disconnect: a gauge of the metrics, or the server's speed, shows whether the engine stops -----------
@@ -302,7 +304,7 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
         while (await _running(server) or 0.0) <= idle:
             if task.done():
                 skip(f"{hidden}, which ended after {task.result().seconds:.1f} s")
-            if time.monotonic() - start > server.limits.answer:
+            if time.monotonic() - start > server.limits.response:
                 skip(hidden)
             await asyncio.sleep(0.01)
     gone = time.monotonic()
@@ -321,8 +323,8 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
 
 async def _running(server: Server) -> float | None:
     """Return the number of running requests, or None if the metrics have no gauge for them."""
-    answer = await server.metrics()
-    found = [value for name, value in samples(answer).items() if _GAUGES.match(name)] if answer.ok else []
+    response = await server.metrics()
+    found = [value for name, value in samples(response).items() if _GAUGES.match(name)] if response.ok else []
     return max(found) if found else None
 
 
@@ -358,7 +360,7 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
     """
 
     async def one() -> float:
-        return expect_answer(await server.generate(tokens=16)).seconds
+        return expect_response(await server.generate(tokens=16)).seconds
 
     async def fastest() -> float:
         return min([await one() for _ in range(3)])

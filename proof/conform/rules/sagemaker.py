@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from proof.conform import sources
-from proof.conform.exchange import Answer
-from proof.conform.rule import LMI, expect, expect_answer, rule, skip
+from proof.conform.exchange import Response
+from proof.conform.rule import LMI, expect, expect_response, rule, skip
 from proof.conform.server import Server
 
 _STATEFUL = ("sagemaker", "lmi-0.38")
@@ -16,55 +16,55 @@ _ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
 _EXPIRES = re.compile(r"([^;\s]+); *Expires=[0-9]{4}-[0-9][0-9]-[0-9][0-9]T[0-9][0-9]:[0-9][0-9]:[0-9][0-9]Z")
 
 
-async def _open(server: Server) -> tuple[Answer, str]:
+async def _open(server: Server) -> tuple[Response, str]:
     """Open a session, and return the response and the session ID."""
-    answer = await server.post("/invocations", {"requestType": "NEW_SESSION"})
-    if not answer.ok:
-        skip(f"the server opens no session: {answer.got}")
+    response = await server.post("/invocations", {"requestType": "NEW_SESSION"})
+    if not response.ok:
+        skip(f"the server opens no session: {response.got}")
     lmi = server.profile == "lmi-0.38"
     name = _SESSION if lmi else "X-Amzn-SageMaker-New-Session-Id"
-    found = _EXPIRES.fullmatch(answer.headers.get(name.lower(), ""))
-    expect(found, f"the header {name}: ID; Expires=2026-11-24T10:00:00Z", answer)
+    found = _EXPIRES.fullmatch(response.headers.get(name.lower(), ""))
+    expect(found, f"the header {name}: ID; Expires=2026-11-24T10:00:00Z", response)
     assert found is not None
-    return answer, found[1]
+    return response, found[1]
 
 
-async def _in_session(server: Server, session: str) -> Answer:
+async def _in_session(server: Server, session: str) -> Response:
     return await server.generate(tokens=2, headers={_SESSION: session})
 
 
-async def _close(server: Server, session: str) -> Answer:
+async def _close(server: Server, session: str) -> Response:
     return await server.post("/invocations", {"requestType": "CLOSE"}, headers={_SESSION: session})
 
 
-def _expect_unknown(server: Server, answer: Answer) -> None:
+def _expect_unknown(server: Server, response: Response) -> None:
     if server.profile == "lmi-0.38":
-        expect(answer.status == 424, "status 424", answer)
+        expect(response.status == 424, "status 424", response)
     else:
-        expect(answer.refused, "a status of 400 to 499", answer)
+        expect(response.refused, "a status of 400 to 499", response)
 
 
 @rule("sessions.open", "NEW_SESSION opens a session; a header has its ID and expiry time.", sources.SESSIONS, _STATEFUL)
 async def sessions_open(server: Server) -> None:
-    answer, session = await _open(server)
+    response, session = await _open(server)
     await _close(server, session)
-    expect(session in str(answer.object.get("result", session)), "the session's ID in result", answer)
+    expect(session in str(response.object.get("result", session)), "the session's ID in result", response)
 
 
 @rule("sessions.use", "Requests with the session's ID are answered.", sources.SESSIONS, _STATEFUL)
 async def sessions_use(server: Server) -> None:
     _, session = await _open(server)
-    answer = await _in_session(server, session)
+    response = await _in_session(server, session)
     await _close(server, session)
-    expect_answer(answer)
+    expect_response(response)
 
 
 @rule("sessions.close", "CLOSE closes a session; a header of the response has its ID.", sources.SESSIONS, _STATEFUL)
 async def sessions_close(server: Server) -> None:
     _, session = await _open(server)
-    answer = expect_answer(await _close(server, session))
+    response = expect_response(await _close(server, session))
     name = "X-Amzn-SageMaker-Closed-Session-Id"
-    expect(answer.headers.get(name.lower()) == session, f"the header {name}: {session}", answer)
+    expect(response.headers.get(name.lower()) == session, f"the header {name}: {session}", response)
 
 
 @rule("sessions.closed", "Requests for a closed session are refused.", sources.SESSIONS, _STATEFUL)
@@ -91,11 +91,11 @@ def _adapter(server: Server) -> tuple[str, str]:
     return name, directory
 
 
-async def _with_adapter(server: Server, name: str) -> Answer:
+async def _with_adapter(server: Server, name: str) -> Response:
     return await server.generate(tokens=2, headers={_ADAPTER: name})
 
 
-async def _register(server: Server) -> Answer:
+async def _register(server: Server) -> Response:
     name, directory = _adapter(server)
     await server.ask("DELETE", f"/adapters/{name}")
     return await server.post("/adapters", {"name": name, "src": directory})
@@ -103,21 +103,21 @@ async def _register(server: Server) -> Answer:
 
 @rule("adapters.unknown", "A request for an unknown adapter is refused.", sources.STANDARDS, _WITH_ADAPTERS)
 async def adapters_unknown(server: Server) -> None:
-    answer = await _with_adapter(server, "conform-has-no-such-adapter")
-    expect(answer.refused, "a status of 400 to 499, not a response of the base model", answer)
+    response = await _with_adapter(server, "conform-has-no-such-adapter")
+    expect(response.refused, "a status of 400 to 499, not a response of the base model", response)
 
 
 @rule("adapters.register", "POST /adapters registers an adapter by name and src.", sources.STANDARDS, _WITH_ADAPTERS)
 async def adapters_register(server: Server) -> None:
-    answer = await _register(server)
-    expect(answer.ok, "status 200", answer)
+    response = await _register(server)
+    expect(response.ok, "status 200", response)
 
 
 @rule("adapters.use", "The name in SageMaker's header selects the adapter.", sources.ADAPTERS, _WITH_ADAPTERS)
 async def adapters_use(server: Server) -> None:
     name, _ = _adapter(server)
     await _register(server)
-    expect_answer(await _with_adapter(server, name))
+    expect_response(await _with_adapter(server, name))
 
 
 @rule(
@@ -129,15 +129,15 @@ async def adapters_use(server: Server) -> None:
 async def adapters_delete(server: Server) -> None:
     name, _ = _adapter(server)
     await _register(server)
-    answer = await server.ask("DELETE", f"/adapters/{name}")
-    expect(answer.ok, "status 200", answer)
-    answer = await _with_adapter(server, name)
-    expect(answer.refused, "a status of 400 to 499 after DELETE", answer)
+    response = await server.ask("DELETE", f"/adapters/{name}")
+    expect(response.ok, "status 200", response)
+    response = await _with_adapter(server, name)
+    expect(response.refused, "a status of 400 to 499 after DELETE", response)
 
 
 @rule("adapters.delete-unknown", "DELETE of an unknown adapter is refused.", sources.STANDARDS, _WITH_ADAPTERS)
 async def adapters_delete_unknown(server: Server) -> None:
-    answer = await server.ask("DELETE", "/adapters/conform-has-no-such-adapter")
-    expect(answer.refused, "a status of 400 to 499", answer)
-    if answer.status == 405:
+    response = await server.ask("DELETE", "/adapters/conform-has-no-such-adapter")
+    expect(response.refused, "a status of 400 to 499", response)
+    if response.status == 405:
         skip("the server does not have this route")

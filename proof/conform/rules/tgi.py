@@ -7,8 +7,8 @@ from typing import Any
 
 from proof.conform import sources
 from proof.conform.dialects import piece_of
-from proof.conform.exchange import Answer
-from proof.conform.rule import expect, expect_answer, expect_details, expect_fields, rule, stop_word
+from proof.conform.exchange import Response
+from proof.conform.rule import expect, expect_details, expect_fields, expect_response, rule, stop_word
 from proof.conform.rules.hosting import samples
 from proof.conform.server import PROMPT, Server
 
@@ -17,150 +17,154 @@ _TOKEN = {"id", "text", "logprob", "special"}
 _REASONS = ("length", "eos_token", "stop_sequence")
 
 
-async def _events(server: Server, **parameters: Any) -> tuple[Answer, list[dict[str, Any]]]:
-    answer = expect_answer(await server.generate(stream=True, more={"parameters": parameters}))
-    expect(answer.events and all("token" in event for event in answer.events), "events with a token", answer)
-    return answer, answer.events
+async def _events(server: Server, **parameters: Any) -> tuple[Response, list[dict[str, Any]]]:
+    response = expect_response(await server.generate(stream=True, more={"parameters": parameters}))
+    expect(response.events and all("token" in event for event in response.events), "events with a token", response)
+    return response, response.events
 
 
 @_rule("tgi.generate", "POST /generate returns an object with only generated_text.", sources.TGI)
 async def generate(server: Server) -> None:
-    answer = expect_answer(await server.generate())
-    expect(set(answer.object) == {"generated_text"}, '{"generated_text": "…"}', answer)
+    response = expect_response(await server.generate())
+    expect(set(response.object) == {"generated_text"}, '{"generated_text": "…"}', response)
 
 
 @_rule("tgi.root", "POST / and /invocations return an array of one object.", sources.TGI_ROUTER)
 async def root(server: Server) -> None:
     for path in ("/", "/invocations"):
-        answer = expect_answer(await server.post(path, await server.body()))
-        match answer.value:
+        response = expect_response(await server.post(path, await server.body()))
+        match response.value:
             case [{"generated_text": str()}]:
                 continue
-        expect(False, '[{"generated_text": "…"}]', answer)
+        expect(False, '[{"generated_text": "…"}]', response)
 
 
 @_rule("tgi.root-stream", "POST / streams if the body sets stream.", sources.TGI_ROUTER)
 async def root_stream(server: Server) -> None:
-    answer = expect_answer(await server.post("/", {**await server.body(), "stream": True}))
-    expect(answer.content_type == "text/event-stream" and answer.events, "server-sent events", answer)
+    response = expect_response(await server.post("/", {**await server.body(), "stream": True}))
+    expect(response.content_type == "text/event-stream" and response.events, "server-sent events", response)
 
 
 @_rule("tgi.details", "details has finish_reason, generated_tokens, seed, prefill and tokens.", sources.TGI_TYPES)
 async def details(server: Server) -> None:
-    answer, found = await expect_details(server)
-    expect_fields(answer, found, "finish_reason", "generated_tokens", "seed", "prefill", "tokens")
-    expect(found["generated_tokens"] == len(found["tokens"]), "generated_tokens equal to the number of tokens", answer)
+    response, found = await expect_details(server)
+    expect_fields(response, found, "finish_reason", "generated_tokens", "seed", "prefill", "tokens")
+    expect(
+        found["generated_tokens"] == len(found["tokens"]), "generated_tokens equal to the number of tokens", response
+    )
 
 
 @_rule("tgi.tokens", "Every token has id, text, logprob and special.", sources.TGI_TYPES)
 async def tokens(server: Server) -> None:
-    answer, found = await expect_details(server)
+    response, found = await expect_details(server)
     for token in found.get("tokens") or [{}]:
-        expect(set(token) == _TOKEN and type(token["special"]) is bool, "id, text, logprob, special", answer)
+        expect(set(token) == _TOKEN and type(token["special"]) is bool, "id, text, logprob, special", response)
 
 
 @_rule("tgi.finish-reason", "finish_reason is length, eos_token or stop_sequence.", sources.TGI_TYPES)
 async def finish_reason(server: Server) -> None:
-    answer, found = await expect_details(server)
-    expect(found.get("finish_reason") in _REASONS, " or ".join(_REASONS), answer)
+    response, found = await expect_details(server)
+    expect(found.get("finish_reason") in _REASONS, " or ".join(_REASONS), response)
 
 
 @_rule("tgi.seed", "seed is null for a greedy response, and the request's seed otherwise.", sources.TGI_TYPES)
 async def seed(server: Server) -> None:
-    answer, found = await expect_details(server)
-    expect(found.get("seed", 0) is None, "null for seed", answer)
-    answer, found = await expect_details(server, do_sample=True, seed=7)
-    expect(found.get("seed") == 7, "seed 7", answer)
+    response, found = await expect_details(server)
+    expect(found.get("seed", 0) is None, "null for seed", response)
+    response, found = await expect_details(server, do_sample=True, seed=7)
+    expect(found.get("seed") == 7, "seed 7", response)
 
 
 @_rule("tgi.events", "An event has index, token, generated_text and details.", sources.TGI_TYPES)
 async def events(server: Server) -> None:
-    answer, found = await _events(server)
+    response, found = await _events(server)
     for event in found:
-        expect_fields(answer, event, "index", "token", "generated_text", "details")
-        expect(set(event["token"]) == _TOKEN, "token: id, text, logprob, special", answer)
+        expect_fields(response, event, "index", "token", "generated_text", "details")
+        expect(set(event["token"]) == _TOKEN, "token: id, text, logprob, special", response)
 
 
 @_rule("tgi.index", "index numbers a stream's tokens from 1.", sources.TGI_TYPES)
 async def index(server: Server) -> None:
-    answer, found = await _events(server)
-    expect([event.get("index") for event in found] == list(range(1, len(found) + 1)), "1, 2, 3, …", answer)
+    response, found = await _events(server)
+    expect([event.get("index") for event in found] == list(range(1, len(found) + 1)), "1, 2, 3, …", response)
 
 
 @_rule("tgi.nulls", "generated_text and details are null before the last event.", sources.TGI_TYPES)
 async def nulls(server: Server) -> None:
-    answer, found = await _events(server, details=True)
+    response, found = await _events(server, details=True)
     for event in found[:-1]:
         values = [event.get(name, 0) for name in ("generated_text", "details")]
-        expect(values == [None, None], "null for generated_text and details", answer)
+        expect(values == [None, None], "null for generated_text and details", response)
 
 
 @_rule("tgi.last-event", "The last event has the whole generated_text, and details if requested.", sources.TGI_TYPES)
 async def last_event(server: Server) -> None:
-    answer, found = await _events(server, details=True)
+    response, found = await _events(server, details=True)
     last = found[-1]
     text = "".join(map(piece_of, found))
-    expect(last.get("generated_text") == text, f"generated_text {text!r}", answer)
-    expect_fields(answer, last.get("details"), "finish_reason", "generated_tokens", "seed", "input_length")
+    expect(last.get("generated_text") == text, f"generated_text {text!r}", response)
+    expect_fields(response, last.get("details"), "finish_reason", "generated_tokens", "seed", "input_length")
 
 
 @_rule("tgi.no-done", "A stream of TGI's own routes has no [DONE].", sources.TGI_ROUTER)
 async def no_done(server: Server) -> None:
-    answer, _ = await _events(server)
-    expect(b"[DONE]" not in answer.body, "no [DONE]", answer)
+    response, _ = await _events(server)
+    expect(b"[DONE]" not in response.body, "no [DONE]", response)
 
 
 @_rule(
     "tgi.validation", "A parameter out of range gets 422 with error and the error_type validation.", sources.TGI_ROUTER
 )
 async def validation(server: Server) -> None:
-    answer = await server.generate(more={"parameters": {"temperature": -1}})
-    expect(answer.status == 422, "status 422", answer)
-    body = answer.object
-    expect(body.get("error_type") == "validation" and isinstance(body.get("error"), str), "error, error_type", answer)
+    response = await server.generate(more={"parameters": {"temperature": -1}})
+    expect(response.status == 422, "status 422", response)
+    body = response.object
+    expect(body.get("error_type") == "validation" and isinstance(body.get("error"), str), "error, error_type", response)
 
 
 @_rule("tgi.stream-validation", "In a stream, an out-of-range parameter results in an error event.", sources.TGI_ROUTER)
 async def stream_validation(server: Server) -> None:
-    answer = await server.generate(stream=True, more={"parameters": {"temperature": -1}})
-    expect(answer.ok and answer.content_type == "text/event-stream", "status 200 and an event stream", answer)
-    expect({"error", "error_type"} <= set((answer.events or [{}])[-1]), "an event with error and error_type", answer)
+    response = await server.generate(stream=True, more={"parameters": {"temperature": -1}})
+    expect(response.ok and response.content_type == "text/event-stream", "status 200 and an event stream", response)
+    expect(
+        {"error", "error_type"} <= set((response.events or [{}])[-1]), "an event with error and error_type", response
+    )
 
 
 @_rule("tgi.stop", "A stop sequence ends the text, and is part of the text.", sources.TGI)
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
-    answer, found = await expect_details(server, stop=[word], max_new_tokens=16)
-    expect(str(answer.object.get("generated_text")).endswith(word), f"text that ends with {word!r}", answer)
-    expect(found.get("finish_reason") == "stop_sequence", "the finish_reason stop_sequence", answer)
+    response, found = await expect_details(server, stop=[word], max_new_tokens=16)
+    expect(str(response.object.get("generated_text")).endswith(word), f"text that ends with {word!r}", response)
+    expect(found.get("finish_reason") == "stop_sequence", "the finish_reason stop_sequence", response)
 
 
 @_rule("tgi.full-text", "return_full_text puts the prompt before the text.", sources.TGI)
 async def full_text(server: Server) -> None:
-    answer = expect_answer(await server.generate(more={"parameters": {"return_full_text": True}}))
-    expect(str(answer.object.get("generated_text")).startswith(PROMPT), "the prompt, then the text", answer)
+    response = expect_response(await server.generate(more={"parameters": {"return_full_text": True}}))
+    expect(str(response.object.get("generated_text")).startswith(PROMPT), "the prompt, then the text", response)
 
 
 @_rule("tgi.info", "GET /info returns model_id, the limits, version and sha.", sources.TGI)
 async def info(server: Server) -> None:
-    answer = expect_answer(await server.get("/info"))
+    response = expect_response(await server.get("/info"))
     limits = ("max_concurrent_requests", "max_input_tokens", "max_total_tokens")
-    expect_fields(answer, answer.object, "model_id", *limits, "version", "sha")
+    expect_fields(response, response.object, "model_id", *limits, "version", "sha")
 
 
 @_rule("tgi.health", "GET /health answers 200 when the model can serve.", sources.TGI)
 async def health(server: Server) -> None:
-    answer = await server.get("/health")
-    expect(answer.ok, "status 200", answer)
+    response = await server.get("/health")
+    expect(response.ok, "status 200", response)
 
 
 @_rule("tgi.tokenize", "POST /tokenize returns tokens with id, text, start and stop.", sources.TGI)
 async def tokenize(server: Server) -> None:
-    answer = expect_answer(await server.post("/tokenize", {"inputs": PROMPT}))
-    found = answer.value
-    expect(isinstance(found, list) and found, "a list", answer)
+    response = expect_response(await server.post("/tokenize", {"inputs": PROMPT}))
+    found = response.value
+    expect(isinstance(found, list) and found, "a list", response)
     for token in found:
-        expect_fields(answer, token, "id", "text", "start", "stop")
+        expect_fields(response, token, "id", "text", "start", "stop")
 
 
 @_rule(
@@ -169,10 +173,10 @@ async def tokenize(server: Server) -> None:
     sources.TGI_ROUTER,
 )
 async def headers(server: Server) -> None:
-    answer = expect_answer(await server.generate())
+    response = expect_response(await server.generate())
     wanted = ("x-compute-characters", "x-generated-tokens", "x-total-time")
-    missing = [name for name in wanted if name not in answer.headers]
-    expect(not missing, f"the headers {', '.join(wanted)}; {', '.join(missing)} are missing", answer)
+    missing = [name for name in wanted if name not in response.headers]
+    expect(not missing, f"the headers {', '.join(wanted)}; {', '.join(missing)} are missing", response)
 
 
 @_rule(
@@ -181,15 +185,15 @@ async def headers(server: Server) -> None:
     sources.TGI_METRICS,
 )
 async def metrics(server: Server) -> None:
-    expect_answer(await server.generate())
-    answer = expect_answer(await server.get("/metrics"))
-    names = {name.partition("{")[0] for name in samples(answer)}
+    expect_response(await server.generate())
+    response = expect_response(await server.get("/metrics"))
+    names = {name.partition("{")[0] for name in samples(response)}
     wanted = {"tgi_request_count", "tgi_queue_size", "tgi_batch_current_size"}
-    expect(wanted <= names, f"the names {', '.join(sorted(wanted - names))}", answer)
+    expect(wanted <= names, f"the names {', '.join(sorted(wanted - names))}", response)
 
 
 @_rule("tgi.chat", "POST /v1/chat/completions answers requests for the model `tgi`.", sources.TGI)
 async def chat(server: Server) -> None:
     body = {"model": "tgi", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
-    answer = expect_answer(await server.post("/v1/chat/completions", body))
-    expect(answer.object.get("object") == "chat.completion", "a chat.completion", answer)
+    response = expect_response(await server.post("/v1/chat/completions", body))
+    expect(response.object.get("object") == "chat.completion", "a chat.completion", response)

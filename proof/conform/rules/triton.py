@@ -10,8 +10,8 @@ from typing import Any
 
 from proof import tensors
 from proof.conform import sources
-from proof.conform.exchange import Answer
-from proof.conform.rule import expect, expect_answer, expect_fields, rule, skip
+from proof.conform.exchange import Response
+from proof.conform.rule import expect, expect_fields, expect_response, rule, skip
 from proof.conform.server import PROMPT, Server
 
 _rule = partial(rule, profiles=("triton",))
@@ -20,70 +20,70 @@ _rule = partial(rule, profiles=("triton",))
 @_rule("triton.live", "GET /v2/health/live and /ready answer 200.", sources.KSERVE)
 async def live(server: Server) -> None:
     for path in ("/v2/health/live", "/v2/health/ready"):
-        answer = await server.get(path)
-        expect(answer.ok, "status 200", answer)
+        response = await server.get(path)
+        expect(response.ok, "status 200", response)
 
 
 @_rule("triton.ready", "GET /v2/models/NAME/ready answers 200, or an error for an unknown model.", sources.KSERVE)
 async def ready(server: Server) -> None:
-    answer = await server.get(await server.filled("/v2/models/{model}/ready"))
-    expect(answer.ok, "status 200", answer)
-    answer = await server.get("/v2/models/conform-has-no-such-model/ready")
-    expect(answer.refused, "a status of 400 to 499", answer)
+    response = await server.get(await server.filled("/v2/models/{model}/ready"))
+    expect(response.ok, "status 200", response)
+    response = await server.get("/v2/models/conform-has-no-such-model/ready")
+    expect(response.refused, "a status of 400 to 499", response)
 
 
 @_rule("triton.metadata", "GET /v2/models/NAME returns name, versions, platform, inputs and outputs.", sources.KSERVE)
 async def metadata(server: Server) -> None:
-    answer = expect_answer(await server.get(await server.filled("/v2/models/{model}")))
-    expect_fields(answer, answer.object, "name", "versions", "platform", "inputs", "outputs")
+    response = expect_response(await server.get(await server.filled("/v2/models/{model}")))
+    expect_fields(response, response.object, "name", "versions", "platform", "inputs", "outputs")
 
 
 @_rule("triton.server", "GET /v2 returns name, version and extensions.", sources.KSERVE)
 async def server_metadata(server: Server) -> None:
-    answer = expect_answer(await server.get("/v2"))
-    expect_fields(answer, answer.object, "name", "version", "extensions")
+    response = expect_response(await server.get("/v2"))
+    expect_fields(response, response.object, "name", "version", "extensions")
 
 
 @_rule("triton.generate", "A response has the strings model_name, model_version and text_output.", sources.TRITON)
 async def generate(server: Server) -> None:
-    answer = expect_answer(await server.generate())
-    match answer.value:
+    response = expect_response(await server.generate())
+    match response.value:
         case {"model_name": str(), "model_version": str(), "text_output": str()}:
             return
-    expect(False, "the strings model_name, model_version and text_output", answer)
+    expect(False, "the strings model_name, model_version and text_output", response)
 
 
 @_rule("triton.id", "A response has the id of its request, and no id if the request has none.", sources.TRITON)
 async def id_(server: Server) -> None:
-    answer = expect_answer(await server.generate(more={"id": "42"}))
-    expect(answer.object.get("id") == "42", 'id "42"', answer)
-    answer = expect_answer(await server.generate())
-    expect("id" not in answer.object, "no id", answer)
+    response = expect_response(await server.generate(more={"id": "42"}))
+    expect(response.object.get("id") == "42", 'id "42"', response)
+    response = expect_response(await server.generate())
+    expect("id" not in response.object, "no id", response)
 
 
 @_rule("triton.stream", "Each event of a stream has model_name, model_version and text_output.", sources.TRITON)
 async def stream(server: Server) -> None:
-    answer = expect_answer(await server.generate(stream=True))
-    expect(answer.events and b"[DONE]" not in answer.body, "events without [DONE]", answer)
-    for event in answer.events:
-        expect_fields(answer, event, "model_name", "model_version", "text_output")
+    response = expect_response(await server.generate(stream=True))
+    expect(response.events and b"[DONE]" not in response.body, "events without [DONE]", response)
+    for event in response.events:
+        expect_fields(response, event, "model_name", "model_version", "text_output")
 
 
 @_rule("triton.parameters", "Inputs may also be fields of parameters.", sources.TRITON)
 async def parameters(server: Server) -> None:
     body = {"text_input": PROMPT, "parameters": {"max_tokens": 2}}
-    expect_answer(await server.post(await server.path(), body))
+    expect_response(await server.post(await server.path(), body))
 
 
 @_rule("triton.nested", "An unknown field whose value is an object is refused.", sources.TRITON)
 async def nested(server: Server) -> None:
-    answer = await server.generate(more={"conform": {"a": 1}})
-    expect(answer.status == 400, "status 400", answer)
+    response = await server.generate(more={"conform": {"a": 1}})
+    expect(response.status == 400, "status 400", response)
 
 
-def _expect_error(answer: Answer, status: Sequence[int] = (400,)) -> None:
-    expect(answer.status in status, f"a status of {status[0]}", answer)
-    expect(isinstance(answer.object.get("error"), str), '{"error": "…"}', answer)
+def _expect_error(response: Response, status: Sequence[int] = (400,)) -> None:
+    expect(response.status in status, f"a status of {status[0]}", response)
+    expect(isinstance(response.object.get("error"), str), '{"error": "…"}', response)
 
 
 @_rule("triton.error", 'An error is {"error": "…"} with a status of 400 or more.', sources.TRITON)
@@ -98,8 +98,8 @@ async def unknown_model(server: Server) -> None:
 
 @_rule("triton.method", "GET on a generate route gets status 405.", sources.TRITON)
 async def method(server: Server) -> None:
-    answer = await server.get(await server.path())
-    expect(answer.status == 405, "status 405", answer)
+    response = await server.get(await server.path())
+    expect(response.status == 405, "status 405", response)
 
 
 # -- infer: tensors as JSON or binary data -----------------------------------------------------------------------------
@@ -114,7 +114,7 @@ async def _inputs(server: Server, text: Mapping[str, Any] = _TEXT) -> list[dict[
     Args:
         text: the field that contains the prompt.
     """
-    metadata = expect_answer(await server.get(await server.filled("/v2/models/{model}"))).object
+    metadata = expect_response(await server.get(await server.filled("/v2/models/{model}"))).object
     values = {"text_input": text, "max_tokens": {"data": [8]}}
     return [
         {"name": row["name"], "datatype": row["datatype"], "shape": [1] * len(row["shape"]), **values[row["name"]]}
@@ -123,7 +123,7 @@ async def _inputs(server: Server, text: Mapping[str, Any] = _TEXT) -> list[dict[
     ]
 
 
-async def _infer(server: Server, body: dict[str, Any] | bytes, headers: Mapping[str, str] | None = None) -> Answer:
+async def _infer(server: Server, body: dict[str, Any] | bytes, headers: Mapping[str, str] | None = None) -> Response:
     response = await server.post(await server.filled("/v2/models/{model}/infer"), body, headers=headers)
     if b"decoupled transaction policy" in response.body:
         skip("infer does not work for decoupled models")
@@ -132,7 +132,7 @@ async def _infer(server: Server, body: dict[str, Any] | bytes, headers: Mapping[
 
 @_rule("triton.datatypes", "Tensors of the metadata have a datatype of the protocol, and a shape.", sources.KSERVE)
 async def datatypes(server: Server) -> None:
-    response = expect_answer(await server.get(await server.filled("/v2/models/{model}")))
+    response = expect_response(await server.get(await server.filled("/v2/models/{model}")))
     for tensor in (*response.object["inputs"], *response.object["outputs"]):
         fits = tensor["datatype"] in tensors.DATATYPES and all(type(size) is int for size in tensor["shape"])
         expect(fits, "tensors with a datatype and a shape of integers", response)
@@ -140,7 +140,7 @@ async def datatypes(server: Server) -> None:
 
 @_rule("triton.infer", "infer returns model_name and outputs, whose data fits their shape.", sources.KSERVE)
 async def infer(server: Server) -> None:
-    response = expect_answer(await _infer(server, {"inputs": await _inputs(server)}))
+    response = expect_response(await _infer(server, {"inputs": await _inputs(server)}))
     expect_fields(response, response.object, "model_name", "outputs")
     for tensor in response.object["outputs"]:
         expect_fields(response, tensor, "name", "datatype", "shape", "data")
@@ -149,14 +149,14 @@ async def infer(server: Server) -> None:
 
 @_rule("triton.infer-id", "A response of infer has the id of its request.", sources.KSERVE)
 async def infer_id(server: Server) -> None:
-    response = expect_answer(await _infer(server, {"id": "42", "inputs": await _inputs(server)}))
+    response = expect_response(await _infer(server, {"id": "42", "inputs": await _inputs(server)}))
     expect(response.object.get("id") == "42", 'id "42"', response)
 
 
 @_rule("triton.infer-outputs", "An infer response contains only the outputs that its request names.", sources.KSERVE)
 async def infer_outputs(server: Server) -> None:
     response = await _infer(server, {"inputs": await _inputs(server), "outputs": [{"name": "text_output"}]})
-    names = [tensor["name"] for tensor in expect_answer(response).object["outputs"]]
+    names = [tensor["name"] for tensor in expect_response(response).object["outputs"]]
     expect(names == ["text_output"], "the output text_output", response)
 
 
@@ -166,7 +166,7 @@ async def binary(server: Server) -> None:
     inputs = await _inputs(server, {"parameters": {"binary_data_size": len(data)}})
     outputs = [{"name": "text_output", "parameters": {"binary_data": True}}]
     head = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
-    response = expect_answer(await _infer(server, head + data, {tensors.HEADER: str(len(head))}))
+    response = expect_response(await _infer(server, head + data, {tensors.HEADER: str(len(head))}))
     document, rest = tensors.read(response.body)
     size = len(tensors.binary(document["outputs"][0]["data"][0]))
     expect(not rest and document["outputs"][0]["parameters"] == {"binary_data_size": size}, "a whole tensor", response)

@@ -108,7 +108,7 @@ def _kind_of_line(text: str) -> str:
     kinds = {
         "capture": captures.is_line,
         "batch": batch.is_request,
-        "answers": batch.is_answer,
+        "answers": batch.is_response,
         "lines": request_lines.is_line,
     }
     return next((kind for kind, is_one in kinds.items() if is_one(fields)), "")

@@ -28,16 +28,16 @@ def is_request(fields: Mapping[str, Member]) -> bool:
     return "custom_id" in fields and "url" in fields
 
 
-def is_answer(fields: Mapping[str, Member]) -> bool:
+def is_response(fields: Mapping[str, Member]) -> bool:
     """Return whether a line is from the output or error file of a batch."""
     return "custom_id" in fields and "response" in fields
 
 
-def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request | Unreadable]:
+def read(requests: Sequence[File], responses: Sequence[File]) -> Iterator[Request | Unreadable]:
     """Yield the requests in request files, with their responses from response files."""
     table = "CREATE TABLE answers (id TEXT PRIMARY KEY, status INTEGER, body BLOB) WITHOUT ROWID"
     with database(table) as known:
-        for file in answers:
+        for file in responses:
             yield from _keep(known, file)
         for file in requests:
             yield from read_lines(file, lambda _, fields: _request(known, fields))
@@ -47,18 +47,18 @@ def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
     """Store the responses from a file in the table, and yield an `Unreadable` for each line that is not used."""
     known.execute("BEGIN")
     try:
-        for answer in read_lines(file, lambda location, fields: (location, _answer(fields))):
-            if isinstance(answer, Unreadable):
-                yield answer
+        for response in read_lines(file, lambda location, fields: (location, _response(fields))):
+            if isinstance(response, Unreadable):
+                yield response
                 continue
-            location, row = answer
+            location, row = response
             if row is not None and known.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?)", row).rowcount == 0:
                 yield Unreadable(location, f"an earlier response for custom_id {row[0]!r} is used instead")
     finally:
         known.execute("COMMIT")
 
 
-def _answer(fields: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
+def _response(fields: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
     """Return the ID, status and body of a response, or None if the request never ran."""
     id, response = _id(fields), fields.get("response", ABSENT)
     if response.value is None:
@@ -81,9 +81,9 @@ def _request(known: sqlite3.Connection, fields: Mapping[str, Member]) -> Request
     if not isinstance(fields.get("body", ABSENT).value, dict):
         raise Malformed("body: must be an object")
     row = known.execute("SELECT status, body FROM answers WHERE id = ?", (id,)).fetchone()
-    answer = None if row is None else Recorded(row[0], _JSON, row[1])
+    response = None if row is None else Recorded(row[0], _JSON, row[1])
     body = from_member(fields["body"], "body")
-    return Request(id, path_of(parts), {"content-type": _JSON}, body, answer=answer)
+    return Request(id, path_of(parts), {"content-type": _JSON}, body, response=response)
 
 
 def _id(fields: Mapping[str, Member]) -> str:

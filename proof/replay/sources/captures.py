@@ -233,7 +233,7 @@ def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:
         headers,
         body or b"",
         at=mine.at,
-        answer=mine.output,
+        response=mine.output,
         other=other if whole else None,
         unsendable=_NOTHING_TO_SEND if body is None else "",
     )

@@ -194,7 +194,7 @@ def _request(location: str, entry: Mapping[str, Any]) -> Request:
     if body is None:
         raise Malformed("request.postData: has no text; the program that saved the file omits the bodies of forms")
     return Request(
-        location, _path(url), headers, body, method.upper(), seconds(entry.get("startedDateTime")), _answer(entry)
+        location, _path(url), headers, body, method.upper(), seconds(entry.get("startedDateTime")), _response(entry)
     )
 
 
@@ -212,7 +212,7 @@ def _headers(request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield pair["name"], pair["value"]
 
 
-def _answer(entry: Mapping[str, Any]) -> Recorded | None:
+def _response(entry: Mapping[str, Any]) -> Recorded | None:
     """Return the response, or None if its body was not saved, as with streams in browsers."""
     response = entry.get("response")
     if not isinstance(response, dict):

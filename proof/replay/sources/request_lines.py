@@ -53,7 +53,7 @@ def _request(location: str, fields: dict[str, Member]) -> Request:
         _body(fields, ""),
         _method(fields),
         _at(fields),
-        None if over_grpc else _answer(fields),  # gRPC messages, but the server will respond by HTTP
+        None if over_grpc else _response(fields),  # gRPC messages, but the server will respond by HTTP
     )
 
 
@@ -98,7 +98,7 @@ def _body(fields: Mapping[str, Member], of: str) -> bytes:
     return from_member(fields.get("body", ABSENT), f"{of}body")
 
 
-def _answer(fields: Mapping[str, Member]) -> Recorded | None:
+def _response(fields: Mapping[str, Member]) -> Recorded | None:
     value: Any = fields.get("answer", ABSENT).value
     if value is None:
         return None
@@ -107,8 +107,8 @@ def _answer(fields: Mapping[str, Member]) -> Recorded | None:
     status = value.get("status", 0)
     if not is_status(status):
         raise Malformed("answer.status: must be an HTTP status, or 0 if it is unknown")
-    answer = members(fields["answer"].text)
+    response = members(fields["answer"].text)
     content_type = value.get("content_type", "")
     if not isinstance(content_type, str):
         raise Malformed("answer.content_type: must be a string")
-    return Recorded(status, content_type, _body(answer, "answer."))
+    return Recorded(status, content_type, _body(response, "answer."))

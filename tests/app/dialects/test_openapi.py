@@ -21,7 +21,7 @@ from handler import protocols
 from handler.config.config import Config
 from handler.core.framing import dumps
 from handler.core.values import Task
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, parameters
 from handler.protocols.kernel.readers import integer, number
 from handler.protocols.kernel.schema import ref, schema_of_reader, schema_of_type

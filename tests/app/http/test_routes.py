@@ -23,16 +23,19 @@ from handler.http.routes import ASSETS
 from handler.http.server import StartingApp
 from handler.protocols import registry
 from handler.protocols.anthropic.request import AnthropicCountTokens
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, FrontEndErrors, Headers
 from handler.protocols.lmi.api import LmiErrors
 from handler.protocols.tgi.native import CHAT_TOKENIZE, TOKENIZE
-from handler.serving.admission import MOST_TOKENIZING, TOKENIZER_THREADS, Admission
+from handler.serving.admission import TOKENIZER_THREADS
 from handler.serving.model import ServedModel
+from handler.serving.request.stages import MOST_TOKENIZING
 from handler.serving.request.task import RequestTask
 from tests.app.server import AppServer, serve
 from tests.servers import PATIENCE, http, raw
 from tests.services import echo_service
+from tests.stepped import requests_ended
 
 # -- tokenizing --------------------------------------------------------------------------------------------------------
 # /tokenize, /chat_tokenize and count_tokens beside inference: how many at a time, and what is counted of them.
@@ -49,15 +52,11 @@ async def ask(service: ServedModel, schema: Dialect, body: Any) -> tuple[int, An
             finished.set()
 
     task = service.open({}, schema, on_bytes=on_bytes)
-    task.start(json.dumps(body).encode())
+    task.begin(task.run(json.dumps(body).encode()))
     if not task.finished:
         await finished.wait()
     answer = task.take_whole()
     return answer.status, json.loads(answer.body)
-
-
-def count(service: ServedModel, outcome: str) -> float:
-    return service.metrics.by_outcome[outcome]._value.get()  # type: ignore[no-any-return]
 
 
 def test_what_is_beyond_the_bound_is_told_to_come_again(
@@ -67,13 +66,14 @@ def test_what_is_beyond_the_bound_is_told_to_come_again(
 
     async def story() -> None:
         service = await echo_service()
-        free, tokenizing = asyncio.Event(), Admission._tokenizing
+        free, tokenize = threading.Event(), service.preprocessor.encoder.tokenize
 
-        async def held(self: Admission, *arguments: Any) -> Any:
-            await free.wait()
-            return await tokenizing(self, *arguments)
+        def held(*arguments: Any) -> Any:
+            free.wait(PATIENCE)
+            return tokenize(*arguments)
 
-        monkeypatch.setattr(Admission, "_tokenizing", held)
+        monkeypatch.setattr(service.preprocessor.encoder, "tokenize", held)
+        service.admission.tokenize_inline = 0  # on threads
         first = [asyncio.ensure_future(ask(service, TOKENIZE, {"inputs": "a"})) for _ in range(MOST_TOKENIZING)]
         await asyncio.sleep(0.01)
         said = {"error": "Model is overloaded", "error_type": "overloaded"}
@@ -84,7 +84,7 @@ def test_what_is_beyond_the_bound_is_told_to_come_again(
         assert [status for status, _ in await asyncio.gather(*first)] == [200] * MOST_TOKENIZING
         assert (await ask(service, TOKENIZE, {"inputs": "a"}))[0] == 200, "their places are free again"
         assert (await ask(service, TOKENIZE, {"inputs": ""}))[0] == 422
-        counts = [count(service, outcome) for outcome in ("ok", "overloaded", "refused")]
+        counts = [requests_ended(service.metrics, outcome) for outcome in ("ok", "overloaded", "refused")]
         assert counts == [MOST_TOKENIZING + 1, 3, 1]
         service.close()
 
@@ -171,7 +171,7 @@ class Trial(Dialect):
     name = "trial"
     errors = TrialErrors()
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+    def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         raise InvalidPayload("never")
 
 

@@ -23,8 +23,9 @@ from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import Endpoint
 from handler.http.security import Access
 from handler.http.server import HttpServer, StartingApp, allow_connections
-from handler.serving.admission import Admission
 from handler.serving.model import ServedModel
+from handler.serving.request.plan import Encoding
+from handler.serving.request.stages import Tokenizing
 from tests.app.server import serve
 from tests.servers import wait_for
 from tests.services import load_echo
@@ -122,14 +123,14 @@ def test_until_there_is_a_model_each_request_is_refused_with_the_reason() -> Non
 
 def test_each_request_counts_until_it_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        model = await model_with_adapter(tmp_path, "text-generation")
-        free, tokenizing = asyncio.Event(), Admission._tokenizing
+        free, encode = asyncio.Event(), Tokenizing.encode
 
-        async def held(self: Admission, *arguments: Any) -> Any:
+        async def held(stage: Tokenizing, encoding: Encoding) -> None:
             await free.wait()
-            return await tokenizing(self, *arguments)
+            await (encode(stage, encoding) or asyncio.sleep(0))
 
-        monkeypatch.setattr(Admission, "_tokenizing", held)
+        monkeypatch.setattr(Tokenizing, "encode", held)
+        model = await model_with_adapter(tmp_path, "text-generation")
         async with client(App(model)) as http:
             asked = [
                 asyncio.ensure_future(http.post("/tokenize", json={"inputs": "a"})),

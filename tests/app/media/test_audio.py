@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from handler.core.values import Request
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.openai.audio import Translations
 from handler.serving.media import fetch
 from tests.app.media.clips import audio_url, clip_file, flac, tone, wav

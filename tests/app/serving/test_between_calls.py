@@ -182,7 +182,7 @@ def test_what_a_thread_has_made_meanwhile_is_there(start: Callable[..., Stepped]
     stepped = start()
     body = item(ask("word " * 10_000, 2))
     task = stepped.model.open(body.headers, on_bytes=stepped.loop.stop)
-    task.start(body.body)
+    task.begin(task.run(body.body))
     stepped.loop.poll()  # the thread has it
     time.sleep(0.3)
     stepped.jump(seconds)

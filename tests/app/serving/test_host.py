@@ -36,7 +36,7 @@ def collecting() -> Iterator[mock.Mock]:
 
 def ask(model: ServedModel, tokens: int) -> RequestTask:
     task = model.open({})
-    task.start(json.dumps({"inputs": "a", "parameters": {"max_new_tokens": tokens}}).encode())
+    task.begin(task.run(json.dumps({"inputs": "a", "parameters": {"max_new_tokens": tokens}}).encode()))
     return task
 
 

@@ -27,7 +27,8 @@ from handler.engines.echo import engine as echo
 from handler.engines.process import engine_process
 from handler.serving.check import check
 from handler.serving.metrics.cloudwatch import document, reporting, samples
-from handler.serving.metrics.prometheus import REPLICA_FAMILIES, Gauges, Metrics
+from handler.serving.metrics.gauges import REPLICA_FAMILIES, Gauges
+from handler.serving.metrics.prometheus import Metrics
 from handler.serving.metrics.tracing import RequestRecord, make_tracer
 from tests.app.server import AppServer, refused_start, serve
 from tests.doubles.downloads import serving

@@ -122,6 +122,15 @@ def test_a_component_names_a_variant_without_a_model(sagemaker: Any) -> None:
     sagemaker.create_inference_component(**component())
 
 
+def test_the_prefix_of_an_additional_model_ends_with_a_slash_too(sagemaker: Any) -> None:
+    source = {"S3Uri": "s3://models/draft", "S3DataType": "S3Prefix", "CompressionType": "None"}
+    container = {"Image": "x", "AdditionalModelDataSources": [{"ChannelName": "draft", "S3DataSource": source}]}
+    asked = {"ModelName": "n", "ExecutionRoleArn": ROLE, "PrimaryContainer": container}
+    assert "forward slash" in refused(sagemaker.create_model, **asked)
+    source["S3Uri"] += "/"
+    sagemaker.create_model(**asked)
+
+
 def test_names_prefixes_and_limits_are_checked(cloud: Cloud, sagemaker: Any) -> None:
     with pytest.raises(ClientError, match="must be unique"):
         configured(sagemaker, "twice", {}, {})

@@ -258,6 +258,7 @@ def test_an_asynchronous_endpoint(
                 assert json.loads(capsys.readouterr().out) == {"generated_text": "Hello"}
         told = sns_backends[ACCOUNT][region].topics[content["async"]["notify_success"]].sent_notifications
         assert len(told) in (2, 4)
+        assert "inputLocation" not in json.loads(told[0][1])["requestParameters"], "its body was not uploaded"
         message = json.loads(told[-1][1])
         assert (message["invocationStatus"], message["eventName"]) == ("Completed", "InferenceResult")
         assert message["requestParameters"]["endpointName"] == NAME

@@ -60,7 +60,9 @@ def test_bodies_are_text_where_their_types_are_named(loop: Loop, tmp_path: Path)
     lines = [json.loads(line)["captureData"] for line in content.splitlines()]
     assert [[part["encoding"] for part in data.values()] for data in lines] == [["JSON", "CSV"], ["BASE64", "BASE64"]]
     requests = requests_of(objects, tmp_path)
-    assert [(one.headers["content-type"], one.body, *(one.answer or (0, "", b""))[1:]) for one in requests] == [*cases]
+    responses = [(one.response or (0, "", b""))[1:] for one in requests]
+    assert [(one.headers["content-type"], one.body) for one in requests] == [case[:2] for case in cases]
+    assert responses == [case[2:] for case in cases]
 
 
 def test_inputs_or_outputs_alone_and_failures(loop: Loop) -> None:
@@ -108,5 +110,5 @@ def test_invocations_and_streams_are_captured_and_the_shadow_gets_a_copy(local: 
     wait_for(lambda: sum(content.count(b"\n") for content in objects.values()) == 4, PATIENCE, "not captured")
     requests = requests_of(objects, tmp_path)
     assert {json.loads(one.body)["do"] for one in requests} == {"echo", "stream"}
-    assert {one.answer and one.answer.body for one in requests} == {b"[1]", "☃".encode()}
-    assert all(one.answer == one.other for one in requests)
+    assert {one.response and one.response.body for one in requests} == {b"[1]", "☃".encode()}
+    assert all(one.response == one.other for one in requests)

@@ -318,7 +318,7 @@ def test_a_capture_with_a_shadows_is_read_from_s3(account: Path, capsys: pytest.
     assert {one.headers.get("x-amzn-sagemaker-inference-id") for one in found} == {
         None, *(f"mine-{number}" for number in range(12))
     }  # fmt: skip
-    answers = [one.answer for one in found if one.answer is not None]
+    answers = [one.response for one in found if one.response is not None]
     assert {answer.body for answer in answers} == {b'{"generated_text":" one two"}', streamed}
     assert sum(one.other is not None for one in found) > 0
     keys = [item["Key"] for item in boto3.client("s3").list_objects_v2(Bucket="models", Prefix="captured/")["Contents"]]

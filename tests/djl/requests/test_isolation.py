@@ -195,7 +195,9 @@ def test_a_client_cannot_register_an_adapter(version: str, mode: dict[str, str],
         src = str(write_adapter(tmp_path / "mine"))
         got = server.post({"inputs": "a"}, headers={"handler": "register_adapter", "name": "mine", "src": src})
         assert got.status_code == 424
-        assert "a request cannot choose the function that answers it" in got.text
+        # Beside a rolling batch, a response to a call about adapters has no contents: they would end Java's thread.
+        told = got.reason_phrase if mode else got.text
+        assert "a request cannot choose the function that answers it" in told
         assert server.post({"inputs": "a"}, headers={"X-Amzn-SageMaker-Adapter-Identifier": "mine"}).status_code == 424
 
 

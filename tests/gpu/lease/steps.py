@@ -28,8 +28,8 @@ from handler.engines.huggingface.files import prepare_checkpoint
 from proof.bench import machine, report
 from proof.bench.client import Closed, Connections, percentiles
 from proof.bench.processes import Server, Work
-from proof.compare.engines import CORE, Completions, sample
-from proof.compare.processes import descendants
+from tests.compare.engines import CORE, Completions, sample
+from tests.compare.processes import descendants
 from tests.gpu.lease.systems import (
     BY_GRPC,
     DEVICES,
@@ -46,7 +46,7 @@ from tests.gpu.lease.systems import (
 )
 from tests.process_tree import alive
 
-_PROMPTS_EACH = 1 << 14  # prompt numbers reserved for each turn, as in proof.compare.engines
+_PROMPTS_EACH = 1 << 14  # prompt numbers reserved for each turn, as in tests.compare.engines
 _PROMPT_WORDS = 48
 _TURNS = 3
 _ACCEPTANCE = {  # what was not run on a GPU, or failed there for a reason that was not found

@@ -21,7 +21,7 @@ from typing import Any
 from handler.core.errors import ConfigError
 from proof.bench.client import prompt
 from proof.bench.processes import Run, Server, Work, Worker
-from proof.compare.processes import descendants, free_port
+from tests.compare.processes import descendants, free_port
 
 OURS, BY_GRPC, VLLM, OFFLINE = "lmi serve", "lmi serve, gRPC", "vllm serve", "LLM.generate"
 

@@ -34,7 +34,7 @@ from tests.moving.conform.scripted import Scripted
 from tests.moving.conform.wire import Reply
 from tests.servers import free_port, options
 
-LIMITS = Limits(answer=20, long=1.5, payload=300_000, abandoned=3)
+LIMITS = Limits(response=20, long=1.5, payload=300_000, abandoned=3)
 """Of servers that hold all rules: SageMaker's, but for what would last long."""
 
 SHORT = replace(LIMITS, whole=1.0, ping=0.3, abandoned=0.3, stop=3.0)
@@ -179,7 +179,7 @@ def test_rules_that_need_one_greedy_text_are_not_asked_where_it_changes(profile:
 
 
 def test_rules_that_need_the_speed_are_skipped_where_it_is_unmeasurable() -> None:
-    result = ask(Silent(), "sagemaker", "disconnect.stream", limits=replace(LIMITS, answer=1.0))["disconnect.stream"]
+    result = ask(Silent(), "sagemaker", "disconnect.stream", limits=replace(LIMITS, response=1.0))["disconnect.stream"]
     assert (result.verdict, result.wanted[:9]) == ("not asked", "64 tokens")
 
 
@@ -191,7 +191,7 @@ def test_a_rule_that_takes_too_long_is_not_asked(monkeypatch: pytest.MonkeyPatch
 
 def test_an_answer_beyond_timeout_is_not_asked() -> None:
     """One beyond a limit of the contract fails: `limits.whole-answer` has a mutant for it."""
-    result = ask(Mute("", "lmi-0.28"), "lmi-0.28", "stream.chunked", limits=replace(LIMITS, answer=0.5))[
+    result = ask(Mute("", "lmi-0.28"), "lmi-0.28", "stream.chunked", limits=replace(LIMITS, response=0.5))[
         "stream.chunked"
     ]
     assert (result.verdict, result.wanted) == ("not asked", "no response within 0.5 s (--timeout)")
@@ -289,7 +289,7 @@ def test_without_a_gauge_the_speed_shows_whether_the_engine_stops(broken: str, p
 
 
 def test_a_stream_may_last_longer_than_a_whole_answer() -> None:
-    limits = replace(LIMITS, answer=1.0, whole=1.0, long=0.1)
+    limits = replace(LIMITS, response=1.0, whole=1.0, long=0.1)
     result = ask(Scripted(), "sagemaker", "limits.long-stream", limits=limits, slow=True)["limits.long-stream"]
     assert result.verdict != "failed", result  # on a busy machine it may be too short
 
@@ -425,7 +425,7 @@ def test_a_server_with_a_key_ends_the_command_at_its_first_401(
 ) -> None:
     with serve("--engine", "echo", env={"LMI_API_KEY": "a-key"}) as server:
         monkeypatch.setenv("LMI_API_KEY", key)
-        arguments = ["--no-plot", "--clients", "2", "--requests", "2"] if command == "bench" else []
+        arguments = ["--clients", "2", "--requests", "2"] if command == "bench" else []
         assert main([command, server.url, *arguments]) == 2
     out, told = capfd.readouterr()
     assert out == ""

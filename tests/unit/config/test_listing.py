@@ -9,11 +9,12 @@ import sys
 import pytest
 
 from handler.cli import main
-from handler.config.loader import Setting, from_environment, read_config
+from handler.config.loader import read_config
 from handler.config.options import KNOWN, OPTIONS
 from handler.config.options.command_line import describe, listing, table
 from handler.config.options.names import variable
 from handler.config.options.option import Gone
+from handler.config.sources import Setting, from_environment
 from handler.core.errors import ConfigError
 
 

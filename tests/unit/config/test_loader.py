@@ -12,11 +12,12 @@ from handler import engines
 from handler.config.config import Config
 from handler.config.engines import ENGINES, LLM_ENGINES
 from handler.config.lmi_version import VERSIONS, LmiVersion, release_of
-from handler.config.loader import Setting, decode_properties, from_file, read_config, settings_of
+from handler.config.loader import read_config
 from handler.config.options import KNOWN, OPTIONS
 from handler.config.options.names import Unknown, unknown_option
 from handler.config.options.option import Gone, shown
 from handler.config.options.tables import TOOL_CALL_PARSERS
+from handler.config.sources import Setting, decode_properties, from_file, settings_of
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.protocols.assistant.tools import formats
 from handler.protocols.assistant.tools.formats import FORMATS

@@ -7,6 +7,7 @@ import subprocess
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as Kind
@@ -196,6 +197,24 @@ def reading(directory: Path, text: str | None, options: str = "", engine: str | 
 )
 def test_the_role_of_a_handle(text: str, options: str, wanted: Role, tmp_path: Path) -> None:
     assert reading(tmp_path, text, options).config.handle_role is wanted
+
+
+def test_the_properties_next_to_a_handle_that_serves_alone_are_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.py").write_text(PLAIN)
+    properties = tmp_path / "serving.properties"
+    properties.write_text("option.max_rolling_batch_size=7\n")
+    opened: list[Path] = []
+    opening = Path.open
+
+    def open(path: Path, *args: Any, **kwargs: Any) -> Any:
+        opened.append(path)
+        return opening(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", open)
+    assert read_server_config(str(tmp_path)).config.handle_role is Role.ALONE
+    assert opened.count(properties) == 1
 
 
 def test_an_image_may_name_an_engine_that_a_handle_needs_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

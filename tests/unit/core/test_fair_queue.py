@@ -82,3 +82,24 @@ def test_beyond_its_capacity_the_owner_with_most_loses_the_newest_of_its_longest
 
 def test_nobody_waits_longer_than_a_time_limit() -> None:
     assert FairQueue[str]().get(0.01) is None
+
+
+def test_a_new_owner_reduces_the_share_that_each_has_of_a_full_queue() -> None:
+    queue = FairQueue[str]()
+    assert queue.has_room(4, "a")
+    for number in range(5):
+        queue.put(0, f"a{number}", "a")
+    assert not queue.has_room(4, "a")
+    for number in range(2):
+        assert queue.has_room(4, "b")
+        queue.put(0, f"b{number}", "b")
+    assert not queue.has_room(4, "b")
+    assert queue.has_room(4, "c")
+    queue.put(0, "c0", "c")
+    assert not queue.has_room(4, "c")
+
+
+def test_a_newcomer_counts_itself_among_the_owners() -> None:
+    queue = FairQueue[str]()
+    queue.put(0, "a0", "a")
+    assert not queue.has_room(1, "b"), "half of one entry is none"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import ConfigError
-from handler.core.log import JsonFormatter, of_request, set_up, wants_json
+from handler.core.log import TEXT, JsonFormatter, TextFormatter, of_request, set_up, wants_json
 
 STORY = """
 import logging, os, subprocess, sys
@@ -78,6 +78,28 @@ def test_a_record_has_its_time_and_its_fields() -> None:
         "message": "a b\n\u2028é\udc80",
         "request_id": "r-1",
     }
+
+
+def test_text_is_that_of_the_standard_library() -> None:
+    ours, theirs = TextFormatter(TEXT), logging.Formatter(TEXT)
+    for created in (0.0, 1.5, 1.75, 1.9999, 2.0, 1700000000.123, 1.0):
+        record = logging.LogRecord("handler.x", logging.WARNING, "x.py", 1, "a %s", ("b",), None)
+        record.created, record.msecs = created, created % 1 * 1000
+        assert ours.format(record) == theirs.format(record)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_line_is_written_before_the_process_can_be_killed(form: str) -> None:
+    code = """
+import logging, os, signal, sys
+from handler.core import log
+log.set_up({"LMI_LOG_FORMAT": sys.argv[1]})
+for number in range(3):
+    logging.getLogger("handler").info("line %d", number)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run([sys.executable, "-c", code, form], capture_output=True, text=True)
+    assert [f"line {number}" in line for number, line in enumerate(ended.stderr.splitlines())] == [True] * 3
 
 
 def test_all_that_is_written_is_one_object_a_line() -> None:

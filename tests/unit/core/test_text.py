@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.text import Detokenizer, Prompt, SequenceState, StopMatcher, Vocabulary, spans
-from handler.core.values import Finish, Sampling
+from handler.core.values import Finish, Sampling, Thoughts
 from tests.one_test import in_one_test
 
 # -- ids to text and stop strings: the outcome never depends on how the text is cut ------------------------------------
@@ -258,6 +258,12 @@ def test_a_shorter_stop_string_within_a_held_one_does_not_end_late() -> None:
     assert matcher.feed("xab", may_end=False) == "x"
     assert (matcher.feed("x"), matcher.matched) == ("abx", "")
     assert (matcher.feed("b"), matcher.matched) == ("", "b")
+
+
+def test_a_stop_string_behind_the_reasoning_of_the_same_chunk_does_not_end_early() -> None:
+    matcher = StopMatcher(["b"], thoughts=Thoughts(("<t>",), ("</t>",), True, (), ()))
+    assert (matcher.feed("a</t>b", may_end=False), matcher.matched) == ("a</t>b", "")
+    assert (matcher.feed("cb"), matcher.matched) == ("c", "b")
 
 
 def test_a_split_character_is_never_shown_in_parts() -> None:

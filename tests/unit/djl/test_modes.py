@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import InvalidParameter, ServingError
 from handler.djl.startup import MetricLines
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.registry import dialects
 from handler.scheduler.lora import AdapterRegistry
@@ -64,7 +65,7 @@ def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(modes: Any, mo
     """The step after it would get that answer for its own, and every later step that of the one before."""
     bench = Bench()
     has_next = [False]
-    turns = modes.Turns(lambda seconds: has_next[0])
+    turns = modes.ResponseOrder(lambda seconds: has_next[0])
     rolling = modes.Rolling(bench.model, bench.loop, modes.installed_version(), turns)
     monkeypatch.setattr(AdapterRegistry, "check", fail)
     assert rolling.change_adapter(Input(), "register").code == 500
@@ -74,6 +75,16 @@ def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(modes: Any, mo
     has_next[0] = True
     assert isinstance(rolling.change_adapter(Input(), "register"), modes.Unsent)
     rolling._batch.reset()
+
+
+def test_while_a_model_is_loaded_again_an_adapters_call_is_refused_without_contents(modes: Any) -> None:
+    loaded = futures.Future[Any]()
+    mode = modes.Reloading(loaded, modes.installed_version(), lambda: 0.0, modes.ResponseOrder(lambda seconds: False))
+    refused = mode.change_adapter(Input(), "register")
+    assert (refused.code, refused.contents) == (503, [])
+    loaded.set_exception(modes.LoadFailed())
+    with pytest.raises(SystemExit, match="1"):
+        mode.change_adapter(Input(), "register")
 
 
 def test_java_forgets_an_adapter_that_the_worker_never_had(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +253,7 @@ def test_a_failed_start_is_the_first_calls_answer(modes: Any, asynchronous: bool
 
 BUGS = {
     "open": "handler.serving.model.ServedModel.open",
-    "start": "handler.serving.request.task.RequestTask.start",
+    "run": "handler.serving.request.task.RequestTask.run",
     "accept": "handler.serving.request.task.RequestTask._accept",
     "piece": "handler.djl.batches.next_piece",
     "close": "handler.serving.request.task.RequestTask.close",

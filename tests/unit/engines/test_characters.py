@@ -348,6 +348,11 @@ def test_a_rewritten_expression_means_the_same(expression: str) -> None:
             assert bool(content.fullmatch(written)) == bool(escaped.fullmatch(written)), written
 
 
+def test_a_part_that_may_not_occur_is_left_out_of_a_rewritten_expression() -> None:
+    assert rewritten("ab{0}c") == rewritten("ac")
+    assert rewritten("a(b|c){0,0}") == rewritten("a")
+
+
 REFUSED: dict[str, str] = {
     "(?=a)": "Lookahead",
     "(?!a)": "Lookahead",

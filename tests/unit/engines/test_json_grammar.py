@@ -127,6 +127,19 @@ def test_what_is_beyond_it_is_left_to_xgrammar(schema: Any) -> None:
     assert genai_arguments(structured_output) == {"json_schema": structured_output.value}
 
 
+def test_two_properties_are_not_counted_by_names_that_may_be_repeated() -> None:
+    """The grammar could write the same name twice, which is a single property."""
+    schema: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "null"}}
+    assert json_grammar({**schema, "minProperties": 1}) is not None
+    assert json_grammar({**schema, "minProperties": 2}) is None
+
+
+def test_a_name_follows_a_pattern_of_its_own_or_that_of_all_names_and_not_both() -> None:
+    schema: dict[str, Any] = {"type": "object", "patternProperties": {"^[a-c]$": {"type": "null"}}}
+    assert json_grammar(schema) is not None
+    assert json_grammar({**schema, "propertyNames": {"maxLength": 1}}) is None
+
+
 @in_one_test(
     "schema",
     [

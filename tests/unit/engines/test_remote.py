@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +33,7 @@ class Engine(RemoteEngine[ResponseCheck]):
 
     def __init__(self, script: Sequence[Failed], num_tokens: int = 1) -> None:
         super().__init__("scripted", ["http://a"], 60.0)
+        self.servers = self._servers
         self.script, self.num_tokens = iter(script), num_tokens
         self.on_trial: list[bool] = []
         self.num_checks = 0
@@ -54,6 +57,15 @@ class Engine(RemoteEngine[ResponseCheck]):
 
     async def disconnect(self) -> None:
         self.disconnected = True
+
+
+async def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def now(engine: RemoteEngine[Any]) -> float:
+    """Return the time by which an engine leaves servers out."""
+    return engine.complete(_now())
 
 
 @pytest.fixture(autouse=True)
@@ -111,9 +123,9 @@ def test_the_engines_end_closes_its_connections() -> None:
 def test_a_server_that_failed_at_startup_gets_no_requests_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("handler.engines.remote.servers._PAUSE", 60)
     engine = Engine([])
-    (server,) = engine._servers
+    (server,) = engine.servers
     engine.begin("scripted", 100, EngineConfig(Config()), {server.url: FAILED})
-    assert server.is_out(engine._loop.time())
+    assert server.is_out(now(engine))
     engine.close()
 
 
@@ -178,18 +190,27 @@ HELD = "the end, which is held back"
 END = "the end, though the stream goes on"
 WAIT = "silence until `go_on`"
 NOTHING = "silence"
-Line = Failed | Refused | Exception | str
+Line = Failed | Refused | Exception | Part | str
 
 
 class Several(RemoteEngine[ResponseCheck]):
     """An engine whose servers do what their scripts say for each request, and then send one token."""
 
-    def __init__(self, *scripts: Sequence[Line], max_silence: float = 60.0, checks: Sequence[Failed] = ()) -> None:
-        super().__init__("vllm", [f"http://server-{n}.example:80" for n in range(len(scripts))], max_silence)
+    def __init__(
+        self,
+        *scripts: Sequence[Line],
+        max_silence: float = 60.0,
+        checks: Sequence[Failed] = (),
+        urls: Sequence[str] = (),
+        kind: str = "vllm",
+    ) -> None:
+        urls = urls or [f"http://server-{n}.example:80" for n in range(len(scripts))]
+        super().__init__(kind, urls, max_silence)
         self.scripts = {server: list(script) for server, script in zip(self._servers, scripts, strict=True)}
         self.asked: list[int] = []
         self.checks, self.num_checks = list(checks), 0
         self.go_on = asyncio.Event()
+        self.calls: list[ResponseCheck] = []
         self.begin("vllm", 100, EngineConfig(Config()), {})
 
     @property
@@ -197,7 +218,9 @@ class Several(RemoteEngine[ResponseCheck]):
         return self._servers
 
     def new_call(self, request: EngineRequest) -> ResponseCheck:
-        return ResponseCheck(request.parameters if isinstance(request.parameters, Sampling) else Sampling())
+        call = ResponseCheck(request.parameters if isinstance(request.parameters, Sampling) else Sampling())
+        self.calls.append(call)
+        return call
 
     async def stream(self, server: RemoteServer, running: Running[ResponseCheck]) -> None:
         self.asked.append(self._servers.index(server))
@@ -211,6 +234,9 @@ class Several(RemoteEngine[ResponseCheck]):
             if line == WAIT:
                 await self.go_on.wait()
                 self.go_on.clear()
+                continue
+            if isinstance(line, Part):
+                self.take(server, running, line)
                 continue
             part = Part(finish=Finish.LENGTH if line in (HELD, END) else None)
             running.call.take(part, [65], [None], [])
@@ -329,9 +355,13 @@ def test_a_refusal_is_the_clients_and_is_not_tried_elsewhere(several: Make) -> N
     assert engine.servers[0].known, "the request was at fault"
 
 
-def test_host_names_are_hidden_unless_they_are_plain_words() -> None:
-    urls = ["http://localhost:80", "http://gpu-1.example:81/v1", "http://[::1]:82"]
-    assert remote._names(urls) == ["localhost:80", "gpu-1.example:81", "[::1]:82", "gpu-1.example", "::1"]
+def test_host_names_are_hidden_unless_they_are_plain_words(several: Make) -> None:
+    urls = ["http://localhost:80", "http://gpu-1.example:81/v1", "http://[2001:db8::7]:82"]
+    refusal = "localhost and localhost:80 and gpu-1.example:81 and gpu-1.example and [2001:db8::7]:82 and 2001:db8::7"
+    engine = several([Refused(400, refusal)], [], [], urls=urls)
+    for server in engine.servers[1:]:
+        server.outstanding = 100
+    assert end_of(engine).error == "localhost and [key] and [key] and [key] and [key] and [key]"
 
 
 def test_a_refusal_without_words_has_the_servers_status(several: Make) -> None:
@@ -458,7 +488,13 @@ def test_a_server_with_the_fewest_tokens_to_compute_is_asked(several: Make) -> N
 def test_closed_connections_are_seen_before_a_request_is_sent(several: Make) -> None:
     """While no request runs, nothing else runs the loop."""
     engine, closed = several([TOKEN]), list[str]()
-    engine._loop.call_soon(engine._loop.call_soon, closed.append, "closed")
+
+    async def close_soon() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, loop.call_soon, closed.append, "closed")
+
+    engine.complete(close_soon())
+    assert closed == []
     engine.add(request())
     assert closed == ["closed"]
 
@@ -466,8 +502,8 @@ def test_closed_connections_are_seen_before_a_request_is_sent(several: Make) -> 
 def test_a_cancelled_request_has_no_more_output(several: Make) -> None:
     engine = several([TOKEN, NOTHING])
     engine.add(request())
-    engine._run_once()
-    engine._run_once()
+    engine.complete(asyncio.sleep(0))
+    assert engine.asked == [0]
     engine.cancel(1)
     step = engine.step()
     assert (step.keys, step.others) == ([], [])
@@ -491,7 +527,6 @@ def test_a_command_interrupts_one_step(several: Make) -> None:
         ours.recv(1)
         step = engine.step()
         assert (step.keys, step.others) == ([], [])
-        engine._loop.remove_reader(ours.fileno())
 
 
 def test_all_that_a_server_sends_with_a_token_is_passed_on(several: Make) -> None:
@@ -503,8 +538,8 @@ def test_all_that_a_server_sends_with_a_token_is_passed_on(several: Make) -> Non
         Part(ids=[65, 66], logprobs=[-0.5, -0.25]),
         Part(finish=Finish.EOS),
     ):
-        engine = several([])
-        engine._parts[1] = part
+        engine = several([part, NOTHING])
+        engine.add(request())
         (output,) = engine.step().others
         assert (output.key, output.ids, output.logprobs, output.finish) == (1, part.ids, part.logprobs, part.finish)
         assert (output.tops, output.extras) == (part.tops or None, part.extras)
@@ -540,7 +575,6 @@ class Clock:
         for _ in range(seconds):
             self.now += 1.0
             for _ in range(3):
-                engine._listen_at = 0.0
                 found += engine.step().others
         return found
 
@@ -596,7 +630,18 @@ def test_a_request_may_have_the_key_of_one_that_was_cancelled(several: Make) -> 
     engine.cancel(1)
     assert end_of(engine).finish is Finish.LENGTH
     engine.step()
-    assert not engine._running
+    call = weakref.ref(engine.calls.pop())
+    engine.calls.clear()
+    gc.collect()
+    assert call() is None, "nothing is left of them"
+
+
+async def forever(server: RemoteServer) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def _tasks() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}
 
 
 def test_at_its_end_the_engine_waits_for_no_server(several: Make) -> None:
@@ -604,16 +649,16 @@ def test_at_its_end_the_engine_waits_for_no_server(several: Make) -> None:
     engine.add(request())
     engine.step()
 
-    async def check(server: RemoteServer) -> None:
-        await asyncio.get_running_loop().create_future()
-
-    engine.check = check  # type: ignore[method-assign]
-    asking = engine._question(engine.servers[0])
-    running = engine._running[1].task
+    engine.check = forever  # type: ignore[method-assign]
+    engine.servers[0].known = False
+    engine.add(request(2))
+    engine.step()
+    running = engine.complete(_tasks())
+    assert len(running) == 3, "two requests and a check"
     engine.close()
-    assert running.cancelled()
-    assert asking.cancelled()
-    assert engine._loop.is_closed()
+    assert all(task.cancelled() for task in running)
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.step()
 
 
 def test_a_server_without_the_model_is_left_out(several: Make, monkeypatch: Any) -> None:
@@ -621,8 +666,10 @@ def test_a_server_without_the_model_is_left_out(several: Make, monkeypatch: Any)
     engine = several([], checks=[FAILED])
     (server,) = engine.servers
     server.known = False
-    assert engine.complete(engine._check(server)) is FAILED
-    assert server.is_out(engine._loop.time())
+    with pytest.raises(Failed) as raised:
+        engine.complete(engine.ask(server))
+    assert raised.value is FAILED
+    assert server.is_out(now(engine))
 
 
 # -- what the servers report at startup --------------------------------------------------------------------------------
@@ -665,8 +712,8 @@ RULE = StructuredOutput("regex", "[0-9]")
 class Obedient(Several):
     """Servers that enforce rules on prompts that begin with one of some ids: the choice of a probe is its token."""
 
-    def __init__(self, *ids: int, count: int = 1) -> None:
-        super().__init__(*[[]] * count)
+    def __init__(self, *ids: int, count: int = 1, kind: str = "vllm") -> None:
+        super().__init__(*[[]] * count, kind=kind)
         self.ids, self.probes = ids, list[tuple[Sequence[int], str]]()
         self.choices: dict[ResponseCheck, str] = {}
 
@@ -708,13 +755,13 @@ def test_a_server_that_enforces_every_rule_is_asked_once_in_a_while(obedient: An
         assert (end.finish, list(end.ids)) == (Finish.LENGTH, [65])
     assert engine.probes == [([0], "")] * 3
     (server,) = engine.servers
-    server.enforces_until = engine._loop.time() + 1
+    server.enforces_until = now(engine) + 1
     end_of(engine, request(3, structured_output=RULE))
     assert len(engine.probes) == 3
-    server.enforces_until = engine._loop.time()
+    server.enforces_until = now(engine)
     end_of(engine, request(4, structured_output=RULE))
     assert len(engine.probes) == 6
-    assert server.enforces_until - engine._loop.time() == pytest.approx(60, abs=1)
+    assert server.enforces_until - now(engine) == pytest.approx(60, abs=1)
 
 
 def test_a_server_is_asked_for_the_prompt_itself_under_its_salt(obedient: Any) -> None:
@@ -743,8 +790,7 @@ def test_a_rule_after_reasoning_is_left_to_vllm_alone(obedient: Any) -> None:
         ("vllm", {"structured_output": RULE, "thoughts": thoughts}, Finish.ERROR),
         ("tgi", {"structured_output": rule, "thoughts": thoughts}, Finish.ERROR),
     ):
-        engine = obedient()
-        engine._kind = kind
+        engine = obedient(kind=kind)
         end = end_of(engine, request(1, **given))
         assert end.finish is finish
         assert (end.error is None) == (finish is Finish.LENGTH)
@@ -756,7 +802,9 @@ def test_requests_share_the_probes_of_their_server(obedient: Any) -> None:
         engine.add(request(key, structured_output=RULE))
     assert {end.key for end in outputs(engine, 3)} == {1, 2, 3}
     assert len(engine.probes) == 3
-    assert not engine._questions
+    engine.servers[0].enforces_until = 0.0
+    end_of(engine, request(4, structured_output=RULE))
+    assert len(engine.probes) == 6, "later ones are probed anew"
 
 
 def test_a_failure_has_a_servers_rules_asked_again_but_being_busy_has_not(several: Make) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import os
 import random
+import select
+import selectors
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from handler.core.media import MediaFile, Medium, SharedMedia
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Finish, Pooling, Request, Sampling
 from handler.engines.base import EngineInfo, EngineRequest, Output, Step
-from handler.engines.process.replicas import ReplicaSet, Router, Workload
+from handler.engines.process.replicas import Replica, ReplicaSet, Router, Workload
 from handler.engines.process.supervisor import Host, State
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora import AdapterRegistry, Outcome
@@ -46,17 +49,17 @@ class Engine(Scripted):
         self.frozen = False
         self.order: list[int] = []
         self.added: list[EngineRequest] = []
-        self._on_change: Callable[[State], object] = lambda state: None
+        self.host = Host()
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "state":
             super().__setattr__("ready", value is State.READY)
-            if "_on_change" in vars(self):
-                self._on_change(value)
+            if "host" in vars(self):
+                self.host.on_change(value)
 
     def attach(self, host: Host) -> None:
-        self._on_change = host.on_change
+        self.host = host
         host.on_change(self.state)
 
     def die(self) -> None:
@@ -93,9 +96,9 @@ class Engine(Scripted):
 
 
 class Rig:
-    def __init__(self, count: int = 2) -> None:
+    def __init__(self, count: int = 2, patience: float = 15.0) -> None:
         self.engines = [Engine() for _ in range(count)]
-        self.set = ReplicaSet(self.engines, PLACES)  # type: ignore[arg-type]
+        self.set = ReplicaSet(self.engines, PLACES, patience=patience)  # type: ignore[arg-type]
         self.states: list[State] = []
         self.set.attach(Host(on_change=self.states.append))
         self.adapters = AdapterRegistry()
@@ -104,6 +107,17 @@ class Rig:
     def submit(self, name: str, tokens: int = 3, **sampling: Any) -> int:
         sampling = {"max_new_tokens": tokens, **sampling}
         return self.batcher.submit(Request(name, Sampling(**sampling)), prompt(name))
+
+    def send(self, replica: int, *requests: EngineRequest) -> None:
+        """Add the sequences of one request to a replica, while all others are in a long step."""
+        silences = [engine.silence for engine in self.engines]
+        for number, engine in enumerate(self.engines):
+            engine.silence = 0.0 if number == replica else 5.0
+        assert self.set.admits(Request("x", Sampling()), prompt("x"))
+        for request in requests:
+            self.set.add(request)
+        for engine, silence in zip(self.engines, silences, strict=True):
+            engine.silence = silence
 
     def runs(self) -> list[int]:
         return [len(engine.active) for engine in self.engines]
@@ -206,16 +220,22 @@ def test_a_silent_replica_returns_unstarted_requests_and_is_then_ignored() -> No
         found.setdefault(id, []).extend(deltas)
     assert {id: text(found[id]) for id in ids} == dict(zip(ids, ("aaa", "bbb", "ccc"), strict=True))
     assert [sum(one.finish is not None for one in found[id]) for id in ids] == [1, 1, 1]
-    assert not any(one.left or one.fresh or one.work for one in rig.set._replicas)
+    assert [report.num_active for report in rig.set.reports] == [0, 0]
+    silent.silence = 100.0
+    assert run(rig.batcher, 1) == {}, "nothing is left to move"
+    silent.silence = 0.0
+    (again,) = silent.cancelled
+    rig.send(0, EngineRequest(again, [65], Sampling(max_new_tokens=1)))
+    assert again in [output.key for step in rig.set.step() for output in step.others], "it is heard again"
 
 
 def test_a_request_never_moves_to_the_replica_that_it_is_on() -> None:
-    rig = Rig()
+    rig = Rig(patience=0.1)
     id = rig.submit("a", 3)
     silent, other = rig.engines
-    rig.set._patience, silent.frozen, silent.silence, other.state = 0.1, True, 0.5, State.RESTARTING
+    silent.frozen, silent.silence, other.state = True, 0.5, State.RESTARTING
     run(rig.batcher, 2)
-    assert (len(silent.cancelled), rig.set._replicas[0].left) == (0, set())
+    assert not silent.cancelled
     silent.frozen, silent.silence = False, 0.0
     assert text(run(rig.batcher)[id]) == "aaa"
 
@@ -228,9 +248,9 @@ def test_who_leaves_while_a_replica_is_lost_is_not_moved() -> None:
     for id in ids:
         rig.batcher.cancel(id)
     assert run(rig.batcher) == {}
-    assert (rig.runs(), rig.batcher.idle, rig.set._moving) == ([0, 0], True, {})
+    assert (rig.runs(), rig.batcher.idle) == ([0, 0], True)
     id = rig.submit("e")
-    assert text(run(rig.batcher)[id]) == "eee"
+    assert text(run(rig.batcher)[id]) == "eee", "nothing that moves is ahead of it"
 
 
 def test_what_moves_ends_with_the_reason_where_no_replica_is_left() -> None:
@@ -446,31 +466,40 @@ def test_an_adapter_that_was_unregistered_while_none_was_ready_stays_away(adapte
 
 
 def test_a_replicas_work_is_its_prompts_and_the_tokens_to_come() -> None:
-    rig = Rig(1)
-    (replica,) = rig.set._replicas
-    vars(rig.engines[0])["add"] = lambda request: None
-    rig.set.add(EngineRequest(1, [1, 2, 3], Sampling(max_new_tokens=5)))
-    rig.set.add(EngineRequest(2, [1, 2], Pooling("embed")))
+    replica = Replica(0, Engine(), PLACES)  # type: ignore[arg-type]
+    vars(replica.engine)["add"] = lambda request: None
+    replica.add(EngineRequest(1, [1, 2, 3], Sampling(max_new_tokens=5)), None)
+    replica.add(EngineRequest(2, [1, 2], Pooling("embed")), None)
     assert replica.load() == Workload(replica=0, num_sequences=2, num_tokens=3 + 5 + 2)
     replica.num_steps += 1
     assert replica.load().num_tokens == 4 + 1, "prompts are read in the first step"
     replica.num_steps += 3
-    rig.set.add(EngineRequest(3, [1] * 7, Sampling(max_new_tokens=5)))
+    replica.add(EngineRequest(3, [1] * 7, Sampling(max_new_tokens=5)), None)
     assert replica.load().num_tokens == 1 + 1 + 12
     replica.num_steps += 9
     assert replica.load().num_tokens == 3, "each has one more at least"
 
 
+def test_a_prompt_counts_as_work_until_its_replicas_first_step() -> None:
+    rig = Rig()
+    rig.send(0, EngineRequest(1, [65] * 50, Sampling(max_new_tokens=2)))
+    rig.send(1, EngineRequest(2, [65], Sampling(max_new_tokens=20)))
+    rig.set.step()
+    assert rig.set.admits(Request("y", Sampling()), prompt("y"))
+    rig.set.add(EngineRequest(3, [65], Sampling()))
+    assert rig.engines[0].order == [1, 3], "1 token is to come there, 19 are at the other one"
+
+
 def test_a_busy_replica_takes_what_fits_and_an_idle_one_takes_all() -> None:
-    rig = Rig(1)
-    (replica,) = rig.set._replicas
+    engine = Engine()
+    replica = Replica(0, engine, PLACES)  # type: ignore[arg-type]
     assert replica.takes(PLACES + 5), "else it would wait for ever"
-    rig.set.add(EngineRequest(1, [1], Sampling()))
+    replica.add(EngineRequest(1, [1], Sampling()), None)
     assert replica.takes(PLACES - 1)
     assert not replica.takes(PLACES)
-    rig.engines[0].silence = 0.999
+    engine.silence = 0.999
     assert replica.takes(1)
-    rig.engines[0].silence = 1.0
+    engine.silence = 1.0
     assert not replica.takes(1)
 
 
@@ -490,17 +519,21 @@ def test_an_adapter_that_a_new_engine_cannot_load_is_told(adapter: Path, caplog:
 
 def test_what_a_silent_replica_says_beside_what_has_left_is_heard() -> None:
     rig = Rig()
-    (replica, _), engine = rig.set._replicas, rig.engines[0]
-    engine.frozen = True
-    for key in (1, 2):
-        rig.set._choice = replica, None
-        rig.set.add(EngineRequest(key, [65], Sampling()))
-    replica.left.add(9)
+    silent, other = rig.engines
+    other.frozen = True
+    rig.send(0, *(EngineRequest(key, [65], Sampling()) for key in (1, 2, 9)))
+    rig.send(1, EngineRequest(3, [65], Sampling()))
+    silent.step = lambda timeout=0.0: [Step([1], [4], [-0.75], [Output(2, [3], [None])])]  # type: ignore[method-assign]
+    rig.set.step()
+    silent.step, silent.silence = lambda timeout=0.0: [], 100.0  # type: ignore[method-assign]
+    rig.set.step()
+    assert (silent.cancelled, other.order) == ([9], [3, 9]), "the others had output"
     heard = Step([1, 9], [5, 6], [-0.5, -0.25], [Output(9, [7], [None]), Output(2, [8], [None], Finish.EOS)])
-    step = rig.set._read(replica, heard)
+    silent.step = lambda timeout=0.0: [heard]  # type: ignore[method-assign]
+    step, *_ = rig.set.step()
     assert (step.keys, step.ids, step.logprobs) == ([1], [5], [-0.5])
     assert [(output.key, list(output.ids)) for output in step.others] == [(2, [8])]
-    assert (list(replica.work), replica.fresh, replica.num_tokens, replica.num_steps) == ([1], set(), 2, 1)
+    assert (rig.set.reports[0].num_active, rig.set.reports[0].num_tokens) == (1, 4)
 
 
 def test_a_replica_is_silent_after_its_patience(caplog: pytest.LogCaptureFixture) -> None:
@@ -518,13 +551,15 @@ def test_a_replica_is_silent_after_its_patience(caplog: pytest.LogCaptureFixture
 
 def test_a_later_part_of_a_request_moves_to_the_least_busy_replica() -> None:
     rig = Rig(3)
-    silent, busy, _ = rig.set._replicas
-    silent.add(EngineRequest(1, [65], Sampling(max_new_tokens=4)), None)
-    busy.add(EngineRequest(2, [65] * 50, Sampling(max_new_tokens=4)), None)
+    rig.send(0, EngineRequest(1, [65], Sampling(max_new_tokens=4)))
+    assert rig.set.continues(1)
+    rig.set.add(EngineRequest(3, [65], Sampling(max_new_tokens=4)))
+    rig.set.cancel(1)
+    rig.send(1, EngineRequest(2, [65] * 50, Sampling(max_new_tokens=4)))
     rig.engines[0].frozen, rig.engines[0].silence = True, 100.0
     rig.set.step()
-    assert [list(engine.order) for engine in rig.engines] == [[1], [2], [1]]
-    assert [report.num_requests for report in rig.set.reports] == [0, 0, 0], "it was counted with its first part"
+    assert [list(engine.order) for engine in rig.engines] == [[1, 3], [2], [3]]
+    assert [report.num_requests for report in rig.set.reports] == [1, 1, 0], "it was counted with its first part"
 
 
 def test_a_lost_replicas_sequences_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -532,7 +567,8 @@ def test_a_lost_replicas_sequences_are_counted(caplog: pytest.LogCaptureFixture)
     for letter in "abcd":
         rig.submit(letter, 5)
     rig.set.step()
-    rig.set._replicas[0].add(EngineRequest(50, [65], Sampling()), None)
+    assert rig.set.continues(rig.engines[0].order[0])
+    rig.set.add(EngineRequest(50, [65], Sampling()))
     rig.engines[0].die()
     rig.set.step()
     assert "replica 0 failed with 3 sequences; 1 of them can move" in caplog.messages
@@ -549,10 +585,10 @@ def test_a_replica_that_comes_back_is_told(caplog: pytest.LogCaptureFixture) -> 
     assert (rig.set.restarts, list(rig.set.replica_restarts)) == (1, [0, 1])
 
 
-def test_a_step_waits_for_the_engines_channels() -> None:
+def test_a_step_waits_for_the_engines_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     waited: list[float] = []
-    rig.set._selector.select = waited.append  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(selectors.DefaultSelector, "select", lambda selector, timeout: waited.append(timeout))
     rig.set.step()
     rig.set.step(0.5)
     assert waited == [0.5]
@@ -561,24 +597,25 @@ def test_a_step_waits_for_the_engines_channels() -> None:
 def test_a_host_watches_one_descriptor_for_all_channels() -> None:
     rig = Rig()
     ours, theirs = socket.socketpair()
-    (replica, _), watched = rig.set._replicas, list[int | None]()
+    watched: list[Any] = []
     rig.set.attach(Host(watched.append))
     with ours, theirs:
-        rig.set._watch_channel(replica, ours.fileno())
-        assert rig.set._selector.select(0) == []
+        rig.engines[0].host.watch(ours.fileno())
+        assert select.select(watched, [], [], 0)[0] == []
         theirs.send(b"!")
-        (ready,) = rig.set._selector.select(0)
-        assert ready[0].fd == ours.fileno()
-        rig.set._watch_channel(replica, None)
-        assert rig.set._selector.select(0) == []
-    assert watched == [rig.set._selector.fileno()]
+        assert select.select(watched, [], [], 0)[0] == watched
+        rig.engines[0].host.watch(None)
+        assert select.select(watched, [], [], 0)[0] == []
     rig.set.close()
     assert watched[1:] == [None]
 
 
 def test_a_closed_set_gives_its_descriptor_back() -> None:
     rig = Rig()
-    descriptor = rig.set._selector.fileno()
+    watched: list[int | None] = []
+    rig.set.attach(Host(watched.append))
+    (descriptor,) = watched
+    assert descriptor is not None
     os.fstat(descriptor)
     rig.set.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -599,15 +636,19 @@ def test_a_lost_replicas_next_engine_has_none_of_what_left_it() -> None:
     rig.submit("a")
     rig.engines[0].frozen, rig.engines[0].silence = True, 100.0
     rig.set.step()
-    assert rig.set._replicas[0].left
+    (key,) = rig.engines[0].cancelled
     rig.engines[0].frozen = False
     rig.engines[0].die()
     rig.set.step()
-    assert not rig.set._replicas[0].left
+    rig.engines[0].state, rig.engines[1].frozen = State.READY, True
+    rig.send(0, EngineRequest(key, [65], Sampling(max_new_tokens=1)))
+    rig.engines[0].silence = 0.0
+    assert key in [output.key for step in rig.set.step() for output in step.others]
 
 
 def test_replicas_with_the_same_figures_are_not_the_same() -> None:
-    first, second = Rig().set._replicas
+    engine = Engine()
+    first, second = (Replica(0, engine, PLACES) for _ in range(2))  # type: ignore[arg-type]
     assert len({first, second, first}) == 2
 
 
@@ -623,14 +664,17 @@ def test_a_failed_request_may_be_cancelled_before_it_has_moved() -> None:
     rig = Rig()
     for letter in "abcd":
         rig.submit(letter, 5)
+    moving = list(rig.engines[0].active)
+    assert len(moving) == 2
     rig.engines[0].die()
     rig.set.step()
-    moving = list(rig.set._moving)
+    rig.set.cancel(rig.engines[1].order[0])
     assert not rig.set.admits(Request("x", Sampling()), prompt("x")), "those that move go first"
     for key in moving:
         rig.set.cancel(key)
-    assert not rig.set._moving
-    assert len(moving) == 2
+    assert rig.set.admits(Request("x", Sampling()), prompt("x"))
+    rig.set.step()
+    assert rig.engines[1].order[2:] == [], "none of them has moved"
 
 
 # -- which replica gets a request --------------------------------------------------------------------------------------
@@ -642,6 +686,12 @@ IDLE = [Workload(0, 0, 0), Workload(1, 0, 0)]
 
 def choose(router: Router, text: str, loads: list[Workload] = IDLE, **fields: Any) -> int:
     return router.choose(Request(text, **fields), Prompt(text, [], NO_WORDS), loads)
+
+
+def remembers(router: Router, text: str, replica: int, **fields: Any) -> bool:
+    """Return whether a request goes to this one of two replicas although the other one has less to do."""
+    loads = [Workload(replica, 0, 1000), Workload(1 - replica, 0, 0)]
+    return choose(copy.deepcopy(router), text, loads, **fields) == replica
 
 
 def test_the_fewest_coming_tokens_decide_then_the_longest_pause() -> None:
@@ -705,45 +755,43 @@ def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("handler.engines.process.replicas._MAX_CHARACTERS", 100)
     monkeypatch.setattr("handler.engines.process.replicas._MAX_SESSIONS", 2)
     router = Router(16)
-    for number in range(50):
-        choose(router, f"{number:03} " + "x" * (number % 40), session=str(number))
-    assert sum(len(start.text) for start in router._prompts) == router._num_characters <= 100
-    assert len(router._sessions) == 2
+    prompts = [f"{number:03}" + "x" * (number % 40) for number in range(50)]
+    went = [choose(router, prompt, session=str(number)) for number, prompt in enumerate(prompts)]
+    known = [number for number in range(50) if remembers(router, prompts[number], went[number])]
+    lengths = itertools.accumulate(len(prompt) for prompt in reversed(prompts))
+    assert known == list(range(50 - sum(length <= 100 for length in lengths), 50)), "as many of the last ones as fit"
+    assert [number for number in range(50) if remembers(router, "", went[number], session=str(number))] == [48, 49]
     choose(router, "y" * 101)
-    assert not router._prompts
+    assert not any(remembers(router, prompts[number], went[number]) for number in known)
 
 
 def test_as_many_prompts_and_sessions_are_remembered_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("handler.engines.process.replicas._MAX_PROMPTS", 2)
+    monkeypatch.setattr("handler.engines.process.replicas._MAX_CHARACTERS", len("first prompt") + len("second"))
     router = Router(16)
-    first = choose(router, "first prompt")
-    for later in ("second", "first prompt", "third"):
-        choose(router, later)
-    assert [start.text for start in router._prompts] == ["first prompt", "third"], "the latest ones"
-    assert router._num_characters == len("first prompt") + len("third")
+    went = {prompt: choose(router, prompt) for prompt in ("first prompt", "second", "first prompt", "third")}
+    assert [prompt for prompt in went if remembers(router, prompt, went[prompt])] == ["first prompt", "third"]
+    first = went["first prompt"]
     assert choose(router, "first prompt goes on", [Workload(first, 1, 900), Workload(1 - first, 0, 0)]) == first
     monkeypatch.setattr("handler.engines.process.replicas._MAX_SESSIONS", 2)
-    for session in ("a", "b", "a", "c"):
-        choose(router, "", session=session)
-    assert list(router._sessions) == ["a", "c"]
+    went = {session: choose(router, "", session=session) for session in ("a", "b", "a", "c")}
+    assert [session for session in went if remembers(router, "", went[session], session=session)] == ["a", "c"]
 
 
 def test_a_router_remembers_a_thousand_prompts_and_ten_thousand_sessions() -> None:
     router = Router(16)
-    for number in range(1025):
-        choose(router, f"{number:04} prompt")
-    assert [start.text[:4] for start in (*router._prompts,)[:1]] == ["0001"]
-    assert len(router._prompts) == 1024
-    for number in range(10_001):
-        choose(router, "", session=str(number))
-    assert (len(router._sessions), "0" in router._sessions) == (10_000, False)
+    went = [choose(router, f"{number:04} prompt") for number in range(1025)]
+    assert [remembers(router, f"{number:04} prompt", went[number]) for number in (0, 1, 1024)] == [False, True, True]
+    went = [choose(router, "", session=str(number)) for number in range(10_001)]
+    known = [remembers(router, "", went[number], session=str(number)) for number in (0, 1, 10_000)]
+    assert known == [False, True, True]
 
 
-@pytest.mark.parametrize(("length", "kept"), [(1 << 24, 1), ((1 << 24) + 1, 0)])
-def test_a_router_remembers_so_many_characters(length: int, kept: int) -> None:
+@pytest.mark.parametrize(("length", "kept"), [(1 << 24, True), ((1 << 24) + 1, False)])
+def test_a_router_remembers_so_many_characters(length: int, kept: bool) -> None:
     router = Router(16)
-    choose(router, "x" * length)
-    assert len(router._prompts) == kept
+    replica = choose(router, "x" * length)
+    assert remembers(router, "x" * length, replica) is kept
 
 
 def test_the_longest_earlier_prompt_decides() -> None:

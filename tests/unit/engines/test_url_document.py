@@ -14,6 +14,7 @@ from handler.engines.grpc.client import CONTRACTS
 from handler.engines.openai.engine import capabilities
 from handler.engines.openai.kinds import KINDS, completion
 from tests.docs.pages import fill, table
+from tests.parameter_matrix import FIELD_VALUES
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "engines-by-url.md"
 HANDLERS_OWN = {
@@ -31,12 +32,6 @@ NAMES = {
     "return_context_logits": "outputs: context_logits",
     "return_generation_logits": "outputs: generation_logits",
 }
-VALUES: dict[str, Any] = {
-    "min_new_tokens": 2, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "repetition_penalty": 1.5,
-    "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": ((3, 1.0),), "seed": 7, "stop_token_ids": (3,),
-    "bad_sequences": ("x",), "ignore_eos": True, "logprobs": True, "top_logprobs": 2, "max_new_tokens": 7,
-    "allowed_token_ids": (3,), "cache_salt": "x",
-}  # fmt: skip
 GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": "root ::= a", "choice": '["a"]'}
 
 
@@ -94,10 +89,9 @@ def test_what_is_not_refused_changes_the_request() -> None:
     for kind in KINDS:
         unsupported = _able(kind).unsupported
         plain = completion(kind, "m", [1], Sampling(**base))
-        taken = {field: value for field, value in VALUES.items() if field not in unsupported}
-        assert taken.keys() | unsupported.keys() | HANDLERS_OWN | {"structured_output"} == set(Sampling._fields)
-        for field, value in taken.items():
-            assert completion(kind, "m", [1], Sampling(**{**base, field: value})) != plain, field
+        for field in set(Sampling._fields) - unsupported.keys() - HANDLERS_OWN:
+            sampling = Sampling(**{**base, field: FIELD_VALUES[field]})
+            assert completion(kind, "m", [1], sampling) != plain, field
         guided = [
             completion(kind, "m", [1], Sampling(**base, structured_output=StructuredOutput(*guide)))
             for guide in GUIDES.items()
@@ -107,14 +101,11 @@ def test_what_is_not_refused_changes_the_request() -> None:
 
 def test_what_a_contract_does_not_refuse_changes_the_message() -> None:
     base: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
-    more = {"no_repeat_ngram_size": 2, "bad_token_ids": (3,), "prompt_logprobs": True}
     for contract in CONTRACTS.values():
         unsupported = contract.capabilities.unsupported
         plain = contract.request("", [1], Sampling(**base))
-        taken = {field: value for field, value in {**VALUES, **more}.items() if field not in unsupported}
-        assert taken.keys() | unsupported.keys() | HANDLERS_OWN | {"structured_output"} == set(Sampling._fields)
-        for field, value in taken.items():
-            assert contract.request("", [1], Sampling(**{**base, field: value})) != plain, field
+        for field in set(Sampling._fields) - unsupported.keys() - HANDLERS_OWN:
+            assert contract.request("", [1], Sampling(**{**base, field: FIELD_VALUES[field]})) != plain, field
         guided = [
             contract.request("", [1], Sampling(**base, structured_output=StructuredOutput(*guide)))
             for guide in {**GUIDES, "regex": "b"}.items()  # a choice is a regular expression too

@@ -24,6 +24,7 @@ from handler.engines.vllm.core import BeamToken, Pending, Results, Statistics, e
 from handler.engines.vllm.engine import Beam, BeamSearch, LoraExclusion, check_weights
 from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments, structured_output_arguments
 from tests.one_test import in_one_test
+from tests.parameter_matrix import FIELD_VALUES
 
 # -- what a request's parameters become as vLLM's, without vLLM --------------------------------------------------------
 
@@ -77,20 +78,11 @@ def test_the_rest_of_the_parameters() -> None:
 
 
 def test_each_supported_parameter_changes_the_keywords() -> None:
-    values: dict[str, Any] = {
-        "max_new_tokens": 7, "min_new_tokens": 2, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
-        "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.5, "logit_bias": ((3, 1.0),),
-        "seed": 7, "stop_token_ids": (3,), "bad_sequences": ("x",), "bad_token_ids": (3,), "ignore_eos": True,
-        "allowed_token_ids": (3,),
-        "logprobs": True, "top_logprobs": 2, "prompt_logprobs": True, "do_sample": False,
-        "structured_output": StructuredOutput("json_object", ""),
-    }  # fmt: skip
     elsewhere = {"num_beams", "length_penalty", "early_stopping", "prompt_top_logprobs", "cache_salt"}
-    assert values.keys() | elsewhere == SUPPORTS, "add a value of each parameter to `values`"
     base: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
     plain = sampling_arguments(Sampling(**base))
-    for field, value in values.items():
-        assert sampling_arguments(Sampling(**{**base, field: value})) != plain, field
+    for field in SUPPORTS - elsewhere:
+        assert sampling_arguments(Sampling(**{**base, field: FIELD_VALUES[field]})) != plain, field
 
 
 @in_one_test(

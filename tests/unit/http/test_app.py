@@ -59,3 +59,19 @@ def test_callers_that_wait_share_one_call() -> None:
             assert {*await asyncio.gather(*waiting)} == {b"4"}
 
     asyncio.run(story())
+
+
+def test_a_result_counts_from_the_beginning_of_its_call() -> None:
+    """A caller at the time at which a call ended needs a call of its own."""
+
+    async def story() -> None:
+        clock = Clock()
+
+        def call() -> bytes:
+            clock.now += 1
+            return clock.call()
+
+        paced = Budgeted(call, lambda: clock.now, lambda: clock.cpu)
+        assert [await paced.get() for _ in range(2)] == [b"1", b"2"]
+
+    asyncio.run(story())

@@ -113,7 +113,7 @@ def test_parts_that_arrive_after_the_client_has_left_are_closed() -> None:
         client: Any = Leaving()
         client.send_whole = bool
 
-        async def answer(call: Any) -> Answer:
+        async def answer(call: Any, owner: str) -> Answer:
             client.begun.set()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.get_running_loop().create_future()

@@ -21,7 +21,7 @@ from handler.http import batch_routes
 from handler.http.app import App, MountedApp
 from handler.http.foreign_routes import _flag
 from handler.http.routes import ASSETS, _modalities
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.openai.api import read_page
 from handler.serving.batches.store import BatchStore
 from handler.serving.model import ServedModel

@@ -11,7 +11,8 @@ from handler.core.errors import GenerationFailed, ServingError
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Extras, Finish, Token
 from handler.protocols.kernel.body import decode
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions

@@ -18,8 +18,10 @@ from handler.core.errors import GenerationFailed
 from handler.core.framing import is_too_deep
 from handler.core.values import NO_EXTRAS, Delta, Extras, Finish, Request, Token
 from handler.protocols.anthropic import response as blocks
-from handler.protocols.kernel.dialect import ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.reply import Reply
 from handler.protocols.openai import chat as chat_response
 from handler.protocols.openapi import DESCRIPTIONS
 from handler.protocols.responses import response

@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from handler.core.errors import InvalidPayload
 from handler.core.values import Adapter
 from handler.protocols.kernel import messages, readers, texts
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.messages import ROLES, check_role
 from handler.protocols.kernel.parameters import PARAMETERS, unsupported
 from handler.protocols.kernel.readers import INT32, INT64, metadata, response_format, show

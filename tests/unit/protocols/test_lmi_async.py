@@ -12,10 +12,12 @@ from handler.config.config import Config
 from handler.config.lmi_version import NEWEST, read_lmi_version
 from handler.core.errors import InvalidParameter, InvalidPayload, ModelNotFound
 from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sampling
-from handler.protocols.kernel.dialect import Notices, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import Notices, ServerContext
+from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.lmi.asynchronous import TABLE
 from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
-from handler.protocols.openai.request import CHAT, COMPLETIONS, FOREIGN
+from handler.protocols.openai.request import CHAT, COMPLETIONS
+from handler.protocols.openai.unsupported import FOREIGN
 from handler.protocols.registry import INVOCATIONS, choose
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import (

@@ -10,7 +10,8 @@ import pytest
 
 from handler.config.lmi_version import VERSIONS, read_lmi_version
 from handler.core.values import Request
-from handler.protocols.kernel.dialect import GenerationDefaults, Notices, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import GenerationDefaults, Notices, ServerContext
+from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, TOOLS, answer, saying, value, with_options

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers import show
 from handler.protocols.tgi.native import CHAT_TOKENIZE
 from tests.one_test import in_one_test

@@ -39,7 +39,8 @@ from handler.core.values import (
     Token,
     Truncation,
 )
-from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.api import ERRORS
 from handler.protocols.openai.audio import TranscriptReply, TranscriptStream, segments

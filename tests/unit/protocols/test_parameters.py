@@ -20,7 +20,8 @@ from handler.core.values import BY_HANDLER, Adapter, Sampling
 from handler.engines.base import Capabilities, EngineConfig
 from handler.engines.openai.kinds import KINDS
 from handler.protocols.kernel import parameters, tensors
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.parameters import (
     LMI,
     PARAMETERS,

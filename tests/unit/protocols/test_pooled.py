@@ -11,7 +11,8 @@ import pytest
 from handler.config.lmi_version import VERSIONS, LmiVersion
 from handler.core.framing import JSON, Framing
 from handler.core.values import Delta, Extras, Finish, Pooling, Task, Truncation
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.lmi.embedding import LmiEmbedding
 from handler.protocols.openai.completions import OpenAiEmbeddings
 from handler.protocols.tei.request import TeiEmbed

@@ -15,23 +15,25 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import NO_TOKEN, Delta, Extras, Finish, Pooling, Request, Sampling, Token
 from handler.protocols.kernel import errors
 from handler.protocols.kernel import reply as replies
-from handler.protocols.kernel.dialect import DEFAULT_MAX_MEDIA, Reply, too_long
+from handler.protocols.kernel.context import DEFAULT_MAX_MEDIA
+from handler.protocols.kernel.dialect import prompt_request
 from handler.protocols.kernel.errors import FRONT_END, SERVER, retry_headers
 from handler.protocols.kernel.parameters import PARAMETERS, parameter
 from handler.protocols.kernel.readers import json_schema, number, regex, show, tgi_grammar
 from handler.protocols.kernel.reply import (
     PreparedDocument,
     PromptOnly,
+    Reply,
     SequenceOutput,
     TokenStream,
     VectorReply,
     WholeReply,
     finish_of,
     list_parts,
-    prompt_request,
     rank_sequences,
 )
 from handler.protocols.kernel.schema import NotRequired, components_of, nullable, schema_of_type
+from handler.protocols.kernel.stored import too_long
 from handler.protocols.kernel.tensors import OutputTensors, document
 from handler.protocols.kernel.texts import cosine, embedding_requests
 from tests.limits import undocumented

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Delta, Extras, Finish, Request, Token
-from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.tensors import TENSORS
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test

@@ -23,7 +23,8 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.values import Delta, Finish, Request, StructuredOutput, Truncation
-from handler.protocols.kernel.dialect import ServerContext, Timing
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Timing
 from handler.protocols.registry import ROUTES, routes
 from handler.protocols.tgi.api import OutOfRange, WrongType
 from tests.one_test import in_one_test

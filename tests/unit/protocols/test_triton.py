@@ -21,7 +21,8 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.values import Adapter, Request, Sampling, StructuredOutput
-from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.triton.request import INPUTS, Route, Triton
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, value, with_adapters, with_options

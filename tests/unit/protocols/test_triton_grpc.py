@@ -13,7 +13,9 @@ from tritonclient.grpc import InferResult, service_pb2
 
 from handler.core.errors import GenerationFailed, InvalidPayload
 from handler.core.values import Delta, Finish, Token
-from handler.protocols.kernel.dialect import BinaryBody, Reply, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import BinaryBody
+from handler.protocols.kernel.reply import Reply
 from handler.protocols.triton.grpc import FRAMES, PREFIX, InferMessages, body_of, check_fields, messages
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from proof.replay.comparison import Class, Seen, class_of, findings, traits
 from proof.replay.content import ARGUMENTS, TEXTS, Documents, NotJson, read_documents
-from proof.replay.exchange import Answer, Request
+from proof.replay.exchange import Request, Response
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 DIALECTS = (
@@ -29,7 +29,7 @@ Place = tuple[Any, ...]
 
 class Recorded(NamedTuple):
     request: Request
-    answer: Answer
+    answer: Response
     documents: Documents
 
 
@@ -38,7 +38,7 @@ class Mutant(NamedTuple):
     place: Place
     old: Any
     new: Any
-    answer: Answer
+    answer: Response
 
 
 def recorded(dialect: str) -> Iterator[Recorded]:
@@ -51,7 +51,7 @@ def recorded(dialect: str) -> Iterator[Recorded]:
             documents = read_documents(content)
         except NotJson:
             continue
-        answer = Answer(int(status), media, body(documents.values, documents.glue))
+        answer = Response(int(status), media, body(documents.values, documents.glue))
         yield Recorded(Request("1", f"/{dialect}", {}, asked[2:]), answer, documents)
 
 

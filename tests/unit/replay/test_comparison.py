@@ -19,7 +19,7 @@ from proof.replay.content import (
     tokens_by_choice,
     values_by_place,
 )
-from proof.replay.exchange import Answer, Request
+from proof.replay.exchange import Request, Response
 from proof.replay.journal import Example, Histogram
 from proof.replay.noise import Noise
 from proof.replay.report import describe
@@ -27,12 +27,12 @@ from proof.replay.report import describe
 GREEDY, SAMPLED = Traits(True), Traits(False)
 
 
-def answer(*documents: Any, status: int = 200, content_type: str = "application/json", end: str = "") -> Answer:
+def answer(*documents: Any, status: int = 200, content_type: str = "application/json", end: str = "") -> Response:
     body = "\n".join(json.dumps(one) for one in documents) + end
-    return Answer(status, content_type, body.encode())
+    return Response(status, content_type, body.encode())
 
 
-def class_between(old: Answer, new: Answer, wanted: Traits = GREEDY) -> Class:
+def class_between(old: Response, new: Response, wanted: Traits = GREEDY) -> Class:
     return class_of(findings(old, new, wanted, Seen()))
 
 
@@ -52,7 +52,7 @@ def test_a_near_tie(old: Token, new: Token, tie: bool) -> None:
     assert is_near_tie(old, new, NEAR) is tie
 
 
-def called(arguments: str) -> Answer:
+def called(arguments: str) -> Response:
     function = {"name": "f", "arguments": arguments}
     message = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
     return answer({"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
@@ -85,7 +85,7 @@ def test_the_types_in_a_calls_arguments(old: str, new: str, cls: Class) -> None:
     ],
 )
 def test_scores_of_a_ranking(old: list[float], new: list[float], cls: Class) -> None:
-    def ranked(scores: list[float]) -> Answer:
+    def ranked(scores: list[float]) -> Response:
         return answer({"data": [{"index": place, "score": score} for place, score in enumerate(scores)]})
 
     assert class_between(ranked(old), ranked(new)) is cls
@@ -95,7 +95,7 @@ def test_scores_of_a_ranking(old: list[float], new: list[float], cls: Class) -> 
     ("new", "cls"), [([0.3001, 1e-4, -0.2], Class.TIE), ([0.3, 0.02, -0.2], Class.TEXT)], ids=["near", "far"]
 )
 def test_the_numbers_of_a_vector(new: list[float], cls: Class) -> None:
-    def embedded(vector: list[float]) -> Answer:
+    def embedded(vector: list[float]) -> Response:
         return answer({"data": [{"index": 0, "embedding": vector}]})
 
     assert class_between(embedded([0.3, 2e-4, -0.2]), embedded(new)) is cls
@@ -105,7 +105,7 @@ def test_the_numbers_of_a_vector(new: list[float], cls: Class) -> None:
 def test_a_near_tie_after_other_probabilities_is_none(before: float, cls: Class) -> None:
     """By chance two models may be as sure of different tokens, but not of all tokens before."""
 
-    def said(first: float, text: str, logprob: float) -> Answer:
+    def said(first: float, text: str, logprob: float) -> Response:
         tokens = [{"text": "a", "log_prob": first}, {"text": text, "log_prob": logprob}]
         return answer({"generated_text": f"a{text}", "details": {"tokens": tokens}})
 
@@ -174,14 +174,14 @@ def test_sampled_answers_may_differ_in_what_they_need() -> None:
 @pytest.mark.parametrize("comment", [":\n\n", ": still there 1\n\n"])
 def test_signs_of_life_in_an_event_stream_are_no_difference(comment: str) -> None:
     events = [f'data: {{"text": "{text}"}}\n\n' for text in "abc"]
-    old = Answer(200, "text/event-stream", "".join(events).encode())
+    old = Response(200, "text/event-stream", "".join(events).encode())
     for at in range(4):
         new = old._replace(body="".join([*events[:at], comment, *events[at:]]).encode())
         assert findings(old, new, GREEDY, Seen()) == []
         assert findings(new, old, GREEDY, Seen()) == []
 
 
-def chunks(*texts: str, tokens: int) -> Answer:
+def chunks(*texts: str, tokens: int) -> Response:
     """A streamed chat."""
     events = [{"choices": [{"index": 0, "delta": {"content": text}}], "usage": None} for text in texts]
     return answer(*events, {"choices": [], "usage": {"completion_tokens": tokens}})
@@ -199,7 +199,7 @@ def chunks(*texts: str, tokens: int) -> Answer:
         (chunks(*"abcdefg", tokens=8), chunks("a", tokens=0), False),  # nobody knows how many tokens
     ],
 )
-def test_a_sampled_stream_has_an_event_for_each_token(old: Answer, new: Answer, differ: bool) -> None:
+def test_a_sampled_stream_has_an_event_for_each_token(old: Response, new: Response, differ: bool) -> None:
     found = [one.name for one in findings(old, new, SAMPLED, Seen()) if one.cls is Class.FRAMING]
     assert found == ["events"] * differ
 
@@ -265,7 +265,7 @@ def test_a_side_that_differs_from_itself_shows_no_difference() -> None:
     request = Request("1", "/invocations", {}, b"{}")
     texts = iter("abcdefgh")
 
-    async def again(_: Request) -> Answer:
+    async def again(_: Request) -> Response:
         return answer({"generated_text": next(texts)})
 
     old, new = answer({"generated_text": "x"}), answer({"generated_text": "y"})
@@ -277,8 +277,8 @@ def test_a_side_that_differs_from_itself_shows_no_difference() -> None:
 def test_bodies_that_are_no_json_are_texts(body: bytes) -> None:
     with pytest.raises(NotJson):
         read_documents(body)
-    assert class_between(Answer(200, "", body), answer({})) is Class.SHAPE
-    assert class_between(Answer(200, "", body), Answer(200, "", body + b".")) is Class.TEXT
+    assert class_between(Response(200, "", body), answer({})) is Class.SHAPE
+    assert class_between(Response(200, "", body), Response(200, "", body + b".")) is Class.TEXT
 
 
 def test_an_example_hides_a_content_type_that_is_none() -> None:
@@ -297,7 +297,7 @@ def test_keep_alives_of_a_long_stream_are_read_in_linear_time() -> None:
 
 def test_an_example_has_nothing_that_a_terminal_obeys() -> None:
     request = Request("\x1b[2J", "/invocations", {}, b"{}")
-    old, new = answer({"text": "\ud800\x1b[2J"}), Answer(200, "", b"\x1b[2J\n")
+    old, new = answer({"text": "\ud800\x1b[2J"}), Response(200, "", b"\x1b[2J\n")
     example = Example(request, old, new, findings(old, new, GREEDY, Seen()))
     for show in (False, True):
         shown = json.dumps(describe(example, Class.SHAPE, show), ensure_ascii=False)
@@ -323,7 +323,7 @@ def test_all_wait_for_a_time_of_whole_seconds() -> None:
     async def one() -> list[Any]:
         seconds = iter((101, 102))
 
-        async def again(_: Request) -> Answer:
+        async def again(_: Request) -> Response:
             await asyncio.sleep(0)
             return answer({"created": next(seconds)})
 

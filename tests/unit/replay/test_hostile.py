@@ -10,7 +10,7 @@ import pytest
 
 from proof.replay.comparison import Seen, findings, framing_text
 from proof.replay.content import fits, merged
-from proof.replay.exchange import Answer
+from proof.replay.exchange import Response
 from tests.unit.replay.test_comparison import GREEDY, SAMPLED, answer
 
 Value = dict[str, Any]
@@ -59,7 +59,7 @@ def test_many_shapes_are_merged_in_linear_time() -> None:
 
 @pytest.mark.parametrize("spread", ["types", "names", "indexes", "ids", "places"])
 def test_hostile_answers_are_compared_in_linear_time(spread: str) -> None:
-    def made(number: int, end: str) -> Answer:
+    def made(number: int, end: str) -> Response:
         documents: dict[str, list[Value]] = {
             "types": [{"type": f"t{at}", "a": end} for at in range(number)],
             "names": [{f"a{at}": 1} for at in range(number)],

@@ -13,7 +13,7 @@ import pytest
 
 from proof.replay.comparison import Finding, traits
 from proof.replay.content import NEAR
-from proof.replay.exchange import Answer, Request
+from proof.replay.exchange import Request, Response
 from proof.replay.noise import Noise
 
 Value = dict[str, Any]
@@ -189,13 +189,13 @@ def request_of(make: Make, *, sampled: bool) -> Request:
     return Request("1", path, {}, json.dumps({**body, "stream": name.endswith("_stream")}).encode())
 
 
-def answer(make: Make, pieces: list[Piece]) -> Answer:
+def answer(make: Make, pieces: list[Piece]) -> Response:
     if make in SSE:
         names = [f"event: {piece.name}\n" if piece.name else "" for piece in pieces]
         events = [f"{name}data: {json.dumps(piece.value)}\n\n" for name, piece in zip(names, pieces, strict=True)]
-        return Answer(200, "text/event-stream", "".join(events).encode())
+        return Response(200, "text/event-stream", "".join(events).encode())
     lines = "".join(f"{json.dumps(piece.value)}\n" for piece in pieces)
-    return Answer(200, "application/jsonlines" if len(pieces) > 1 else "application/json", lines.encode())
+    return Response(200, "application/jsonlines" if len(pieces) > 1 else "application/json", lines.encode())
 
 
 Change = Callable[[list[Piece]], object]
@@ -359,13 +359,13 @@ def compare(make: Make, change: Change | None, *, sampled: bool, seed: int) -> l
     request = request_of(make, sampled=sampled)
     noise = Noise(NEAR, later=0.0)
 
-    def said() -> Answer:
+    def said() -> Response:
         return answer(make, make(Said(next(seeds), sampled=sampled)))
 
-    async def again(_: Request) -> Answer:
+    async def again(_: Request) -> Response:
         return said()
 
-    def compared(new: Answer) -> list[Finding]:
+    def compared(new: Response) -> list[Finding]:
         old = said()
         return asyncio.run(noise.real(request, traits(request), old, new, again, old))
 

@@ -62,7 +62,7 @@ def test_a_call_over_grpc_is_sent_by_http(tmp_path: Path) -> None:
     ]
     requests, unreadable = found(write(tmp_path / "r.jsonl", lines))
     assert not unreadable
-    assert [(request.path, request.answer) for request in requests] == [
+    assert [(request.path, request.response) for request in requests] == [
         ("/v2/models/m/versions/1/infer", None),
         ("/v2/models/m/infer", None),
     ]
@@ -113,7 +113,7 @@ def test_a_batch_with_its_answers_beside_it(tmp_path: Path) -> None:
         assert [(one.id, one.path, one.body) for one in requests] == [
             (id, "/v1/chat/completions", b'{"model": "m", "n": 1}') for id in "abc"
         ]
-        assert [one.answer for one in requests] == [
+        assert [one.response for one in requests] == [
             Recorded(200, "application/json", b'{"x":1.0}'),
             Recorded(400, "application/json", b'{"error": 1}'),
             None,
@@ -198,7 +198,7 @@ def test_bodies_in_base64_and_bodies_that_were_not_saved(tmp_path: Path) -> None
     (tmp_path / "a.har").write_text(json.dumps(har_of(*entries)))
     requests, unreadable = found(tmp_path / "a.har")
     assert [(one.body, one.headers["content-type"]) for one in requests[:1]] == [(b"\x00\xff", "a/b")]
-    assert [one.answer for one in requests] == [Recorded(200, "a/b", b"\x00\xff"), None]
+    assert [one.response for one in requests] == [Recorded(200, "a/b", b"\x00\xff"), None]
     assert [one.reason for one in unreadable] == [
         "request.postData: has no text; the program that saved the file omits the bodies of forms",
         "request.url: must have the scheme http or https, not 'blob'",
@@ -214,7 +214,7 @@ def test_a_har_has_the_content_type_of_the_header(tmp_path: Path) -> None:
     entries = [{**one, "response": {**one["response"], "headers": value}} for value in headers]
     (tmp_path / "a.har").write_text(json.dumps(har_of(*entries)))
     requests, _ = found(tmp_path / "a.har")
-    types = [one.answer.content_type for one in requests if one.answer]
+    types = [one.response.content_type for one in requests if one.response]
     assert types == ["application/json; charset=utf-8", *["application/json"] * 3]
 
 
@@ -379,7 +379,7 @@ def test_what_an_event_keeps_of_its_headers_is_sent_again(tmp_path: Path) -> Non
             "x-amzn-sagemaker-custom-attributes": "route=/v1/completions",
             "x-amzn-sagemaker-inference-id": "mine",
         }
-        assert request.answer is None
+        assert request.response is None
 
 
 def test_any_part_of_the_directories_can_be_named(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_a_shadows_answers_are_joined_also_across_an_hour(tmp_path: Path) -> Non
     assert {request.id: request.other and request.other.body for request in requests} == {
         "e0": b"theirs 0", "e1": b"theirs 1", "e2": None, "e3": None, "e4": b"theirs 4", "e5": b"theirs 5",
     }  # fmt: skip
-    assert all(request.answer and request.answer.body == b"ours " + request.id[1:].encode() for request in requests)
+    assert all(request.response and request.response.body == b"ours " + request.id[1:].encode() for request in requests)
     assert all(request.body == b'{"n": %s}' % request.id[1:].encode() for request in requests)
     assert [request.id for request in requests] == [f"e{n}" for n in range(6)]
 
@@ -419,9 +419,9 @@ def test_the_variant_with_smaller_files_is_the_shadow_without_a_name(tmp_path: P
     write(tmp_path / "llm/b/2026/11/24/10/a.jsonl", [asked(f"e{n}", answer=b"serving") for n in range(9)])
     write(tmp_path / "llm/a/2026/11/24/10/a.jsonl", [asked("e7", answer=b"candidate")])
     [joined] = [request for request in found(tmp_path)[0] if request.other]
-    assert joined.answer is not None
+    assert joined.response is not None
     assert joined.other is not None
-    assert (joined.id, joined.answer.body, joined.other.body) == ("e7", b"serving", b"candidate")
+    assert (joined.id, joined.response.body, joined.other.body) == ("e7", b"serving", b"candidate")
 
 
 def test_two_answers_need_no_request_and_one_needs_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proof.replay.comparison import Class, Seen, Traits, class_of, findings, traits
-from proof.replay.exchange import Answer, Request
+from proof.replay.exchange import Request, Response
 from proof.tensors import binary, by_name, read
 
 OCTETS = "application/octet-stream"
@@ -32,9 +32,9 @@ def packed(value: dict[str, Any], *data: bytes, of: str = "outputs") -> bytes:
     return json.dumps({**value, of: tensors}, ensure_ascii=False).encode() + b"".join(data)
 
 
-def answer(text: str, *, is_binary: bool) -> Answer:
+def answer(text: str, *, is_binary: bool) -> Response:
     value, data = document(text, id="é"), (binary(text), struct.pack("<2f", -0.5, -0.25))
-    return Answer(200, OCTETS, packed(value, *data)) if is_binary else Answer(200, "", json.dumps(value).encode())
+    return Response(200, OCTETS, packed(value, *data)) if is_binary else Response(200, "", json.dumps(value).encode())
 
 
 @pytest.mark.parametrize("is_binary", [False, True])

@@ -125,6 +125,21 @@ def told(
     asyncio.run(main())
 
 
+def test_owners_take_turns_to_call_a_plain_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = list[str]()
+
+    def respond(item: Call) -> Answer:
+        called.append(item.properties["name"])
+        return Answer(200)
+
+    async def story(handle: CustomHandle) -> None:
+        names = ("a0", "a1", "a2", "a3", "b0", "b1")
+        await asyncio.gather(*(handle.answer(handle.request({}, {"name": name}), name[0]) for name in names))
+        assert called == ["a0", "a1", "b0", "a2", "b1", "a3"]
+
+    told(monkeypatch, plain, respond, story)
+
+
 def test_a_call_has_its_own_properties_and_those_of_every_call(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
     seen = list[tuple[Any, Any]]()
 
@@ -501,6 +516,20 @@ def test_a_client_for_whose_bytes_there_is_no_memory_loses_its_stream(monkeypatc
         assert (following.body, memory.taken, parts.closed.is_set()) == (b"next", 0, True)
         with pytest.raises(Overloaded):
             await slow.parts.next()
+        close_parts(slow)
+
+    told(monkeypatch, plain, streams(parts), story, memory=memory)
+
+
+def test_a_client_may_leave_unread_exactly_the_bytes_for_which_there_is_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, memory = Large(20), Quota(20 * MIB, 0, 0, "too much")
+
+    async def story(handle: CustomHandle) -> None:
+        slow = await handle.answer(handle.request({"data": b"1"}, {}))
+        assert isinstance(slow, Answer)
+        await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)
+        assert memory.taken == 20 * MIB
+        assert [await slow.parts.next() for _ in range(21)] == [*[bytes(MIB)] * 20, None]
         close_parts(slow)
 
     told(monkeypatch, plain, streams(parts), story, memory=memory)

@@ -49,6 +49,21 @@ def test_a_full_batch_starts_at_once_and_the_next_when_all_have_left() -> None:
     run(story)
 
 
+def test_owners_take_turns_in_the_batches() -> None:
+    async def story() -> None:
+        gate = made()
+        turns = {name: gate.join(name[0]) for name in ("a0", "a1", "a2", "a3", "a4", "a5", "b0", "c0", "b1")}
+        order = [begun(turns)]
+        gate.leave(turns["a3"])  # it gives up
+        for _ in range(3):
+            for name in order[-1]:
+                gate.leave(turns[name])
+            order.append({name for name in begun(turns) if not any(name in batch for batch in order)})
+        assert order == [{"a0", "a1"}, {"a2", "b0"}, {"c0", "a4"}, {"b1", "a5"}]
+
+    run(story)
+
+
 def test_a_batch_that_does_not_fill_starts_after_its_delay() -> None:
     async def story() -> None:
         gate = made(delay=1)

@@ -17,7 +17,8 @@ from handler.core.values import Request, Task
 from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
 from handler.protocols.kernel.body import decoded_size
-from handler.protocols.kernel.dialect import BinaryBody, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import BinaryBody
 from handler.protocols.openai.audio import Transcriptions
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving import admission, quota
@@ -75,7 +76,7 @@ def test_an_owner_is_the_hosts_then_that_of_a_key() -> None:
     assert owner_of({OWNER: "ann", "x-api-key": "k"}) == "ann"
     assert owner_of({OWNER: "", "x-api-key": "k"}) == ""
     assert owner_of({"x-api-key": " k ", "authorization": "Bearer other"}) == owner_by_key("k")
-    assert owner_of({"x-api-key": " ", "authorization": "Bearer k"}) == Head({"x-api-key": "k"}).owner
+    assert owner_of({"x-api-key": " ", "authorization": "Bearer k"}) == of({"x-api-key": "k"}).owner
     assert owner_of({"authorization": "Basic k"}) == owner_of({}) == ""
     assert len(owner_by_key("k")) == 64
     assert "k" != owner_by_key("k") != owner_by_key("l")
@@ -225,16 +226,18 @@ def test_a_request_for_another_task_is_refused_with_the_routes_of_this() -> None
         with pytest.raises(InvalidPayload, match=rf"^this server is for {task.value} \(option\.task\), on /v1/"):
             check_task(request, task)
     made = preprocessor(task=Task.EMBEDDING)
+    head = made.read_head(Head())
     with pytest.raises(InvalidPayload, match="this request is for "):
-        made.parse(made.decode(b'{"inputs": "a"}', Head()), Head())
+        made.parse(made.decode(b'{"inputs": "a"}', head), head)
 
 
 def test_a_host_that_cannot_stream_refuses_streams() -> None:
     body = json.dumps({"inputs": "a", "stream": True}).encode()
     made = preprocessor(whole=True)
+    head = made.read_head(Head())
     with pytest.raises(InvalidPayload, match=r"^'stream' is not supported by DJL's dynamic batching; it requires"):
-        made.parse(made.decode(body, Head()), Head())
-    assert preprocessor().parse(made.decode(body, Head()), Head()).streams
+        made.parse(made.decode(body, head), head)
+    assert preprocessor().parse(made.decode(body, head), head).streams
 
 
 def test_the_template_of_a_tokenizer_is_the_contexts() -> None:

@@ -26,6 +26,7 @@ from handler.core.package import install
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Request, Truncation
 from handler.engines.process.sandbox import Job, LimitExceeded
+from handler.protocols.kernel.context import ServerContext
 from handler.serving.media import fetch, image_decoder
 from handler.serving.media import loader as media
 from handler.serving.media.decoder import FileRules, LargerThanRead
@@ -542,14 +543,13 @@ def test_without_pillow_images_are_refused_by_its_name() -> None:
 
 
 def test_under_djl_images_load_between_steps_and_go_with_their_request() -> None:
-    bench = Bench()
-    bench.model.preprocessor.context = replace(bench.model.preprocessor.context, no_media={"image": ""})
+    bench = Bench(context=ServerContext(engine="scripted", no_media={"image": ""}))
     told: list[RequestTask] = []
     task = bench.model.open({}, on_bytes=told.append)
     part = {"type": "image_url", "image_url": {"url": data_url(image_file())}}
-    memory = bench.model.admission._media.memory
-    with mock.patch.object(memory, "change", wraps=memory.change) as change:
-        task.start(dumps({"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}))
+    memory = bench.model.admission.media.memory
+    with mock.patch.object(memory, "change_locked", wraps=memory.change_locked) as change:
+        task.begin(task.run(dumps({"messages": [{"role": "user", "content": [part]}], "max_tokens": 2})))
         while not task.finished:
             bench.loop.wait(0.05)
     assert json.loads(task.take())["choices"][0]["message"]["content"] == " <image> assistant:"

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -16,8 +19,10 @@ from handler.engines.base import EngineStatistics
 from handler.engines.process.replicas import ReplicaReport
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.serving.metrics import cloudwatch
-from handler.serving.metrics.cloudwatch import _MEANS, document
-from handler.serving.metrics.prometheus import OUTCOMES, Gauges, Metrics, RequestStats
+from handler.serving.metrics.cloudwatch import _MEANS, document, samples
+from handler.serving.metrics.gauges import Gauges
+from handler.serving.metrics.prometheus import OUTCOMES, Metrics
+from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.metrics.tracing import RequestRecord, Tracer
 from tests.stepped import Clock
 
@@ -290,6 +295,60 @@ def test_tritons_statistics_have_nanoseconds_of_each_phase() -> None:
         "cache_miss": {"count": 0, "ns": 0},
     }
     assert round(before * 1000) <= made.ended.last <= round(time.time() * 1000)
+
+
+def test_whoever_reads_the_metrics_finds_every_request_that_has_ended() -> None:
+    made, number = metrics(), 0
+    readers: list[Callable[[], float | None]] = [
+        lambda: shown(made)["lmi_requests_total ok"],
+        lambda: made.registry.get_sample_value("lmi_requests_total", {"outcome": "ok"}),
+        lambda: samples(made.registry)["lmi_requests_total{ok}"],
+        lambda: shown(made)["tgi_request_success"],
+        lambda: made.ended.durations["success"]["count"],
+    ]
+    for read in readers:
+        for several in (1, 600):
+            for _ in range(several):
+                made.count(record(), [Request("a")])
+            number += several
+            assert read() == number
+    assert shown(made)["lmi_prompt_tokens_total"] == 5 * number
+
+
+def test_metrics_are_read_on_one_thread_while_requests_end_on_another() -> None:
+    made, ended = metrics(), threading.Event()
+
+    def read() -> None:
+        while not ended.is_set():
+            samples(made.registry)
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    for _ in range(3000):
+        made.count_first(1.0)
+        made.count(record(), [Request("a")])
+    ended.set()
+    for reader in readers:
+        reader.join()
+    found = shown(made)
+    names = (
+        "lmi_requests_total ok",
+        "lmi_time_to_first_token_seconds_count",
+        "vllm:e2e_request_latency_seconds_count 0",
+    )
+    assert [found[name] for name in names] == [3000, 3000, 3000]
+
+
+def test_what_is_counted_later_keeps_no_request_in_memory() -> None:
+    class Headers(dict[str, str]):
+        """Headers to which there may be a weak reference."""
+
+    made, headers = metrics(), Headers()
+    made.count(record()._replace(headers=headers), [Request("a")])
+    gone = weakref.ref(headers)
+    del headers
+    assert gone() is None
 
 
 def test_recorders_get_each_record_and_the_tracer_is_closed() -> None:

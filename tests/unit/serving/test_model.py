@@ -25,7 +25,8 @@ from handler.engines.base import EngineConfig
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, Placement, State, on_cores, on_devices
 from handler.engines.vllm.arguments import engine_arguments
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.registry import INVOCATIONS, ROOTS, ROUTES
 from handler.scheduler.lora import AdapterRegistry

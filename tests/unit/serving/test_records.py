@@ -21,7 +21,7 @@ from handler.config.config import Config
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.serving import request_log
-from handler.serving.metrics.prometheus import Histogram
+from handler.serving.metrics.families import Histogram
 from handler.serving.request_log import Answer, Capture, Captured, RequestLog, configured_log
 from proof.replay.exchange import Recorded, Request
 from proof.replay.sources import open_requests
@@ -77,8 +77,8 @@ def test_what_is_written_is_read_without_keys(tmp_path: Path) -> None:
         "☃".encode(), "POST", 12.5, Recorded(200, "application/json", b'{"a": 1}'),
     )  # fmt: skip
     assert second.body == b"\xff\x00"
-    assert second.answer == Recorded(200, "text/event-stream", "data: ☃\n\n".encode())
-    assert third.answer is None
+    assert second.response == Recorded(200, "text/event-stream", "data: ☃\n\n".encode())
+    assert third.response is None
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
@@ -223,7 +223,7 @@ def test_requests_of_djl_serving_are_captured(tmp_path: Path) -> None:
     assert [request.body for request in requests] == sorted(
         item(body).body for body in (ask("a b", 3, stream=True), ask("c d e", 2), {"nope": 1})
     )
-    answers = [request.answer for request in requests]
+    answers = [request.response for request in requests]
     assert {answer.body for answer in answers if answer} == set(bodies)
     assert {request.path for request in requests} == {"/invocations"}
     assert sorted(answer.status for answer in answers if answer) == [200, 200, 424]

@@ -40,7 +40,8 @@ from handler.core.values import (
 )
 from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving.encoder import LONG, MAX_LOGITS, is_long
 from handler.serving.head import ATTRIBUTES, QUERY_ADAPTER, Head, request_id
@@ -48,7 +49,7 @@ from handler.serving.preprocessor import Preprocessor
 from handler.serving.request.task import RequestTask, ignored_header
 from tests.limits import undocumented
 from tests.one_test import in_one_test
-from tests.stepped import Bench, ask, benches, text_of
+from tests.stepped import Bench, ask, benches, requests_ended, text_of
 from tests.unit.protocols.answers import with_adapters
 
 __all__ = ["benches"]
@@ -93,6 +94,13 @@ def parse(preprocessor: Preprocessor, body: bytes, headers: Mapping[str, str] = 
 def adapters(body: dict[str, Any], headers: dict[str, str], schema: str = "lmi") -> list[str | None]:
     requests = parse(intake(schema), json.dumps(body).encode(), headers).requests
     return [request.adapter.name if request.adapter else None for request in requests]
+
+
+def test_requests_for_an_adapter_share_the_parameters_that_were_read_before() -> None:
+    preprocessor = intake()
+    for headers in ({}, {"adapter": "one"}, {"adapter": "two"}):
+        assert parse(preprocessor, b'{"inputs": "a", "parameters": {"max_new_tokens": 7}}', headers).requests
+    assert len(preprocessor.context.parsed) == 1
 
 
 @pytest.mark.parametrize("name", [IDENTIFIER, "adapter"])
@@ -317,7 +325,7 @@ class Begun:
         self.bench = bench
         self.told = 0
         self.task = bench.model.open({}, schema, on_bytes=self._on_bytes)
-        self.task.start(body if isinstance(body, bytes) else dumps(body))
+        self.task.begin(self.task.run(body if isinstance(body, bytes) else dumps(body)))
         while not self.task.begun:
             bench.loop.wait(0.05)
 
@@ -368,7 +376,7 @@ def test_a_refusal_takes_the_place_of_bytes_that_nobody_took() -> None:
 def test_a_refusal_while_the_body_is_parsed_on_a_thread_stands() -> None:
     bench = Bench()
     task = bench.model.open({})
-    task.start(dumps(ask("word " * 20_000, 2, stream=True)))
+    task.begin(task.run(dumps(ask("word " * 20_000, 2, stream=True))))
     bench.loop.poll()
     assert task.content_type == "application/json"  # DJL before 0.29 asks before it is known
     task.refuse(GenerationFailed("gone"))
@@ -401,14 +409,14 @@ def test_each_request_is_counted_once_by_its_outcome(body: Any, error: ServingEr
     if error is not None:
         request.task.fail(error)
     request.end()
-    counts = {label: int(counter._value.get()) for label, counter in bench.model.metrics.by_outcome.items()}
+    counts = {label: requests_ended(bench.model.metrics, label) for label in OUTCOMES}
     assert counts == {label: int(label == outcome) for label in OUTCOMES}
 
 
 def test_the_tokens_of_all_prompts_are_counted() -> None:
     bench = Bench("disable")
     Begun(bench, ask(["a b", "c d e"], 2)).end()
-    assert bench.model.metrics.prompt_tokens._value.get() == 5
+    assert bench.model.metrics.registry.get_sample_value("lmi_prompt_tokens_total") == 5
 
 
 def test_nothing_comes_after_the_end() -> None:
@@ -439,7 +447,7 @@ def test_a_request_is_stopped_by_its_own_id_and_owner_alone() -> None:
     bench.loop.poll()
     assert bench.batcher.idle
     assert not request.task.is_of("7", ""), "it has ended"
-    assert bench.model.metrics.by_outcome["ok"]._value.get() == 1
+    assert requests_ended(bench.model.metrics, "ok") == 1
 
 
 def test_a_request_that_has_not_started_can_be_stopped() -> None:
@@ -449,7 +457,7 @@ def test_a_request_that_has_not_started_can_be_stopped() -> None:
     bench.loop.run(task.parse(dumps({"id": "7", "inputs": TENSORS})))
     task.stop()
     assert (task.finished, json.loads(task.take())["outputs"][0]["data"]) == (True, ["a b"])
-    task.start()
+    task.begin(task.run())
     assert bench.batcher.idle
 
 
@@ -480,7 +488,7 @@ def test_a_cancelled_request_leaves_the_engine() -> None:
     request.task.close()
     bench.loop.poll()
     assert bench.batcher.idle
-    assert bench.model.metrics.by_outcome["cancelled"]._value.get() == 1
+    assert requests_ended(bench.model.metrics, "cancelled") == 1
 
 
 def test_bytes_are_taken_up_to_a_limit_at_a_characters_end() -> None:
@@ -529,7 +537,7 @@ def test_a_response_that_finds_no_memory_is_refused() -> None:
     answer = json.loads(request.end())
     assert (answer["code"], request.task.status) == (503, 503)
     assert "all requests together need too much memory (option.requests_total_bytes)" in answer["error"]
-    assert bench.model.metrics.by_outcome["overloaded"]._value.get() == 1
+    assert requests_ended(bench.model.metrics, "overloaded") == 1
 
 
 def test_a_closed_request_gives_its_memory_back() -> None:

@@ -20,7 +20,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, Unavailable
 from handler.core.framing import dumps
 from handler.djl.batches import Item
-from handler.protocols.kernel.dialect import KeptAnswer, Recalled, Wanted, kept_items
+from handler.protocols.kernel.stored import KeptAnswer, Recalled, Wanted, kept_items
 from handler.serving import stored_responses
 from handler.serving.head import owner_by_key, owner_of
 from handler.serving.stored_responses import OwnersKeeper, ResponseDatabase, ResponseStore, configured_store
@@ -411,6 +411,24 @@ def test_ids_that_are_no_texts_are_left_out() -> None:
         *[""] * 4,
         "a",
     ]
+
+
+def test_rows_that_another_hand_has_damaged_are_told(tmp_path: Path, clock: Clock) -> None:
+    store = open_store(tmp_path, clock)
+    keep(store, answer("a"), answer("b", "a"))
+    for table, column in (("items", "item"), ("answers", "head")):
+        with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite3")) as database:
+            database.execute(f"UPDATE {table} SET {column} = 'no json'")
+            database.commit()
+        for call in (
+            partial(store.response, ANN, "b"),
+            partial(store.recall, ANN, Wanted("response", True, "b"), lambda num_bytes: None),
+            partial(store.recall, ANN, Wanted("response", True, "", ("in_a",)), lambda num_bytes: None),
+            partial(store.input_items, ANN, "a", limit=9, after="", newest_first=True),
+        ):
+            with pytest.raises(Unavailable, match="the stored responses cannot be read or written"):
+                call().result(10)
+    store.close()
 
 
 def test_a_file_that_breaks_fails_calls_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

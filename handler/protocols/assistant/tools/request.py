@@ -18,7 +18,7 @@ from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, calls_or_answer, write_calls
 from handler.protocols.assistant.tools.json_text import dumps
 from handler.protocols.assistant.tools.parsing import HF, MAX_NAME, NAME, CallsOrText, Format, NamedCall
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.readers import NamedValue, boolean, json_schema, structural_tag, unread
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
 

@@ -252,16 +252,15 @@ def test_bench_in_commands(aws: Double, capsys: pytest.CaptureFixture[str], rout
         wire = golden("openai/chat/stream_usage")
         aws.answers = [lambda handler: handler.answer(200, wire.body, {"Content-Type": wire.content_type})]
     arguments = ["--clients", "1,2", "--requests", "4", "--route", route, "--max-tokens", "5", "--words", "9"]
-    saved = [tmp_path / "plots" / "e.png", tmp_path / "e.json"]
-    assert main(["bench", "e", *arguments, "--plot", str(saved[0]), "--output", str(saved[1])]) == 0
+    saved = tmp_path / "results" / "e.json"
+    assert main(["bench", "e", *arguments, "--output", str(saved)]) == 0
     *printed, last = capsys.readouterr().out.splitlines()
     found = json.loads(last)
     assert [level["clients"] for level in found["levels"]] == [1, 2]
     assert [level["requests"] for level in found["levels"]] == [4, 4]
     assert all(level["errors"] == {} and level["tokens_per_second"] > 0 for level in found["levels"])
     assert found["knee"] >= 1
-    assert json.loads(saved[1].read_text()) == found
-    assert saved[0].read_bytes().startswith(b"\x89PNG")
+    assert json.loads(saved.read_text()) == found
     assert f"scaling.concurrency: {found['scaling_concurrency']:g}" in "\n".join(printed)
     assert len(aws.requests) == 1 + 8
     assert len({request.body for request in aws.requests}) == 9
@@ -279,7 +278,7 @@ def test_bench_counts_failures_by_their_kind(aws: Double, capsys: pytest.Capture
     good = streams(golden("lmi/stream_details").body)
     throttled = fails(400, "ThrottlingException", "Rate exceeded")
     aws.answers = [good, good, throttled, model_answers(503, "full"), good]
-    assert main(["bench", "e", "--rate", "200", "--requests", "5", "-p", "seed=1", "--no-plot"]) == 0
+    assert main(["bench", "e", "--rate", "200", "--requests", "5", "-p", "seed=1"]) == 0
     level = json.loads(capsys.readouterr().out.splitlines()[-1])["levels"][0]
     assert level["rate"] == 200
     assert level["errors"] == {"Throttled": 1, "ModelBusy 503": 1}

@@ -173,9 +173,8 @@ def test_bench_in_emulated(emulated: tuple[str, Endpoint], capsys: pytest.Captur
         "20",
         "--route",
         route,
-        "--no-plot",
     ]
-    assert main(["bench", "local", "--no-plot", "--endpoint-url", emulated[0], *arguments]) == 0
+    assert main(["bench", "local", "--endpoint-url", emulated[0], *arguments]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [level["errors"] for level in found["levels"]] == [{}, {}]
     for level in found["levels"]:

@@ -18,7 +18,6 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.values import Extras, Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
-from handler.engines.openai import answer as events
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
 from handler.engines.remote import servers
@@ -395,30 +394,6 @@ def test_more_tokens_than_were_asked_for_end_a_request() -> None:
         result = one(found)
         assert (result.ids, result.finish) == ([5] * 7, Finish.ERROR)
         assert "sent more tokens than max_tokens=8" in result.error
-
-
-@pytest.mark.parametrize("line", [b"data:\n", b": alive\n", b"data: x\n", b"x"])
-def test_an_event_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
-    monkeypatch.setattr(events, "_MOST", 100)
-    reader = events.EventReader()
-    for _ in range(100 // len(line)):
-        assert reader.feed(line) == []
-    with pytest.raises(ValueError, match="more than 100 bytes"):
-        reader.feed(line)
-    reader = events.EventReader()
-    for _ in range(101):
-        assert reader.feed(b": alive\n\n") == [], "comments between events are not part of one"
-
-
-@pytest.mark.parametrize("before", [b"", b": alive\n\n", b"data: x\n\n"])
-@pytest.mark.parametrize("lines", [[b"x" * 93], [b"x" * 43, b"x" * 43]])
-def test_a_whole_event_has_the_same_limit(monkeypatch: pytest.MonkeyPatch, before: bytes, lines: list[bytes]) -> None:
-    monkeypatch.setattr(events, "_MOST", 100)
-    event = b"".join(b"data: " + line + b"\n" for line in lines)
-    assert len(event) == 100
-    assert events.EventReader().feed(before + event + b"\n")[-1].data == b"\n".join(lines)
-    with pytest.raises(ValueError, match="more than 100 bytes"):
-        events.EventReader().feed(before + event[:-1] + b"x\n\n")
 
 
 def test_a_connection_that_was_closed_while_nothing_ran_is_no_failure() -> None:

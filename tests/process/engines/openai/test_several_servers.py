@@ -12,7 +12,6 @@ from handler.core.errors import ConfigError
 from handler.core.values import Finish
 from handler.engines.base import EngineRequest
 from handler.engines.openai import client
-from handler.engines.openai.answer import EventReader
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
 from handler.engines.remote import engine as remote_engine
@@ -312,41 +311,3 @@ def test_a_log_probability_is_a_number(score: str) -> None:
             [],
             "the vllm server sent an event that cannot be read",
         )
-
-
-class Watched(bytearray):
-    """Counts its bytes whenever it is copied or searched."""
-
-    work = 0
-
-    def __add__(self, more: Any) -> Any:
-        self.work += len(self)
-        return super().__add__(more)
-
-    def __bytes__(self) -> bytes:
-        self.work += len(self)
-        return bytes(memoryview(self))
-
-    def find(self, *arguments: Any) -> int:
-        self.work += len(self)
-        return super().find(*arguments)
-
-    def split(self, *arguments: Any) -> Any:
-        self.work += len(self)
-        return super().split(*arguments)
-
-
-def test_a_line_in_small_pieces_costs_what_a_line_costs() -> None:
-    reader = EventReader()
-    reader._rest = rest = Watched()
-    reader.feed(b"data: ")
-    for _ in range(1000):
-        reader.feed(b"x" * 64)
-    assert reader.feed(b"\n\n") == [(b"", b"x" * 64_000, b"")]
-    assert rest.work < 3 * 64_000
-
-
-@in_one_test("cut", range(12))
-def test_a_byte_order_mark_costs_no_event(cut: int) -> None:
-    reader, stream = EventReader(), b"\xef\xbb\xbfdata: a\n\ndata: b\n\n"
-    assert [one.data for part in (stream[:cut], stream[cut:]) for one in reader.feed(part)] == [b"a", b"b"]

@@ -43,13 +43,9 @@ CUTS = 3
 """Places, drawn at random, at which each answer is cut. An answer that quotes its own format is cut everywhere."""
 
 
-HARMONY = ("<|start|>", "<|end|>", "<|call|>", "<|return|>")
-
-
 def without_stops(format: str, markup: str) -> str:
     """Return markup without the special tokens after a message, which end a value wherever they stand."""
-    stops = HARMONY if format == "openai" else getattr(FORMATS[format].make(TOOLS), "stops", ())
-    for stop in stops:
+    for stop in getattr(FORMATS[format].make(TOOLS), "stops", ()):
         markup = markup.replace(stop, "")
     return markup
 
@@ -87,6 +83,27 @@ def test_a_cut_end_mark_is_no_text(format: str) -> None:
         found = read(FORMATS[format].make(TOOLS), [text[:size]])
         assert len(found) <= 1, (size, found)
         assert size < len(text) or names(found) == ["save"]
+
+
+@pytest.mark.parametrize("end", ["<|call|>", "<|end|>", "<|return|>"])
+def test_the_end_of_a_message_within_a_string_is_no_text(end: str) -> None:
+    text = f' to=functions.save<|channel|>commentary json<|message|>{{"text": "a{end}'
+    for pieces in ([text], text):
+        assert read(FORMATS["openai"].make(TOOLS), pieces) == [["save", '{"text": "a']]
+
+
+@pytest.mark.parametrize(("format", "text"), [
+    ("qwen3_coder", "<tool_call><function=save><parameter=path\na</parameter><parameter=text>b"),
+    ("minimax_m2", '<minimax:tool_call><invoke name="save"><parameter name="path" a</parameter><parameter>'),
+    ("glm45", "<tool_call>save\n<arg_key>path<arg_value>a</arg_value><arg_key>text</arg_key><arg_value>b</arg_value>"),
+])  # fmt: skip
+def test_a_parameter_whose_tag_has_no_end_breaks_its_call(format: str, text: str) -> None:
+    for pieces in ([text], text):
+        reader = AnswerReader(FORMATS[format].make(TOOLS))
+        events = [event for piece in pieces for event in reader.feed(Token(5, piece, None, False))]
+        events += reader.flush(Finish.EOS)
+        assert events
+        assert all(isinstance(event, str) for event in events), "a call without its arguments is text"
 
 
 LONG = "x, " * 400

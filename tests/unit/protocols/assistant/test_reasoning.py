@@ -24,7 +24,8 @@ from handler.protocols.assistant.reasoning_families import ALIASES, FAMILIES, ch
 from handler.protocols.assistant.template import check_defaults
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.request import Tools
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncPrompt
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from tests.one_test import in_one_test

@@ -22,7 +22,7 @@ from handler.protocols.assistant.response_template.pattern import Attempt, Patte
 from handler.protocols.assistant.response_template.template import read_response_template
 from handler.protocols.assistant.tools.parsing import HF, CheckedCalls
 from handler.protocols.assistant.tools.request import Tools, choose_format
-from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.context import ServerContext
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import NAMED, TOOLS, chat, choices, events, saying, with_options
 from tests.unit.protocols.assistant.response_templates import TEMPLATES, Answer, answers

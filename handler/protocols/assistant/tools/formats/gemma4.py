@@ -107,7 +107,7 @@ class Gemma4(CallParser):
         self.write(as_json(text, types or ANY))
 
     def _string(self, quote: str, ends: str, write: Callable[[str], None]) -> Steps[None]:
-        """Pass the text of a string to `write`, up to the quote that the rest of a call follows.
+        """Pass the text of a string to `write`, up to its closing quote, which the rest of the call follows.
 
         Other quotes belong to the text, which may itself contain a call.
         """
@@ -141,7 +141,7 @@ class Gemma4(CallParser):
         return decision
 
     def _continues(self, ends: str) -> bool | None:
-        """Return whether the next text continues a call after a string, or None if more text must be known."""
+        """Return whether the text after a string continues the call, or None if more text is needed to decide."""
         rest = self.held.lstrip(SPACES)
         for number, end in enumerate(reversed(ends)):
             if rest[:1] == ",":

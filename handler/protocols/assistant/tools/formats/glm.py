@@ -6,7 +6,7 @@ from handler.protocols.assistant.tools.formats.open_values import OpenValues, Ta
 from handler.protocols.assistant.tools.formats.sections import SectionedCalls
 from handler.protocols.assistant.tools.grammar import Notation, pairs
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, Format, Steps
+from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, Format, Steps
 
 
 class PairedCalls(OpenValues, SectionedCalls):
@@ -37,6 +37,8 @@ class PairedCalls(OpenValues, SectionedCalls):
         before = "{"
         while end == self.key:
             key, _ = yield from self.until(self.key_end)
+            if "<" in key:  # its own end tag is missing
+                raise BrokenCall
             key = key.strip()
             yield from self.skip()
             yield from self.expect(self.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from handler.protocols.assistant.tools.grammar import Notation
+from handler.protocols.assistant.tools.json_text import JsonEnd
 from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, CallParser, Format, Steps
 
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -37,10 +38,26 @@ class Harmony(CallParser):
             if not NAME.fullmatch(name):
                 raise BrokenCall
             self.begin(name)
-            end = yield from self.stream_until(self.write, _CALL, _END, _RETURN, _START)
+            end = yield from self._arguments()
             self.end_call()
         if end == _START:
             self.held = end + self.held
+
+    def _arguments(self) -> Steps[str]:
+        """Emit the JSON of the arguments, and return the marker after it. Within a string, a marker is text."""
+        json = JsonEnd()
+
+        def write(text: str) -> None:
+            json.feed(text)
+            self.write(text)
+
+        while True:
+            end = yield from self.stream_until(write, _CALL, _END, _RETURN, _START)
+            if not json.quoted:
+                return end
+            while not self.held:  # the model also ends a call that it has left incomplete
+                yield from self._open()
+            write(end)
 
 
 _NOTATION = Notation(

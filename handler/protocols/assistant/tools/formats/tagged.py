@@ -15,7 +15,7 @@ from handler.protocols.assistant.tools.formats.json_calls import JsonCalls
 from handler.protocols.assistant.tools.formats.open_values import OpenValues, Tags
 from handler.protocols.assistant.tools.grammar import ANY, Notation, ToolSchema, pairs
 from handler.protocols.assistant.tools.json_text import STRING, ParameterValue, dumps
-from handler.protocols.assistant.tools.parsing import NAME, Format, Steps, Tool
+from handler.protocols.assistant.tools.parsing import NAME, BrokenCall, Format, Steps, Tool
 
 _KEY = re.compile(r"[^>\"'\n]{1,256}")
 
@@ -87,6 +87,8 @@ class TaggedCalls(OpenValues):
         key = yield from self._name(_KEY)
         types = schema.types(schema.property(schema.root, key))
         attributes, _ = yield from self.until(">")
+        if "<" in attributes:  # this tag has no end
+            raise BrokenCall
         if 'string="true"' in attributes and (not types or "string" in types):
             types = STRING
         elif 'string="false"' in attributes and not types:

@@ -1,4 +1,4 @@
-"""`proof.compare.mock_grpc` is a server for the engine grpc: each request has its tokens, and ends."""
+"""`tests.compare.mock_grpc` is a server for the engine grpc: each request has its tokens, and ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.servers import free_port
 
 def test_each_request_gets_a_token_a_step(tmp_path: Path) -> None:
     port = free_port()
-    mock = subprocess.Popen([sys.executable, "-m", "proof.compare.mock_grpc", str(port), "--pace", "200"])
+    mock = subprocess.Popen([sys.executable, "-m", "tests.compare.mock_grpc", str(port), "--pace", "200"])
     options = {
         "base_url": (f"grpc://127.0.0.1:{port}",),
         "base_url_kind": "vllm",

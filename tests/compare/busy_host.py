@@ -6,9 +6,9 @@ measured twice: with its engine on the server's core, and with its engine on the
 machine. The command has two modes:
 
     # streams beside a busy process, or without it (--whole)
-    python -m proof.compare.busy_host [--whole] [--clients 256,512,768,1024] [--rust PATH/vllm-rs --model DIRECTORY]
+    python -m tests.compare.busy_host [--whole] [--clients 256,512,768,1024] [--rust PATH/vllm-rs --model DIRECTORY]
     # requests per second, always without the busy process
-    python -m proof.compare.busy_host --requests [--rust PATH/vllm-rs --model DIRECTORY]
+    python -m tests.compare.busy_host --requests [--rust PATH/vllm-rs --model DIRECTORY]
 
 PATH/vllm-rs is the file `vllm/vllm-rs` in the wheel from `pip download --no-deps vllm==0.33.0`.
 `python -m tests.gpu.vllm.checkpoint` creates DIRECTORY and prints its name; it needs torch.
@@ -38,8 +38,8 @@ from proof.bench.cli import counts
 from proof.bench.machine import describe
 from proof.bench.processes import Server, Worker, lmi_serve
 from proof.bench.report import table
-from proof.compare.clients import Answers, Asking, Clients, Pings, Streaming, Streams, span
-from proof.compare.processes import child_by_command, cpu_seconds, free_port, process_seconds, started
+from tests.compare.clients import Answers, Asking, Clients, Pings, Streaming, Streams, span
+from tests.compare.processes import child_by_command, cpu_seconds, free_port, process_seconds, started
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 _MAX_RUNNING = 4096  # concurrent requests
@@ -136,7 +136,7 @@ def rust(binary: Path, model: Path) -> FrontEnd:
     def start(pace: float) -> Iterator[Server]:
         port, handshake = free_port(), free_port()
         url = f"http://127.0.0.1:{port}"
-        core = [sys.executable, "-m", "proof.compare.mock_core", f"tcp://127.0.0.1:{handshake}", "--pace", f"{pace:g}"]
+        core = [sys.executable, "-m", "tests.compare.mock_core", f"tcp://127.0.0.1:{handshake}", "--pace", f"{pace:g}"]
         command = [str(binary), "serve", str(model), "--served-model-name", "model", "--port", str(port)]
         command += ["--data-parallel-size-local", "0", "--data-parallel-size", "1"]
         command += ["--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(handshake)]

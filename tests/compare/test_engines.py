@@ -1,4 +1,4 @@
-"""`proof.compare.engines` from end to end, with echo as our engine and a stand-in for others' servers."""
+"""`tests.compare.engines` from end to end, with echo as our engine and a stand-in for others' servers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 
 from handler.core.errors import ConfigError
 from proof.bench import machine
-from proof.bench.client import AnswerReader
+from proof.bench.client import ResponseReader
 from proof.bench.processes import Server
-from proof.compare import engines, processes
-from proof.compare.processes import Cpu
+from tests.compare import engines, processes
+from tests.compare.processes import Cpu
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"), pytest.mark.long]
 
@@ -77,7 +77,7 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding
 TOKEN = b'{"choices":[{"text":"a"}]}'
 
 
-def read(*events: bytes) -> AnswerReader:
+def read(*events: bytes) -> ResponseReader:
     reader = engines.UsageReader()
     for at, event in enumerate(events):
         line = b"data: " + event + b"\n\n"

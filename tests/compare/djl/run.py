@@ -5,7 +5,7 @@ per token of the worker and its engine. All handlers run in turns, for each vers
 mode is only measured in versions that support it. The output is a table and one line of JSON. Java and Maven are
 required:
 
-    python -m proof.compare.djl.run [--versions 0.25.0,0.34.0] [--clients 32,128] [--pace 60]
+    python -m tests.compare.djl.run [--versions 0.25.0,0.34.0] [--clients 32,128] [--pace 60]
 
 The handlers null and upstream return one token per step. Our engine does not wait for the Java server. So a step
 returns all tokens since the previous step, and the ratios include this gain. The exit status is 1 if a request failed.
@@ -31,8 +31,8 @@ from proof.bench import machine, report
 from proof.bench.cli import counts
 from proof.bench.client import Closed, Target
 from proof.bench.processes import measure
-from proof.compare.processes import cpu_seconds
 from tests.clients import toolchains
+from tests.compare.processes import cpu_seconds
 from tests.djl.servers import DjlServer, newer
 from tests.environment import clean_environment
 

@@ -1,4 +1,4 @@
-"""`proof.compare.busy_host` from end to end: ours with echo, vLLM's Rust front end's stand-in with the mock core."""
+"""`tests.compare.busy_host` from end to end: ours with echo, vLLM's Rust front end's stand-in with the mock core."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from proof.compare import busy_host
-from proof.compare.clients import PINGS, Asking, Pings, Streaming
-from proof.compare.processes import cpu_seconds
-from tests.bench.rust_front_end import Front
+from tests.compare import busy_host
+from tests.compare.clients import PINGS, Asking, Pings, Streaming
+from tests.compare.processes import cpu_seconds
+from tests.compare.rust_front_end import Front
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, binds processes to cores"),
@@ -27,14 +27,14 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-BUSY_HOST = [sys.executable, "-m", "proof.compare.busy_host"]
+BUSY_HOST = [sys.executable, "-m", "tests.compare.busy_host"]
 
 
 @pytest.fixture
 def front() -> Iterator[Front]:
     """The front end of a mock core that takes 200 steps a second."""
     with closing(Front("tcp://127.0.0.1:*")) as front:
-        core = subprocess.Popen([sys.executable, "-m", "proof.compare.mock_core", front.address, "--pace", "200"])
+        core = subprocess.Popen([sys.executable, "-m", "tests.compare.mock_core", front.address, "--pace", "200"])
         try:
             yield front
         finally:
@@ -46,7 +46,7 @@ def front() -> Iterator[Front]:
 def rust(tmp_path: Path) -> list[str]:
     """The arguments that name the stand-in."""
     binary = tmp_path / "vllm-rs"
-    binary.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m tests.bench.rust_front_end "$@"\n')
+    binary.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m tests.compare.rust_front_end "$@"\n')
     binary.chmod(0o755)
     return ["--rust", str(binary), "--model", str(tmp_path)]
 

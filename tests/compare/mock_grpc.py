@@ -1,6 +1,6 @@
 """A mock of vLLM's gRPC server, which generates one token per step for each request, without a model.
 
-    python -m proof.compare.mock_grpc PORT --pace 50
+    python -m tests.compare.mock_grpc PORT --pace 50
 
 It listens on loopback, for `lmi serve MODEL --engine grpc -o option.base_url=grpc://127.0.0.1:PORT`. MODEL can be any
 model with the demo model's tokenizer.

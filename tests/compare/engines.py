@@ -5,7 +5,7 @@ engine's processes and of all others (the host). The first response after startu
 the same requests for OpenAI's completions, streamed, greedy and of equal length. The output is tables and one line of
 JSON. Run nothing else on the machine. `lmi bench --engine` compares our server with the engine alone instead:
 
-    python -m proof.compare.engines [-o KEY=VALUE ...] [--peer NAME='COMMAND ... --port {port}' ...]
+    python -m tests.compare.engines [-o KEY=VALUE ...] [--peer NAME='COMMAND ... --port {port}' ...]
 
 -o is an option as for `lmi serve`; run it with the Python in which the engine is installed. COMMAND starts a server
 that listens on loopback at {port}, responds at /health when it is ready, and names its model `model`, such as `vllm
@@ -29,9 +29,9 @@ from handler.core.command_line import add_repeatable
 from handler.core.errors import ConfigError
 from proof.bench import machine, report
 from proof.bench.cli import count, counts
-from proof.bench.client import AnswerReader, Closed, Result, Target, percentiles
+from proof.bench.client import Closed, ResponseReader, Result, Target, percentiles
 from proof.bench.processes import Server, lmi_serve, measure, option_arguments
-from proof.compare.processes import Cpu, cpu_seconds, free_port, started
+from tests.compare.processes import Cpu, cpu_seconds, free_port, started
 
 OURS = "lmi serve"
 FIRST = "first response"
@@ -44,7 +44,7 @@ _TIMEOUT = 300.0  # seconds until a request counts as failed
 _PROMPTS_EACH = 1 << 14  # prompt numbers reserved for each turn
 
 
-class UsageReader(AnswerReader):
+class UsageReader(ResponseReader):
     """A reader that takes the number of tokens from `usage` in the response's last event.
 
     vLLM joins several tokens in one event if its sender is slow. Such tokens count as 0 s apart, because a client
@@ -70,7 +70,7 @@ class Completions(Target):
     """A server that is measured with requests for OpenAI's completions."""
 
     path: ClassVar[str] = "/v1/completions"
-    reader: ClassVar[type[AnswerReader]] = UsageReader
+    reader: ClassVar[type[ResponseReader]] = UsageReader
 
     def body(self, prompt: str, tokens: int) -> dict[str, Any]:
         fixed = {"model": "model", "temperature": 0, "ignore_eos": True}

@@ -2,7 +2,7 @@
 
 It uses the protocol of vLLM 0.33 with ZeroMQ and msgpack. In each step, one message has the tokens of all requests.
 
-    python -m proof.compare.mock_core tcp://127.0.0.1:PORT --pace 50
+    python -m tests.compare.mock_core tcp://127.0.0.1:PORT --pace 50
 """
 
 from __future__ import annotations

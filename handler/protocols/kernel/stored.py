@@ -1,0 +1,140 @@
+"""The stored responses that later requests may continue: what a body refers to, and what a reply stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol
+
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.framing import dumps
+
+Kind = Literal["response", "thread"]
+"""The API of a stored response: "response" for the Responses API, "thread" for threads in Anthropic's API."""
+
+
+class Wanted(NamedTuple):
+    """The stored responses that a body refers to.
+
+    Attributes:
+        keeps: whether the response to the body should be stored.
+        previous: the id of the response that the body continues, or "" if it continues none.
+        items: the ids of individual stored items that the body refers to.
+    """
+
+    kind: Kind
+    keeps: bool
+    previous: str = ""
+    items: Sequence[str] = ()
+
+
+State = Literal["found", "missing", "broken", "in_progress", "failed", "too_long"]
+
+
+class Recalled(NamedTuple):
+    """The stored responses and items for a request.
+
+    Attributes:
+        state: the state of the response that the body continues. "broken" means that an earlier response of the
+            conversation is no longer stored.
+        head: the fields that were stored with the first response of the conversation.
+        history: the items of all earlier responses: the input of a response, then its output.
+        items: the stored items that the body refers to, by id.
+        size: the total size of these values in bytes.
+    """
+
+    state: State = "found"
+    head: Mapping[str, Any] = MappingProxyType({})
+    history: Sequence[Any] = ()
+    items: Mapping[str, Any] = MappingProxyType({})
+    size: int = 0
+
+
+NOTHING = Recalled()
+
+
+def too_long(field: object, what: str, most: int) -> InvalidParameter:
+    """Return the error for stored values that exceed the maximum request size.
+
+    Args:
+        field: the field of the body that refers to the stored values, with its value.
+        what: a plural noun for the stored values.
+        most: the maximum size in bytes.
+    """
+    return InvalidParameter(f"{field}: {what} exceed {most} bytes (max_request_size)")
+
+
+KeptItem = tuple[str, bytes]
+"""The id of an item in a request, and the item encoded as JSON."""
+
+
+def kept_items(items: Iterable[Mapping[str, Any]]) -> list[KeptItem]:
+    """Encode items for storage.
+
+    Raises:
+        InvalidPayload: an item cannot be encoded as JSON.
+    """
+    try:
+        return [(_id(item), dumps(item)) for item in items]
+    except TypeError as error:
+        raise InvalidPayload(f"the request cannot be stored: {error}") from None
+
+
+def _id(item: Mapping[str, Any]) -> str:
+    id = item.get("id")
+    return id if isinstance(id, str) else ""
+
+
+class KeptAnswer(NamedTuple):
+    """A response to store.
+
+    Attributes:
+        previous: the id of the response that this response continues, or "" if it continues none.
+        failed: whether the response failed, in which case no request can continue it.
+        head: the fields of the response other than its items.
+        given: the items of the request.
+        output: the items of the response.
+    """
+
+    id: str
+    kind: Kind
+    previous: str
+    failed: bool
+    head: Mapping[str, Any]
+    given: Sequence[KeptItem]
+    output: Sequence[Mapping[str, Any]]
+
+
+class Keeper(Protocol):
+    """Stores the responses of one client."""
+
+    def begin(self, id: str, answer: Mapping[str, Any]) -> None:
+        """Record that a response is in progress until it is stored or its request ends."""
+
+    def keep(self, answer: KeptAnswer) -> bool:
+        """Store a finished response, and return whether it was stored. This call blocks."""
+
+    def end(self) -> None:
+        """Record that the request has ended, and with it its response in progress."""
+
+
+class Keeping:
+    """Stores the response that a reply writes.
+
+    Args:
+        previous: the id of the response that this response continues, or "" if it continues none.
+        items: the items of the request.
+    """
+
+    def __init__(self, keeper: Keeper, kind: Kind, previous: str, items: Sequence[KeptItem]) -> None:
+        self._keeper, self._kind, self._previous, self._given = keeper, kind, previous, items
+
+    def begin(self, id: str, answer: Mapping[str, Any]) -> None:
+        """Record that the response is in progress."""
+        self._keeper.begin(id, answer)
+
+    def end(
+        self, id: str, head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], *, failed: bool = False
+    ) -> bool:
+        """Store the finished response, and return whether it was stored. This call blocks."""
+        return self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))

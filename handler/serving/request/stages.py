@@ -1,0 +1,320 @@
+"""The stages that work on a body and encode its requests. `STAGES` lists them in their order."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from handler.core.errors import InvalidPayload, Overloaded
+from handler.core.media import MEDIA, Medium
+from handler.core.text import Prompt
+from handler.core.values import Request, Task
+from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.protocols.kernel.body import inflate, value_size
+from handler.protocols.kernel.dialect import Dialect
+from handler.protocols.kernel.stored import NOTHING
+from handler.serving.encoder import check_structured_output, is_long
+from handler.serving.quota import BODY_MEMORY, Count, Share
+from handler.serving.request.gate import BatchGate
+from handler.serving.request.life import JOIN, Life
+from handler.serving.request.plan import Encoding, Intake, Plan, Resource, Stage, Time, Wait
+from handler.serving.stored_responses import ResponseStore
+
+if TYPE_CHECKING:
+    from handler.serving.admission import Admission
+
+T = TypeVar("T")
+
+PARSE_INLINE = 1 << 16
+"""Bytes up to which a body is parsed on the event loop. Larger bodies are parsed on a thread."""
+
+_MEASURE_INLINE = 1 << 10  # lists and objects; the memory of a small body with more of them is only estimated
+_ESTIMATED = 1 << 15  # bytes of memory; larger values are measured after they have been decoded
+
+MOST_TOKENIZING = 8
+"""Maximum number of concurrent requests that only tokenize. Requests for inference use the same threads."""
+
+_TURN = frozenset({Resource.TURN})
+
+
+class Decompression:
+    """Decompresses bodies that have a Content-Encoding, on a thread."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._limit = admission.preprocessor.context.config.max_request_size
+
+    def body(self, intake: Intake) -> Wait:
+        if not intake.head.encoding:
+            return None
+        call = functools.partial(self._inflate, intake)
+        return self._admission.submit(call, len(intake.body), intake.head.owner, apart=False)
+
+    def _inflate(self, intake: Intake) -> None:
+        memory = intake.memory
+        intake.body = inflate(intake.body, self._limit, lambda size: memory.take(BODY_MEMORY * size))
+
+
+class Decoding:
+    """Decodes bodies: inline, on a thread, or on the thread of the formatters if one of them reads the body."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._preprocessor = admission.preprocessor
+
+    def body(self, intake: Intake) -> Wait:
+        head, preprocessor = intake.head, self._preprocessor
+        may_format = preprocessor.adapter_formatters.read or head.formatters.input is not None
+        if may_format and (title := preprocessor.input_formatter(head)):
+            return self._admission.on_loop(self._admission.formatters.submit(title, self._decode, intake))
+        if len(intake.body) < PARSE_INLINE:
+            self._decode(intake)
+            return None
+        return self._admission.run(len(intake.body), functools.partial(self._decode, intake), head.owner)
+
+    def _decode(self, intake: Intake) -> None:
+        body, head = intake.body, intake.head
+        estimate = self._preprocessor.decoded_size(body, head)
+        intake.memory.set(len(body) + estimate)
+        intake.decoded = decoded = self._preprocessor.decode(body, head)
+        if estimate > _ESTIMATED:
+            most = _MEASURE_INLINE if len(body) < PARSE_INLINE else sys.maxsize
+            estimate = min(estimate, decoded.size or value_size(decoded.value, most))
+        intake.size = estimate
+
+
+class Recall:
+    """Loads the stored responses that a body refers to, and checks that there is room to store its own response."""
+
+    def __init__(self, admission: Admission, store: ResponseStore) -> None:
+        self._admission = admission
+        self._store = store
+
+    def body(self, intake: Intake) -> Wait:
+        dialect = intake.head.dialect
+        if dialect is None or type(dialect).wanted is Dialect.wanted:
+            return None
+        return self._recall(intake, dialect)
+
+    async def _recall(self, intake: Intake, dialect: Dialect) -> None:
+        store, owner, memory, size = self._store, intake.head.owner, intake.memory, len(intake.body)
+        assert intake.decoded is not None, "the body has been decoded"
+        find = functools.partial(dialect.wanted, intake.decoded.value)
+        wanted = find() if size < PARSE_INLINE else await self._admission.run(size, find, owner)
+        if wanted is None:
+            return
+        if wanted.keeps and size > store.most_bytes:
+            raise InvalidPayload(
+                f"the request has {size} bytes; at most {store.most_bytes} are stored (option.responses_max_bytes)"
+            )
+        if wanted.keeps:
+            store.check_calls(owner)
+        if wanted.keeps and store.may_be_full:
+            await self._admission.on_loop(store.check_room(owner, size))
+        intake.recalled = NOTHING
+        if wanted.previous or wanted.items:
+            take = functools.partial(_take_body, memory)
+            intake.recalled = await self._admission.on_loop(store.recall(owner, wanted, take))
+            intake.size += intake.recalled.size
+
+
+def _take_body(memory: Share, num_bytes: int) -> None:
+    memory.take(BODY_MEMORY * num_bytes)
+
+
+class Parsing:
+    """Parses decoded bodies with their dialect, inline or on a thread."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._preprocessor = admission.preprocessor
+
+    def body(self, intake: Intake) -> Wait:
+        size = intake.num_bytes
+        if size < PARSE_INLINE:
+            self._parse(intake)
+            return None
+        return self._admission.run(size, functools.partial(self._parse, intake), intake.head.owner)
+
+    def _parse(self, intake: Intake) -> None:
+        assert intake.decoded is not None, "the body has been decoded"
+        intake.parsed = self._preprocessor.parse(intake.decoded, intake.head, intake.recalled)
+
+
+class MediaLoading:
+    """Loads the images, audio and video of requests. If the request ends, the downloads are cancelled."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+
+    def encode(self, encoding: Encoding) -> Wait:
+        return self._load(encoding) if encoding.request.media else None
+
+    async def _load(self, encoding: Encoding) -> None:
+        loading = self._admission.media.load(encoding.request.media, encoding.owner)
+        loaded = await self._admission.on_loop(loading)
+        encoding.hold(loaded.reservation.close)
+        encoding.media = loaded.media
+
+
+class Tokenizing:
+    """Tokenizes prompts: inline, on a thread, or on a thread for long prompts."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._encoder = admission.preprocessor.encoder
+        self._num_tokenizing = Count()
+
+    def encode(self, encoding: Encoding) -> Wait:
+        if encoding.take is not None:
+            return self._tokenize(encoding)
+        if encoding.num_bytes < self._admission.tokenize_inline and not encoding.media:
+            encoding.request, encoding.prompt = self._encoder.encode(encoding.request, encoding.media)
+            return None
+        return self._encode(encoding)
+
+    async def _encode(self, encoding: Encoding) -> None:
+        """Encode a request on a thread, which keeps nothing else of it alive once its client has gone."""
+        encoding.request, encoding.prompt = await self._on_thread(self._encoder.encode, encoding)
+
+    async def _tokenize(self, encoding: Encoding) -> None:
+        """Tokenize a prompt of any length for a request that needs no engine."""
+        assert encoding.take is not None, "the request only tokenizes"
+        if self._num_tokenizing.value >= MOST_TOKENIZING:  # media are not counted: they have limits of their own
+            raise Overloaded(f"too many requests are being tokenized: {MOST_TOKENIZING}")
+        with self._num_tokenizing:
+            take = functools.partial(self._take, encoding.take)
+            if encoding.num_bytes < self._admission.tokenize_inline and not encoding.media:
+                take(encoding.request, encoding.media)
+            else:
+                await self._on_thread(take, encoding)
+
+    def _on_thread(self, use: Callable[[Request, Sequence[Medium]], T], encoding: Encoding) -> asyncio.Future[T]:
+        size = encoding.num_bytes + sum(len(medium.data) for medium in encoding.media)  # the media are copied
+        call = functools.partial(use, encoding.request, encoding.media)
+        return self._admission.submit(call, size, encoding.owner, apart=is_long(encoding.request))
+
+    def _take(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
+        take(self._encoder.tokenize(request, media))
+
+
+class Trial:
+    """Tries in a process of its own whether the engine can apply the structured output of a request."""
+
+    def __init__(self, admission: Admission, validator: StructuredOutputValidator) -> None:
+        self._admission = admission
+        self._validator = validator
+
+    def encode(self, encoding: Encoding) -> Wait:
+        output = encoding.request.sampling.structured_output
+        if output is None or encoding.take is not None:
+            return None
+        return self._check(encoding.request, self._validator.check(output, encoding.owner))
+
+    async def _check(self, request: Request, trial: Future[str]) -> None:
+        check_structured_output(request, await self._admission.on_loop(trial))
+
+
+class Gating:
+    """Waits at the gate for the dynamic batch of a request."""
+
+    def __init__(self, gate: BatchGate) -> None:
+        self._gate = gate
+
+    def queue(self, life: Life, requests: Sequence[Request], owner: str) -> Wait:
+        life.on(JOIN)
+        turn = self._gate.join(owner, line=requests[0].background is not None)
+        life.hold(functools.partial(self._gate.leave, turn))
+        return self._gate.wait(turn)
+
+
+# -- the order of the stages, and which of them a server needs -----------------------------------------------------
+
+
+def _receiving(admission: Admission) -> Stage | None:
+    """Receive the body. A host whose loop runs in steps has the body with the head."""
+    return None if admission.is_stepped else Stage("body", Time.CLIENT)
+
+
+def _handle(admission: Admission) -> Stage | None:
+    """Call `handle` of model.py (`http/custom.py`). Its parts wait for the client beside the call, not in it."""
+    if admission.preprocessor.formatters.handle is None:
+        return None
+    return Stage("handle", Time.THREAD, holds=frozenset({Resource.CALL}))
+
+
+def _decompression(admission: Admission) -> Stage:
+    headers, hook = frozenset({"content-encoding"}), Decompression(admission).body
+    return Stage("decompress", Time.THREAD, holds=_TURN, headers=headers, body=hook)
+
+
+def _decoding(admission: Admission) -> Stage:
+    return Stage("decode", Time.THREAD, holds=_TURN, body=Decoding(admission).body)
+
+
+def _recall(admission: Admission) -> Stage | None:
+    store = admission.preprocessor.store
+    if store is None:
+        return None
+    return Stage("stored responses", Time.THREAD, holds=_TURN, body=Recall(admission, store).body)
+
+
+def _parsing(admission: Admission) -> Stage:
+    return Stage("parse", Time.THREAD, holds=_TURN, body=Parsing(admission).body)
+
+
+def _media(admission: Admission) -> Stage | None:
+    context = admission.preprocessor.context
+    if context.task is not Task.TRANSCRIPTION and all(context.no_media.get(kind, "none") for kind in MEDIA):
+        return None
+    return Stage("media", Time.THREAD, holds=_TURN, encode=MediaLoading(admission).encode)
+
+
+def _tokenizing(admission: Admission) -> Stage:
+    return Stage("tokenize", Time.THREAD, holds=_TURN, encode=Tokenizing(admission).encode)
+
+
+def _trial(admission: Admission) -> Stage | None:
+    validator = admission.preprocessor.encoder.validator
+    if validator is None:
+        return None
+    return Stage("trial of structured output", Time.THREAD, holds=_TURN, encode=Trial(admission, validator).encode)
+
+
+def _gate(admission: Admission) -> Stage | None:
+    if admission.gate is None:
+        return None
+    return Stage("gate", Time.LOOP, keeps=frozenset({Resource.GATE}), queue=Gating(admission.gate).queue)
+
+
+def _submission(admission: Admission) -> Stage:
+    return Stage("submit", Time.LOOP, keeps=frozenset({Resource.SEQUENCE}))
+
+
+def _writing(admission: Admission) -> Stage:
+    """Send the response. The host buffers what the client has not read, within the memory quota and time limits."""
+    return Stage("writer", Time.CLIENT, follows=True)
+
+
+STAGES: Sequence[Callable[[Admission], Stage | None]] = (
+    _receiving, _handle, _decompression, _decoding, _recall, _parsing, _media, _tokenizing, _trial, _gate, _submission,
+    _writing,
+)  # fmt: skip
+"""Functions that return the stages after the head in their order, or None for a stage that the server does not need."""
+
+
+def plan_of(admission: Admission) -> Plan:
+    """Return the plan of a server.
+
+    Raises:
+        ValueError: a stage breaks the rule of `Plan`.
+    """
+    stages = [*admission.preprocessor.plan.stages]
+    for stage_of in STAGES:
+        if (stage := stage_of(admission)) is not None:
+            stages.append(stage)
+    return Plan(stages)

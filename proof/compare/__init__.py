@@ -1,1 +1,0 @@
-"""Comparisons with other servers on the same machine. In a checkout, run `python -m proof.compare.NAME`."""
