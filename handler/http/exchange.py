@@ -125,6 +125,7 @@ class Exchange:
             socket is full, the client has disconnected, or earlier bytes have not been sent yet.
         is_whole: whether the response is sent only when it is complete.
         keep_alive: whether the connection stays open after the response.
+        memo: values that follow from the head of the request, or None (see `RequestHead`).
         phase: phase of the response.
         written_at: time of the last chunk, as returned by time.monotonic().
     """
@@ -143,6 +144,7 @@ class Exchange:
         "is_paused",
         "is_whole",
         "keep_alive",
+        "memo",
         "phase",
         "scope",
         "wake",
@@ -162,6 +164,7 @@ class Exchange:
         self._unwritten = b""  # the head of the response, until the first bytes of the body are written with it
         self.scope = scope
         self.keep_alive = head.keep_alive
+        self.memo = head.memo
         self.phase = WAITING
         self.is_paused = True
         self.is_whole = False
@@ -399,6 +402,7 @@ class AsgiExchange:
 
     is_paused = True  # everything is written with `send`
     num_unsent = 0  # the server counts unsent bytes itself
+    memo: dict[str, Any] | None = None  # the server tells no head from another
 
     def __init__(self, receive: Receive, send: Send, http_version: str) -> None:
         self._receive = receive

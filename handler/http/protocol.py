@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 
 from handler.core.errors import ServingError, Unavailable
 from handler.http.exchange import EXCHANGE, STARTED, Exchange, Flow
-from handler.http.parser import MAX_HEAD, RequestHead, RequestParser
+from handler.http.parser import MAX_HEAD, RawHeaders, RequestHead, RequestParser
 from handler.protocols.kernel.errors import FRONT_END, SERVER, ErrorFormat, retry_headers
 
 HEAD_SECONDS = 60.0  # maximum seconds for the request line and headers, from their first byte or the connection's start
@@ -402,7 +402,7 @@ class Protocol(asyncio.Protocol):
         if self._current is None:
             self._timer.clear()
 
-    def on_head(self, head: RequestHead) -> None:
+    def on_head(self, head: RequestHead, headers: RawHeaders) -> None:
         scope = {
             **self._scope,
             "http_version": head.version,
@@ -410,7 +410,7 @@ class Protocol(asyncio.Protocol):
             "path": head.path,
             "raw_path": head.raw_path,
             "query_string": head.query,
-            "headers": head.headers,
+            "headers": headers,
             "state": {},
         }
         exchange = Exchange(self, head, scope)

@@ -16,7 +16,7 @@ import pytest
 
 from handler.http import protocol
 from handler.http.exchange import EXCHANGE, Exchange
-from handler.http.parser import MAX_FIELDS, RequestHead, RequestParser
+from handler.http.parser import MAX_FIELDS, RawHeaders, RequestHead, RequestParser
 from tests.one_test import in_one_test
 from tests.unit.http.connection import (
     DEADLINE,
@@ -526,6 +526,11 @@ def test_an_escaped_path_is_unquoted_once(path: bytes, meant: str) -> None:
     assert found == [(meant, query[1:] or b"%41")]
 
 
+def test_an_absolute_url_needs_no_path() -> None:
+    found = asyncio.run(exchange(mirror, [b"GET http://host HTTP/1.1\r\nConnection: close\r\n\r\n"]))
+    assert (_status(found), b"GET / " in found) == (b"200", True)
+
+
 def test_long_heads_wait_for_other_connections_but_a_health_check_does_not() -> None:
     head = b"GET /%b HTTP/1.1\r\n\r\n" % (b"%" * 8000)
 
@@ -635,6 +640,83 @@ def test_trailers_are_no_headers(size: int) -> None:
     assert bodies(asyncio.run(exchange(mirror, parts, b"abc"))) == [b"POST /a transfer-encoding abc"]
 
 
+# -- a head that comes again -------------------------------------------------------------------------------------
+
+
+def _post(body: bytes, more: bytes = b"", path: bytes = b"/a") -> bytes:
+    return b"POST %b HTTP/1.1\r\n%bcontent-Length: %d\r\nX: y\r\n\r\n%b" % (path, more, len(body), body)
+
+
+REPEATED = (
+    [_post(b"one")] * 3
+    + [_post(b""), _post(b"x" * 70_000), _post(b"GET / HTTP/1.1\r\n\r\n"), _post(b"one", path=b"/b"), _post(b"1")]
+    + [GET, GET, _post(b"two"), CHUNKED + b"\r\n", CHUNKED + b"\r\n", _post(b"two", b"Host: h\r\n")]
+    + [GET.replace(b"\r\n\r\n", b"\r\nHost: h\r\n\r\n"), _post(b"two", OFFER), _post(b"three", OFFER), GET]
+)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100, 1 << 20])
+def test_a_head_that_comes_again_is_read_as_if_it_were_new(size: int) -> None:
+    data = b"".join(REPEATED) + b"GET /end HTTP/1.1\r\nConnection: close\r\n\r\n"
+    parts = [data[start : start + size] for start in range(0, len(data), size)]
+    alone = [bodies(asyncio.run(_last(request)))[0] for request in REPEATED]
+    assert bodies(asyncio.run(exchange(mirror, parts)))[:-1] == alone
+
+
+async def _last(request: bytes) -> bytes:
+    """Return the response to a request that is the only one of its connection."""
+    async with connected(mirror) as connection:
+        connection.receive(request)
+        connection.writer.write_eof()
+        return await connection.read_all()
+
+
+@pytest.mark.parametrize(
+    ("second", "status"),
+    [
+        (_post(b"two"), b"200"),
+        (_post(b"two").replace(b": 3", b": +3"), b"400"),
+        (_post(b"two").replace(b": 3", b": "), b"400"),
+        (_post(b"two").replace(b": 3", b": 3\r\nContent-Length: 3"), b"400"),
+        (_post(b"two").replace(b": 3", b": 3\r\nTransfer-Encoding: chunked"), b"400"),
+        (_post(b"two").replace(b": 3", b": " + b"9" * 30), b"400"),
+        (_post(b"two").replace(b": 3", b": 3" + b"\r\na:b" * 127), b"431"),
+    ],
+)
+def test_a_head_that_differs_only_near_its_length_is_parsed(second: bytes, status: bytes) -> None:
+    found = asyncio.run(
+        exchange(mirror, [_post(b"one"), second, GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")])
+    )
+    assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:3]] == [b"200", status]
+
+
+def test_requests_with_the_same_head_share_its_memo_and_no_others_do() -> None:
+    memos = list[dict[str, Any] | None]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        memos.append(scope["extensions"][EXCHANGE].memo)
+        names = [name for name, _ in scope["headers"]]
+        scope["headers"].append((b"own", b"header of this request"))
+        await answer(send, b",".join(names) + b" end")
+
+    async def story() -> None:
+        other = _post(b"one", path=b"/b")
+        for _ in range(2):
+            async with connected(app) as connection:
+                for request in (_post(b"one"), _post(b"three"), _post(b"four"), other, _post(b"one"), _post(b"one")):
+                    connection.receive(request)
+                    assert (await connection.read_until(b" end")).endswith(b"\r\ncontent-length,x end")
+
+    asyncio.run(story())
+    first, same, again, other, back, last = memos[:6]
+    assert (first, other, back) == (None, None, None)
+    assert same is not None
+    assert same is again
+    assert not any(same is memo for memo in (last, *memos[6:]))
+
+
+# -- what cannot be parsed ----
+
 # -- what cannot be parsed ---------------------------------------------------------------------------------------
 
 
@@ -683,9 +765,9 @@ def _heads(monkeypatch: pytest.MonkeyPatch) -> list[RequestHead]:
     heads: list[RequestHead] = []
     on_head = protocol.Protocol.on_head
 
-    def note(connection: protocol.Protocol, head: RequestHead) -> None:
+    def note(connection: protocol.Protocol, head: RequestHead, headers: RawHeaders) -> None:
         heads.append(head)
-        on_head(connection, head)
+        on_head(connection, head, headers)
 
     monkeypatch.setattr(protocol.Protocol, "on_head", note)
     return heads
