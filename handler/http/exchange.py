@@ -61,16 +61,14 @@ class Flow:
         self._transport = transport
         self._reasons = set[str]()  # for which the connection is not read
         self._writable = asyncio.Event()
-        self._writable.set()
-
-    @property
-    def write_paused(self) -> bool:
-        return not self._writable.is_set()
+        self.write_paused = False
 
     def pause_writing(self) -> None:
+        self.write_paused = True
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        self.write_paused = False
         self._writable.set()
 
     async def drain(self) -> None:
@@ -110,6 +108,9 @@ class Connection(Protocol):
     def end_response(self, *, keep_alive: bool) -> None:
         """The response has been written."""
 
+    def end_task(self) -> None:
+        """The application has returned. This is called by its task."""
+
 
 class Exchange:
     """A request and its response. Its methods are the `receive` and `send` of ASGI, and operations that ASGI either
@@ -141,6 +142,7 @@ class Exchange:
         "_more_body",
         "_reads_on",
         "_unwritten",
+        "_was_read",
         "is_paused",
         "is_whole",
         "keep_alive",
@@ -156,6 +158,7 @@ class Exchange:
         self._event = asyncio.Event()
         self._body = bytearray()
         self._more_body = True
+        self._was_read = False  # whether the application has begun to read the body
         self._expects_continue = head.expects_continue
         self._reads_on = False  # whether the connection is being read after the end of the body
         self._is_old = head.version < "1.1"  # whether the client knows no chunks
@@ -184,6 +187,22 @@ class Exchange:
         self._more_body = False
         self._event.set()
 
+    @property
+    def has_body(self) -> bool:
+        """Return whether the whole body has been received."""
+        return not self._more_body
+
+    def take_body(self) -> bytes | None:
+        """Return the whole body, as `receive` would, or None if the application must call `receive`."""
+        if self._more_body or self._was_read or self._expects_continue or self.phase >= COMPLETE:
+            return None
+        self._was_read = True
+        self._event.clear()
+        self._connection.flow.resume_reading()
+        body = bytes(self._body)
+        self._body.clear()
+        return body
+
     async def receive(self) -> Message:
         transport = self._connection.transport
         if self._expects_continue and not transport.is_closing():
@@ -196,6 +215,7 @@ class Exchange:
             self._event.clear()
         if self.is_over:
             return {"type": "http.disconnect"}
+        self._was_read = True
         body = bytes(self._body)
         self._body.clear()
         return {"type": "http.request", "body": body, "more_body": self._more_body}
@@ -212,14 +232,15 @@ class Exchange:
         """Call the application. If it fails, the response is status 500, or it breaks off."""
         try:
             await app(self.scope, self.receive, self.send)
+            if self.phase < COMPLETE:
+                ending = "completing" if self.phase == STARTED else "starting"
+                log.error("ASGI callable returned without %s response.", ending)
+                await self._break_off()
         except BaseException as error:
             log.error("Exception in ASGI application\n", exc_info=error)
             await self._break_off()
-            return
-        if self.phase < COMPLETE:
-            ending = "completing" if self.phase == STARTED else "starting"
-            log.error("ASGI callable returned without %s response.", ending)
-            await self._break_off()
+        finally:
+            self._connection.end_task()
 
     async def _break_off(self) -> None:
         if self.phase == WAITING:
@@ -401,6 +422,7 @@ class AsgiExchange:
     """
 
     is_paused = True  # everything is written with `send`
+    has_body = False  # only the server knows
     num_unsent = 0  # the server counts unsent bytes itself
     memo: dict[str, Any] | None = None  # the server tells no head from another
 
@@ -413,6 +435,9 @@ class AsgiExchange:
         self.is_over = False
         self.written_at = 0.0
         self.wake = self._event.set
+
+    def take_body(self) -> None:
+        """Return None, because the body is read with `receive`."""
 
     def send_whole(self) -> None:
         """Do nothing, because the server decides whether a half-closed connection counts as disconnected."""

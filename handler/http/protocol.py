@@ -449,9 +449,11 @@ class Protocol(asyncio.Protocol):
         self._turns.soon(self.loop, start, quick=method != "POST")
 
     def _run(self, exchange: Exchange) -> None:
-        task = self.loop.create_task(exchange.run(self._app))
-        self._server.tasks.add(task)
-        task.add_done_callback(self._server.tasks.discard)
+        self._server.tasks.add(self.loop.create_task(exchange.run(self._app)))
+
+    def end_task(self) -> None:
+        """Remove the current task, which has answered a request, from the tasks of the server."""
+        self._server.tasks.discard(asyncio.current_task())  # type: ignore[arg-type]  # never None in a task
 
     # -- responses -----------------------------------------------------------------------------------------------
 
