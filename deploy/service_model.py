@@ -118,14 +118,14 @@ def _constraints(shape: Any, value: Any) -> Iterator[str]:
         yield f"Member must have {what} less than or equal to {most}"
         return  # without matching an oversized value against the pattern
     pattern, known = shape.metadata.get("pattern"), getattr(shape, "enum", ())
-    if pattern is not None and (compiled := _compiled(pattern)) is not None and not compiled.fullmatch(value):
+    if pattern is not None and (compiled := compiled_pattern(pattern)) is not None and not compiled.fullmatch(value):
         yield f"Member must satisfy regular expression pattern: {pattern}"
     if known and value not in known:
         yield f"Member must satisfy enum value set: [{', '.join(known)}]"
 
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str] | None:
+def compiled_pattern(pattern: str) -> re.Pattern[str] | None:
     """Return the compiled pattern, or None if Python does not support its Java syntax."""
     try:
         return re.compile(pattern)

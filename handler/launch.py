@@ -239,7 +239,7 @@ def _launch(arguments: argparse.Namespace) -> int:
     served = _find(url, key, arguments.name)
     settings = AGENTS[arguments.agent].settings(served)
     variables = _direct(url) | {name: str(value) for name, value in settings.variables.items() if value is not None}
-    files = chain(*((option, _private_file(text)) for option, text in settings.files.items()))
+    files = chain(*((option, private_file(text)) for option, text in settings.files.items()))
     words = [arguments.agent, *settings.arguments, *files, *(arguments.words or settings.command)]
     if arguments.print:
         print(*(f"export {name}={shlex.quote(value)}" for name, value in variables.items()), sep="\n")
@@ -341,7 +341,7 @@ def _get(url: str, key: str) -> bytes:
         raise OSError(repr(error)) from None  # the URL is wrong, or the server does not speak HTTP
 
 
-def _private_file(text: str) -> str:
+def private_file(text: str) -> str:
     """Write the text to a file that only the user can read, and return the path of the file.
 
     The agent may read the file as long as it runs, so the file is deleted only by a much later launch. The file name is

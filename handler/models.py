@@ -173,7 +173,7 @@ def _remove(arguments: argparse.Namespace) -> int:
             hint = hint_of(name, [model.name for model in models])
             raise ConfigError(f"lmi models rm: no model {name!r} in the caches{hint}")
         chosen += matching
-    if used := _in_use([model.path for model in chosen]):
+    if used := model_in_use([model.path for model in chosen]):
         raise ConfigError(
             f"lmi models rm: nothing was removed, because process {used[0]} is using files in {used[1]}; stop it first"
         )
@@ -190,7 +190,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
+def model_in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
     """Find a process that has opened or mapped one of the paths, or a file below one of them.
 
     Only processes that the current user may inspect are considered.

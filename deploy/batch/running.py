@@ -127,7 +127,7 @@ def wait(aws: Aws, name: str, report: Report) -> list[str]:
         status = job["TransformJobStatus"]
         report(Progress(_key(name), status, phase, elapsed, 0.0))
         if status == "Completed":
-            return _outputs(aws, job)
+            return output_uris(aws, job)
         if status not in _RUNNING:
             raise _failure(aws, job)
     raise AssertionError("the polls never end")
@@ -162,10 +162,10 @@ def _phase(aws: Aws, job: Mapping[str, Any], total: int) -> str:
         return {"Completed": "done"}.get(job["TransformJobStatus"], "ended")
     if "TransformStartTime" not in job:
         return "finding instances, loading the model"
-    return f"{len(_outputs(aws, job))} of {counted(total, 'file')} done" if total else "transforming"
+    return f"{len(output_uris(aws, job))} of {counted(total, 'file')} done" if total else "transforming"
 
 
-def _outputs(aws: Aws, job: Mapping[str, Any]) -> list[str]:
+def output_uris(aws: Aws, job: Mapping[str, Any]) -> list[str]:
     """Return the URIs of the outputs that the job has written, or [] if they cannot be listed."""
     try:
         return outputs(aws, output_of(job), since=job["CreationTime"].replace(microsecond=0))
@@ -179,7 +179,7 @@ def _failure(aws: Aws, job: Mapping[str, Any]) -> Failed:
     hints = [advice(reason, lines)]
     if lines:
         hints += ["Last lines of the log:", *(f"  {line}" for line in lines[-10:])]
-    if uris := _outputs(aws, job):
+    if uris := output_uris(aws, job):
         hints += [f"{counted(len(uris), 'file')} finished before the job ended.", *where(uris, output_of(job))]
     return Failed(f"{_key(job['TransformJobName'])}: {reason}", "\n".join(hint for hint in hints if hint))
 

@@ -40,13 +40,13 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
-    arguments = _parser(prog).parse_all(sys.argv[1:] if argv is None else argv)
+    arguments = make_parser(prog).parse_all(sys.argv[1:] if argv is None else argv)
     try:
         return int(arguments.run(arguments))
     except (BotoCoreError, ClientError, ResponseParserError) as error:
-        return _print_error(as_deploy_error(error))
+        return print_error(as_deploy_error(error))
     except DeployError as error:
-        return _print_error(error)
+        return print_error(error)
     except BrokenPipeError:
         return 1
     except KeyboardInterrupt:
@@ -68,7 +68,7 @@ class _AnyOrder(Parser):
             self._within = False
 
 
-def _parser(prog: str) -> Parser:
+def make_parser(prog: str) -> Parser:
     parser = Parser(prog=prog, description="Deploy a model to a SageMaker endpoint, and send requests to it.")
     add_commands(parser)
     return parser
@@ -82,6 +82,6 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     add_installed(commands, "lmi.deploy.commands")
 
 
-def _print_error(error: DeployError) -> int:
+def print_error(error: DeployError) -> int:
     print(for_terminal(f"lmi deploy: {error}\n{error.advice}".rstrip(), sys.stderr), file=sys.stderr)
     return error.status

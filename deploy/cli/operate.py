@@ -67,14 +67,14 @@ def _logs(arguments: argparse.Namespace) -> int:
     if not arguments.follow:
         lines = [line for group in groups for line in logs.lines(aws, group, since=since, pattern=arguments.filter)]
         for line in sorted(lines, key=lambda line: line.at):
-            _show(line)
+            show_line(line)
         if not lines:
             _refuse_none(aws, groups)
             print(f"no lines were logged in the last {arguments.since}", file=sys.stderr)
         return 0
     with contextlib.suppress(KeyboardInterrupt):
         for line in logs.follow(aws, groups, since=since, pattern=arguments.filter):
-            _show(line)
+            show_line(line)
     return 0
 
 
@@ -91,7 +91,7 @@ def _refuse_none(aws: Aws, groups: Sequence[str]) -> None:
         )
 
 
-def _show(line: logs.Line) -> None:
+def show_line(line: logs.Line) -> None:
     at = datetime.fromtimestamp(line.at / 1000, timezone.utc).strftime("%H:%M:%S")
     print(for_terminal(f"{at} {line.stream.rpartition('/')[2][-8:]} {line.text}"), flush=True)
 

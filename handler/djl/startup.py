@@ -79,7 +79,7 @@ _EMBEDDED_ONLY = {
 connections.
 """
 
-_AT_END = contextlib.AsyncExitStack()
+AT_END = contextlib.AsyncExitStack()
 """Contexts to exit when the event loop ends. In rolling and dynamic batching, the loop ends only with the process."""
 
 _TIME_LIMIT = 900.0  # seconds, because DJL does not report that a client has disconnected (option.request_time_limit)
@@ -266,7 +266,7 @@ async def load(config: Config, formatters: Formatters, directory: Path, *, stepp
         model = await on_failure.enter_async_context(host)
         await _wait_ready(model)
         log.info("%s", times.ready(model))
-        _AT_END.push_async_exit(on_failure.pop_all())
+        AT_END.push_async_exit(on_failure.pop_all())
     return model
 
 

@@ -26,7 +26,7 @@ log = logging.getLogger("handler.batcher")
 
 _MALFORMED = "request failed in the engine: it returned malformed output, or an id that the tokenizer does not have"
 _EXPIRY_INTERVAL = 0.25  # minimum seconds between two checks for expired requests
-_PATIENCE = 10.0  # seconds after which an owner without started batch requests may displace another owner's request
+PATIENCE = 10.0  # seconds after which an owner without started batch requests may displace another owner's request
 
 
 class ClientChannel(Protocol):
@@ -503,7 +503,7 @@ class Batcher:
         if request.background is None:
             self._queue.add(active.id, request.priority, active, owner, follows=follows)
         else:
-            active.start_by = now + _PATIENCE
+            active.start_by = now + PATIENCE
             self._background.add(request.background, active)
         self._admit()
         return active.id

@@ -51,7 +51,7 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Weight files that PEFT's `save_pretrained` writes next to adapter_config.json."""
 
 _OF_MACOS = "__MACOSX"  # directory that macOS adds to archives
-_MAX_CONFIG = 1 << 20  # maximum size of an adapter_config.json, in bytes; PEFT writes about one thousand
+MAX_CONFIG = 1 << 20  # maximum size of an adapter_config.json, in bytes; PEFT writes about one thousand
 
 
 def check_name(name: str) -> None:
@@ -113,9 +113,9 @@ def _check_config(src: str, file: Path) -> None:
     try:
         _check_regular(src, file)
         with file.open("rb") as stream:
-            content = stream.read(_MAX_CONFIG + 1)
-        if len(content) > _MAX_CONFIG:
-            raise AdapterFailed(f"src={src}: {file.name} has more than {_MAX_CONFIG} bytes")
+            content = stream.read(MAX_CONFIG + 1)
+        if len(content) > MAX_CONFIG:
+            raise AdapterFailed(f"src={src}: {file.name} has more than {MAX_CONFIG} bytes")
         config = json.loads(text_files.decode(content, mark=False), parse_constant=_finite, parse_float=_finite)
     except FileNotFoundError:
         raise AdapterFailed(f"src={src}: contains no {file.name}") from None

@@ -11,7 +11,7 @@ from handler.core.media import Upload
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-_MOST_PARTS = 64  # maximum number of parts; OpenAI's routes have about ten
+MAX_PARTS = 64  # maximum number of parts; OpenAI's routes have about ten
 _MOST_TEXT = 1 << 20  # maximum size of a part that is not a file, in bytes
 _MOST_BOUNDARY = 70  # maximum characters (RFC 2046, section 5.1.1)
 
@@ -96,8 +96,8 @@ class FormReader:
 
     def _begin(self) -> None:
         self._number += 1
-        if self._number > _MOST_PARTS:
-            raise InvalidPayload(f"the form has more than {_MOST_PARTS} parts")
+        if self._number > MAX_PARTS:
+            raise InvalidPayload(f"the form has more than {MAX_PARTS} parts")
         self._headers, self._data = {}, bytearray()
 
     def _header(self) -> None:

@@ -42,11 +42,11 @@ MOST_DECODED = MAX_VALUES * 240 + MAX_NUMBERS * 40
 
 SECONDS = 20.0  # limit of CPU time for decoding a body
 _PATIENCE = 120.0  # limit of wall-clock seconds
-_MEMORY = 256 << 20  # memory limit of the process, in bytes,
-_MEMORY_FACTOR = 12  # plus this many for each byte of the body
+MEMORY = 256 << 20  # memory limit of the process, in bytes,
+MEMORY_FACTOR = 12  # plus this many for each byte of the body
 _NICE = 2
 _THREADS, _SLOW_THREADS = 3, 2  # bodies that are decoded concurrently: in total, and those that may take a long time
-_QUICK_BODY = 1 << 22  # maximum size of a body that is decoded quickly, in bytes
+QUICK_BODY = 1 << 22  # maximum size of a body that is decoded quickly, in bytes
 MAX_WAITING = 16  # maximum number of bodies that wait or are being decoded; in addition, as many quick bodies
 
 _SHORT = 64  # strings and lists of numbers up to this length are pickled with the rest
@@ -78,7 +78,7 @@ class LargeBodies:
         Raises:
             Overloaded: too many large bodies are waiting.
         """
-        slow = size > _QUICK_BODY
+        slow = size > QUICK_BODY
         self._waiting.change(0, 1, large=slow)  # only quick bodies may use the spare amount
         future = self._threads.submit(partial(function, *arguments), size, slow=slow, flow=Flow(owner))
         future.add_done_callback(lambda _: self._waiting.change(1, 0, large=slow))
@@ -97,7 +97,7 @@ class LargeBodies:
             TooLarge: the body contains too much data, or decoding takes too much time or memory.
             Unavailable: the process cannot be started.
         """
-        memory = _MEMORY + _MEMORY_FACTOR * len(body)
+        memory = MEMORY + MEMORY_FACTOR * len(body)
         job = Job(_Form(plain, unique_keys), Limits(SECONDS, memory, _PATIENCE, _NICE), len(body))
         try:
             parts = self._process.run(job, body)

@@ -30,7 +30,7 @@ log = logging.getLogger("handler")
 
 MIB = 1 << 20
 
-_MOST_WAITING = 64 * MIB  # maximum bytes of requests that wait to be written, and of responses in progress
+MAX_WAITING_BYTES = 64 * MIB  # maximum bytes of requests that wait to be written, and of responses in progress
 _END_SECONDS = 5.0  # maximum seconds for finishing pending writes at the end
 _PERIOD = 60.0  # minimum seconds between two warnings about dropped requests
 _NAME = "requests-*.jsonl"
@@ -104,7 +104,7 @@ class RequestLog:
     def take(self, size: int) -> bool:
         """Reserve memory for bytes of a request, and return whether they fit. If not, the request must be dropped."""
         with self._lock:
-            fits = not self._closed and self._bytes + size <= _MOST_WAITING
+            fits = not self._closed and self._bytes + size <= MAX_WAITING_BYTES
             self._bytes += size * fits
         return fits
 

@@ -47,8 +47,8 @@ _HOW = "option.enable_stateful_sessions=true enables them"
 _MEMORY, _FOLDER = Path("/dev/shm"), "sagemaker_sessions"
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,256}")  # ids that SageMaker's API allows; messages show them without quotes
-_LONGEST_CALL = 1 << 16  # maximum size of a body that is searched for `requestType`, in bytes
-_PERIOD = 10.0  # seconds between two searches for expired sessions
+MAX_CALL_SIZE = 1 << 16  # maximum size of a body that is searched for `requestType`, in bytes
+REMOVAL_PERIOD = 10.0  # seconds between two searches for expired sessions
 _END_SECONDS = 5.0  # maximum seconds for removing sessions at the end
 
 
@@ -263,12 +263,12 @@ class Sessions:
 
     def _remove_in_time(self) -> None:
         """Remove closed sessions immediately, and check for expired sessions periodically."""
-        look_at = time.monotonic() + _PERIOD
+        look_at = time.monotonic() + REMOVAL_PERIOD
         while not self._ended:
             try:
                 path = self._closed.get(timeout=max(0.0, look_at - time.monotonic()))
             except queue.Empty:
-                look_at = time.monotonic() + _PERIOD
+                look_at = time.monotonic() + REMOVAL_PERIOD
                 self.remove_expired()
             else:
                 if path is not None:
@@ -350,7 +350,7 @@ def session_call(body: bytes) -> str:
     Raises:
         InvalidSession: the body has another `requestType`, or has further fields.
     """
-    if len(body) > _LONGEST_CALL or SESSION_CALL not in body:
+    if len(body) > MAX_CALL_SIZE or SESSION_CALL not in body:
         return ""
     try:
         value = json.loads(body)

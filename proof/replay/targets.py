@@ -128,7 +128,7 @@ _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _PATH = re.compile(r"/[\x21-\x7e]*")
 
 
-class _Reader(BodyReader):
+class ResponseReader(BodyReader):
     @property
     def retry_after(self) -> float:
         """The number of seconds to wait before a retry, or 0 if the header is missing or contains a date."""
@@ -151,7 +151,7 @@ class HttpTarget:
         self._host, self._prefix = where.netloc.rpartition("@")[2], where.path.rstrip("/")
         self._authorization = f"authorization: Bearer {key}\r\n" if key else ""
         self._timeout = timeout
-        self._pool = Pool(_Reader, address(url), timeout)
+        self._pool = Pool(ResponseReader, address(url), timeout)
 
     async def open(self) -> None:
         """Open the first connection, so that a wrong URL or certificate is reported early."""
@@ -200,7 +200,7 @@ def _header_lines(request: Request) -> Iterator[str]:
         yield f"{name}: {value}\r\n"
 
 
-def _attempt(reader: _Reader, error: str, start: float) -> Attempt:
+def _attempt(reader: ResponseReader, error: str, start: float) -> Attempt:
     if error:
         return Attempt(lost(error))
     times = times_of(start, reader.pieces, time.monotonic())

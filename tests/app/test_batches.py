@@ -43,7 +43,7 @@ def batching(directory: Path, *arguments: str) -> Iterator[LiveServer]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     limits = ("batches_max_lines=8", "batches_max_file_bytes=100000", "batches_max_bytes=1048576")
     given = options(*(f"option.{limit}" for limit in limits))
-    with mock.patch.object(runner, "_LOOK_SECONDS", 0.05), batching(tmp_path_factory.mktemp("b"), *given) as server:
+    with mock.patch.object(runner, "LOOK_SECONDS", 0.05), batching(tmp_path_factory.mktemp("b"), *given) as server:
         yield server
 
 
@@ -300,7 +300,7 @@ def test_without_the_option_and_with_a_bucket() -> None:
 def slow(tmp_path: Path) -> Iterator[LiveServer]:
     """One line at a time, a second each."""
     pace = ("-o", "option.echo_tokens_per_second=8", "-o", "option.batches_concurrency=1")
-    soon = mock.patch.multiple(runner, _LOOK_SECONDS=0.05, _IDLE_SECONDS=0.5)
+    soon = mock.patch.multiple(runner, LOOK_SECONDS=0.05, _IDLE_SECONDS=0.5)
     with soon, batching(tmp_path, *pace) as server:
         yield server
 
@@ -381,7 +381,7 @@ def test_what_is_left_at_the_window_s_end_expires(slow: LiveServer) -> None:
 
 def test_a_batch_goes_on_after_a_stop(tmp_path: Path) -> None:
     pace = ("-o", "option.echo_tokens_per_second=20", "-o", "option.batches_concurrency=2")
-    with mock.patch.object(runner, "_LOOK_SECONDS", 0.05):
+    with mock.patch.object(runner, "LOOK_SECONDS", 0.05):
         with batching(tmp_path, *pace) as server:
             begun = begin(server, LONG)
             in_progress(server, begun["id"])
@@ -399,7 +399,7 @@ def test_a_key_has_so_many_batches_and_others_go_first(tmp_path: Path, batching_
     """Of four lines that are sent at a time, three wait for the engine: the request goes before them."""
     pace = ("option.echo_tokens_per_second=12", "option.batches_max_open=1", *batching_options)
     with (
-        mock.patch.object(runner, "_LOOK_SECONDS", 0.05),
+        mock.patch.object(runner, "LOOK_SECONDS", 0.05),
         batching(tmp_path, *options(*pace, "option.batches_concurrency=4")) as server,
     ):
         begun = begin(server, LONG)
@@ -416,12 +416,12 @@ def test_a_key_has_so_many_batches_and_others_go_first(tmp_path: Path, batching_
 def test_one_keys_batches_leave_room_in_the_engine_and_for_anothers(tmp_path: Path, most: int) -> None:
     """Ann's lines last for 25 s each, or for 2 s where one has the only place. Bob's is read and answered meanwhile."""
     pace = ("option.echo_tokens_per_second=2", "option.max_rolling_batch_size=8", f"option.batches_concurrency={most}")
-    soon = mock.patch.multiple(runner, _LOOK_SECONDS=0.05, _IDLE_SECONDS=0.2)
+    soon = mock.patch.multiple(runner, LOOK_SECONDS=0.05, _IDLE_SECONDS=0.2)
 
     def lasting(id: str, tokens: int) -> Any:
         return line(id, body={"messages": [{"role": "user", "content": "a"}], "max_tokens": tokens})
 
-    with mock.patch.object(batcher, "_PATIENCE", 0.5), soon, batching(tmp_path, *options(*pace)) as server:
+    with mock.patch.object(batcher, "PATIENCE", 0.5), soon, batching(tmp_path, *options(*pace)) as server:
         for _ in range(most + 1):
             begin(server, [lasting(str(number), 50 if most > 1 else 4) for number in range(50)])
         wait_for(lambda: server.metric("lmi_active_sequences") == most, 30, "no line began")
@@ -436,7 +436,7 @@ def test_a_line_waits_for_room_and_is_tried_again(tmp_path: Path) -> None:
     room = ("option.max_rolling_batch_size=1", "job_queue_size=1", "option.batches_concurrency=6")
     cues = ("option.echo_cues=true", "option.echo_tokens_per_second=100")
     lines = [line(str(number)) for number in range(5)] + [line("bad", "<raise>")]
-    soon = mock.patch.multiple(runner, _LOOK_SECONDS=0.05, _MOST_WAIT=0.1)
+    soon = mock.patch.multiple(runner, LOOK_SECONDS=0.05, _MOST_WAIT=0.1)
     with soon, batching(tmp_path, *options(*room, *cues)) as server:
         batch = ended(server, begin(server, lines)["id"])
         assert batch["request_counts"] == {"total": 6, "completed": 5, "failed": 1}

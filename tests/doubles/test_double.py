@@ -219,7 +219,7 @@ def test_greedy_in_1_0_is_another_thing(model: Path) -> None:
 
 def test_torch_sampler_reads_penalties_and_seeds_since_1_3(each: Double) -> None:
     release = each.package.MANNERS.release
-    each.llm._engine.arguments.__dict__["sampler_type"] = "TorchSampler"
+    each.llm.engine.arguments.__dict__["sampler_type"] = "TorchSampler"
     plain = each.ask(max_tokens=40, end_id=-1)[0][-1]
     punished = each.ask(max_tokens=40, end_id=-1, frequency_penalty=5.0)[0][-1]
     assert (plain == punished) == (release < (1, 3))
@@ -378,7 +378,7 @@ def test_a_text_level_stop_leaves_the_engine_at_work_in_1_2_alone(model: Path) -
             output = found.ask(**params)[1].outputs[0]
             assert output.finish_reason == "stop"
             assert text[3:5] not in output.text
-            engine = found.llm._engine
+            engine = found.llm.engine
             assert (engine.leaked, len(engine.aborted)) == (leaked, aborted)
             found.llm.shutdown()
 
@@ -433,7 +433,7 @@ def test_what_one_request_can_do_to_all(model: Path, arguments: dict[str, Any], 
         found = Double(model, **arguments)
         params = dict(params)
         if "embedding_bias" in params:
-            params = {**params, "embedding_bias": [-float("inf")] * found.llm._model.vocabulary}
+            params = {**params, "embedding_bias": [-float("inf")] * found.llm.model.vocabulary}
         if regex := params.pop("regex", None):
             params["guided_decoding"] = GuidedDecodingParams(regex=regex)
         with pytest.raises(RuntimeError, match=r"CUDA error|out of range|ended already"):

@@ -47,7 +47,7 @@ def answer(double: Double, given: Any) -> list[int]:
 
 def test_ids_of_images_are_beyond_the_vocabulary_before_1_3(each: Double) -> None:
     _, result = each.ask(inputs(picture(56, 84)), max_tokens=2)
-    vocabulary = each.llm._model.vocabulary
+    vocabulary = each.llm.model.vocabulary
     pad = PAD if each.package.MANNERS.release >= (1, 3) else vocabulary + 1
     assert result.prompt_token_ids[:8] == [5, *[pad] * 6, 7]
 

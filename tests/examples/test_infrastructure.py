@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.cli.main import _parser, main
+from deploy.cli.main import main, make_parser
 from deploy.export.cloudformation import cloudformation_template
 from deploy.iam.policies import policies
 from deploy.resolve.resolver import resolve
@@ -230,7 +230,7 @@ def test_its_commands_of_lmi_are_ones() -> None:
     found = [words[2:] for words in commands() if words[:2] == ["lmi", "deploy"]]
     assert [words[0] for words in found] == ["plan", "up"]
     for words in found:
-        arguments = _parser("lmi deploy").parse_args(words)
+        arguments = make_parser("lmi deploy").parse_args(words)
         assert str(arguments.spec) == ENVIRONMENT["SPEC"]
     specification = yaml.safe_load((ROOT / ENVIRONMENT["SPEC"]).read_text())
     assert ENVIRONMENT["IMAGE"].startswith(f"{specification['image']['repository']}:")

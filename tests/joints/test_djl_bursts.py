@@ -9,27 +9,25 @@ import pytest
 
 from handler.serving.model import ServedModel
 from tests.doubles.djl_java import Request, RollingBatch
+from tests.doubles.djl_modules import modes, wire
 from tests.stepped import Bench, ask, benches, text_of
-from tests.unit.djl.test_modes import modes
 
-__all__ = ["benches", "modes"]
+__all__ = ["benches"]
 
 SIZE = 256
 ATTRIBUTES = {f"{number:02x}": "" for number in range(256)}
 """SageMaker's custom attributes, 1,024 characters of `NN=;`, as DJL Serving splits them."""
 
 
-def test_a_burst_of_256_with_long_attributes_loses_only_what_raises(
-    modes: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_burst_of_256_with_long_attributes_loses_only_what_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     works: Any = ServedModel.open
 
     def breaks(model: Any, headers: Any, **more: Any) -> Any:
         return works(model, None if "bug" in headers else headers, **more)
 
     monkeypatch.setattr(ServedModel, "open", breaks)
-    bench, version = Bench(), modes.installed_version()
-    java = RollingBatch(modes.Reader(version.length).read, modes.Rolling(bench.model, bench.loop, version).answer)
+    bench, version = Bench(), wire.installed_version()
+    java = RollingBatch(wire.Reader(version.length).read, modes.Rolling(bench.model, bench.loop, version).answer)
     neighbour = Request(json.dumps(ask("n m", 40, stream=True)).encode(), {})
     burst = [Request(json.dumps(ask(f"w{number}", 3)).encode(), ATTRIBUTES) for number in range(SIZE)]
     bad = burst[100]

@@ -201,7 +201,7 @@ def test_captured_streams_in_progress_need_limited_memory(tmp_path: Path) -> Non
 
     body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 1_000}}
     with (
-        mock.patch.object(request_log, "_MOST_WAITING", 20_000),
+        mock.patch.object(request_log, "MAX_WAITING_BYTES", 20_000),
         mock.patch.object(request_log.Capture, "add", noted),
         serve("--engine", "echo", *options(f"option.capture_requests={tmp_path}")) as capturing,
     ):

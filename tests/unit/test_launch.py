@@ -108,12 +108,12 @@ def test_aider_reads_its_key_as_it_is() -> None:
 
 def test_a_settings_file_is_the_users_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LMI_CACHE", str(tmp_path))
-    one, two = Path(launch._private_file("one")), Path(launch._private_file("two"))
+    one, two = Path(launch.private_file("one")), Path(launch.private_file("two"))
     assert one != two
-    assert one == Path(launch._private_file("one"))
+    assert one == Path(launch.private_file("one"))
     assert (one.read_text(), one.stat().st_mode & 0o777, one.parent.stat().st_mode & 0o777) == ("one", 0o600, 0o700)
     os.utime(one, (0, 0))
-    launch._private_file("two")
+    launch.private_file("two")
     assert [*one.parent.iterdir()] == [two]
 
 
@@ -121,7 +121,7 @@ def test_a_settings_file_that_cannot_be_written(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("LMI_CACHE", str(tmp_path / "file"))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot write the agent's settings .*; set LMI_CACHE"):
-        launch._private_file("text")
+        launch.private_file("text")
 
 
 def test_a_server_is_found_by_its_own_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.models import _in_use
+from handler.models import model_in_use
 from tests.environment import clean_environment
 
 
@@ -90,9 +90,9 @@ def test_files_that_a_process_has_open_are_in_use(tmp_path: Path) -> None:
     path = tmp_path / "model" / "weights"
     path.parent.mkdir()
     path.touch()
-    assert _in_use([tmp_path / "model"]) is None
+    assert model_in_use([tmp_path / "model"]) is None
     with path.open():
-        assert _in_use([tmp_path / "mod", tmp_path / "model"]) == (os.getpid(), tmp_path / "model")
+        assert model_in_use([tmp_path / "mod", tmp_path / "model"]) == (os.getpid(), tmp_path / "model")
 
 
 def test_get_tells_what_a_start_would(cache: Path) -> None:

@@ -260,7 +260,7 @@ def _address(value: str, engine: str) -> None:
         raise ValueError("`lmi serve --ssl-certfile` and `--ssl-keyfile` serve HTTPS")
 
 
-_CONVERSIONS: dict[str, Callable[[str, str], str | None]] = {
+CONVERSIONS: dict[str, Callable[[str, str], str | None]] = {
     "": lambda value, engine: value,
     "boolean": lambda value, engine: json.dumps(_truth(value)),
     "shards": lambda value, engine: "max" if _truth(value) else "1",
@@ -308,7 +308,7 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
         try:
             if variable.refused and value.lower() not in variable.unless:
                 raise ValueError(variable.refused)
-            converted = _CONVERSIONS[variable.convert](value, engine)
+            converted = CONVERSIONS[variable.convert](value, engine)
         except ValueError as error:
             yield Problem(f"environment variable {name}", name, f"{shown(f'{name}={value}')}: {error}")
             continue

@@ -208,7 +208,7 @@ def download(
     if not sys.stderr.isatty():
         disable_progress_bars()
     for handler in logging.getLogger("huggingface_hub").handlers:
-        handler.addFilter(_without_secrets)
+        handler.addFilter(hide_secrets)
     try:
         return Path(
             snapshot_download(
@@ -251,7 +251,7 @@ def _connection_error(error: BaseException | None, kind: type[Exception]) -> Bas
     return error
 
 
-def _without_secrets(record: logging.LogRecord) -> bool:
+def hide_secrets(record: logging.LogRecord) -> bool:
     record.msg, record.args = _SECRET.sub("***", record.getMessage()), ()
     return True
 

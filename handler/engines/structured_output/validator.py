@@ -63,7 +63,7 @@ _RESTART_BYTES = 512 << 20  # if an engine keeps more, it is restarted as soon a
 _MAX_BYTES = 1 << 30  # if an engine keeps more, it gets no new schemas and grammars
 _MAX_BYTES_OF_KEY = _MAX_BYTES // 2  # of which one API key may use this many
 
-_PURPOSE = Purpose("schemas and grammars", "are checked", " (option.guide_timeout=0 accepts them unchecked)")
+PURPOSE = Purpose("schemas and grammars", "are checked", " (option.guide_timeout=0 accepts them unchecked)")
 _REASON_CHARACTERS = 300
 _PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # time and source line in xgrammar's messages
 
@@ -130,7 +130,7 @@ class StructuredOutputValidator:
     ) -> None:
         self._kept = _Kept(engine)
         self.seconds = seconds
-        self._sandbox = Sandbox(functools.partial(_make_work, make), _PURPOSE)
+        self._sandbox = Sandbox(functools.partial(make_work, make), PURPOSE)
         self._excess = (
             f"compiling the schema or grammar would take the engine more than {seconds:g} s (option.guide_timeout) or "
             f"{memory >> 20} MiB, or crash it"
@@ -338,7 +338,7 @@ def _stopping() -> Unavailable:
     return Unavailable("structured output: the server is stopping")
 
 
-def _make_work(make: Callable[[], StructuredOutputCheck]) -> Work | Prepared:
+def make_work(make: Callable[[], StructuredOutputCheck]) -> Work | Prepared:
     check = make()
 
     def work(subject: StructuredOutput, data: memoryview) -> Iterator[Verdict]:

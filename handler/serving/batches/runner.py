@@ -59,12 +59,12 @@ OF_THE_LINE = (
 STREAM = "'stream' is not supported in batches, which write one line per response; omit 'stream' and 'output_formatter'"
 
 _LAST = 1 << 64  # a priority after all priorities that clients can use
-_LOOK_SECONDS = 1.0  # seconds between saving a batch's progress and checking whether it was cancelled
+LOOK_SECONDS = 1.0  # seconds between saving a batch's progress and checking whether it was cancelled
 _IDLE_SECONDS = 10.0  # seconds between two searches for batches that another server has abandoned
 _MAX_EXTRA_OWNERS = 16  # maximum number of owners whose oldest batch runs beyond the limit of open batches
-_TRIES = 3  # maximum attempts for a line if the engine fails
+TRIES = 3  # maximum attempts for a line if the engine fails
 _MOST_WAIT = 8.0  # maximum seconds between two attempts for a line
-_MOST_ERRORS = 100  # maximum number of errors that a failed batch lists
+MAX_ERRORS = 100  # maximum number of errors that a failed batch lists
 
 
 def line_answer(task: RequestTask) -> HttpResponse:
@@ -146,7 +146,7 @@ class Input:
                 why = f"This line has the same custom_id as another line: {line.custom_id[:64]}"
                 errors.append(batch_error("duplicate_custom_id", why, "custom_id", line.number))
             seen.add(digest)
-            if len(errors) >= _MOST_ERRORS:
+            if len(errors) >= MAX_ERRORS:
                 break
         if not total:
             errors.append(batch_error("empty_file", "The file has no requests."))
@@ -459,7 +459,7 @@ class _Answering:
             try:
                 return bodies.submit(len(text), decode).result()[0]
             except Overloaded:
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(LOOK_SECONDS)
 
     def _write_rest(self, lines: Input, error: LineError) -> None:
         for line in lines:
@@ -479,7 +479,7 @@ class _Answering:
                     tasks.add(reading)
                 if not tasks:
                     return "completed"
-                await asyncio.wait(tasks, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(tasks, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in tasks if task.done()]:
                     tasks.remove(task)
                     task.result()
@@ -500,7 +500,7 @@ class _Answering:
             raise _Stopped
         if self._store.clock() >= self._batch["expires_at"]:
             return "expired"
-        if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
+        if time.monotonic() - self._looked_at >= LOOK_SECONDS:
             await self._save()
             await self._store.call(self._store.check_room, self._owner)
             self._looked_at = time.monotonic()
@@ -523,7 +523,7 @@ class _Answering:
         while True:
             answer, ignored, error = await self._try(line)
             tries += not isinstance(error, Unavailable)
-            if error is None or isinstance(error, OF_THE_LINE) or tries >= _TRIES:
+            if error is None or isinstance(error, OF_THE_LINE) or tries >= TRIES:
                 return answer, ignored
             await asyncio.sleep(wait)
             wait = min(2 * wait, _MOST_WAIT)

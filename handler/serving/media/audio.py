@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 _CHUNKS = 64  # maximum number of chunks in a WAV before its samples; recorders write about five
 _STREAMED = 0x7FFF_0000  # a declared size from here on means that the program did not know the size
 _TEXTS = (b"TXX", b"COM", b"USL", b"ULT")  # first bytes of ID3v2's text frames that have names of their own
-_MOST_TEXTS = 512
+MAX_TEXTS = 512
 _PAGE = re.compile(b"OggS")
 _MOST_WITHIN = 64  # maximum number of page headers within pages; by chance, sound contains one in 4 GB
-_LEAST_RATE, _MOST_RATE = 4_000, 192_000  # Hz; telephones use 8,000, studios 192,000
-_MOST_CHANNELS = 8
-_MOST_PER_SECOND = 8 * 48_000
+MIN_RATE, MAX_RATE = 4_000, 192_000  # Hz; telephones use 8,000, studios 192,000
+MAX_CHANNELS = 8
+MAX_SAMPLES_PER_SECOND = 8 * 48_000
 """Maximum number of samples per second over all channels, which limits the cost of decoding one second."""
 
 
@@ -36,13 +36,13 @@ def num_samples(size: Sequence[int]) -> int:
         InvalidPayload: the sample rate or number of channels is not supported, or the audio is empty.
     """
     length, rate, channels = size
-    if not 1 <= channels <= _MOST_CHANNELS:
-        raise InvalidPayload(f"the audio has {channels} channels; it must have 1 to {_MOST_CHANNELS}")
-    if not _LEAST_RATE <= rate <= _MOST_RATE:
-        raise InvalidPayload(f"the audio has {rate} samples per second; it must have {_LEAST_RATE} to {_MOST_RATE}")
-    if rate * channels > _MOST_PER_SECOND:
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise InvalidPayload(f"the audio has {channels} channels; it must have 1 to {MAX_CHANNELS}")
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise InvalidPayload(f"the audio has {rate} samples per second; it must have {MIN_RATE} to {MAX_RATE}")
+    if rate * channels > MAX_SAMPLES_PER_SECOND:
         each = f"the audio has {channels} channels of {rate} samples per second"
-        raise InvalidPayload(f"{each}; the limit for all channels together is {_MOST_PER_SECOND}")
+        raise InvalidPayload(f"{each}; the limit for all channels together is {MAX_SAMPLES_PER_SECOND}")
     if not length:
         raise InvalidPayload("the audio has no samples")
     return -(-length * SAMPLE_RATE // rate)
@@ -74,8 +74,8 @@ def read_size(data: bytes) -> tuple[int, int, int]:
 def check_tags(file: bytes) -> None:
     """Raise InvalidPayload if an MP3 has too many text tags. libmpg123 compares each tag with all previous tags."""
     texts = sum(map(file.count, _TEXTS))
-    if texts > _MOST_TEXTS:
-        raise InvalidPayload(f"the audio's tags have {texts} texts; at most {_MOST_TEXTS} are allowed")
+    if texts > MAX_TEXTS:
+        raise InvalidPayload(f"the audio's tags have {texts} texts; at most {MAX_TEXTS} are allowed")
 
 
 def check_pages(file: bytes) -> None:

@@ -96,7 +96,7 @@ class PublicResolver(AbstractResolver):
 
 
 _SCHEMES = ("http", "https")
-_REDIRECTS, _MAX_REDIRECTS = (301, 302, 303, 307, 308), 3
+_REDIRECTS, MAX_REDIRECTS = (301, 302, 303, 307, 308), 3
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "lmi-handler"}
 _INVALID = "it is not a valid URL"
 _CHUNK = 1 << 16  # bytes
@@ -156,7 +156,7 @@ class Fetcher:
 
     async def _follow(self, url: URL, kind: str, take: Callable[[int], object]) -> bytes:
         """Fetch a URL, following redirects on the same host."""
-        for _ in range(_MAX_REDIRECTS + 1):
+        for _ in range(MAX_REDIRECTS + 1):
             self._check(url, kind)
             headers = {"Accept": f"{kind}/*"}
             async with self._session.get(url, headers=headers, allow_redirects=False) as response:
@@ -166,7 +166,7 @@ class Fetcher:
             if target.raw_host != url.raw_host or (url.scheme == "https" and target.scheme != "https"):
                 raise InvalidPayload("its server redirects to another host, or away from HTTPS")
             url = target
-        raise InvalidPayload(f"its server redirects more than {_MAX_REDIRECTS} times")
+        raise InvalidPayload(f"its server redirects more than {MAX_REDIRECTS} times")
 
     def _check(self, url: URL, kind: str) -> None:
         host = url.raw_host or ""

@@ -19,7 +19,7 @@ from handler.serving.media.image import ALONE, read_size
 # Ancillary data, which does not affect pixels, is removed from image files before Pillow reads, decompresses and joins
 # it. Pillow itself limits only some of it, and only single chunks, and processes it in Python.
 
-_MAX_EXIF = 1 << 18  # maximum size of Exif data, in bytes; a JPEG's segment has at most a quarter of this
+MAX_EXIF = 1 << 18  # maximum size of Exif data, in bytes; a JPEG's segment has at most a quarter of this
 _MOST = 1 << 16  # maximum number of chunks in a PNG, and of blocks in a GIF before its first image
 _SEGMENTS = 4096  # maximum number of segments in a JPEG before its first scan; a photo has about ten
 _SCANS = 500  # maximum number of scans in a JPEG; a photo has about ten
@@ -56,8 +56,8 @@ def without_ancillary(data: memoryview) -> bytes | memoryview:
 
 def check_exif(size: int) -> None:
     """Raise InvalidPayload if the image has too much Exif data."""
-    if size > _MAX_EXIF:
-        raise InvalidPayload(f"the image has {size} bytes of Exif data; at most {_MAX_EXIF} are allowed")
+    if size > MAX_EXIF:
+        raise InvalidPayload(f"the image has {size} bytes of Exif data; at most {MAX_EXIF} are allowed")
 
 
 def _png(data: memoryview) -> Iterator[memoryview]:

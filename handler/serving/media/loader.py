@@ -84,16 +84,16 @@ T = TypeVar("T")
 
 MAX_MEDIA_LOADING = 1024  # media of all requests that are being loaded or wait to be loaded
 MAX_MEMORY = 1 << 30  # bytes of files and decoded data of all requests
-_SPARE_MEDIA, _FEW_MEDIA = 1024, 4  # additional media, for requests with few media
-_SPARE_MEMORY, _LITTLE_MEMORY = 1 << 28, 1 << 25  # additional bytes, for requests that need little memory
+SPARE_MEDIA, FEW_MEDIA = 1024, 4  # additional media, for requests with few media
+SPARE_MEMORY, LITTLE_MEMORY = 1 << 28, 1 << 25  # additional bytes, for requests that need little memory
 
-FETCHES, _FETCHES_OF_HOST = 128, 32  # maximum concurrent fetches: in total, and from one host
+FETCHES, FETCHES_OF_HOST = 128, 32  # maximum concurrent fetches: in total, and from one host
 _FILES = "file:"  # stands for the host of `file:` URLs
 
 THREADS, _SLOW_THREADS = 3, 2  # media that are decoded concurrently: in total, and those that may take a long time
 _QUICK_UNITS = 1 << 20  # maximum units of a medium that is first decoded with the short time limit
 _QUICK_SECONDS, SECONDS = 0.2, 10.0  # CPU time limits for a medium; a photo of _QUICK_UNITS takes 0.03 s
-_UNITS_PER_SECOND = 1 << 25  # expected units per second of CPU time
+UNITS_PER_SECOND = 1 << 25  # expected units per second of CPU time
 _PATIENCE = 60.0  # limit of wall-clock seconds
 _MEMORY = 64 << 20  # bytes, in addition to those of the file and its units
 _BEGIN = 1 / 128  # seconds for the start and the end of decoding
@@ -160,16 +160,16 @@ class MediaLoader:
     def __init__(self, rules: MediaRules) -> None:
         self._rules = rules
         full = f"{ALL_MEDIA} of other requests use all the memory reserved for them"
-        self.memory = Quota(MAX_MEMORY, _SPARE_MEMORY, _LITTLE_MEMORY, full)
+        self.memory = Quota(MAX_MEMORY, SPARE_MEMORY, LITTLE_MEMORY, full)
         many = f"too many {ALL_MEDIA} of other requests are being loaded"
-        self._waiting = Quota(MAX_MEDIA_LOADING, _SPARE_MEDIA, _FEW_MEDIA, many)
+        self._waiting = Quota(MAX_MEDIA_LOADING, SPARE_MEDIA, FEW_MEDIA, many)
         self._processes = {
             kind: Sandbox(decoder.make, Purpose(MEDIA[kind], "are decoded")) for kind, decoder in DECODERS.items()
         }
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fetcher: Fetcher | None = None
-        self._fetches = Turns(FETCHES, lambda host: _FETCHES_OF_HOST)
+        self._fetches = Turns(FETCHES, lambda host: FETCHES_OF_HOST)
         self._decoders = TurnThreads(THREADS, _SLOW_THREADS, "media")
         self._closed = False
 
@@ -294,7 +294,7 @@ class MediaLoader:
         While the file is being decoded, its owner is charged for the time that is expected for its size. After a failed
         first try, the owner is charged for the maximum time.
         """
-        seconds = _BEGIN + load.units / _UNITS_PER_SECOND
+        seconds = _BEGIN + load.units / UNITS_PER_SECOND
         if load.units <= _QUICK_UNITS:
             with contextlib.suppress(LimitExceeded):
                 return await self._turn(load, flow, seconds, slow=False)

@@ -50,7 +50,7 @@ _COUNTERS = {
 }
 """Counters, which are reported as their growth during the interval."""
 
-_MEANS = {
+MEANS = {
     "TimeToFirstToken": "lmi_time_to_first_token_seconds",
     "InterTokenLatency": "vllm:inter_token_latency_seconds",
     "RequestDuration": "lmi_request_duration_seconds",
@@ -99,7 +99,7 @@ def _values(before: Samples, now: Samples) -> dict[str, tuple[float, str]]:
     for name, sample in _COUNTERS.items():
         if sample in now:
             values[name] = _growth(sample, before, now), "Count"
-    for name, histogram in _MEANS.items():
+    for name, histogram in MEANS.items():
         if count := _growth(f"{histogram}_count", before, now):
             values[name] = _growth(f"{histogram}_sum", before, now) / count, "Seconds"
     return values

@@ -75,7 +75,7 @@ def _read(location: str, text: bytes) -> Request | Unreadable:
 
 
 def _entries(file: File) -> Iterator[_Entry | Unreadable]:
-    scanner = _Scanner(file.name)
+    scanner = EntryScanner(file.name)
     try:
         with file.open() as stream:
             while data := stream.read(_PIECE):
@@ -93,7 +93,7 @@ class _Array(Enum):
     AFTER = auto()
 
 
-class _Scanner:
+class EntryScanner:
     """A scanner that extracts the objects in `log.entries` from data in chunks of any size."""
 
     def __init__(self, name: str) -> None:

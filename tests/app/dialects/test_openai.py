@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from handler import __version__
+import handler
 from handler.core.media import MEDIA
 from handler.serving.media.loader import missing_packages
 from tests import servers
@@ -99,7 +99,7 @@ def test_a_chats_stream_byte_by_byte(paced: LiveServer) -> None:
     id = re.match(rb'data: {"id":"(chatcmpl-[0-9a-f]{32})","object":"chat.completion.chunk","created":(\d{10}),', first)
     assert id is not None
     before = b'data: {"id":"%b","object":"chat.completion.chunk","created":%b,"model":"first",' % id.groups()
-    before += b'"system_fingerprint":"lmi-%b-echo","choices":[' % __version__.encode()
+    before += b'"system_fingerprint":"lmi-%b-echo","choices":[' % handler.__version__.encode()
 
     def event(choices: str, usage: str) -> bytes:
         return before + f'{choices}],"usage":{usage}}}'.encode()

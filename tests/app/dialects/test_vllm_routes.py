@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from handler import __version__
+import handler
 from handler.config.model_files import tokenizer_config
 from tests.app.server import serve
 from tests.doubles import tiny
@@ -140,7 +140,7 @@ def test_an_engine_without_a_vocabulary_has_no_text(echo_server: LiveServer) -> 
 def test_the_version_and_the_load() -> None:
     with serve("--engine", "echo", *options("option.echo_tokens_per_second=20")) as server:
         server.wait_ready()
-        assert http.get(server.url + "/version").json() == {"version": __version__}
+        assert http.get(server.url + "/version").json() == {"version": handler.__version__}
         assert http.get(server.url + "/load").json() == {"server_load": 0}
         body = {"prompt": "a " * 40, "max_tokens": 40}
         asking = threading.Thread(target=http.post, args=(server.url + "/v1/completions",), kwargs={"json": body})

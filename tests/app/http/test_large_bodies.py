@@ -155,8 +155,8 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
     read(bodies, body)
     pid = bodies._process.pid
     with monkeypatch.context() as patch:
-        patch.setattr(large_bodies, "_MEMORY", 0)
-        patch.setattr(large_bodies, "_MEMORY_FACTOR", 2)
+        patch.setattr(large_bodies, "MEMORY", 0)
+        patch.setattr(large_bodies, "MEMORY_FACTOR", 2)
         found = refusal(bodies, body)
         assert (found.status, found.message) == (413, "parsing the body needs more than 2 MiB")
     with monkeypatch.context() as patch:

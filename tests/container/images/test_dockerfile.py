@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+import handler
 from deploy.data import table
 from deploy.resolve.images import push_instructions
-from handler import __version__
 from handler.config.model_files import DEMO_MEMBER
 from handler.container.djl import S5CMD
 from tests.container.images.dockerfile import ROOT, SECOND, context, read
@@ -87,7 +87,7 @@ def test_documents_examples_and_deploy_name_the_dockerfile_s_images() -> None:
         image = yaml.safe_load(path.read_text())["image"]
         if "repository" not in image:
             continue
-        name = f"{image['repository']}:{image.get('tag', __version__)}"
+        name = f"{image['repository']}:{image.get('tag', handler.__version__)}"
         advised = push_instructions(f"111122223333.dkr.ecr.us-east-1.amazonaws.com/{name}")
         target = re.search(r"--target (\w+) ", advised)
         assert target is not None

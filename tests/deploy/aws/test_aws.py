@@ -22,7 +22,7 @@ from deploy.client import Patience, Predictor, RequestFailed
 from deploy.emulator.account import Starts
 from deploy.emulator.cloud import OWN
 from deploy.emulator.sagemaker import Fate
-from deploy.service_model import _compiled, service
+from deploy.service_model import compiled_pattern, service
 from tests.deploy.doubles.archives import archive
 from tests.deploy.doubles.aws import ACCOUNT, Cloud
 from tests.doubles.downloads import serving
@@ -270,7 +270,7 @@ def sample(shape: Any, depth: int = 0) -> Any:
         return {sample(shape.key): sample(shape.value, depth + 1)}
     if shape.type_name == "string":
         pattern = shape.metadata.get("pattern")
-        read = None if pattern is None else _compiled(pattern)
+        read = None if pattern is None else compiled_pattern(pattern)
         fits = [text for text in TEXTS if read is None or read.fullmatch(text)]
         return shape.enum[0] if shape.enum else next(iter(fits), "a") * (least if not pattern else 1)
     return {"boolean": True, "timestamp": 1.0, "blob": "YQ=="}.get(shape.type_name, least)
@@ -304,7 +304,7 @@ def violations(shape: Any, value: Any, at: str, put: Change) -> Iterator[tuple[s
         if most is not None and most < 10_000:
             yield f"long {at}", f"at '{at}' failed", put("a" * (most + 1))
         pattern = shape.metadata.get("pattern")
-        read = None if pattern is None else _compiled(pattern)
+        read = None if pattern is None else compiled_pattern(pattern)
         if shape.enum or (read is not None and not read.fullmatch("\n?!")):
             yield f"odd {at}", f"at '{at}' failed", put("\n?!")
     elif kind in ("integer", "long", "float", "double"):

@@ -445,7 +445,7 @@ def test_only_what_the_job_wrote_counts_as_its_answers(cloud: Cloud, content: An
     aws = Aws("us-east-1")
     written_at = cloud.client("s3").head_object(Bucket="answers", Key="out/old.jsonl.out")["LastModified"]
     job = {"TransformOutput": {"S3OutputPath": "s3://answers/out"}}
-    assert running._outputs(aws, {**job, "CreationTime": written_at}) == ["s3://answers/out/old.jsonl.out"]
+    assert running.output_uris(aws, {**job, "CreationTime": written_at}) == ["s3://answers/out/old.jsonl.out"]
     later = written_at.replace(year=written_at.year + 1)
-    assert running._outputs(aws, {**job, "CreationTime": later}) == []
+    assert running.output_uris(aws, {**job, "CreationTime": later}) == []
     assert content["role"].startswith(f"arn:aws:iam::{ACCOUNT}:")

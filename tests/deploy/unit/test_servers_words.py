@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from deploy.cli import operate
-from deploy.cli.main import _print_error
+from deploy.cli.main import print_error
 from deploy.cli.views import say
 from deploy.errors import DeployError
 from deploy.operations import logs
@@ -60,11 +60,11 @@ def test_a_terminal_gets_no_control_characters(where: str, monkeypatch: pytest.M
     monkeypatch.setattr("sys.stderr", terminal)
     match where:
         case "error":
-            _print_error(DeployError(said))
+            print_error(DeployError(said))
         case "advice":
-            _print_error(DeployError("failed", said))
+            print_error(DeployError("failed", said))
         case "log":
-            operate._show(logs.Line(0, "AllTraffic/i-1", said))
+            operate.show_line(logs.Line(0, "AllTraffic/i-1", said))
         case _:
             say(Console(file=terminal, width=80, color_system=None), said)
     assert "a␛]0;title␇" in terminal.getvalue()

@@ -45,12 +45,12 @@ class LLM:
         from transformers import AutoTokenizer
 
         self._tokenizer = None if skip_tokenizer_init else AutoTokenizer.from_pretrained(str(model))
-        self._model = Model(Path(model), self._tokenizer)
+        self.model = Model(Path(model), self._tokenizer)
         self.input_processor = vision.load(Path(model), self._tokenizer)
         kind = FastEngine if MANNERS.fast else Engine
-        self._engine: Engine | None = kind(self._model, self.args, self._tokenizer, worker)
+        self.engine: Engine | None = kind(self.model, self.args, self._tokenizer, worker)
         # Without the LLM its engine stops, and pending results are waited for in vain.
-        weakref.finalize(self, self._engine.shutdown)
+        weakref.finalize(self, self.engine.shutdown)
 
     @property
     def tokenizer(self) -> Any:
@@ -63,7 +63,7 @@ class LLM:
     @property
     def _executor(self) -> Any:
         """The executor: its `_error_queue` has what its threads have met, until somebody asks."""
-        return None if self._engine is None else SimpleNamespace(_error_queue=self._engine.delivery.errors)
+        return None if self.engine is None else SimpleNamespace(_error_queue=self.engine.delivery.errors)
 
     def _generate_async(
         self,
@@ -81,7 +81,7 @@ class LLM:
         cache_salt: str | None = None,
         priority: float = 0.5,
     ) -> RequestOutput:
-        engine = self._engine
+        engine = self.engine
         if engine is not None and isinstance(engine.dead, EngineDeadError):
             raise engine.dead
         if engine is None or engine.shut:
@@ -94,7 +94,7 @@ class LLM:
         if sampling_params._times_used:
             raise misuse("a SamplingParams was used twice: real versions keep in it what they wrote for the first use")
         sampling_params._times_used += 1
-        sampling_params._setup(self._tokenizer, self._model.generation_config)
+        sampling_params._setup(self._tokenizer, self.model.generation_config)
         if sampling_params.end_id is None:
             raise ValueError("tokenizer is required to reset end_id if it is None")
         limit = self.args.max_num_tokens
@@ -169,9 +169,9 @@ class LLM:
         return self.generate_async(inputs, sampling_params=sampling_params, **more).result()
 
     def shutdown(self) -> None:
-        if self._engine is not None:
-            self._engine.shutdown()
-        self._engine = None
+        if self.engine is not None:
+            self.engine.shutdown()
+        self.engine = None
 
     def __enter__(self) -> LLM:
         return self

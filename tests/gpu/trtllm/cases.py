@@ -50,7 +50,7 @@ class Loaded:
     @property
     def double(self) -> Any:
         """The double's executor."""
-        return self.engine._llm._engine
+        return self.engine._llm.engine
 
     def add(self, prompt: str | Sequence[int] = PROMPT, adapter: Adapter | None = None, **sampling: Any) -> int:
         self._key += 1

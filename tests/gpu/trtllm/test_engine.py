@@ -241,10 +241,10 @@ def test_a_prompt_from_the_cache_is_told_from_a_wrong_answer(model: Path) -> Non
 
 def test_a_salt_divides_the_prefix_cache_with_trtllm(model: Path) -> None:
     with loaded(model, "version=1.2.1") as found:
-        found.double._cached.clear()
+        found.double.cached.clear()
         for salt in ("a", "b", "a", "", "b", "", ""):
             found.one(cache_salt=salt)
-        caches = found.double._cached
+        caches = found.double.cached
         assert sorted(map(len, caches.values())) == [2, 2, 3]
         assert len(caches[None]) == 3
         found.one(cache_salt="a", prompt_logprobs=True)

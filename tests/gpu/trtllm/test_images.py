@@ -84,8 +84,8 @@ def test_equal_images_hit_the_prefix_cache_and_others_never_with_trtllm(now: Loa
     first, other = seen(now, now.look(QUESTION, wide)), seen(now, now.look(QUESTION, high))
     assert first != other
     assert seen(now, now.look(QUESTION, wide)) == first
-    caches = [salt for salt in now.double._cached if salt]
-    assert [len(now.double._cached[salt]) for salt in caches] == [2, 1]
+    caches = [salt for salt in now.double.cached if salt]
+    assert [len(now.double.cached[salt]) for salt in caches] == [2, 1]
 
 
 def test_images_that_cannot_be_hashed_are_not_confused(now: Loaded) -> None:

@@ -22,7 +22,7 @@ from handler.core.values import StructuredOutput
 from handler.engines.process import sandbox
 from handler.engines.process.sandbox import Job, LimitExceeded, Limits, Sandbox, TooBusy
 from handler.engines.structured_output import validator
-from handler.engines.structured_output.validator import _PURPOSE, StructuredOutputValidator, Verdict, _make_work
+from handler.engines.structured_output.validator import PURPOSE, StructuredOutputValidator, Verdict, make_work
 from tests.process_tree import alive
 from tests.servers import wait_for
 from tests.unit.engines import fake_guides
@@ -238,7 +238,7 @@ def test_too_much_in_the_moment_of_the_end_leaves_nobody_waiting(monkeypatch: py
 def test_a_guide_is_not_refused_if_a_process_dies_and_has_a_successor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    process = Sandbox(functools.partial(_make_work, fake_guides.make), _PURPOSE)
+    process = Sandbox(functools.partial(make_work, fake_guides.make), PURPOSE)
     process.start()
     first = process.pid
     assert first is not None

@@ -18,7 +18,7 @@ from handler.config.environment import name_hub_token
 from handler.config.loader import Reading, read_config, read_server_config
 from handler.config.options import COMMON, FOREIGN, JAVA, KNOWN, VARIABLES_OF, Option
 from handler.config.options.command_line import describe
-from handler.config.options.names import _CONVERSIONS, SECRET, VARIABLES, key_of
+from handler.config.options.names import CONVERSIONS, SECRET, VARIABLES, key_of
 from tests.one_test import in_one_test
 
 # -- names and values of LMI's files: what LMI ignores gets one line, and what it takes means the same -----------------
@@ -519,7 +519,7 @@ def test_each_line_says_one_thing(group: str) -> None:
             assert (
                 verdicts == {"same", "idle"} if by_engine else len(verdicts) == (group != "java" or "refused" in line)
             ), name
-            assert line.get("convert", "") in _CONVERSIONS, name
+            assert line.get("convert", "") in CONVERSIONS, name
 
 
 def test_each_reason_is_used_and_each_that_is_used_is_there() -> None:

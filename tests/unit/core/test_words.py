@@ -13,7 +13,7 @@ from handler.config.options.option import shown
 from handler.core.errors import AdapterFailed, GenerationFailed, RefusedByEngine, client_words, log_words
 from handler.core.values import Finish
 from handler.engines.base import Output, engine_failure, failed
-from handler.engines.huggingface.files import _without_secrets
+from handler.engines.huggingface.files import hide_secrets
 from tests.one_test import in_one_test
 
 SAME = [
@@ -160,5 +160,5 @@ def test_nothing_of_a_longer_word_is_left(name: str) -> None:
     assert "tail" not in log_words(text)
     if name == "Hugging Face":
         record = logging.LogRecord("a", logging.INFO, "", 1, text.replace("-tail", "_tail"), (), None)
-        assert _without_secrets(record)
+        assert hide_secrets(record)
         assert "tail" not in record.getMessage()

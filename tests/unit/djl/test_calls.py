@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import select
-import sys
+import struct
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,22 +15,19 @@ from typing import Any, NoReturn
 import pytest
 
 from handler.core.errors import GenerationFailed, NotFound, ServingError
-from handler.djl import batches
-from handler.djl.batches import Item
+from handler.djl import batches, modes, wire
+from handler.djl.batches import DynamicBatch, Item, Piece, RollingBatch
+from handler.djl.turns import Unsent
+from handler.djl.wire import installed_version
 from handler.protocols.kernel.errors import HttpResponse
 from handler.scheduler.lora import AdapterRegistry
+from handler.serving.head import QUERY_ADAPTER
 from tests.doubles.djl_java import message
 from tests.doubles.djl_python import Connection, Input, Output
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, item
-from tests.unit.djl.test_modes import modes
 
-__all__ = ["benches", "modes"]
-
-
-@pytest.fixture
-def wire(modes: Any) -> Any:
-    return sys.modules["handler.djl.wire"]
+__all__ = ["benches"]
 
 
 def fail(*arguments: object, **more: object) -> NoReturn:
@@ -53,11 +50,11 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("free")
 @pytest.mark.parametrize("mode", ["auto", "disable"])
-def test_a_change_of_an_adapter_is_answered_with_its_status(modes: Any, mode: str) -> None:
+def test_a_change_of_an_adapter_is_answered_with_its_status(mode: str) -> None:
     bench = Bench(mode)
-    kind = modes.Dynamic(bench.model, bench.loop)
+    kind: modes.Dynamic | modes.Rolling = modes.Dynamic(bench.model, bench.loop)
     if mode == "auto":
-        kind = modes.Rolling(bench.model, bench.loop, modes.installed_version())
+        kind = modes.Rolling(bench.model, bench.loop, installed_version())
     answer = kind.change_adapter(Input({"name": "a"}), "unregister")
     assert (answer.code, answer.message) == (200, "Adapter a unregistered")
     if mode == "auto":  # Java could take it for the answer to a step
@@ -68,7 +65,7 @@ def test_a_change_of_an_adapter_is_answered_with_its_status(modes: Any, mode: st
 
 
 @pytest.mark.usefixtures("free")
-def test_a_change_that_takes_too_long_is_given_up_before_java_does(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_that_takes_too_long_is_given_up_before_java_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modes.AdapterCalls, "_change", never)
     bench = Bench("disable")
     bench.model.config = replace(bench.model.config, predict_timeout=0.5)
@@ -77,15 +74,18 @@ def test_a_change_that_takes_too_long_is_given_up_before_java_does(modes: Any, m
     assert "not finished within 0.1 s (option.predict_timeout)" in answer.message
 
 
-def test_calls_have_a_second_less_than_java_gives_them(modes: Any) -> None:
+def test_calls_have_a_second_less_than_java_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    durations: list[float] = []
+    monkeypatch.setattr(modes, "DynamicBatch", lambda model, loop, seconds: durations.append(seconds))
     for timeout, seconds in ((240.0, 239.0), (1.05, 0.1), (1.25, 0.25)):
         bench = Bench("disable")
         bench.model.config = replace(bench.model.config, predict_timeout=timeout)
-        assert modes.Dynamic(bench.model, bench.loop)._seconds == pytest.approx(seconds)
+        modes.Dynamic(bench.model, bench.loop)
+        assert durations.pop() == pytest.approx(seconds)
 
 
 @pytest.mark.usefixtures("free")
-def test_a_client_cannot_change_adapters_by_a_header(modes: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_cannot_change_adapters_by_a_header(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench("disable")
     answer = modes.Dynamic(bench.model, bench.loop).change_adapter(Input({"name": "a", "Host": "h"}), "unregister")
     assert answer.code == 424
@@ -105,7 +105,7 @@ def test_a_client_cannot_change_adapters_by_a_header(modes: Any, caplog: pytest.
     ],
 )
 def test_a_request_waits_for_the_adapter_that_it_names(
-    modes: Any, monkeypatch: pytest.MonkeyPatch, body: bytes, headers: dict[str, str], waits: bool
+    monkeypatch: pytest.MonkeyPatch, body: bytes, headers: dict[str, str], waits: bool
 ) -> None:
     bench = Bench()
 
@@ -126,22 +126,23 @@ def test_a_request_waits_for_the_adapter_that_it_names(
         waited = not request.done()
         go_on.set()
         await asyncio.gather(request, *changes)
-        assert not calls._under_way
-        await calls.catch_up(Item(body, headers))
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "wait", fail)
+            await calls.catch_up(Item(body, headers))  # nothing is left to wait for
         return waited
 
     assert bench.loop.run(story()) == waits
 
 
 @pytest.mark.usefixtures("free")
-def test_an_adapters_parameters_without_effect_are_told(modes: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_adapters_parameters_without_effect_are_told(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
-    mode = modes.Async(bench.model, modes.installed_version())
+    mode = modes.Async(bench.model, installed_version())
     bench.loop.run(mode.change_adapter(Input({"name": "a"}, {"other": b"x"}), "unregister"))
     assert "a call about an adapter has parameters without effect: 'other'" in caplog.messages
 
 
-def test_a_call_about_an_adapter_does_what_it_is_named_for(modes: Any) -> None:
+def test_a_call_about_an_adapter_does_what_it_is_named_for() -> None:
     done: list[Any] = []
 
     class Adapters:
@@ -187,7 +188,7 @@ def test_a_call_about_an_adapter_does_what_it_is_named_for(modes: Any) -> None:
 
 @pytest.mark.parametrize(("missing", "what"), [("name", "register"), ("src", "register"), ("name", "update")])
 @pytest.mark.usefixtures("free")
-def test_what_a_call_about_an_adapter_needs_is_named(modes: Any, missing: str, what: str) -> None:
+def test_what_a_call_about_an_adapter_needs_is_named(missing: str, what: str) -> None:
     bench = Bench("disable")
     properties = {name: "x" for name in ("name", "src", "device_id") if name != missing}
     answer = modes.Dynamic(bench.model, bench.loop).change_adapter(Input(properties), what)
@@ -198,40 +199,39 @@ def test_what_a_call_about_an_adapter_needs_is_named(modes: Any, missing: str, w
 # -- steps, batches and single requests --------------------------------------------------------------------------------
 
 
-def test_java_resets_a_rolling_batch_before_a_step(modes: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_java_resets_a_rolling_batch_before_a_step(caplog: pytest.LogCaptureFixture) -> None:
     bench, java = Bench(), Connection()
-    mode = modes.Rolling(bench.model, bench.loop, modes.installed_version())
+    mode = modes.Rolling(bench.model, bench.loop, installed_version())
     call = {"batch_size": "1", "batch_000.seed": "1"}
     body = {"batch_000.data": item(ask("a b", 50, stream=True)).body}
     for reset, number in (("false", 0), ("true", 1)):
         mode.answer(Input(call | {"reset_rollingbatch": reset}, body)).send(java)
         assert caplog.text.count("dropping 1 requests") == number
-        assert mode._batch.num_requests == 1
-    mode._batch.reset()
+        assert bench.model.num_requests == 1
 
 
 def test_a_bug_in_a_step_is_each_requests_error(
-    modes: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench, java = Bench(), Connection()
-    mode = modes.Rolling(bench.model, bench.loop, modes.installed_version())
-    monkeypatch.setattr(mode._batch, "step", fail)
+    mode = modes.Rolling(bench.model, bench.loop, installed_version())
+    monkeypatch.setattr(RollingBatch, "step", fail)
     contents = {f"batch_{index:03d}.data": item(ask("a", 1)).body for index in range(3)}
     mode.answer(Input({"batch_size": "3"}, contents)).send(java)
     assert java.written.count(b"internal error: RuntimeError") == 3
     assert "a step of the rolling batch failed because of a bug" in caplog.messages
 
 
-def test_a_bug_in_a_whole_batch_is_its_answer(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_a_whole_batch_is_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench("disable")
     mode = modes.Dynamic(bench.model, bench.loop)
-    monkeypatch.setattr(mode._batch, "run", fail)
+    monkeypatch.setattr(DynamicBatch, "run", fail)
     answer = mode.answer(Input({"content-type": "application/json"}, {"data": b"{}"}))
     assert answer.code == 500
     assert "internal error: RuntimeError" in answer.message
 
 
-def test_a_response_in_a_batch_may_be_as_long_as_a_field(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_in_a_batch_may_be_as_long_as_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench("disable")
     mode = modes.Dynamic(bench.model, bench.loop)
     call = Input({"batch_size": "1"}, {"batch_000.data": item(ask("a b", 2)).body})
@@ -247,7 +247,7 @@ def test_a_response_in_a_batch_may_be_as_long_as_a_field(modes: Any, monkeypatch
     assert bench.model.num_requests == 0
 
 
-def test_a_batch_with_an_empty_place_has_an_answer_for_it(modes: Any) -> None:
+def test_a_batch_with_an_empty_place_has_an_answer_for_it() -> None:
     bench = Bench("disable")
     mode = modes.Dynamic(bench.model, bench.loop)
     answer = mode.answer(Input({"batch_size": "2"}, {"batch_001.data": item(ask("a b", 2)).body}))
@@ -256,10 +256,10 @@ def test_a_batch_with_an_empty_place_has_an_answer_for_it(modes: Any) -> None:
     assert b"error" in empty
 
 
-def test_a_stream_outside_of_batches_comes_in_chunks(modes: Any) -> None:
+def test_a_stream_outside_of_batches_comes_in_chunks() -> None:
     bench = Bench()
+    bench.model.config = replace(bench.model.config, enable_streaming=True)
     mode = modes.Dynamic(bench.model, bench.loop)
-    mode._streaming = True
     answer = mode.answer(Input({"content-type": "application/json"}, {"data": item(ask("a b", 3, stream=True)).body}))
     assert answer.code == 200
     assert bench.model.num_requests == 1
@@ -272,9 +272,9 @@ def test_a_stream_outside_of_batches_comes_in_chunks(modes: Any) -> None:
     assert not bench.loop.lock.locked()
 
 
-def test_an_async_requests_output_is_in_the_first_answer_alone(modes: Any) -> None:
+def test_an_async_requests_output_is_in_the_first_answer_alone() -> None:
     bench = Bench()
-    mode = modes.Async(bench.model, modes.installed_version())
+    mode = modes.Async(bench.model, installed_version())
 
     async def story() -> list[Output]:
         call = Input({"request_tracking_id": "one"}, {"data": item(ask("a", 1)).body})
@@ -302,7 +302,7 @@ def test_only_a_complete_response_that_has_not_begun_is_held_back(
 # -- requests in calls -------------------------------------------------------------------------------------------------
 
 
-def test_a_single_requests_body_is_its_data_or_its_first_content(wire: Any) -> None:
+def test_a_single_requests_body_is_its_data_or_its_first_content() -> None:
     for contents, body in (
         ({"other": b"x", "data": b"body"}, b"body"),
         ({"first": b"x", "second": b"y"}, b"x"),
@@ -311,16 +311,16 @@ def test_a_single_requests_body_is_its_data_or_its_first_content(wire: Any) -> N
         assert wire.single(Input({"Content-Type": "a"}, contents)) == Item(body=body, headers={"content-type": "a"})
 
 
-def test_the_query_of_a_call_names_an_adapter(wire: Any) -> None:
+def test_the_query_of_a_call_names_an_adapter() -> None:
     read = wire.single(Input({}, {"data": b"body", "adapter": b"m\xff"}))
-    assert read.headers == {wire.QUERY_ADAPTER: "m\ufffd"}
+    assert read.headers == {QUERY_ADAPTER: "m\ufffd"}
     contents = {"batch_000.data": b"one", "batch_000.adapter": b"mine", "batch_001.data": b"two"}
     requests = wire.batched(Input({"batch_size": "2", "batch_001.X-Name": "x"}, contents))
-    assert requests[0] == Item(body=b"one", headers={wire.QUERY_ADAPTER: "mine"})
+    assert requests[0] == Item(body=b"one", headers={QUERY_ADAPTER: "mine"})
     assert requests[1] == Item(body=b"two", headers={"x-name": "x"})
 
 
-def test_in_a_step_only_new_requests_have_something(wire: Any) -> None:
+def test_in_a_step_only_new_requests_have_something() -> None:
     contents = {"batch_000.data": b"", "batch_001.data": b"", "batch_001.seed": b"7"}
     assert wire.batched(Input({"batch_size": "2"}, contents)) == {1: Item(body=b"", headers={})}
     assert wire.batched(Input({"batch_size": "3"}, contents | {"batch_002.data": b""})) != {}
@@ -341,7 +341,7 @@ def test_in_a_step_only_new_requests_have_something(wire: Any) -> None:
     ],
 )
 def test_what_java_has_batched_is_told_from_a_clients_own_names(
-    wire: Any, properties: dict[str, str], keys: list[str], batch: bool
+    properties: dict[str, str], keys: list[str], batch: bool
 ) -> None:
     assert wire.is_batch(Input(properties, dict.fromkeys(keys, b"x"))) == batch
 
@@ -356,7 +356,7 @@ def answered(body: bytes, error: ServingError | None = None) -> Any:
     )  # fmt: skip
 
 
-def test_a_response_longer_than_a_field_is_sent_in_fields(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_longer_than_a_field_is_sent_in_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_FIELD", 4)
     answer = wire.whole(answered(b"four"))
     assert (answer.data, answer.stream, answer.message) == (b"four", None, "OK")
@@ -365,13 +365,13 @@ def test_a_response_longer_than_a_field_is_sent_in_fields(wire: Any, monkeypatch
     assert answer.properties == {"Content-Type": "a/b", "x-own": "1"}
 
 
-def test_a_failed_response_has_its_reason_on_one_line(wire: Any) -> None:
+def test_a_failed_response_has_its_reason_on_one_line() -> None:
     answer = wire.whole(answered(b"{}", GenerationFailed("first\nsecond")))
     assert (answer.code, answer.message) == (424, "first second")
     assert wire.one_line("x" * 2000) == "x" * 1000
 
 
-def test_a_request_for_the_engine_keeps_the_apis_own_headers_to_itself(wire: Any) -> None:
+def test_a_request_for_the_engine_keeps_the_apis_own_headers_to_itself() -> None:
     task = answered(b"")
     for requests, error, kept in (([1], None, False), ([], None, True), ([1], GenerationFailed("x"), True)):
         task.parsed, task.error = SimpleNamespace(requests=requests), error
@@ -379,13 +379,13 @@ def test_a_request_for_the_engine_keeps_the_apis_own_headers_to_itself(wire: Any
 
 
 @pytest.mark.parametrize(("length", "most"), [(">h", 32_000), (">i", None)])
-def test_a_piece_is_as_long_as_a_string_may_be(wire: Any, length: str, most: int | None) -> None:
-    version = wire.installed_version()._replace(length=wire.struct.Struct(length))
+def test_a_piece_is_as_long_as_a_string_may_be(length: str, most: int | None) -> None:
+    version = installed_version()._replace(length=struct.Struct(length))
     assert version.max_piece == (most or wire.MAX_FIELD)
 
 
-def test_a_failure_with_a_good_status_is_the_last_piece(wire: Any) -> None:
-    writer = wire.PieceWriter(wire.installed_version())
+def test_a_failure_with_a_good_status_is_the_last_piece() -> None:
+    writer = wire.PieceWriter(installed_version())
     for status, last in ((200, True), (399, True), (400, False)):
         answer = HttpResponse(status, "application/json", b'{"error": "no"}')
         written = writer.failure(answer, GenerationFailed("no"))
@@ -393,15 +393,15 @@ def test_a_failure_with_a_good_status_is_the_last_piece(wire: Any) -> None:
         assert (str(status).encode() in written) != last
 
 
-def test_a_failure_that_has_no_error_is_told_by_its_message(wire: Any) -> None:
+def test_a_failure_that_has_no_error_is_told_by_its_message() -> None:
     for json_errors in (False, True):
-        writer = wire.PieceWriter(wire.installed_version()._replace(json_errors=json_errors))
+        writer = wire.PieceWriter(installed_version()._replace(json_errors=json_errors))
         answer = HttpResponse(424, "text/event-stream", b'data: {"details": 1}\n\n')
         assert b"the engine ended" in writer.failure(answer, GenerationFailed("the engine ended"))
 
 
-def test_a_body_that_java_can_read_is_left_as_it_is(wire: Any) -> None:
-    writer = wire.PieceWriter(wire.installed_version()._replace(json_errors=True))
+def test_a_body_that_java_can_read_is_left_as_it_is() -> None:
+    writer = wire.PieceWriter(installed_version()._replace(json_errors=True))
     for body, kept in ((b'{"code":424,  "error": "no"}', True), (b'{"error":  "no"}', False)):
         found = json.loads(writer.failure(HttpResponse(424, "application/json", body), GenerationFailed("no")))
         assert found["last"] is True
@@ -409,19 +409,22 @@ def test_a_body_that_java_can_read_is_left_as_it_is(wire: Any) -> None:
         assert json.loads(found["data"]) == {"code": 424, "error": "no"}
 
 
-def test_a_request_of_lmis_has_javas_id_from_the_release_that_names_it(wire: Any) -> None:
+def test_a_request_of_lmis_has_javas_id_from_the_release_that_names_it() -> None:
     task = answered(b"")
     task.header = {"requestid": "java's"}.get
-    for names, expected in ((True, "java's"), (False, None)):
-        writer = wire.PieceWriter(wire.installed_version()._replace(names_requests=names))
-        assert writer._headers(task).get("requestId") == expected
+    pieces = [Piece(task, b"", first=True, last=True)]
+    version = installed_version()
+    header = version.string(b"batch_0_requestId") + version.string(b"java's")
+    for names in (True, False):
+        writer = wire.PieceWriter(version._replace(names_requests=names))
+        assert (header in writer.step(pieces, fail)) is names
     task.header = lambda name: ""
-    assert "requestId" not in wire.PieceWriter(wire.installed_version())._headers(task)
+    assert b"requestId" not in wire.PieceWriter(version).step(pieces, fail)
 
 
-def test_what_java_does_not_wait_for_is_not_sent(modes: Any, wire: Any) -> None:
+def test_what_java_does_not_wait_for_is_not_sent() -> None:
     java = Connection()
-    modes.Unsent().send(java)
+    Unsent().send(java)
     assert java.written == b""
     done: list[bytes] = []
     wire.Sent(b"data", lambda: done.append(java.written)).send(java)
@@ -431,16 +434,16 @@ def test_what_java_does_not_wait_for_is_not_sent(modes: Any, wire: Any) -> None:
 
 
 @pytest.mark.parametrize("length", [">h", ">i"])
-def test_an_empty_key_is_a_key(wire: Any, length: str) -> None:
+def test_an_empty_key_is_a_key(length: str) -> None:
     contents: list[tuple[str | None, bytes]] = [("", b"x"), (None, b"y"), ("z", b"")]
-    reader, read = wire.Reader(wire.struct.Struct(length)), Input()
+    reader, read = wire.Reader(struct.Struct(length)), Input()
     data = io.BytesIO(message(length, {"handler": "handle"}, contents))
     reader.read(read, SimpleNamespace(recv=data.read))
     assert read.content.keys == ["", None, "z"]
     assert [bytes(value) for value in read.content.values] == [b"x", b"y", b""]
 
 
-def test_more_of_a_call_is_waited_for_only_shortly(wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_of_a_call_is_waited_for_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
 
     def look(reading: Any, writing: Any, failing: Any, seconds: float) -> Any:
@@ -451,6 +454,6 @@ def test_more_of_a_call_is_waited_for_only_shortly(wire: Any, monkeypatch: pytes
     contents: list[tuple[str | None, bytes]] = [("batch_000.data", b"x")]
     call = message(">i", {"batch_size": "2", "handler": "handle"}, contents)
     read = Input()
-    wire.Reader(wire.struct.Struct(">i")).read(read, SimpleNamespace(recv=io.BytesIO(call).read))
+    wire.Reader(struct.Struct(">i")).read(read, SimpleNamespace(recv=io.BytesIO(call).read))
     assert read.content.keys == ["batch_000.data"], "the last request is empty"
     assert waits == [0.5]

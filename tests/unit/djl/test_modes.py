@@ -7,9 +7,8 @@ import contextlib
 import importlib
 import io
 import re
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,11 @@ import pytest
 
 from handler.config.loader import read_config
 from handler.core.errors import InvalidParameter, ServingError
+from handler.djl import modes, wire, worker
+from handler.djl.modes import Rolling
 from handler.djl.startup import MetricLines
+from handler.djl.turns import ResponseOrder, Unsent
+from handler.djl.wire import PieceWriter, Reader, installed_version
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.registry import dialects
@@ -46,40 +49,43 @@ def fail(*arguments: object) -> NoReturn:
     raise RuntimeError("a bug")
 
 
-@pytest.fixture
-def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    ours = [f"handler.djl.{name}" for name in ("wire", "turns", "modes", "worker")]
-    for name in ours:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setitem(sys.modules, "djl_python", djl_python.stand_in())
-    module = importlib.import_module("handler.djl.modes")
-    versions = importlib.import_module("handler.djl.wire")
-    turns = importlib.import_module("handler.djl.turns")
-    vars(module).update(installed_version=versions.installed_version, Reader=versions.Reader, Unsent=turns.Unsent)
-    yield module
-    for name in ours:
-        sys.modules.pop(name, None)
+def outputs_of(mode: modes.Async) -> AsyncGenerator[Output, None]:
+    """Return what djl_python reads as the response to the load call, which it may close."""
+    outputs = mode.outputs(Output())
+    assert isinstance(outputs, AsyncGenerator)
+    return outputs
 
 
-def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def step(mode: Rolling, body: Any = None, *, size: int = 1, **more: str) -> bytes:
+    """Have Java make a step, in which a body is that of a new request, and return what it reads."""
+    properties, content = {"batch_size": str(size), **more}, b""
+    if body is not None:
+        properties["batch_000.seed"], content = "1", item(body).body
+    java = Connection()
+    mode.answer(djl_python.Input(properties, {"batch_000.data": content})).send(java)
+    return java.written
+
+
+def test_a_bug_in_an_adapters_call_puts_no_answer_among_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step after it would get that answer for its own, and every later step that of the one before."""
     bench = Bench()
     has_next = [False]
-    turns = modes.ResponseOrder(lambda seconds: has_next[0])
-    rolling = modes.Rolling(bench.model, bench.loop, modes.installed_version(), turns)
+    turns = ResponseOrder(lambda seconds: has_next[0])
+    rolling = modes.Rolling(bench.model, bench.loop, installed_version(), turns)
     monkeypatch.setattr(AdapterRegistry, "check", fail)
     assert rolling.change_adapter(Input(), "register").code == 500
-    rolling._batch.step(1, {0: item(ask("a b", 50, stream=True))})
+    step(rolling, ask("a b", 50, stream=True))
     refused = rolling.change_adapter(Input(), "register")
     assert (refused.code, refused.contents) == (503, [])
     has_next[0] = True
-    assert isinstance(rolling.change_adapter(Input(), "register"), modes.Unsent)
-    rolling._batch.reset()
+    assert isinstance(rolling.change_adapter(Input(), "register"), Unsent)
+    step(rolling, size=0, reset_rollingbatch="true")
+    assert bench.model.num_requests == 0
 
 
-def test_while_a_model_is_loaded_again_an_adapters_call_is_refused_without_contents(modes: Any) -> None:
+def test_while_a_model_is_loaded_again_an_adapters_call_is_refused_without_contents() -> None:
     loaded = futures.Future[Any]()
-    mode = modes.Reloading(loaded, modes.installed_version(), lambda: 0.0, modes.ResponseOrder(lambda seconds: False))
+    mode = modes.Reloading(loaded, installed_version(), lambda: 0.0, ResponseOrder(lambda seconds: False))
     refused = mode.change_adapter(Input(), "register")
     assert (refused.code, refused.contents) == (503, [])
     loaded.set_exception(modes.LoadFailed())
@@ -87,22 +93,22 @@ def test_while_a_model_is_loaded_again_an_adapters_call_is_refused_without_conte
         mode.change_adapter(Input(), "register")
 
 
-def test_java_forgets_an_adapter_that_the_worker_never_had(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_forgets_an_adapter_that_the_worker_never_had(monkeypatch: pytest.MonkeyPatch) -> None:
     """In async mode Java lists a name whose registration failed. An error here would leave it in the list for good."""
     bench = Bench()
     monkeypatch.setattr(AdapterRegistry, "check", lambda self: None)
-    mode = modes.Async(bench.model, modes.installed_version())
+    mode = modes.Async(bench.model, installed_version())
     answer = bench.loop.run(mode.change_adapter(Input(), "unregister"))
     assert (b"Adapter a unregistered" in answer.data, b"not found" in answer.data) == (True, False), answer.data
     assert b"not found" in bench.loop.run(mode.change_adapter(Input({"name": "a"}), "update")).data
 
 
-def test_an_adapters_alias_is_its_name_in_the_response(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapters_alias_is_its_name_in_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
     """Java passes the alias as a property and as a field, which is no unknown parameter."""
     bench = Bench()
     bench.model.config = replace(bench.model.config, unknown_parameters="refuse")
     monkeypatch.setattr(AdapterRegistry, "check", lambda self: None)
-    mode = modes.Async(bench.model, modes.installed_version())
+    mode = modes.Async(bench.model, installed_version())
     for properties, content, message in (
         ({"name": "a", "alias": "mine"}, {}, b"Adapter mine unregistered"),
         ({"name": "a"}, {"alias": b"mine"}, b"Adapter a unregistered"),
@@ -112,14 +118,14 @@ def test_an_adapters_alias_is_its_name_in_the_response(modes: Any, monkeypatch: 
         assert message in bench.loop.run(mode.change_adapter(call, "unregister")).data
 
 
-def test_a_bug_in_async_mode_is_answered(modes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_in_async_mode_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Java waits for a last piece."""
     bench = Bench()
-    mode = modes.Async(bench.model, modes.installed_version())
+    mode = modes.Async(bench.model, installed_version())
 
     async def answer(id: str) -> bytes:
         """What Java gets when it asks with this id of its own."""
-        outputs, java = mode.outputs(Output()), Connection()
+        outputs, java = outputs_of(mode), Connection()
         await anext(outputs)
         call = Input({"request_tracking_id": id}, item(ask("a b", 3, stream=True)).body)
         assert [output async for output in await mode.answer(call)] == []
@@ -133,7 +139,6 @@ def test_a_bug_in_async_mode_is_answered(modes: Any, monkeypatch: pytest.MonkeyP
     assert b"error" not in pieces
     monkeypatch.setattr(AdapterRegistry, "check", fail)
     assert b"internal error: RuntimeError" in bench.loop.run(mode.change_adapter(Input(), "register")).data
-    wire = sys.modules["handler.djl.wire"]
     headers_of = wire.headers_of
     monkeypatch.setattr(wire, "headers_of", lambda task: fail() if task.error is None else headers_of(task))
     failure = bench.loop.run(answer("two"))
@@ -144,10 +149,10 @@ def test_a_bug_in_async_mode_is_answered(modes: Any, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("json_errors", [False, True])
 @pytest.mark.parametrize("name", dialects())
-def test_java_gets_a_failure_of_every_dialect(modes: Any, name: str, json_errors: bool) -> None:
+def test_java_gets_a_failure_of_every_dialect(name: str, json_errors: bool) -> None:
     """In a rolling batch, one that cannot be written would fail the requests of others too."""
     dialect = dialects()[name]
-    writer = sys.modules["handler.djl.wire"].PieceWriter(modes.installed_version()._replace(json_errors=json_errors))
+    writer = PieceWriter(installed_version()._replace(json_errors=json_errors))
     error = InvalidParameter("top_k=0: must be at least 1")
     for format in (dialect.errors, dialect.errors_of(None, ServerContext("echo"))):
         assert b"top_k=0: must be at least 1" in writer.failure(format.whole(error), error)
@@ -158,33 +163,32 @@ def _trial(self: ErrorFormat, error: ServingError) -> Headers:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_java_gets_the_headers_of_a_refusal(modes: Any, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
+def test_java_gets_the_headers_of_a_refusal(monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
     """In a dynamic batch alone it does not: such a batch has one set of headers for all its requests."""
     monkeypatch.setattr(ErrorFormat, "headers", _trial)
     properties = {"request_tracking_id": "one", "content-type": "application/json"}
     rolling, dynamic = Bench(), Bench("disable")
-    writer = sys.modules["handler.djl.wire"].PieceWriter(modes.installed_version())
+    dynamic.model.config = replace(dynamic.model.config, enable_streaming=streaming)
+    writer = PieceWriter(installed_version())
     for body in (b"{", b'{"inputs": 1}', b'{"inputs": "a", "parameters": {"top_p": 2}}'):
         assert b"batch_0_x-trial" not in writer.step(rolling.step(ask("a", 1)), fail)
         assert writer.step(rolling.step(body), fail).count(b"batch_0_x-trial") == 1
-        mode = modes.Dynamic(dynamic.model, dynamic.loop)
-        mode._streaming = streaming
-        answer = mode.answer(Input(properties, body))
+        answer = modes.Dynamic(dynamic.model, dynamic.loop).answer(Input(properties, body))
         assert (answer.code, answer.properties["x-trial"]) == (424, "424")
-    mode = modes.Async(rolling.model, modes.installed_version())
+    mode = modes.Async(rolling.model, installed_version())
     call = rolling.loop.run(mode.change_adapter(Input(), "register"))
     assert call.properties["x-trial"] == "400", "no adapters are enabled"
-    answer = modes.Rolling(rolling.model, rolling.loop, modes.installed_version()).answer(Input())
+    answer = modes.Rolling(rolling.model, rolling.loop, installed_version()).answer(Input())
     assert (answer.code, answer.properties["x-trial"]) == (424, "424"), "it is no batch"
 
 
-def test_no_answer_is_whole_before_java_waits_for_it(modes: Any) -> None:
+def test_no_answer_is_whole_before_java_waits_for_it() -> None:
     """It would take one that comes just then for an empty one, and its client would wait for ever."""
     bench = Bench()
-    mode = modes.Async(bench.model, modes.installed_version())
+    mode = modes.Async(bench.model, installed_version())
 
     async def story(body: Any) -> float:
-        outputs, java = mode.outputs(Output()), Connection()
+        outputs, java = outputs_of(mode), Connection()
         await anext(outputs)
         asked = time.monotonic()
         await mode.answer(Input({"request_tracking_id": "one"}, item(body).body))
@@ -193,22 +197,22 @@ def test_no_answer_is_whole_before_java_waits_for_it(modes: Any) -> None:
         await outputs.aclose()
         return time.monotonic() - asked
 
-    rolling = modes.Rolling(bench.model, bench.loop, modes.installed_version())
+    rolling = modes.Rolling(bench.model, bench.loop, installed_version())
     for body in ({"inputs": 1}, ask("a b", 3)):
         assert bench.loop.run(story(body)) >= 0.005
         asked = time.monotonic()
-        (piece,) = rolling._batch.step(1, {0: item(body)})
-        while not piece.last:
-            (piece,) = rolling._batch.step(1, {})
+        written = step(rolling, body)
+        while b"true" not in written:
+            written = step(rolling)
         assert time.monotonic() - asked >= 0.005
 
 
-def test_in_async_mode_a_request_is_open_until_its_last_piece_is_written(modes: Any) -> None:
+def test_in_async_mode_a_request_is_open_until_its_last_piece_is_written() -> None:
     bench = Bench()
-    mode = modes.Async(bench.model, modes.installed_version())
+    mode = modes.Async(bench.model, installed_version())
 
     async def story() -> list[int]:
-        outputs, java, counts = mode.outputs(Output()), Connection(), []
+        outputs, java, counts = outputs_of(mode), Connection(), list[int]()
         await anext(outputs)
         await mode.answer(Input({"request_tracking_id": "one"}, item(ask("a b", 3, stream=True)).body))
         while b"true" not in java.written:
@@ -224,7 +228,7 @@ def test_in_async_mode_a_request_is_open_until_its_last_piece_is_written(modes: 
 
 
 @pytest.mark.parametrize("body", [ask("a b", 3), {"inputs": 1}])
-def test_in_a_dynamic_batch_no_request_is_open_after_its_answer(modes: Any, body: Any) -> None:
+def test_in_a_dynamic_batch_no_request_is_open_after_its_answer(body: Any) -> None:
     bench = Bench("disable")
     mode = modes.Dynamic(bench.model, bench.loop)
     answer = mode.answer(Input({"request_tracking_id": "one"}, item(body).body))  # it may keep the task
@@ -232,12 +236,20 @@ def test_in_a_dynamic_batch_no_request_is_open_after_its_answer(modes: Any, body
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_failed_start_is_the_first_calls_answer(modes: Any, asynchronous: bool) -> None:
-    worker = importlib.import_module("handler.djl.worker")
-    properties = {"model_dir": "/nothing", "rolling_batch": "disable", "dtype": "wrong"}
-    answer = asyncio.run(worker._load_async(properties)) if asynchronous else worker._load_stepped(properties)
+def test_a_failed_start_is_the_first_calls_answer(monkeypatch: pytest.MonkeyPatch, asynchronous: bool) -> None:
+    monkeypatch.setattr(worker, "mode", None)
+    monkeypatch.setattr(djl_python.Input, "read", None, raising=False)
+
+    async def load_async(call: djl_python.Input) -> Any:
+        return await worker.load(call)
+
+    def load(properties: dict[str, str]) -> Any:
+        call = djl_python.Input(properties)
+        return asyncio.run(load_async(call)) if asynchronous else worker.load(call)
+
+    answer = load({"model_dir": "/nothing", "rolling_batch": "disable", "dtype": "wrong"})
     assert (answer.code, "dtype=wrong" in answer.message) == (500, True), answer.message
-    answer = asyncio.run(worker._load_async({})) if asynchronous else worker._load_stepped({})
+    answer = load({})
     assert (answer.code, answer.message) == (500, "KeyError: 'model_dir'")
     assert worker.mode is None
 
@@ -248,7 +260,7 @@ def test_a_failed_start_is_the_first_calls_answer(modes: Any, asynchronous: bool
         answer = asyncio.run(awaited())
         assert (answer.code, answer.message) == (503, "Model is not ready"), answer.message
     else:  # the load call comes yet
-        assert isinstance(worker.adapters(Input(), "register"), modes.Unsent)
+        assert isinstance(worker.adapters(Input(), "register"), Unsent)
 
 
 BUGS = {
@@ -264,7 +276,7 @@ BUGS = {
 
 
 @pytest.fixture
-def bug(modes: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+def bug(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     """Have a place raise for the one request with a header `bug`; return the place's name."""
     name: str = request.param
     place, _, function = BUGS[name].rpartition(".")
@@ -273,11 +285,11 @@ def bug(modes: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequ
     works = getattr(owner, function)
 
     def breaks(*arguments: Any, **more: Any) -> Any:
-        request = arguments[1] if name == "open" else arguments[0]._head.headers
-        if request.get("bug") and name != "close":
+        is_bad = arguments[1].get("bug") if name == "open" else arguments[0].header("bug")
+        if is_bad and name != "close":
             fail()
         result = works(*arguments, **more)
-        return fail() if request.get("bug") else result
+        return fail() if is_bad else result
 
     for place_of_name in (owner, modes):
         if getattr(place_of_name, function, None) is works:
@@ -288,10 +300,10 @@ def bug(modes: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequ
 @pytest.mark.parametrize("bug", BUGS, indirect=True)
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_bug_in_one_request_of_a_step_fails_that_one_alone(
-    modes: Any, bug: str, streams: bool, caplog: pytest.LogCaptureFixture
+    bug: str, streams: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bench, version = Bench(), modes.installed_version()
-    java = RollingBatch(modes.Reader(version.length).read, modes.Rolling(bench.model, bench.loop, version).answer)
+    bench, version = Bench(), installed_version()
+    java = RollingBatch(Reader(version.length).read, modes.Rolling(bench.model, bench.loop, version).answer)
     old, good, bad, other = (
         Request(item(ask(text, 4, stream=streams)).body, headers)
         for text, headers in [("a b", {}), ("c d", {}), ("e f", {"bug": "yes"}), ("g h", {})]
@@ -309,7 +321,7 @@ def test_a_bug_in_one_request_of_a_step_fails_that_one_alone(
 
 @pytest.mark.parametrize("bug", sorted(set(BUGS) - {"piece", "headers"}), indirect=True)
 def test_a_bug_in_one_request_of_a_dynamic_batch_fails_that_one_alone(
-    modes: Any, bug: str, caplog: pytest.LogCaptureFixture
+    bug: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Bench("disable")
     mode = modes.Dynamic(bench.model, bench.loop)
@@ -323,14 +335,12 @@ def test_a_bug_in_one_request_of_a_dynamic_batch_fails_that_one_alone(
 
 
 @pytest.mark.parametrize("bug", BUGS, indirect=True)
-def test_a_bug_in_one_request_of_async_mode_fails_that_one_alone(
-    modes: Any, bug: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bug_in_one_request_of_async_mode_fails_that_one_alone(bug: str, caplog: pytest.LogCaptureFixture) -> None:
     bench, java = Bench(), Connection()
-    mode = modes.Async(bench.model, modes.installed_version())
+    mode = modes.Async(bench.model, installed_version())
 
     async def story() -> None:
-        outputs = mode.outputs(Output())
+        outputs = outputs_of(mode)
         await anext(outputs)
         for id, more in (("one", {}), ("bad", {"bug": "yes"}), ("two", {})):
             body = item(ask(f"{id} {id}", 2)).body

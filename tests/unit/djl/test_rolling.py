@@ -265,12 +265,14 @@ def test_a_request_that_is_dropped_while_it_is_tokenized_is_freed_at_once(monkey
     bench = Bench()
     reached, go_on = threading.Event(), threading.Event()
 
-    def encode(text: str) -> Prompt:
+    encode = EchoTokenizer.encode
+
+    def wait_and_encode(tokenizer: EchoTokenizer, text: str) -> Prompt:
         reached.set()
         assert go_on.wait(10)
-        return EchoTokenizer().encode(text)
+        return encode(tokenizer, text)
 
-    monkeypatch.setattr(bench.model.preprocessor.encoder._tokenizer, "encode", encode)
+    monkeypatch.setattr(EchoTokenizer, "encode", wait_and_encode)
     gc.disable()
     try:
         (piece,) = bench.silent_step(ask("word " * 2000, 2, stream=True))
@@ -286,6 +288,29 @@ def test_a_request_that_is_dropped_while_it_is_tokenized_is_freed_at_once(monkey
     finally:
         go_on.set()
         gc.enable()
+
+
+def test_a_whole_response_is_held_back_in_a_later_step_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java does not yet wait for a response that comes whole so soon after its request, whichever step it is in."""
+    bench, pauses, go_on = Bench(), list[float](), threading.Event()
+    encode = EchoTokenizer.encode
+
+    def wait_and_encode(tokenizer: EchoTokenizer, text: str) -> Prompt:
+        assert go_on.wait(10)
+        return encode(tokenizer, text)
+
+    monkeypatch.setattr(EchoTokenizer, "encode", wait_and_encode)
+    monkeypatch.setattr(batches, "_SETTLED", 60.0)
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    try:
+        (piece,) = bench.silent_step(ask("word " * 2000, 1))
+        assert (piece.last, pauses) == (False, [])
+    finally:
+        go_on.set()
+    while not piece.last:
+        (piece,) = bench.step()
+    (pause,) = pauses
+    assert 0 < pause <= 60
 
 
 def test_a_token_comes_before_the_failure_of_its_step() -> None:

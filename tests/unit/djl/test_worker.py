@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -18,28 +17,26 @@ import pytest
 from handler.config import environment
 from handler.core import loop
 from handler.core.errors import ConfigError
-from handler.djl import startup
+from handler.djl import modes, startup
+from handler.djl import worker as djl_worker
 from tests.doubles import djl_python
 from tests.doubles.djl_python import Connection
 from tests.stepped import ask, item
-from tests.unit.djl.test_modes import modes
-
-__all__ = ["modes"]
 
 
 @pytest.fixture
-def worker(modes: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The worker's module before its first call; the model that it loads is closed."""
-    module = importlib.import_module("handler.djl.worker")
+    monkeypatch.setattr(djl_worker, "mode", None)
     monkeypatch.setattr(loop, "keep_collecting", lambda: None)
     monkeypatch.setattr(loop, "importing", contextlib.nullcontext)
-    monkeypatch.setattr(startup, "_AT_END", contextlib.AsyncExitStack())
+    monkeypatch.setattr(startup, "AT_END", contextlib.AsyncExitStack())
     monkeypatch.setattr(djl_python.Input, "read", None, raising=False)
-    yield module
-    running = getattr(module.mode, "_loop", None)
+    yield djl_worker
+    running = getattr(djl_worker.mode, "_loop", None)
     if running is not None:
         with running.lock:
-            running.run(startup._AT_END.aclose())
+            running.run(startup.AT_END.aclose())
             running.close()
 
 
@@ -53,7 +50,7 @@ def first_call(properties: dict[str, str]) -> djl_python.Input:
 
 
 def test_the_first_call_loads_the_model_and_the_next_are_steps(
-    worker: Any, modes: Any, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: Any
+    worker: Any, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     restored: list[str] = []
     monkeypatch.setattr(environment, "restore_text", lambda: restored.append("text"))
@@ -81,7 +78,7 @@ def test_a_worker_looks_after_its_engine_between_calls(
     assert periods == [0.5]
 
 
-def test_without_a_rolling_batch_calls_are_whole_batches(worker: Any, modes: Any, properties: dict[str, str]) -> None:
+def test_without_a_rolling_batch_calls_are_whole_batches(worker: Any, properties: dict[str, str]) -> None:
     assert worker.load(first_call(properties | {"rolling_batch": "disable"})).code == 200
     assert isinstance(worker.mode, modes.Dynamic)
     answer = worker.mode.answer(
@@ -90,9 +87,7 @@ def test_without_a_rolling_batch_calls_are_whole_batches(worker: Any, modes: Any
     assert b"generated_text" in answer.data
 
 
-def test_a_passive_rank_loads_nothing(
-    worker: Any, modes: Any, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_passive_rank_loads_nothing(worker: Any, properties: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "mpi_world", lambda: ("2", "1"))
     assert worker.load(first_call(properties | {"rolling_batch": "trtllm"})).code == 200
     assert isinstance(worker.mode, modes.Passive)
@@ -110,7 +105,7 @@ def test_in_async_mode_the_first_answer_goes_on_with_all_later_ones(worker: Any,
         while b"true" not in java.written:
             (await anext(outputs)).send(java)
         await outputs.aclose()
-        await startup._AT_END.aclose()
+        await startup.AT_END.aclose()
         return java.written
 
     written = asyncio.run(story())
@@ -128,7 +123,7 @@ def test_metrics_are_written_from_the_first_request_on(
 
     async def load() -> None:
         await worker.load(first_call(properties | {"rolling_batch": "disable"}))
-        await startup._AT_END.aclose()
+        await startup.AT_END.aclose()
 
     if asynchronous:
         asyncio.run(load())

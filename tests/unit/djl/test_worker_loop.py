@@ -173,8 +173,14 @@ def test_it_is_not_waited_for_any_longer(worker: Worker) -> None:
 
 def test_a_loop_that_is_looked_after_runs_between_calls() -> None:
     loop, ran = WorkerLoop(), threading.Event()
+
+    async def run_in_later_passes() -> None:
+        soon: Callable[..., object] = asyncio.get_running_loop().call_soon
+        soon(soon, soon, soon, ran.set)
+
     with loop.lock:
-        loop._loop.call_soon(ran.set)
+        loop.run(run_in_later_passes())
+        assert not ran.is_set()
         watch = threading.Thread(target=loop.look_after, args=(0.001,))
         watch.start()
         assert not ran.wait(0.02), "nor within a call"

@@ -94,6 +94,20 @@ def test_an_index_is_not_asked_where_the_weights_are_in_one_file(tmp_path: Path)
     check_checkpoint(put(tmp_path, files, SHARD, gone))
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "pytorch_model.bin is an empty file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "pytorch_model.bin is .*Git LFS"),
+    ],
+)
+def test_weights_of_torch_that_are_not_there_are_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    files = {name: CHECKPOINT[name] for name in ("config.json", "tokenizer.json", "tokenizer_config.json")}
+    check_checkpoint(put(tmp_path, files | {"pytorch_model.bin": b"PK"}, "", gone))
+    with pytest.raises(ConfigError, match=message):
+        check_checkpoint(put(tmp_path, {"pytorch_model.bin": data}, "", gone))
+
+
 def test_a_header_that_is_too_long_for_the_format_is_not_read(tmp_path: Path) -> None:
     path = put(tmp_path, CHECKPOINT, "", gone) / SHARD
     with path.open("r+b") as file:

@@ -10,9 +10,11 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -58,20 +60,20 @@ class Process:
         self.pid, self._scripts, self._loaded = 1234, scripts, loaded
         self.killed = self.waited = False
         self.made: Any = None
-        self._control = channel.dup()
-        self._ended = threading.Event()
+        self.control = channel.dup()
+        self.ended = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
         try:
-            with contextlib.suppress(ChannelClosed, OSError), self._control:
-                self.made = Messages(self._control).next()
+            with contextlib.suppress(ChannelClosed, OSError), self.control:
+                self.made = Messages(self.control).next()
                 if self._loaded is None:
                     return
-                send(self._control, self._loaded)
+                send(self.control, self._loaded)
                 while not self._loaded.reason:
-                    data, fds, _, _ = socket.recv_fds(self._control, 1, 1)
+                    data, fds, _, _ = socket.recv_fds(self.control, 1, 1)
                     if not data:
                         return
                     with socket.socket(fileno=fds[0]) as channel:
@@ -80,32 +82,34 @@ class Process:
                             return
                         script(channel, Messages(channel).next())
         finally:
-            self._ended.set()
+            self.ended.set()
 
     def kill(self) -> None:
         self.killed = True
         with contextlib.suppress(OSError):
-            self._control.shutdown(socket.SHUT_RDWR)
+            self.control.shutdown(socket.SHUT_RDWR)
 
     def wait(self, timeout: float | None = None) -> int:
-        if timeout is not None and not self._ended.is_set():
+        if timeout is not None and not self.ended.is_set():
             raise subprocess.TimeoutExpired("process", timeout)
-        self.waited = self._ended.wait(PATIENCE)
+        self.waited = self.ended.wait(PATIENCE)
         return 0
 
 
 class Host:
     """A sandbox whose processes are scripted."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *scripts: Script | None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *scripts: Script | None, make: Callable[[], Any] = make
+    ) -> None:
         self.scripts = list(scripts)
         self.loaded: Loaded | OSError | None = Loaded()
         self.processes: list[Process] = []
         self.spent: list[float] = []
         self.sandbox = Sandbox(make, PURPOSE)
-        monkeypatch.setattr(sandbox, "start", self._start)
+        monkeypatch.setattr(sandbox, "start", self.start)
 
-    def _start(self, function: str, channel: socket.socket) -> Process:
+    def start(self, function: str, channel: socket.socket) -> Process:
         assert function == "handler.engines.process.sandbox:main"
         if isinstance(self.loaded, OSError):
             raise self.loaded
@@ -120,8 +124,8 @@ class Host:
 def hosted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Host]]:
     made: list[Host] = []
 
-    def make(*scripts: Script | None) -> Host:
-        made.append(Host(monkeypatch, *scripts))
+    def make(*scripts: Script | None, **more: Any) -> Host:
+        made.append(Host(monkeypatch, *scripts, **more))
         return made[-1]
 
     yield make
@@ -193,19 +197,12 @@ def test_a_job_that_waits_for_the_machine_is_no_fault_of_its_own(
 
     def script(channel: socket.socket, job: Job) -> None:
         send(channel, Begun())
-        assert Messages(channel).next() == "go on"
+        assert channel.recv(5) == b"go on"
         now[0] += 59.41
 
     host = hosted(script)
-    results = sandbox._results
-
-    def go_on(channel: socket.socket, *more: Any) -> list[Any]:
-        send(channel, "go on")
-        return results(channel, *more)
-
-    monkeypatch.setattr(sandbox, "_results", go_on)
     with pytest.raises(TooBusy, match="the machine is too busy"):
-        host.run()
+        host.run(b"go on")
     assert host.spent == []
 
 
@@ -232,8 +229,8 @@ def test_a_job_whose_process_ended_is_run_once_more(hosted: Hosted) -> None:
 def test_a_job_that_ended_with_its_process_is_run_once_more(hosted: Hosted) -> None:
     def dies(channel: socket.socket, job: Job) -> None:
         send(channel, Begun())
-        host.processes[-1]._control.close()  # as the kernel does before the process counts as ended
-        host.processes[-1]._ended.set()
+        host.processes[-1].control.close()  # as the kernel does before the process counts as ended
+        host.processes[-1].ended.set()
         raise ChannelClosed
 
     host = hosted(dies, dies)
@@ -284,8 +281,7 @@ def test_a_process_that_does_not_load_is_told(hosted: Hosted, loaded: Loaded | O
 
 
 def test_work_that_cannot_be_sent_is_told(hosted: Hosted) -> None:
-    host = hosted()
-    host.sandbox._make = lambda: make()
+    host = hosted(make=lambda: make())
     with pytest.raises(NotRun, match=r"cannot be read; use smaller ones: .*(pickle|local object)"):
         host.run()
 
@@ -299,16 +295,16 @@ def test_a_closed_sandbox_runs_nothing(hosted: Hosted) -> None:
         with pytest.raises(NotRun, match=r"^the server is stopping$"):
             call()
     (process,) = host.processes
-    assert process._ended.is_set()
+    assert process.ended.is_set()
     assert not process.killed
 
 
 def test_a_sandbox_that_is_closed_while_it_loads_is_stopping(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
     host = hosted()
-    start = host._start
+    start = host.start
 
     def closing(function: str, channel: socket.socket) -> Process:
-        host.sandbox._closed = True
+        host.sandbox.close()
         host.loaded = None
         return start(function, channel)
 
@@ -348,7 +344,7 @@ def test_a_sandbox_that_is_closed_before_its_process_starts_starts_none(
     host, pair = hosted(), socket.socketpair
 
     def closing() -> tuple[socket.socket, socket.socket]:
-        host.sandbox._closed = True
+        host.sandbox.close()
         return pair()
 
     monkeypatch.setattr(socket, "socketpair", closing)
@@ -380,188 +376,6 @@ def echo(subject: Any, data: memoryview) -> Iterator[Any]:
     yield bytes(data)
 
 
-def outcome(channels: Channels, subject: Any, data: bytes = b"") -> tuple[Any, list[Any]]:
-    host, process = channels
-    host.sendall(data)
-    found = sandbox._outcome(process, echo, Job(subject, LIMITS, len(data)))
-    process.shutdown(socket.SHUT_WR)
-    sent: list[Any] = []
-    with contextlib.suppress(ChannelClosed):
-        messages = Messages(host)
-        while True:
-            sent.append(messages.next())
-    return found, sent
-
-
-def test_a_job_gets_its_data_and_sends_each_result(channels: Channels) -> None:
-    done, sent = outcome(channels, "subject", b"all of it")
-    assert isinstance(done, Done)
-    assert sent == ["subject", b"all of it"]
-
-
-def test_a_jobs_seconds_are_those_of_the_processor(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "process_time", iter([10.0, 12.5, 20.0, 21.5]).__next__)
-    done, _ = outcome(channels, "subject")
-    assert done.seconds == 2.5
-    with contextlib.suppress(OSError):
-        found = sandbox._outcome(channels[1], echo, Job(ValueError("x"), LIMITS))
-    assert isinstance(found, Raised)
-    assert found.seconds == 1.5
-
-
-def test_a_jobs_exception_is_sent_without_its_frames(channels: Channels) -> None:
-    raised, sent = outcome(channels, ValueError("no such schema"))
-    assert str(raised.error) == "no such schema"
-    assert raised.error.__traceback__ is None
-    assert sent == []
-
-
-def test_a_memory_error_is_the_limit_of_memory(channels: Channels) -> None:
-    assert outcome(channels, MemoryError()) == (OutOfMemory(), [])
-
-
-def test_a_job_ends_with_its_host(channels: Channels) -> None:
-    host, process = channels
-    host.sendall(b"not all")
-    host.close()
-    with pytest.raises(ChannelClosed):
-        sandbox._outcome(process, echo, Job("subject", LIMITS, 100))
-
-
-@pytest.fixture
-def limits(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
-    """What the process sets for itself, which is not set here."""
-    found: dict[Any, Any] = {}
-
-    @contextlib.contextmanager
-    def opened(path: str, mode: str = "r", **more: Any) -> Iterator[Any]:
-        if mode == "r":
-            with open(path, **more) as file:
-                yield file
-            return
-
-        class File:
-            def write(self, text: str) -> None:
-                found[path] = text
-
-        yield File()
-
-    monkeypatch.setattr(sandbox, "open", opened, raising=False)
-    monkeypatch.setattr(resource, "setrlimit", found.__setitem__)
-    monkeypatch.setattr(signal, "setitimer", found.__setitem__)
-    return found
-
-
-@pytest.mark.parametrize(("stack", "half"), [(resource.RLIM_INFINITY, 4 << 20), (8 << 20, 4 << 20), (6000, 1 << 16)])
-def test_a_job_is_limited_in_stack_memory_and_time(
-    limits: dict[Any, Any], monkeypatch: pytest.MonkeyPatch, stack: int, half: int
-) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (stack, 9 << 20))
-    monkeypatch.setattr(sandbox, "status_bytes", {"VmData": 1000}.__getitem__)
-    monkeypatch.setattr(threading, "stack_size", partial(limits.__setitem__, "stack"))
-    sandbox._apply(LIMITS)
-    data = 1000 + half + (1 << 20)
-    assert limits == {
-        "/proc/self/oom_score_adj": "1000",
-        resource.RLIMIT_CORE: (0, 0),
-        "stack": half,
-        resource.RLIMIT_DATA: (data, data),
-        signal.ITIMER_PROF: 3.0,
-        signal.ITIMER_REAL: 60.0,
-    }
-
-
-def test_memory_is_told_in_bytes() -> None:
-    with open("/proc/self/status", encoding="ascii") as status:
-        kilobytes = next(int(line.split()[1]) for line in status if line.startswith("VmLib:"))
-    assert sandbox.status_bytes("VmLib") == 1024 * kilobytes
-
-
-class Exited(Exception):
-    pass
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a fork of the process does to itself, which is not done here."""
-    found: list[Any] = []
-
-    def end(status: int) -> None:
-        found.append(("exit", status))
-        raise Exited
-
-    null = os.stat(os.devnull)
-
-    def replace(fd: int, stream: int) -> None:
-        assert os.fstat(fd).st_rdev == null.st_rdev
-        found.append(("silent", stream))
-        if stream == 2:
-            os.close(fd)
-
-    own = {"_exit": end, "dup2": replace, "nice": lambda more: found.append(("nice", more))}
-    monkeypatch.setattr(sandbox, "os", SimpleNamespace(**{**vars(os), **own}))
-    monkeypatch.setattr(sandbox, "die_with_parent", lambda: found.append("ends with its parent"))
-    monkeypatch.setattr(sandbox, "_apply", lambda limits: found.append(limits))
-    return found
-
-
-def test_a_fork_prepares_before_the_limits_and_then_works(channels: Channels, forked: list[Any]) -> None:
-    host, process = channels
-    send(host, Job("subject", LIMITS))
-    with pytest.raises(Exited):
-        sandbox._run_job(process, Prepared(echo, lambda: forked.append("prepared")))
-    own = ["ends with its parent", ("silent", 1), ("silent", 2), ("nice", 7), "prepared", LIMITS, ("exit", 0)]
-    assert forked == own
-    messages = Messages(host)
-    assert isinstance(messages.next(), Begun)
-    assert [messages.next(), messages.next()] == ["subject", b""]
-    assert isinstance(messages.next(), Done)
-
-
-def test_a_fork_whose_host_has_gone_ends(channels: Channels, forked: list[Any]) -> None:
-    host, process = channels
-    host.close()
-    with pytest.raises(Exited):
-        sandbox._run_job(process, echo)
-    assert forked == ["ends with its parent", ("exit", 0)]
-
-
-def test_each_job_runs_in_a_fork_and_a_fork_that_fails_costs_its_job_only(
-    channels: Channels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host, process = channels
-    forks: list[Any] = [1234, OSError("no memory"), 0]
-    jobs: list[bool] = []
-
-    def fork() -> int:
-        found = forks.pop(0)
-        if isinstance(found, OSError):
-            raise found
-        return int(found)
-
-    def run_job(channel: socket.socket, work: Any) -> None:
-        jobs.append(work is echo and process.fileno() == -1)
-        raise Exited
-
-    monkeypatch.setattr(os, "fork", fork)
-    monkeypatch.setattr(sandbox, "_run_job", run_job)
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        for _ in range(3):
-            socket.send_fds(host, [b"\0"], [theirs.fileno()])
-        theirs.close()
-        with pytest.raises(Exited):
-            sandbox._serve(process, echo)
-        assert ours.recv(1) == b"", "the process keeps no job's channel"
-    assert jobs == [True]
-
-
-def test_without_a_host_there_are_no_more_jobs(channels: Channels) -> None:
-    host, process = channels
-    host.close()
-    sandbox._serve(process, echo)
-
-
 def made() -> Any:
     return echo
 
@@ -570,33 +384,232 @@ def broken() -> Any:
     raise RuntimeError("no compiler")
 
 
-@pytest.mark.parametrize(("make", "reason"), [(made, ""), (broken, "RuntimeError: no compiler")])
-def test_the_process_says_that_it_is_loaded_or_why_it_is_not(
-    channels: Channels, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Any], reason: str
+def note(event: str) -> None:
+    """Say what the work does before its limits apply; see `forked`."""
+
+
+def prepares() -> Any:
+    return Prepared(echo, lambda: note("prepared"))
+
+
+class Exited(Exception):
+    pass
+
+
+@pytest.fixture
+def forked(channels: Channels, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the process and its fork do to themselves, which is not done here. This process is its own fork."""
+    found: list[Any] = []
+    null = os.stat(os.devnull)
+
+    @contextlib.contextmanager
+    def opened(path: str, mode: str = "r", **more: Any) -> Iterator[Any]:
+        assert mode == "w"
+        yield SimpleNamespace(write=lambda text: found.append((path, text)))
+
+    def end(status: int) -> None:
+        found.append(("exit", status))
+        raise Exited
+
+    def replace(fd: int, stream: int) -> None:
+        assert os.fstat(fd).st_rdev == null.st_rdev
+        found.append(("silent", stream))
+        if stream == 2:
+            os.close(fd)
+
+    def record(*event: Any) -> None:
+        found.append(event)
+
+    own = {"_exit": end, "dup2": replace, "nice": lambda more: record("nice", more), "fork": lambda: 0}
+    monkeypatch.setattr(sandbox, "os", SimpleNamespace(**{**vars(os), **own}))
+    monkeypatch.setattr(sandbox, "die_with_parent", lambda: record("ends with its parent"))
+    monkeypatch.setattr(sandbox, "serving_host", lambda fd: contextlib.nullcontext({"5": channels[1]}[fd]))
+    monkeypatch.setattr(sandbox, "open", opened, raising=False)
+    monkeypatch.setattr(sandbox, "status_bytes", {"VmData": 1000}.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", record)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (8 << 20, 9 << 20))
+    monkeypatch.setattr(signal, "setitimer", record)
+    monkeypatch.setattr(signal, "signal", record)
+    monkeypatch.setattr(threading, "stack_size", partial(record, "stack"))
+    monkeypatch.setattr(gc, "collect", partial(record, "collected"))
+    monkeypatch.setattr(gc, "freeze", partial(record, "frozen"))
+    monkeypatch.setattr(sys.modules[__name__], "note", record)
+    return found
+
+
+def hand_over(control: socket.socket) -> socket.socket:
+    """Send a job's channel to the process, and return the host's end."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE)
+    with theirs:
+        socket.send_fds(control, [b"\0"], [theirs.fileno()])
+    return ours
+
+
+@contextlib.contextmanager
+def host_that(acts: Callable[[], object]) -> Iterator[None]:
+    """Run the host's side on a thread, while the process runs in this one."""
+    with ThreadPoolExecutor(1) as threads:
+        acting = threads.submit(acts)
+        yield
+        acting.result(PATIENCE)
+
+
+def load(host: socket.socket, make: Callable[[], Any] = made) -> None:
+    send(host, make)
+    assert Messages(host).next() == Loaded()
+
+
+def outcome(
+    channels: Channels, subject: Any, data: bytes = b"", size: int | None = None, make: Callable[[], Any] = made
+) -> list[Any]:
+    """Have the process run a job whose host sends `data` and no more, and return what it sends to the host."""
+    host, _ = channels
+    found: list[Any] = []
+
+    def act() -> None:
+        load(host, make)
+        with hand_over(host) as channel:
+            send(channel, Job(subject, LIMITS, len(data) if size is None else size))
+            messages = Messages(channel)
+            assert isinstance(messages.next(), Begun)
+            if data:  # without data the job may have ended already
+                channel.sendall(data)
+                channel.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ChannelClosed):
+                while True:
+                    found.append(messages.next())
+
+    with host_that(act), pytest.raises(Exited):
+        sandbox.main("5")
+    return found
+
+
+def test_a_job_gets_its_data_and_sends_each_result(channels: Channels, forked: list[Any]) -> None:
+    *results, done = outcome(channels, "subject", b"all of it")
+    assert isinstance(done, Done)
+    assert results == ["subject", b"all of it"]
+
+
+@pytest.mark.parametrize(("subject", "end"), [("subject", Done), (ValueError("x"), Raised)])
+def test_a_jobs_seconds_are_those_of_the_processor(
+    subject: Any, end: type[Any], channels: Channels, forked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "process_time", iter([10.0, 12.5]).__next__)
+    *_, found = outcome(channels, subject)
+    assert isinstance(found, end)
+    assert found.seconds == 2.5
+
+
+def test_a_jobs_exception_is_sent(channels: Channels, forked: list[Any]) -> None:
+    (raised,) = outcome(channels, ValueError("no such schema"))
+    assert repr(raised.error) == repr(ValueError("no such schema"))
+
+
+def test_a_memory_error_is_the_limit_of_memory(channels: Channels, forked: list[Any]) -> None:
+    assert outcome(channels, MemoryError()) == [OutOfMemory()]
+
+
+def test_a_job_ends_with_its_host(channels: Channels, forked: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    errors: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", lambda error: errors.append(error.exc_type))
+    assert outcome(channels, "subject", b"not all", size=100) == []
+    assert errors == [ChannelClosed]
+
+
+@pytest.mark.parametrize(("stack", "half"), [(resource.RLIM_INFINITY, 4 << 20), (8 << 20, 4 << 20), (6000, 1 << 16)])
+def test_a_job_is_limited_in_stack_memory_and_time(
+    channels: Channels, forked: list[Any], monkeypatch: pytest.MonkeyPatch, stack: int, half: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (stack, 9 << 20))
+    outcome(channels, "subject")
+    data = 1000 + half + (1 << 20)
+    limits = [
+        ("/proc/self/oom_score_adj", "1000"),
+        (resource.RLIMIT_CORE, (0, 0)),
+        ("stack", half),
+        (resource.RLIMIT_DATA, (data, data)),
+        (signal.ITIMER_PROF, 3.0),
+        (signal.ITIMER_REAL, 60.0),
+    ]
+    assert [event for event in forked if event in limits] == limits
+
+
+def test_memory_is_told_in_bytes() -> None:
+    with open("/proc/self/status", encoding="ascii") as status:
+        kilobytes = next(int(line.split()[1]) for line in status if line.startswith("VmLib:"))
+    assert sandbox.status_bytes("VmLib") == 1024 * kilobytes
+
+
+def test_a_fork_prepares_before_the_limits_and_then_works(channels: Channels, forked: list[Any]) -> None:
+    *results, done = outcome(channels, "subject", make=prepares)
+    process = [("collected",), ("frozen",), (signal.SIGCHLD, signal.SIG_IGN)]
+    fork = [("ends with its parent",), ("silent", 1), ("silent", 2), ("nice", 7), ("prepared",)]
+    assert forked[:9] == [*process, *fork, ("/proc/self/oom_score_adj", "1000")]
+    assert forked[-1] == ("exit", 0)
+    assert results == ["subject", b""]
+    assert isinstance(done, Done)
+
+
+def test_a_fork_whose_host_has_gone_ends(channels: Channels, forked: list[Any]) -> None:
+    host, _ = channels
+
+    def act() -> None:
+        load(host)
+        hand_over(host).close()
+
+    with host_that(act), pytest.raises(Exited):
+        sandbox.main("5")
+    assert forked[3:] == [("ends with its parent",), ("exit", 0)]
+
+
+def test_each_job_runs_in_a_fork_and_a_fork_that_fails_costs_its_job_only(
+    channels: Channels, forked: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, process = channels
-    done: list[Any] = []
-    monkeypatch.setattr(signal, "signal", lambda *arguments: done.append(arguments))
-    monkeypatch.setattr(gc, "collect", lambda: done.append("collected"))
-    monkeypatch.setattr(gc, "freeze", lambda: done.append("frozen"))
-    monkeypatch.setattr(sandbox, "serving_host", lambda fd: contextlib.nullcontext({"5": process}[fd]))
-    served: list[Any] = []
-    monkeypatch.setattr(sandbox, "_serve", lambda control, work: served.append(work))
+    forks: list[Any] = [1234, OSError("no memory"), 0]
+    closed: list[bool] = []
+
+    def fork() -> int:
+        found = forks.pop(0)
+        if isinstance(found, OSError):
+            raise found
+        return int(found)
+
+    monkeypatch.setattr("handler.engines.process.sandbox.os.fork", fork)
+    monkeypatch.setattr(sandbox, "die_with_parent", lambda: closed.append(process.fileno() == -1))
+
+    def act() -> None:
+        load(host)
+        with hand_over(host) as first, hand_over(host) as second, hand_over(host) as third:
+            send(third, Job("subject", LIMITS))
+            messages = Messages(third)
+            assert isinstance(messages.next(), Begun)
+            assert [messages.next(), messages.next()] == ["subject", b""]
+            assert isinstance(messages.next(), Done)
+            assert [first.recv(1), second.recv(1)] == [b"", b""], "the process keeps no job's channel"
+
+    with host_that(act), pytest.raises(Exited):
+        sandbox.main("5")
+    assert closed == [True], "a fork has no part in the process's own channel"
+
+
+@pytest.mark.parametrize(("make", "reason"), [(made, ""), (broken, "RuntimeError: no compiler")])
+def test_the_process_says_that_it_is_loaded_or_why_it_is_not(
+    channels: Channels, forked: list[Any], make: Callable[[], Any], reason: str
+) -> None:
+    host, _ = channels
     send(host, make)
+    host.shutdown(socket.SHUT_WR)
     sandbox.main("5")
     loaded = Messages(host).next()
     assert loaded.reason == reason
-    assert ("no compiler" in loaded.trace) == bool(reason)
-    assert served == ([] if reason else [echo])
-    assert done == ([] if reason else ["collected", "frozen", (signal.SIGCHLD, signal.SIG_IGN)])
+    assert ("no compiler" in loaded.trace) is bool(reason)
+    assert forked == ([] if reason else [("collected",), ("frozen",), (signal.SIGCHLD, signal.SIG_IGN)])
 
 
-def test_a_host_that_ends_before_the_process_has_loaded_is_no_error(
-    channels: Channels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host, process = channels
+def test_a_process_whose_host_goes_before_it_is_loaded_ends(channels: Channels, forked: list[Any]) -> None:
+    host, _ = channels
     host.close()
-    monkeypatch.setattr(sandbox, "serving_host", lambda fd: contextlib.nullcontext(process))
     sandbox.main("5")
-    with pytest.raises(ChannelClosed):
-        sandbox._load(process)
+    assert forked == []

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from starlette.datastructures import QueryParams
 
-from handler import __version__
+import handler
 from handler.core.errors import InvalidPayload, Overloaded, ServingError
 from handler.core.values import Task
 from handler.http import batch_routes
@@ -114,7 +114,7 @@ def test_tgi_is_told_the_servers_limits() -> None:
         value = (await call(app, "/info")).value
         assert (value["max_input_tokens"], value["max_total_tokens"]) == (255, 256)
         assert value["max_concurrent_requests"] == config.max_rolling_batch_size + config.job_queue_size
-        assert (value["router"], value["version"]) == ("lmi-handler", __version__)
+        assert (value["router"], value["version"]) == ("lmi-handler", handler.__version__)
         for given, shown in ((100, 100), (900, 255)):
             model_of(app).config = dataclasses.replace(config, max_input_len=given)
             assert (await call(app, "/info")).value["max_input_tokens"] == shown
@@ -124,7 +124,7 @@ def test_tgi_is_told_the_servers_limits() -> None:
 
 def test_the_version_is_the_servers_own_unless_vllm_runs() -> None:
     async def story(app: MountedApp) -> None:
-        assert (await call(app, "/version")).value == {"version": __version__}
+        assert (await call(app, "/version")).value == {"version": handler.__version__}
         model = model_of(app)
         assert model.info is not None
         with mock.patch.object(type(model.config), "engine", "vllm"):

@@ -71,6 +71,14 @@ def test_blocks_become_the_messages_of_a_chat() -> None:
     assert parsed.ignored == []
 
 
+def test_an_image_in_a_messages_last_result_follows_the_result() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+    asked = talk("Look.", [USE], [result([image])], tools=TOOLS)
+    (request,) = parse(asked, context=replace(HERMES, no_media={"image": ""})).requests
+    assert [message["role"] for message in request.messages or ()] == ["user", "assistant", "tool", "user"]
+    assert [medium.data for medium in request.media] == [b"x"]
+
+
 def test_messages_of_one_role_in_a_row_are_joined() -> None:
     messages = [{"role": role, "content": role[0]} for role in ("user", "user", "assistant", "assistant", "user")]
     joined = [(message["role"], message["content"]) for message in parse(body(messages=messages)).requests[0].messages]

@@ -14,7 +14,7 @@ from proof.bench.client import MAX_HEAD, BodyReader, Pool, address
 from proof.conform.exchange import Recorder
 from proof.replay.comparison import Class
 from proof.replay.journal import Journal, Outcome
-from proof.replay.targets import HttpTarget, _Reader, check_name
+from proof.replay.targets import HttpTarget, ResponseReader, check_name
 
 # -- the journal of a run, and what keeps it whole ---------------------------------------------------------------------
 
@@ -87,8 +87,8 @@ def test_what_is_volatile_is_known_when_a_run_goes_on(tmp_path: Path) -> None:
 HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
-def read(*pieces: bytes, closed: bool = True) -> _Reader:
-    reader = _Reader()
+def read(*pieces: bytes, closed: bool = True) -> ResponseReader:
+    reader = ResponseReader()
     for piece in pieces:
         reader.feed(piece, 0.0)
     if closed:

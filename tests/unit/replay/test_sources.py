@@ -241,7 +241,7 @@ def test_entries_are_found_wherever_the_pieces_are_cut(
 ) -> None:
     text = json.dumps({"log": {"x": other, "entries": entries, "y": other}}, ensure_ascii=ascii)
     data = text.encode("utf-8", "replace")
-    scanner = har._Scanner("f")
+    scanner = har.EntryScanner("f")
     got = []
     at = number = 0
     while at < len(data):

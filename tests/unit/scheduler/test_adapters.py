@@ -719,4 +719,4 @@ def test_an_earlier_adapter_is_dropped_with_its_last_request() -> None:
 
 
 def test_the_size_of_an_adapters_config_is_documented() -> None:
-    assert not undocumented("adapters.md", f"at most {lora._MAX_CONFIG / MIB:g} MiB")
+    assert not undocumented("adapters.md", f"at most {lora.MAX_CONFIG / MIB:g} MiB")

@@ -18,7 +18,15 @@ from handler.core.values import Finish, Request, Sampling, Token
 from handler.engines.base import Output, Step
 from handler.protocols.registry import INVOCATIONS
 from handler.scheduler import batcher
-from handler.scheduler.batcher import MAX_OVERTAKES, Batcher, FastPath, OwnerQueues, RequestQueue
+from handler.scheduler.batcher import (
+    MAX_OVERTAKES,
+    ActiveRequest,
+    Background,
+    Batcher,
+    FastPath,
+    OwnerQueues,
+    RequestQueue,
+)
 from handler.scheduler.engine import join
 from tests.doubles.scripted_engine import Scripted, prompt, run, submit, text
 from tests.limits import WORDS, undocumented
@@ -912,9 +920,29 @@ def test_what_brings_more_than_tokens_comes_after_those_before_it(last: Output) 
     assert join(steps).others == [Output(1, [10], [0.0]), last]
 
 
+def test_an_owner_whose_lines_have_all_ended_waits_as_one_that_has_none() -> None:
+    background = Background(2)
+
+    def add(id: int, owner: str) -> ActiveRequest:
+        request = Request("x", Sampling(max_new_tokens=1), background=owner)
+        active = ActiveRequest(id, request, prompt("x"), start_by=0.0, end_by=9.0, started=lambda: None)
+        background.add(owner, active)
+        return active
+
+    first = add(1, "ann")
+    assert background.take() is first
+    assert background.end(1)
+    bobs = [add(id, "bob") for id in (2, 3, 4)]
+    assert [background.take() for _ in range(3)] == [*bobs[:2], None]
+    anns = add(5, "ann")
+    assert background.to_displace(1.0) is bobs[1]
+    assert background.end(3)
+    assert background.take() is anns
+
+
 def test_the_waiting_of_batches_lines_is_documented() -> None:
     assert not undocumented(
         "wire/batches.md",
         f"after at most {WORDS[MAX_OVERTAKES]} others have overtaken it",
-        f"waits for at most {batcher._PATIENCE:g} s while another key",
+        f"waits for at most {batcher.PATIENCE:g} s while another key",
     )

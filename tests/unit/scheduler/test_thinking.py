@@ -21,6 +21,7 @@ from tests.one_test import in_one_test
 
 PIECES = [*map(chr, range(128)), "<think>", "</think>", "<call>", "<end>", "k>{", "</thin", "<call>f"]
 VOCABULARY = Vocabulary([piece.encode() for piece in PIECES], special=[131])
+WITH_SPECIAL_MARKERS = Vocabulary([piece.encode() for piece in PIECES], special=[128, 129, 130, 131])
 RULE = StructuredOutput("regex", "{}")
 ANSWER = ["{", "}"]
 
@@ -87,9 +88,11 @@ class Scripted:
         return [step]
 
 
-def run(script: Scripted, prompt: str = "p", **sampling: Any) -> tuple[list[str], Finish | None]:
+def run(
+    script: Scripted, prompt: str = "p", vocabulary: Vocabulary = VOCABULARY, **sampling: Any
+) -> tuple[list[str], Finish | None]:
     """What the batcher gets: the answer's pieces, and why it ended."""
-    engine = ReasoningEngine(script, VOCABULARY)
+    engine = ReasoningEngine(script, vocabulary)
     engine.add(EngineRequest(7, ids(*prompt), Sampling(max_new_tokens=sampling.pop("most", 20), **sampling)))
     pieces: list[str] = []
     for _ in range(40):
@@ -156,6 +159,13 @@ def test_the_rule_holds_from_the_thoughts_end(
     assert (sampling.structured_output, sampling.max_new_tokens, sampling.thoughts) == (RULE, 20 - len(first), None)
     assert sampling.seed == 5 + (1 << 32) * bool(first)
     assert [one.structured_output for _, one, _ in script.requests[:-1]] == [None] * (len(script.requests) - 1)
+
+
+@pytest.mark.parametrize(("is_open", "thought"), [(True, CLOSED), (False, BEGUN)])
+def test_markers_may_be_special_tokens(is_open: bool, thought: list[str]) -> None:
+    reasoning = thoughts(is_open=is_open)
+    found = run(Scripted(thought), vocabulary=WITH_SPECIAL_MARKERS, structured_output=RULE, thoughts=reasoning)
+    assert found == ([*thought, *END], Finish.EOS)
 
 
 @in_one_test("at_once", [1, 2, 9])

@@ -300,9 +300,9 @@ def test_the_decoders_process_decodes_by_it() -> None:
 def test_the_limits_of_audio_are_documented() -> None:
     assert not undocumented(
         "audio.md",
-        f"samples per second and channel | {audio._LEAST_RATE:,} to {audio._MOST_RATE:,} |",
-        f"channels | 1 to {audio._MOST_CHANNELS} |",
-        f"samples per second, all channels | {audio._MOST_PER_SECOND:,} |",
+        f"samples per second and channel | {audio.MIN_RATE:,} to {audio.MAX_RATE:,} |",
+        f"channels | 1 to {audio.MAX_CHANNELS} |",
+        f"samples per second, all channels | {audio.MAX_SAMPLES_PER_SECOND:,} |",
         f"CPU time to decode an audio file | {SECONDS:g} s",
-        f"whose tags contain more than {audio._MOST_TEXTS} texts are refused",
+        f"whose tags contain more than {audio.MAX_TEXTS} texts are refused",
     )

@@ -228,7 +228,7 @@ def test_a_line_of_a_mib_is_decoded_apart_and_waits_for_room(
         id = run.create(large, large[: (1 << 20) - 1])
         await run.attend(id)
         assert set(run.decoded) == {len(large) + 1}
-        assert (run.files(id)[0], slept) == ([("large", 200)], [runner._LOOK_SECONDS])
+        assert (run.files(id)[0], slept) == ([("large", 200)], [runner.LOOK_SECONDS])
         assert run.files(id)[1] == [(None, "invalid_json_line")]
 
     story(told)
@@ -269,7 +269,7 @@ def test_a_batch_that_is_cancelled_keeps_what_it_has(story: Callable[..., None])
 
         run.before = cancel
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(runner, "_LOOK_SECONDS", 0.0)
+            patch.setattr(runner, "LOOK_SECONDS", 0.0)
             patch.setattr(run.runner, "share", lambda owner: 1)
             batch = await run.attend(id)
         assert (batch["status"], batch["request_counts"]["total"]) == ("cancelled", 4)
@@ -551,6 +551,6 @@ def test_lines_in_memory_are_counted_until_they_are_answered() -> None:
 def test_the_tries_and_errors_of_a_batch_are_documented() -> None:
     assert not undocumented(
         "wire/batches.md",
-        f"`errors` lists up to {runner._MOST_ERRORS} lines",
-        f"If the engine fails {WORDS[runner._TRIES]} times on a line",
+        f"`errors` lists up to {runner.MAX_ERRORS} lines",
+        f"If the engine fails {WORDS[runner.TRIES]} times on a line",
     )

@@ -134,6 +134,29 @@ def refusal(url: str, known: MediaRules, answers: dict[str, Any] | None = None) 
     return raised.value.message
 
 
+def test_no_request_has_a_cookie_of_an_earlier_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "is_public", lambda address: True)
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\nSet-Cookie: a=1; Path=/\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx")
+        await writer.drain()
+        writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1")
+        host = f"localhost:{server.sockets[0].getsockname()[1]}"  # an address would get no cookies anyway
+        fetcher = Fetcher(rules(host), 2)
+        async with server:
+            for name in ("a", "b"):
+                assert await fetcher.fetch(f"http://{host}/{name}.png", "image", lambda size: None) == b"x"
+            await fetcher.close()
+
+    asyncio.run(main())
+    assert [b"\r\ncookie:" in head.lower() for head in heads] == [False, False]
+
+
 def test_a_file_arrives_in_pieces_within_its_limit() -> None:
     url = "http://a.example/x.png"
     web = fetched(url, rules("*"), {url: Response(body=b"0123456789")})

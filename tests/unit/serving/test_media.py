@@ -25,7 +25,7 @@ from handler.core.media import MediaSource, Medium
 from handler.core.package import install
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Request, Truncation
-from handler.engines.process.sandbox import Job, LimitExceeded
+from handler.engines.process.sandbox import Job, LimitExceeded, Sandbox
 from handler.protocols.kernel.context import ServerContext
 from handler.serving.media import fetch, image_decoder
 from handler.serving.media import loader as media
@@ -319,23 +319,23 @@ def huge() -> bytes:
 
 
 def test_a_request_with_too_many_pixels_is_refused_by_its_headers(images: MediaLoader) -> None:
-    with mock.patch.object(images, "_decode", wraps=images._decode) as decode:
+    with mock.patch.object(Sandbox, "run", autospec=True, side_effect=Sandbox.run) as run:
         error = refusal(images, *[source(huge())] * 32)
         assert isinstance(error, InvalidPayload)
         assert "the request's images need more than" in error.message
-        assert not decode.called
+        assert not run.called
     assert images.memory.taken == 0
 
 
 def test_large_images_of_one_client_do_not_hold_up_a_neighbours_small_one(images: MediaLoader) -> None:
     """It waits neither for their decoding nor for their memory, of which three of them have nearly all."""
-    images.memory = Quota(3 * 98_000_000, media._SPARE_MEMORY, media._LITTLE_MEMORY, "full")
+    images.memory = Quota(3 * 98_000_000, media.SPARE_MEMORY, media.LITTLE_MEMORY, "full")
     images.load([source(image_file())]).result()  # the process runs
     attack = [images.load([source(huge())] * 3) for _ in range(30)]
     wait_for(lambda: images.memory.taken > 3 * 97_000_000, PATIENCE, "the attack does not begin")
-    with mock.patch.object(images, "_decode", wraps=images._decode) as decode:
+    with mock.patch.object(Sandbox, "run", autospec=True, side_effect=Sandbox.run) as run:
         assert images.load([source(image_file())]).result().media[0].size == (8, 6)
-        assert decode.call_count <= 3
+        assert run.call_count <= 3
     outcomes = [each.exception(timeout=PATIENCE) for each in attack]
     assert outcomes.count(None) >= 1
     assert all(isinstance(outcome, Overloaded) for outcome in outcomes if outcome is not None)
@@ -354,13 +354,13 @@ def test_a_file_takes_memory_while_it_arrives() -> None:
 
 def test_pixels_are_reserved_before_any_is_decoded(images: MediaLoader) -> None:
     png, go_on = image_file(), threading.Event()
-    decode = images._decode
+    run = Sandbox.run
 
-    def later(*given: Any) -> Medium:
+    def later(*given: Any) -> list[Any]:
         assert go_on.wait(PATIENCE)
-        return decode(*given)
+        return run(*given)
 
-    with mock.patch.object(images, "_decode", later):
+    with mock.patch.object(Sandbox, "run", later):
         loading = images.load([source(png), source(png)])
         try:
             wait_for(lambda: images.memory.taken == 2 * (len(png) + 8 * 6 * 3), PATIENCE, "the pixels do not count")
@@ -390,35 +390,39 @@ def test_an_image_larger_than_its_header_is_decoded_at_its_known_size(images: Me
 def test_an_image_that_is_small_and_slow_gets_its_time_apart(images: MediaLoader) -> None:
     with (
         mock.patch.object(media, "_QUICK_SECONDS", 1e-4),
-        mock.patch.object(images, "_turn", wraps=images._turn) as turn,
+        mock.patch.object(TurnThreads, "submit", autospec=True, side_effect=TurnThreads.submit) as turn,
     ):
         images.load([source(image_file("WEBP", (1000, 1000), lossless=True))]).result()
     assert [call.kwargs["slow"] for call in turn.call_args_list] == [False, True]
     told, taken = (call.args[2] for call in turn.call_args_list)
     assert told < 0.1
-    assert taken > RULES.files["image"].max_units / media._UNITS_PER_SECOND  # the largest whose header says its size
+    assert taken > RULES.files["image"].max_units / media.UNITS_PER_SECOND  # the largest whose header says its size
 
 
 def test_images_slower_than_announced_go_after_a_neighbours_large_one(images: MediaLoader) -> None:
     go_on, order = threading.Event(), list[tuple[int, bool]]()
 
-    def decode(load: Load, job: Job, spent: object) -> Medium:
+    begun = threading.Event()
+
+    def run(sandbox: Sandbox, job: Job, file: bytes, spent: object) -> list[Any]:
+        begun.set()
         assert go_on.wait(PATIENCE)
-        order.append((load.units, job.limits.nice > 0))
+        order.append((job.subject, job.limits.nice > 0))
         if not job.limits.nice:
             if len(order) == 5:  # the others wait for their second turn, beside the neighbour
-                wait_for(lambda: threads._turns._num_waiting == 5, PATIENCE, "they do not come again")
+                wait_for(lambda: submit.call_count == 10, PATIENCE, "they do not come again")
             raise LimitExceeded
-        return Medium("image", (1, 1), bytes(3), "")
+        return [((1, 1), ""), bytes(3)]
 
     with (
-        mock.patch.object(images, "_decode", decode),
+        mock.patch.object(Sandbox, "run", run),
         mock.patch.object(images, "_decoders", TurnThreads(1, 1, "one")) as threads,
+        mock.patch.object(threads, "submit", wraps=threads.submit) as submit,
     ):
         hostile = [images.load([source(image_file())]) for _ in range(5)]
-        wait_for(lambda: threads._turns._num_waiting == 4, PATIENCE, "the attack does not begin")
+        wait_for(lambda: begun.is_set() and submit.call_count == 5, PATIENCE, "the attack does not begin")
         large = images.load([source(huge())])
-        wait_for(lambda: threads._turns._num_waiting == 5, PATIENCE, "the neighbour does not wait")
+        wait_for(lambda: submit.call_count == 6, PATIENCE, "the neighbour does not wait")
         go_on.set()
         for each in (*hostile, large):
             each.result(PATIENCE)
@@ -432,7 +436,7 @@ def test_60_requests_of_an_owner_delay_anothers_image_by_at_most_one(images: Med
     go_on, order = threading.Event(), list[bytes]()
     mine, neighbours = image_file(), image_file("WEBP", (900, 900))
 
-    def run(job: Job, file: bytes, spent: Callable[[float], object]) -> list[Any]:
+    def run(sandbox: Sandbox, job: Job, file: bytes, spent: Callable[[float], object]) -> list[Any]:
         order.append(file)
         if len(order) == 5:
             assert go_on.wait(PATIENCE)
@@ -440,13 +444,14 @@ def test_60_requests_of_an_owner_delay_anothers_image_by_at_most_one(images: Med
         return [((1, 1), ""), bytes(3)]
 
     with (
-        mock.patch.object(images._processes["image"], "run", run),
+        mock.patch.object(Sandbox, "run", run),
         mock.patch.object(images, "_decoders", TurnThreads(1, 1, "one")) as threads,
+        mock.patch.object(threads, "submit", wraps=threads.submit) as submit,
     ):
         hostile = [images.load([source(mine)] * 4, "hostile") for _ in range(60)]
-        wait_for(lambda: threads._turns._num_waiting == 60 * 4 - 5, PATIENCE, "the attack does not begin")
+        wait_for(lambda: len(order) == 5 and submit.call_count == 60 * 4, PATIENCE, "the attack does not begin")
         other = images.load([source(neighbours)], "other")
-        wait_for(lambda: threads._turns._num_waiting == 60 * 4 - 4, PATIENCE, "the neighbour does not wait")
+        wait_for(lambda: submit.call_count == 60 * 4 + 1, PATIENCE, "the neighbour does not wait")
         go_on.set()
         for each in (*hostile, other):
             each.result(PATIENCE)
@@ -561,6 +566,15 @@ def test_under_djl_images_load_between_steps_and_go_with_their_request() -> None
     assert memory.taken == 0
 
 
+def may_load(loader: MediaLoader, number: int) -> bool:
+    """Return whether a request with so many images, beside all that are being loaded, is accepted."""
+    try:
+        loader.load([source(b"")] * number).cancel()
+    except Overloaded:
+        return False
+    return True
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_client_that_leaves_while_its_images_fail_logs_nothing(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
@@ -572,9 +586,10 @@ def test_a_client_that_leaves_while_its_images_fail_logs_nothing(
         with pytest.raises(InvalidPayload):
             loader.load(sources).result(PATIENCE)
     gc.collect()
+    wait_for(lambda: may_load(loader, media.MAX_MEDIA_LOADING), PATIENCE, "some still count as loading")
     loader.close()
     assert (caplog.text, "never" in capfd.readouterr().err) == ("", False)
-    assert (loader.memory.taken, loader._waiting.taken) == (0, 0)
+    assert loader.memory.taken == 0
 
 
 def test_the_decoders_process_decodes_images_by_it() -> None:
@@ -635,13 +650,13 @@ def test_the_limits_of_images_are_documented() -> None:
     assert not undocumented(
         "images.md",
         f"CPU time to decode an image | {media.SECONDS:g} s",
-        f"files fetched at a time | {media.FETCHES}, at most {media._FETCHES_OF_HOST} from one host",
-        f"{media.MAX_MEDIA_LOADING:,}, then 503. Requests with at most {media._FEW_MEDIA} images may use "
-        f"{media._SPARE_MEDIA:,} more",
-        f"{media.MAX_MEMORY / GIB:g} GiB, then 503. Requests that need at most {media._LITTLE_MEMORY / MIB:g} MiB may "
-        f"use {media._SPARE_MEMORY / MIB:g} MiB more",
-        f"more than {image_decoder._MAX_EXIF / KIB:g} KiB of Exif is refused",
-        f"At most {WORDS[fetch._MAX_REDIRECTS]} redirects are followed",
+        f"files fetched at a time | {media.FETCHES}, at most {media.FETCHES_OF_HOST} from one host",
+        f"{media.MAX_MEDIA_LOADING:,}, then 503. Requests with at most {media.FEW_MEDIA} images may use "
+        f"{media.SPARE_MEDIA:,} more",
+        f"{media.MAX_MEMORY / GIB:g} GiB, then 503. Requests that need at most {media.LITTLE_MEMORY / MIB:g} MiB may "
+        f"use {media.SPARE_MEMORY / MIB:g} MiB more",
+        f"more than {image_decoder.MAX_EXIF / KIB:g} KiB of Exif is refused",
+        f"At most {WORDS[fetch.MAX_REDIRECTS]} redirects are followed",
     )
 
 

@@ -19,7 +19,7 @@ from handler.engines.base import EngineStatistics
 from handler.engines.process.replicas import ReplicaReport
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.serving.metrics import cloudwatch
-from handler.serving.metrics.cloudwatch import _MEANS, document, samples
+from handler.serving.metrics.cloudwatch import MEANS, document, samples
 from handler.serving.metrics.gauges import Gauges
 from handler.serving.metrics.prometheus import OUTCOMES, Metrics
 from handler.serving.metrics.request_stats import RequestStats
@@ -505,7 +505,7 @@ def test_a_prompt_is_logged_only_if_the_option_says_so(caplog: pytest.LogCapture
 
 
 def test_a_gauge_without_a_sample_is_omitted() -> None:
-    counts = {f"{name}_count": 0.0 for name in _MEANS.values()}
+    counts = {f"{name}_count": 0.0 for name in MEANS.values()}
     value = document("m", {}, {"lmi_queued_requests": 2.0, **counts}, 1.0)
     assert value["QueuedRequests"] == 2.0
     assert "KVCacheUsage" not in value

@@ -303,7 +303,7 @@ def test_a_session_that_cannot_be_closed(store: Sessions, monkeypatch: pytest.Mo
 
 def test_a_close_does_not_look_at_the_other_sessions(store: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 40,000 open ones, a look at all of them for each close held up every answer."""
-    monkeypatch.setattr(sessions, "_PERIOD", 60.0)
+    monkeypatch.setattr(sessions, "REMOVAL_PERIOD", 60.0)
     store.look_after()
     monkeypatch.setattr(store, "remove_expired", lambda: pytest.fail("all sessions were looked at"))
     closed = [store.open() for _ in range(3)]
@@ -513,6 +513,6 @@ def test_they_are_off_by_default() -> None:
 def test_the_limits_of_sessions_are_documented() -> None:
     assert not undocumented(
         "sessions.md",
-        f"accept no other fields and at most {sessions._LONGEST_CALL / KIB:g} KiB",
-        f"within {sessions._PERIOD:g} s of a session's end",
+        f"accept no other fields and at most {sessions.MAX_CALL_SIZE / KIB:g} KiB",
+        f"within {sessions.REMOVAL_PERIOD:g} s of a session's end",
     )

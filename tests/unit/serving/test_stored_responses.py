@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -22,6 +23,7 @@ from handler.core.framing import dumps
 from handler.djl.batches import Item
 from handler.protocols.kernel.stored import KeptAnswer, Recalled, Wanted, kept_items
 from handler.serving import stored_responses
+from handler.serving.database import open_database
 from handler.serving.head import owner_by_key, owner_of
 from handler.serving.stored_responses import OwnersKeeper, ResponseDatabase, ResponseStore, configured_store
 from tests.one_test import in_one_test
@@ -38,6 +40,24 @@ def open_store(directory: Path | None, clock: Clock | None = None, **limits: Any
     limits = {"responses_max_bytes": 1 << 20, "responses_total_bytes": 1 << 30, "max_request_size": 1 << 20, **limits}
     config = Config(**{"responses_expiration": 100, "responses_max": 100, **limits})
     return ResponseStore(ResponseDatabase(directory, config, clock or Clock(1_000_000.0, 0.001)))
+
+
+def open_with_connection(directory: Path | None, **limits: Any) -> tuple[ResponseStore, sqlite3.Connection]:
+    """Return a store, and the connection to SQLite on which its thread works."""
+    connections: list[sqlite3.Connection] = []
+    opens = open_database
+
+    def opened(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connections.append(opens(*arguments, **options))
+        return connections[-1]
+
+    with mock.patch.object(stored_responses, "open_database", opened):
+        store = open_store(directory, **limits)
+    return store, connections[0]
+
+
+def threads_of_stores() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "responses"}
 
 
 @pytest.fixture(params=["memory", "directory"])
@@ -154,18 +174,18 @@ def test_the_least_recently_used_go_first(place: Path | None) -> None:
     store.close()
 
 
-def _pragma(store: ResponseStore, name: str) -> int:
-    (value,) = store.write(ANN, lambda: store._database._database.execute(f"PRAGMA {name}").fetchone()).result(10)
+def pragma(store: ResponseStore, connection: sqlite3.Connection, name: str) -> int:
+    (value,) = store.write(ANN, lambda: connection.execute(f"PRAGMA {name}").fetchone()).result(10)
     return int(value)
 
 
 def test_bytes_are_bounded_in_memory_and_on_disk(place: Path | None) -> None:
-    store = open_store(place, responses_max=10_000, responses_max_bytes=1 << 20)
+    store, connection = open_with_connection(place, responses_max=10_000, responses_max_bytes=1 << 20)
     for number in range(60):
         keep(store, answer(f"r{number}", text="x" * 100_000))
     kept = [number for number in range(60) if store.response(ANN, f"r{number}").result(10) is not None]
     assert kept == [*range(50, 60)]
-    pages, size = (_pragma(store, name) for name in ("page_count", "page_size"))
+    pages, size = (pragma(store, connection, name) for name in ("page_count", "page_size"))
     assert pages * size < 2 << 20
     if place is not None:
         assert sum(path.stat().st_size for path in place.iterdir()) < 3 << 20
@@ -185,7 +205,7 @@ def test_a_conversation_is_bounded(place: Path | None) -> None:
 
 def test_a_long_conversation_costs_what_it_holds(place: Path | None) -> None:
     """Four times the answers take about four times the steps of SQLite's machine."""
-    store = open_store(place, responses_max=5000)
+    store, connection = open_with_connection(place, responses_max=5000)
     for number in range(400):
         keep(store, answer(f"r{number}", f"r{number - 1}" if number else ""))
         if number % 100 == 0:
@@ -193,9 +213,9 @@ def test_a_long_conversation_costs_what_it_holds(place: Path | None) -> None:
 
     def steps(last: str) -> int:
         counted = itertools.count()
-        store._database._database.set_progress_handler(lambda: next(counted) < 0, 1)
+        connection.set_progress_handler(lambda: next(counted) < 0, 1)
         recall(store, last)
-        store._database._database.set_progress_handler(None, 1)
+        connection.set_progress_handler(None, 1)
         return next(counted)
 
     assert len(recall(store, "r399").history) == 800
@@ -244,23 +264,26 @@ def test_expired_ones_go_without_a_call(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_closed_store_finishes_its_writes_and_closes_its_database(place: Path | None) -> None:
-    store = open_store(place)
+    earlier = threads_of_stores()
+    store, connection = open_with_connection(place)
     begun, ended = threading.Event(), threading.Event()
     store.write(ANN, begun.wait)
     last = store.write(ANN, ended.set)
     threading.Timer(0.05, begun.set).start()
     store.close()
     assert last.done()
-    assert not store._thread.is_alive()
+    assert threads_of_stores() <= earlier
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        store._database.remove_expired()
+        connection.execute("SELECT 1")
     store.close()  # without an effect
 
 
 def test_the_store_is_closed_with_the_server() -> None:
-    store = open_store(None)
-    Bench(store=store).model.close()
-    assert not store._thread.is_alive()
+    earlier = threads_of_stores()
+    bench = Bench(store=open_store(None))
+    assert len(threads_of_stores() - earlier) == 1
+    bench.model.close()
+    assert threads_of_stores() <= earlier
 
 
 def test_an_answer_in_progress_is_known_until_its_request_ends(store: ResponseStore) -> None:
@@ -372,36 +395,37 @@ def test_it_is_said_whether_an_answer_is_kept(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_disk_that_is_full_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = open_store(tmp_path)
-    (pages,) = store._database._database.execute("PRAGMA page_count").fetchone()
-    store._database._database.execute(f"PRAGMA max_page_count = {pages}")
+    store, connection = open_with_connection(tmp_path)
+    pragma(store, connection, f"max_page_count = {pragma(store, connection, 'page_count')}")
     assert keep(store, answer("a", text="x" * 100_000)) == [False]
     assert "a response could not be stored: database or disk is full" in caplog.text
     assert recall(store, "a").state == "missing"
     store.close()
 
 
-def test_a_response_is_read_as_it_is_at_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_is_read_as_it_is_at_one_moment(tmp_path: Path) -> None:
     """Another server that shares the directory deletes it amid the reading."""
-    one = open_store(tmp_path)
+    one, connection = open_with_connection(tmp_path)
     keep(one, answer("a"), answer("b", "a"))
     assert recall(one, "b").state == "found"
     with sqlite3.connect(
         tmp_path / "responses.sqlite3", timeout=0.1, isolation_level=None, check_same_thread=False
     ) as other:
         other.execute("PRAGMA foreign_keys = ON")
-        items = one._database._items
+        disturbances: list[str] = []
 
-        def disturbed(id: str, **keywords: Any) -> Any:
-            with contextlib.suppress(sqlite3.OperationalError):  # it is locked
-                other.execute("DELETE FROM answers")
-            return items(id, **keywords)
+        def disturb(statement: str) -> None:
+            if statement.startswith("SELECT item FROM"):  # the head has been read
+                disturbances.append(statement)
+                with contextlib.suppress(sqlite3.OperationalError):  # it is locked
+                    other.execute("DELETE FROM answers")
 
-        monkeypatch.setattr(one._database, "_items", disturbed)
+        connection.set_trace_callback(disturb)
         found = one.response(ANN, "a").result(10)
         assert found is not None
         assert ids(found["output"]) == ["out_a"]
         assert ids(recall(one, "b").history) == ["in_a", "out_a", "in_b", "out_b"]
+        assert len(disturbances) == 3
     other.close()
     one.close()
 
@@ -432,8 +456,8 @@ def test_rows_that_another_hand_has_damaged_are_told(tmp_path: Path, clock: Cloc
 
 
 def test_a_file_that_breaks_fails_calls_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = open_store(tmp_path)
-    store.write(ANN, lambda: store._database._database.execute("DROP TABLE items")).result(10)
+    store, connection = open_with_connection(tmp_path)
+    store.write(ANN, lambda: connection.execute("DROP TABLE items")).result(10)
     assert keep(store, answer("a")) == [False]
     with pytest.raises(Unavailable, match="the stored responses cannot be read"):
         recall(store, "", "x")

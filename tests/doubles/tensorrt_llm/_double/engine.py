@@ -35,17 +35,17 @@ def search(engine: Any, request: Request) -> None:
         alive = []
         for total, ids, entries in sorted(found, key=lambda one: -one[0])[: 2 * width]:
             sequence = Sequence(None, ids)
-            if (finish := engine._finish(request, sequence)) is not None:
+            if (finish := engine.finish_of(request, sequence)) is not None:
                 ended.append((total, ids, entries, finish))
             elif len(alive) < width:
                 alive.append((total, ids, entries))
     best = sorted(ended, key=lambda one: -one[0] / len(one[1]) ** penalty)[:width]
-    engine._active.pop(request.id, None)
+    engine.active.pop(request.id, None)
     for number, (total, ids, entries, finish) in enumerate(best):
-        engine._tokens += len(ids)
+        engine.num_tokens += len(ids)
         logprobs = entries if params.logprobs else None
         last = number == len(best) - 1
-        engine._say(request, Response(number, ids, logprobs, finish, cumulative=total, last=last))
+        engine.say(request, Response(number, ids, logprobs, finish, cumulative=total, last=last))
 
 
 class Engine:
@@ -59,11 +59,11 @@ class Engine:
         self.shut = False
         self.dead: BaseException | None = None
         self._worker = worker  # a process; without it there is silence, or an end of this process
-        self._tokens = 0
+        self.num_tokens = 0
         self._shared = numpy.random.Generator(numpy.random.PCG64(42))  # TorchSampler's before 1.3
-        self._cached: dict[str | None, list[Request]] = {}
+        self.cached: dict[str | None, list[Request]] = {}
         self._new: list[Request] = []
-        self._active: dict[int, Request] = {}
+        self.active: dict[int, Request] = {}
         self._lock = threading.Lock()
         self._ids = 0
         self._work = threading.Event()
@@ -86,7 +86,7 @@ class Engine:
 
     @property
     def num_active(self) -> int:
-        return len(self._active) + len(self._new)
+        return len(self.active) + len(self._new)
 
     def submit(self, request: Request) -> None:
         with self._lock:
@@ -98,7 +98,7 @@ class Engine:
     def cancel(self, id: int) -> None:
         with self._lock:
             self.aborted.append(id)
-            for request in [*self._active.values(), *self._new]:
+            for request in [*self.active.values(), *self._new]:
                 if request.id == id:
                     request.cancelled_in = MANNERS.late_abort
         self._work.set()
@@ -134,7 +134,7 @@ class Engine:
                 said, self._said = self._said, []
                 self.delivery.send(said)
 
-    def _say(self, request: Request, response: Response) -> None:
+    def say(self, request: Request, response: Response) -> None:
         self._said.append((request.result, response))
 
     def _step(self) -> bool:
@@ -145,10 +145,10 @@ class Engine:
             try:
                 self._enqueue(request)
             except Exception as error:
-                self._say(request, Response(error=str(error)))
+                self.say(request, Response(error=str(error)))
             else:
-                self._active[request.id] = request
-        if not self._active and not self._new:
+                self.active[request.id] = request
+        if not self.active and not self._new:
             self._work.clear()
             if self._new or self.shut:  # it came just now
                 self._work.set()
@@ -157,7 +157,7 @@ class Engine:
         if MANNERS.release < (1, 3) and self._mixed():
             self._die(RuntimeError("The size of tensor a must match the size of tensor b at non-singleton dimension 2"))
             return False
-        for request in list(self._active.values()):
+        for request in list(self.active.values()):
             try:
                 self._advance(request)
             except Exception as error:  # one request's fault is everybody's end
@@ -169,27 +169,27 @@ class Engine:
 
     def _mixed(self) -> bool:
         """Whether a step has prompts with positions by axes and without, which the model's engine cannot join."""
-        return len({request.processed is None for request in self._active.values()}) > 1
+        return len({request.processed is None for request in self.active.values()}) > 1
 
     def _misbehaves(self) -> bool:
-        if MANNERS.exit_after and self._tokens >= MANNERS.exit_after:
+        if MANNERS.exit_after and self.num_tokens >= MANNERS.exit_after:
             os._exit(134)
-        if MANNERS.stall_after and self._tokens >= MANNERS.stall_after:
+        if MANNERS.stall_after and self.num_tokens >= MANNERS.stall_after:
             if MANNERS.stall_error:
                 error = RuntimeError(MANNERS.stall_error)  # after what has been said, which would be told of it
                 threading.Timer(0.3, self.delivery.errors.put, (error,)).start()
             return True
         if self._worker is not None and self._worker.dead:
             return True
-        if MANNERS.die_after and self._tokens >= MANNERS.die_after:
+        if MANNERS.die_after and self.num_tokens >= MANNERS.die_after:
             self._die(_death())
             return True
         return False
 
     def _die(self, error: Exception) -> None:
         self.dead, self.shut = error, True
-        for request in [*self._active.values(), *self._new]:
-            self._say(request, Response(fatal=error))
+        for request in [*self.active.values(), *self._new]:
+            self.say(request, Response(fatal=error))
 
     # -- requests
 
@@ -241,7 +241,7 @@ class Engine:
     def _context(self, request: Request) -> Any:
         """Logits of the prompt's tokens: none of those whose KV blocks are reused."""
         cache, size = self.arguments.kv_cache_config, self.arguments.kv_cache_config.tokens_per_block
-        known = self._cached.setdefault(request.salt, [])
+        known = self.cached.setdefault(request.salt, [])
         keys = request.keys[:-1]
         common, nearest = max(((_common(keys, one.keys), at) for at, one in enumerate(known)), default=(0, 0))
         reused = common // size * size if cache.enable_block_reuse else 0
@@ -269,7 +269,7 @@ class Engine:
         for number in stepped:
             self._token(request, request.sequences[number])
         if all(sequence.finish for sequence in request.sequences):
-            self._active.pop(request.id, None)  # before anybody hears of the end, who may count at once
+            self.active.pop(request.id, None)  # before anybody hears of the end, who may count at once
         for number in stepped:
             self._post(request, number)
         if MANNERS.cancel_all and max(len(one.ids) for one in request.sequences) >= MANNERS.cancel_all:
@@ -293,16 +293,16 @@ class Engine:
             logits = guide.allow(logits, sequence.ids, request.guide, self._tokenizer.eos_token_id)
         id = chosen(logits, params, sequence.random)
         logprobs = log_softmax(logits)
-        self._tokens += 1
+        self.num_tokens += 1
         sequence.ids.append(id)
         sequence.cumulative += float(logprobs[id])
         if params.logprobs:
             sequence.logprobs.append(entry(logprobs, id, params.logprobs))
         if params.return_generation_logits:
             sequence.logits.append(raw)
-        sequence.finish = self._finish(request, sequence)
+        sequence.finish = self.finish_of(request, sequence)
 
-    def _finish(self, request: Request, sequence: Sequence) -> str | None:
+    def finish_of(self, request: Request, sequence: Sequence) -> str | None:
         if sequence.ids[-1] == request.end:
             return "END_ID"
         if len(sequence.ids) >= request.room:
@@ -329,13 +329,13 @@ class Engine:
             cumulative=sequence.cumulative,
         )
         if MANNERS.late_finish and request.streaming and sequence.finish is not None:
-            self._say(request, response)
+            self.say(request, response)
             response = Response(sequence=number, ids=[], finish=sequence.finish, cumulative=sequence.cumulative)
         response.finish = sequence.finish
-        self._say(request, response)
+        self.say(request, response)
 
     def _end_all(self, request: Request, finish: str) -> None:
-        self._active.pop(request.id, None)
+        self.active.pop(request.id, None)
         for number, sequence in enumerate(request.sequences):
             if sequence.finish is None:
                 sequence.finish = finish
@@ -369,8 +369,8 @@ class FastEngine(Engine):
 
     def _token(self, request: Request, sequence: Sequence) -> None:
         id = 100 + (len(request.prompt) + len(sequence.ids)) % 100
-        self._tokens += 1
+        self.num_tokens += 1
         sequence.ids.append(id)
         if request.params.logprobs:
             sequence.logprobs.append({id: Logprob(logprob=-0.5, rank=1)})
-        sequence.finish = self._finish(request, sequence)
+        sequence.finish = self.finish_of(request, sequence)
