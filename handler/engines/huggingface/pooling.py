@@ -76,7 +76,7 @@ class PoolingFiles(NamedTuple):
 
     def output(self, key: int, values: Any, pooling: Pooling) -> Output:
         """Return the output that ends a request; see `finish`."""
-        return Output(key, (), (), Finish.EOS, extras=Extras(vector=self.finish(values, pooling)))
+        return Output(key, finish=Finish.EOS, extras=Extras(vector=self.finish(values, pooling)))
 
 
 def read_pooling(model: Path, option: str = "auto") -> PoolingFiles:

@@ -153,16 +153,15 @@ class OpenVinoPooling(NoAdapters):
     def __init__(self, config: EngineConfig, properties: Mapping[str, str]) -> None:
         import openvino
 
-        assert config.model is not None
-        self._files = read_pooling(config.model, config.options.pooling)
-        graph = read_graph(config.model, self._files.mode, config.task)
+        self._files = read_pooling(config.model_path, config.options.pooling)
+        graph = read_graph(config.model_path, self._files.mode, config.task)
         compiled = openvino.Core().compile_model(graph, "CPU", dict(properties))
         self._inputs = {port.any_name for port in compiled.inputs}
         self._request: Any = compiled.create_infer_request()
         self._most_texts = config.options.max_rolling_batch_size
         self._most_tokens = config.options.max_num_batched_tokens or _TOKENS_PER_STEP
         self._waiting: dict[int, EngineRequest] = {}
-        own = model_files.read_json(config.model / "config.json")
+        own = model_files.read_json(config.model_path / "config.json")
         # RoBERTa numbers positions from the padding id + 1.
         self._shifted = "roberta" in str(own.get("model_type"))
         self._padding = int(own.get("pad_token_id") or self._shifted)
@@ -199,7 +198,7 @@ class OpenVinoPooling(NoAdapters):
         for text in texts:
             del self._waiting[text.key]
         pairs = zip(texts, rows, strict=True)
-        return Step([], [], [], [self._files.output(text.key, row, text.pooling) for text, row in pairs])
+        return Step.of([self._files.output(text.key, row, text.pooling) for text, row in pairs])
 
     def _next(self) -> list[EngineRequest]:
         """Choose the oldest text and the texts closest to it in length, within the limits of a step."""

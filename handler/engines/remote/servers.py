@@ -57,7 +57,7 @@ class RemoteOptions(NamedTuple):
         Raises:
             ConfigError: option.base_url is not set.
         """
-        urls: tuple[str, ...] = config.options.engine_options.get("base_url", ())
+        urls: tuple[str, ...] = config.engine_options.get("base_url", ())
         if not urls:
             key = "option.base_url"
             raise ConfigError(

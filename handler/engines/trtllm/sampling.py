@@ -263,7 +263,7 @@ def check(structured_output: StructuredOutput) -> None:
 
 def uses_xgrammar(config: EngineConfig) -> bool:
     """Return whether TensorRT-LLM enforces structured output with the xgrammar that is installed here."""
-    return config.options.engine_options.get("guided_decoding_backend") == "xgrammar" and bool(find_spec("xgrammar"))
+    return config.engine_options.get("guided_decoding_backend") == "xgrammar" and bool(find_spec("xgrammar"))
 
 
 def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
@@ -271,7 +271,7 @@ def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
         return check
     from handler.engines.structured_output.xgrammar import XgrammarCheck, for_xgrammar
 
-    tried = XgrammarCheck(config.model, trust_remote_code=bool(config.options.engine_options.get("trust_remote_code")))
+    tried = XgrammarCheck(config.model, trust_remote_code=bool(config.engine_options.get("trust_remote_code")))
 
     def check_and_try(structured_output: StructuredOutput) -> None:
         check(structured_output)

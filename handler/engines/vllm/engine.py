@@ -83,12 +83,11 @@ class Vllm(CoreEngine):
         self._late: list[Output] = []  # errors of requests that could not be started after waiting
         self._running: dict[int, Pending] = {}
         self._searches: dict[int, Beams] = {}
-        assert config.model is not None
         self._eos = eos_ids(config)
         self._media_tokens = media_tokens(config.model)
         first = min(self._eos, default=0)
         self.info = engine_info(self._engine, warm_up(self, [first]))
-        if config.options.engine_options.get("guided_decoding", True):
+        if config.engine_options.get("guided_decoding", True):
             # The first schema decides which backend vLLM's core uses for all others.
             built_in = Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", ""))
             try:
@@ -266,8 +265,7 @@ class VllmPooling(NoAdapters, CoreEngine):
     no_adapters = NO_POOLED_LORA
 
     def __init__(self, config: EngineConfig) -> None:
-        assert config.model is not None
-        self._files = read_pooling(config.model, config.options.pooling)
+        self._files = read_pooling(config.model_path, config.options.pooling)
         embeds = config.task is Task.EMBEDDING
         more: dict[str, Any] = {"pooler_config": {"use_activation": not embeds}}
         if embeds:
@@ -320,11 +318,11 @@ class VllmPooling(NoAdapters, CoreEngine):
             _, pooling = self._running.pop(pending.key)
             if output.pooling_output is None:
                 error = f"vLLM ended the request: {output.finish_reason!s}"
-                outputs.append(Output(pending.key, (), (), Finish.ERROR, error=error))
+                outputs.append(Output(pending.key, finish=Finish.ERROR, error=error))
                 continue
             values = output.pooling_output.float().numpy().reshape(-1)
             outputs.append(self._files.output(pending.key, values, pooling))
-        return Step([], [], [], outputs)
+        return Step.of(outputs)
 
 
 # -- functions that an engine's module must define (`engines/README.md`) -----------------------------------------------
@@ -353,7 +351,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         # Measured with vLLM 0.32: a request for prompt log-probabilities in a batch with others crashes the engine.
         reasons["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
         no_adapters = ""
-    if not config.options.engine_options.get("guided_decoding", True):
+    if not config.engine_options.get("guided_decoding", True):
         reasons["structured_output"] = "option.guided_decoding=false"
     return Capabilities(
         SUPPORTS,
@@ -376,7 +374,7 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
         tokenizer = files.load_tokenizer(config)
         return WhisperTokenizer(tokenizer.vocabulary, tokenizer.ids, whisper_ids(config.model))
     if config.task is Task.GENERATION or config.model is None:
-        if config.model is not None and config.options.engine_options.get("tokenizer_mode") == "mistral":
+        if config.model is not None and config.engine_options.get("tokenizer_mode") == "mistral":
             return MistralTokenizer(config.model)
         return files.load_tokenizer(config)
     return HfPoolingTokenizer(config.model, config.chat_template)
