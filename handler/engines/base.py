@@ -183,7 +183,7 @@ class EngineConfig:
     @property
     def model_path(self) -> Path:
         """The path of the files to load, for engines that have a model."""
-        assert self.model is not None, "the engine has a model"
+        assert self.model is not None
         return self.model
 
 

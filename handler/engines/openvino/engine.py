@@ -231,7 +231,7 @@ class Preparation:
         self._config, self._tokenizer = config, tokenizer
         self._compiler = GrammarCompiler(lambda structured_output: self._check.compile(structured_output))
         self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests after compilation
-        self._scorer = make_scorer(config, config.model_path)
+        self._scorer = make_scorer(config)
         self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests with their scores
 
     @cached_property
@@ -455,9 +455,9 @@ _PROMPT = "The quick brown fox jumps over the lazy dog. 1 + 1 = 2"
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 
 
-def make_scorer(config: EngineConfig, model: Path) -> LogitScorer | PipelineScorer:
-    if has_logits(model):
-        return LogitScorer(model, properties(config.options.dtype, model))
+def make_scorer(config: EngineConfig) -> LogitScorer | PipelineScorer:
+    if has_logits(config.model_path):
+        return LogitScorer(config.model_path, properties(config.options.dtype, config.model_path))
     options = replace(config.options, enable_prefix_caching=False, max_rolling_batch_size=1)
     return PipelineScorer(lambda: make_pipeline(replace(config, options=options)))
 
@@ -474,9 +474,9 @@ def make_pipeline(config: EngineConfig) -> Any:
     if config.options.kv_cache_gib:
         scheduler.cache_size = config.options.kv_cache_gib
     pipeline = openvino_genai.ContinuousBatchingPipeline(
-        str(config.model), scheduler, "CPU", properties(config.options.dtype, config.model)
+        str(config.model_path), scheduler, "CPU", properties(config.options.dtype, config.model_path)
     )
-    if config.options.dtype == "fp16" and config.model is not None and has_logits(config.model):
+    if config.options.dtype == "fp16" and has_logits(config.model_path):
         _check_numbers(pipeline)
     return pipeline
 
