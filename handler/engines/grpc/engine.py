@@ -433,9 +433,8 @@ class GrpcPooling(ContractEngine[EmbedCall]):
     def __init__(self, config: EngineConfig) -> None:
         self._pooling: PoolingFiles = read_pooling(config.model_path)
         super().__init__(config, self._flags)
-        limits = (self._pooling.most_tokens, self.info.max_total_tokens)
-        most = min(limit for limit in limits if limit)
-        self.info = replace(self.info, max_total_tokens=most, dimensions=self._model.dimensions)
+        max_tokens = self._pooling.limit(self.info.max_total_tokens)
+        self.info = replace(self.info, max_total_tokens=max_tokens, dimensions=self._model.dimensions)
 
     def _flags(self, contract: Contract) -> Sequence[str]:
         mode = self._pooling.mode
@@ -474,6 +473,6 @@ def load(config: EngineConfig) -> GrpcEngine | GrpcPooling:
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    if config.task is Task.GENERATION or config.model is None:
+    if config.task is Task.GENERATION:
         return files.load_tokenizer(config)
-    return HfPoolingTokenizer(config.model, config.chat_template)
+    return HfPoolingTokenizer(config.model_path, config.chat_template)

@@ -52,6 +52,10 @@ class PoolingFiles(NamedTuple):
     most_tokens: int | None
     exclusive: bool
 
+    def limit(self, max_tokens: int) -> int:
+        """Return the maximum number of tokens in a text, which is at most `max_tokens`."""
+        return min(self.most_tokens or max_tokens, max_tokens)
+
     def finish(self, values: Any, pooling: Pooling) -> list[float]:
         """Convert the model's output for a text to the requested embedding, scores or class probabilities.
 

@@ -165,8 +165,7 @@ class OpenVinoPooling(NoAdapters):
         # RoBERTa numbers positions from the padding id + 1.
         self._shifted = "roberta" in str(own.get("model_type"))
         self._padding = int(own.get("pad_token_id") or self._shifted)
-        most = self._files.most_tokens or _NO_LIMIT
-        most = min(most, config.options.max_model_len or most)
+        most = self._files.limit(config.options.max_model_len or _NO_LIMIT)
         dimensions, seconds = self._warm_up()
         self.info = EngineInfo(
             name="openvino",

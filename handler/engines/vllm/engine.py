@@ -285,8 +285,7 @@ class VllmPooling(NoAdapters, CoreEngine):
         began = time.monotonic()
         self._warm_up()
         info = engine_info(self._engine, time.monotonic() - began)
-        limits = (self._files.most_tokens, info.max_total_tokens)
-        self.info = replace(info, max_total_tokens=min(limit for limit in limits if limit), dimensions=dimensions)
+        self.info = replace(info, max_total_tokens=self._files.limit(info.max_total_tokens), dimensions=dimensions)
 
     def _warm_up(self) -> int:
         """Process a text of one token, and return the number of dimensions of the result."""
@@ -370,14 +369,14 @@ def load(config: EngineConfig) -> Vllm | VllmPooling | VllmWhisper:
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    if config.task is Task.TRANSCRIPTION and config.model is not None:
+    if config.task is Task.TRANSCRIPTION:
         tokenizer = files.load_tokenizer(config)
-        return WhisperTokenizer(tokenizer.vocabulary, tokenizer.ids, whisper_ids(config.model))
-    if config.task is Task.GENERATION or config.model is None:
-        if config.model is not None and config.engine_options.get("tokenizer_mode") == "mistral":
-            return MistralTokenizer(config.model)
-        return files.load_tokenizer(config)
-    return HfPoolingTokenizer(config.model, config.chat_template)
+        return WhisperTokenizer(tokenizer.vocabulary, tokenizer.ids, whisper_ids(config.model_path))
+    if config.task is not Task.GENERATION:
+        return HfPoolingTokenizer(config.model_path, config.chat_template)
+    if config.engine_options.get("tokenizer_mode") == "mistral":
+        return MistralTokenizer(config.model_path)
+    return files.load_tokenizer(config)
 
 
 # -- convert prompts to inputs of vLLM's engine; vLLM's own processor of the model reads media -------------------------
