@@ -29,7 +29,7 @@ from handler.core.media import MediaSource, Medium
 from handler.core.values import Finish
 from handler.engines.base import Output, Step
 from handler.engines.echo.engine import EchoTokenizer
-from handler.engines.process.supervisor import Host as EngineHost
+from handler.engines.process.supervisor import LoopHooks
 from handler.http.inference import Inference
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.plugins.functions import Formatters
@@ -100,7 +100,7 @@ class Engine(Readable):
         self.late: list[int] = []
         self.outputs: list[Step] = []
 
-    def attach(self, host: EngineHost) -> None:
+    def attach(self, host: LoopHooks) -> None:
         host.on_change(self.state)
 
     def cancel(self, key: int) -> None:
