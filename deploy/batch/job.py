@@ -37,7 +37,7 @@ _GPU_AMI = "al2-ami-sagemaker-batch-gpu-535"  # the newer of two AMIs, which onl
 
 
 @dataclass(frozen=True)
-class BatchJob:
+class TransformJob:
     """A transform job to create.
 
     Attributes:
@@ -64,7 +64,7 @@ def settings_of(spec: Spec) -> Batch:
     return spec.batch
 
 
-def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> BatchJob:
+def transform_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> TransformJob:
     """Build the transform job and its model.
 
     Raises:
@@ -102,7 +102,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
         "Tags": job_tags,
     }
     stem = f"{job_prefix(spec.name)}{digest([batch.input, batch.output])}"
-    return BatchJob(job_model, stem, request, tuple(_warnings(spec, decision)))
+    return TransformJob(job_model, stem, request, tuple(_warnings(spec, decision)))
 
 
 def amounts(spec: Spec) -> tuple[int, int]:
