@@ -25,7 +25,7 @@ EVERY = 30.0
 _TAG_RUN = "lmi:run"
 _RUNNING = ("InProgress", "Stopping")
 _LOG_TAIL = 40
-_SHOWN = 20
+_MAX_LISTED = 20
 
 
 def refuse_concurrent(aws: Aws, deployment: str, job: TransformJob) -> None:
@@ -136,8 +136,8 @@ def wait(aws: Aws, name: str, report: Report) -> list[str]:
 def where(uris: list[str], output: str) -> list[str]:
     """Return lines of text that list the URIs of the outputs."""
     lines = [f"The outputs are under {output}:" if uris else f"The outputs are under {output}."]
-    lines += [f"  {uri}" for uri in uris[:_SHOWN]]
-    return [*lines, f"  and {len(uris) - _SHOWN} more"] if len(uris) > _SHOWN else lines
+    lines += [f"  {uri}" for uri in uris[:_MAX_LISTED]]
+    return [*lines, f"  and {len(uris) - _MAX_LISTED} more"] if len(uris) > _MAX_LISTED else lines
 
 
 def output_of(job: Mapping[str, Any]) -> str:
