@@ -117,18 +117,18 @@ def follow(
         since: time in milliseconds since 1970.
         pattern: text that lines must contain (case-sensitive), or None for all lines.
     """
-    known_ids: dict[tuple[int, str, str], None] = {}
+    seen: dict[tuple[int, str, str], None] = {}
     newest = since
     while True:
         start = max(since, newest - _LATE)
         events = [line for group in groups for line in lines(aws, group, since=start, pattern=pattern)]
         for line in sorted(events, key=lambda line: line.at):
             key = (line.at, line.stream, line.text)
-            if key not in known_ids:
-                known_ids[key] = None
+            if key not in seen:
+                seen[key] = None
                 newest = max(newest, line.at)
                 yield line
-        known_ids = {key: None for key in known_ids if key[0] >= newest - _LATE}
+        seen = {key: None for key in seen if key[0] >= newest - _LATE}
         sleep(_EVERY)
 
 

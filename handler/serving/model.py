@@ -23,7 +23,6 @@ from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered, ada
 from handler.serving.admission import Admission
 from handler.serving.availability import Availability
 from handler.serving.batches.store import BatchStore
-from handler.serving.custom_handle import CustomHandle
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head, Headers, request_id
 from handler.serving.metrics.gauges import Gauges
@@ -75,8 +74,7 @@ class ServedModel:
         if config.rolling_batch == "disable" and not stepped:
             gate = BatchGate(config, max_lines=self.max_batch_lines)
         self.admission = Admission(config, preprocessor, gate, stepped=stepped)
-        handle = preprocessor.formatters.handle
-        self.handle = None if handle is None else CustomHandle(handle, config, self.admission.memory)
+        self.handle = self.admission.handle
         batcher = Batcher(
             ReasoningEngine(engine, self.context.vocabulary),
             adapters.registry,

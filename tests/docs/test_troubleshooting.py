@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from deploy.diagnostics import causes, known_causes
+from deploy.diagnostics import all_causes, causes
 from handler.config.loader import read_config, read_server_config
 from handler.container.arguments import find_model
 from handler.core import errors
@@ -330,4 +330,4 @@ def test_a_text_of_aws_has_the_advice_of_the_code(cell: str, cure: str) -> None:
 
 def test_every_cause_of_the_code_is_on_the_page() -> None:
     named = {causes(span.replace(ANY, "10"))[0].name for cell, _ in AFTER for span in spans(cell)}
-    assert named == {cause.name for cause in known_causes()}
+    assert named == {cause.name for cause in all_causes()}

@@ -52,6 +52,10 @@ class PoolingFiles(NamedTuple):
     most_tokens: int | None
     exclusive: bool
 
+    def limit(self, max_tokens: int) -> int:
+        """Return the maximum number of tokens in a text, which is at most `max_tokens`."""
+        return min(self.most_tokens or max_tokens, max_tokens)
+
     def finish(self, values: Any, pooling: Pooling) -> list[float]:
         """Convert the model's output for a text to the requested embedding, scores or class probabilities.
 
@@ -76,7 +80,7 @@ class PoolingFiles(NamedTuple):
 
     def output(self, key: int, values: Any, pooling: Pooling) -> Output:
         """Return the output that ends a request; see `finish`."""
-        return Output(key, (), (), Finish.EOS, extras=Extras(vector=self.finish(values, pooling)))
+        return Output(key, finish=Finish.EOS, extras=Extras(vector=self.finish(values, pooling)))
 
 
 def read_pooling(model: Path, option: str = "auto") -> PoolingFiles:

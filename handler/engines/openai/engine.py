@@ -27,7 +27,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
     """Engine for servers with OpenAI's API; see `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        options = config.options.engine_options
+        options = config.engine_options
         urls = options["base_url"]
         kind, self._wanted_kind = options["base_url_kind"], None  # the kind that the operator sets is not checked
         if kind == "auto":
@@ -95,7 +95,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
     Raises:
         ConfigError: the kind of no server can be determined, or the kinds differ.
     """
-    kind = config.options.engine_options.get("base_url_kind", "auto")
+    kind = config.engine_options.get("base_url_kind", "auto")
     return KINDS[find_kind(_SETTING.urls(config)) if kind == "auto" else kind].capabilities
 
 

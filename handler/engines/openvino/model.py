@@ -87,7 +87,7 @@ def quantization_of(config: EngineConfig) -> Quantization | None:
     Raises:
         ConfigError: group_size is set, but would have no effect.
     """
-    options = config.options.engine_options
+    options = config.engine_options
     quantize, group = options.get("quantization"), options.get("group_size")
     if group is not None and quantize != "int4":
         raise ConfigError("option.group_size requires option.quantize=int4, because int8 uses one group per row")

@@ -344,7 +344,7 @@ class _Adapters:
             for replica in self._replicas:
                 if replica.engine.ready:
                     replica.engine.change_adapter(next(self._own_keys), change.adapter, drop=True)
-        yield Output(key, (), (), finish, error=change.error, detail=change.detail)
+        yield Output(key, finish=finish, error=change.error, detail=change.detail)
 
 
 class ReplicaSet:
@@ -439,11 +439,11 @@ class ReplicaSet:
                 for step in replica.engine.step():
                     steps.append(self._read(replica, step))
             except GenerationFailed as error:
-                steps.append(Step([], [], [], list(self._end_requests(replica, error))))
+                steps.append(Step.of(list(self._end_requests(replica, error))))
             if replica.fresh and replica.engine.silence > self._patience:
                 self._relieve(replica)
         if self._moving:
-            steps.append(Step([], [], [], list(self._move())))
+            steps.append(Step.of(list(self._move())))
         if self._to_restart and self.restarts > self._restarts and self._all_ready():
             self._restarts = self.restarts
             self._to_restart.pop(0).engine.restart_when_idle()
@@ -531,7 +531,7 @@ class ReplicaSet:
         log.error("replica %d failed with %d sequences; %d of them can move", replica.number, len(lost), len(moving))
         for key in lost:
             work = replica.drop(key)
-            error = Output(key, (), (), Finish.ERROR, error=reason, detail=failure.detail)
+            error = Output(key, finish=Finish.ERROR, error=reason, detail=failure.detail)
             if key in moving:
                 self._moving[key] = work, replica, error
             else:
