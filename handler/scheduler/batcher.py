@@ -363,8 +363,8 @@ class Background:
         return None
 
 
-class WaitingRequests:
-    """The requests that wait for the engine, in a queue, and those of batch files that wait for the queue.
+class WaitingRequests(OwnerQueues[ActiveRequest]):
+    """The queue of requests for the engine, with its limits.
 
     Args:
         max_queued: maximum number of requests in the queue.
@@ -373,23 +373,17 @@ class WaitingRequests:
         time_limit: maximum number of seconds from the time a request enters the queue to its end, or 0.
 
     Attributes:
+        background: requests of batch files that have to wait before they enter the queue.
         displaced: ids of requests that had to leave the full queue, until the batcher returns their last deltas.
     """
 
     def __init__(self, max_queued: int, max_background: int, queue_timeout: float, time_limit: float) -> None:
+        super().__init__()
         self._max_queued = max_queued
         self.queue_timeout = queue_timeout
         self.time_limit = time_limit or math.inf
-        self._queue = OwnerQueues[ActiveRequest]()
-        self._background = Background(max_background)
+        self.background = Background(max_background)
         self.displaced: list[int] = []
-
-    def __iter__(self) -> Iterator[ActiveRequest]:
-        return itertools.chain(self._queue, self._background)
-
-    def __len__(self) -> int:
-        """Return the number of requests in the queue."""
-        return len(self._queue)
 
     def check_room(self, owner: str) -> int | None:
         """Return which request must leave the queue for a request of `owner`, or None if the queue has room.
@@ -399,9 +393,9 @@ class WaitingRequests:
         Raises:
             Overloaded: no other owner has more requests.
         """
-        if len(self._queue) < self._max_queued:
+        if len(self) < self._max_queued:
             return None
-        newest = self._queue.newest_of_largest(owner)
+        newest = self.newest_of_largest(owner)
         if newest is None:
             raise self.overload()
         return newest
@@ -410,51 +404,12 @@ class WaitingRequests:
         """Return the error of a request for which the queue has no room."""
         return Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
 
-    def add(self, active: ActiveRequest, owner: str, *, follows: bool) -> None:
-        """Add a request. The arguments are those of `Batcher.submit`."""
-        self._set_deadlines(active)
-        background = active.request.background
-        if background is None:
-            self._queue.add(active.id, active.request.priority, active, owner, follows=follows)
-        else:
-            active.start_by = time.monotonic() + PATIENCE
-            self._background.add(background, active)
-
-    def first(self) -> ActiveRequest | None:
-        """Return the next request in the queue without removing it, or None if the queue is empty.
-
-        Requests of batch files enter the queue here, as far as there is room for them.
-        """
-        while (active := self._background.take()) is not None:
-            self._set_deadlines(active)
-            self._queue.add(active.id, active.request.priority, active, active.request.background or "")
-        return self._queue.first() if self._queue else None
-
-    def take(self) -> ActiveRequest:
-        """Remove the next request from the queue, and return it."""
-        return self._queue.take()
-
-    def end(self, id: int) -> bool:
-        """Remove a request, or note the end of a request that has left the queue.
-
-        Returns:
-            Whether this makes room for other requests of batch files.
-        """
-        self._queue.discard(id)
-        return self._background.end(id)
-
-    def late(self, now: float) -> list[ActiveRequest]:
-        """Return the requests that have been in the queue for too long."""
-        return [active for active in self._queue if active.start_by < now]
-
-    def to_displace(self, now: float) -> ActiveRequest | None:
-        """Return a request that must make room, as in `Background`."""
-        return self._background.to_displace(now)
-
-    def _set_deadlines(self, active: ActiveRequest) -> None:
+    def enqueue(self, active: ActiveRequest, owner: str, *, follows: bool = False) -> None:
+        """Add a request, and set its deadlines. The arguments are those of `Batcher.submit`."""
         now = time.monotonic()
         active.start_by = now + self.queue_timeout
         active.end_by = now + self.time_limit
+        self.add(active.id, active.request.priority, active, owner, follows=follows)
 
 
 class Batcher:
@@ -508,7 +463,7 @@ class Batcher:
         self._adapters.bind(
             engine,
             self._keys,
-            lambda: [active.request for active in (*self._running.values(), *self._waiting)],
+            lambda: [active.request for active in (*self._running.values(), *self._waiting, *self._waiting.background)],
         )
 
     @property
@@ -566,7 +521,11 @@ class Batcher:
         if not follows:
             self._make_room(owner)
         active = ActiveRequest(next(self._ids), request, prompt, started)
-        self._waiting.add(active, owner, follows=follows)
+        if request.background is None:
+            self._waiting.enqueue(active, owner, follows=follows)
+        else:
+            active.start_by = time.monotonic() + PATIENCE
+            self._waiting.background.add(request.background, active)
         self._admit()
         return active.id
 
@@ -586,15 +545,19 @@ class Batcher:
         if active is not None:
             self._forget(active)
             self._admit()
-        elif self._waiting.end(id):
-            self._admit()
+        else:
+            self._waiting.discard(id)
+            if self._waiting.background.end(id):
+                self._admit()
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """Return the deltas of all completed engine steps, after waiting up to `timeout` seconds for the first step."""
         self.fast_paths.clear()
         self.lines.clear()
-        deltas = [self._failed(id, 0, self._waiting.overload()) for id in self._waiting.displaced]
-        self._waiting.displaced.clear()
+        deltas: list[Delta] = []
+        if self._waiting.displaced:
+            deltas += [self._failed(id, 0, self._waiting.overload()) for id in self._waiting.displaced]
+            self._waiting.displaced.clear()
         try:
             step = join(self._engine.step(timeout))
         except Exception as error:  # the engine is foreign code: fail its requests and keep serving
@@ -698,7 +661,10 @@ class Batcher:
 
     def _admit(self) -> None:
         """Start waiting requests in order until the engine has no room for the next one."""
-        while (first := self._waiting.first()) is not None:
+        while (active := self._waiting.background.take()) is not None:
+            self._waiting.enqueue(active, active.request.background or "")
+        while self._waiting:
+            first = self._waiting.first()
             full = self._in_engine and len(self._in_engine) + first.request.sampling.num_sequences > self._max_active
             if full or not self._engine.admits(first.request, first.prompt):
                 return
@@ -735,7 +701,7 @@ class Batcher:
 
     def _end_background(self, active: ActiveRequest) -> None:
         if active.request.background is not None:
-            self._waiting.end(active.id)
+            self._waiting.background.end(active.id)
 
     def _forget(self, active: ActiveRequest) -> None:
         """Remove a request and cancel its sequences in the engine."""
@@ -757,8 +723,8 @@ class Batcher:
 
     def _expire(self, now: float) -> list[Delta]:
         """Fail requests that exceed the queue timeout or the time limit, or must make room for others' batches."""
-        displaced = self._waiting.to_displace(now)
-        late = self._waiting.late(now)
+        displaced = self._waiting.background.to_displace(now)
+        late = [active for active in self._waiting if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]
         deltas = []
         for active in late:
