@@ -500,12 +500,15 @@ class Batcher:
             end_by=now + self._time_limit,
             started=started,
         )
-        if request.background is None:
-            self._queue.add(active.id, request.priority, active, owner, follows=follows)
-        else:
+        if request.background is not None:
             active.start_by = now + PATIENCE
             self._background.add(request.background, active)
-        self._admit()
+            self._admit()
+        elif not self._queue and self._has_room(active):
+            self._start(active)
+        else:
+            self._queue.add(active.id, request.priority, active, owner, follows=follows)
+            self._admit()
         return active.id
 
     def set_fast_path(self, id: int, fast_path: FastPath) -> None:
@@ -641,16 +644,21 @@ class Batcher:
             now = time.monotonic()
             active.start_by, active.end_by = now + self._queue_timeout, now + self._time_limit
             self._queue.add(active.id, active.request.priority, active, active.request.background or "")
-        while self._queue:
-            first = self._queue.first()
-            full = self._in_engine and len(self._in_engine) + first.request.sampling.num_sequences > self._max_active
-            if full or not self._engine.admits(first.request, first.prompt):
-                return
-            active = self._queue.take()
-            active.started()
-            self._running[active.id] = active
-            for engine_request in self._engine_requests(active):
-                self._engine.add(engine_request)
+        while self._queue and self._has_room(self._queue.first()):
+            self._start(self._queue.take())
+
+    def _has_room(self, active: ActiveRequest) -> bool:
+        """Return whether the engine has room for a request now. If so, the request must be started next."""
+        request = active.request
+        if self._in_engine and len(self._in_engine) + request.sampling.num_sequences > self._max_active:
+            return False
+        return self._engine.admits(request, active.prompt)
+
+    def _start(self, active: ActiveRequest) -> None:
+        active.started()
+        self._running[active.id] = active
+        for engine_request in self._engine_requests(active):
+            self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
         """Yield one engine request for a beam search, or one per sample. The samples' seeds differ if a seed is set."""
