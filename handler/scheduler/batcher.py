@@ -412,7 +412,7 @@ class WaitingRequests:
 
     def add(self, active: ActiveRequest, owner: str, *, follows: bool) -> None:
         """Add a request. The arguments are those of `Batcher.submit`."""
-        self._set_deadlines(active)
+        self.set_deadlines(active)
         background = active.request.background
         if background is None:
             self._queue.add(active.id, active.request.priority, active, owner, follows=follows)
@@ -426,7 +426,7 @@ class WaitingRequests:
         Requests of batch files enter the queue here, as far as there is room for them.
         """
         while (active := self._background.take()) is not None:
-            self._set_deadlines(active)
+            self.set_deadlines(active)
             self._queue.add(active.id, active.request.priority, active, active.request.background or "")
         return self._queue.first() if self._queue else None
 
@@ -451,7 +451,8 @@ class WaitingRequests:
         """Return a request that must make room, as in `Background`."""
         return self._background.to_displace(now)
 
-    def _set_deadlines(self, active: ActiveRequest) -> None:
+    def set_deadlines(self, active: ActiveRequest) -> None:
+        """Set when a request that enters the queue, or starts past it, must start and end."""
         now = time.monotonic()
         active.start_by = now + self.queue_timeout
         active.end_by = now + self.time_limit
@@ -566,8 +567,12 @@ class Batcher:
         if not follows:
             self._make_room(owner)
         active = ActiveRequest(next(self._ids), request, prompt, started)
-        self._waiting.add(active, owner, follows=follows)
-        self._admit()
+        if request.background is None and not self._waiting and self._has_room(active):
+            self._waiting.set_deadlines(active)
+            self._start(active)
+        else:
+            self._waiting.add(active, owner, follows=follows)
+            self._admit()
         return active.id
 
     def set_fast_path(self, id: int, fast_path: FastPath) -> None:
@@ -698,15 +703,21 @@ class Batcher:
 
     def _admit(self) -> None:
         """Start waiting requests in order until the engine has no room for the next one."""
-        while (first := self._waiting.first()) is not None:
-            full = self._in_engine and len(self._in_engine) + first.request.sampling.num_sequences > self._max_active
-            if full or not self._engine.admits(first.request, first.prompt):
-                return
-            active = self._waiting.take()
-            active.started()
-            self._running[active.id] = active
-            for engine_request in self._engine_requests(active):
-                self._engine.add(engine_request)
+        while (first := self._waiting.first()) is not None and self._has_room(first):
+            self._start(self._waiting.take())
+
+    def _has_room(self, active: ActiveRequest) -> bool:
+        """Return whether the engine has room for a request now. If so, the request must be started next."""
+        request = active.request
+        if self._in_engine and len(self._in_engine) + request.sampling.num_sequences > self._max_active:
+            return False
+        return self._engine.admits(request, active.prompt)
+
+    def _start(self, active: ActiveRequest) -> None:
+        active.started()
+        self._running[active.id] = active
+        for engine_request in self._engine_requests(active):
+            self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
         """Yield one engine request for a beam search, or one per sample. The samples' seeds differ if a seed is set."""
