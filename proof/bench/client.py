@@ -432,7 +432,7 @@ UNAUTHORIZED = "status 401"
 
 
 def refused_key(url: str, key: str) -> ConfigError:
-    """Return an error for a server that answered 401.
+    """Return an error for a server that responded with status 401.
 
     Args:
         key: the key that was sent, or "" if none was.

@@ -192,7 +192,7 @@ async def ping_connection(server: Server) -> None:
 
 
 @rule("invocations.answers", "POST /invocations accepts inputs, messages or prompt.", sources.CONTAINER, SAGEMAKER)
-async def invocations_answers(server: Server) -> None:
+async def invocations_bodies(server: Server) -> None:
     bodies: list[Body] = [
         {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}},
         {"model": await server.model(), "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2},

@@ -134,20 +134,20 @@ _LONG = 3_000_000
 
 
 async def _refuses(server: Server, data: bytes) -> None:
-    """Send an invalid body, which must be refused. The server must then answer a valid request."""
+    """Send an invalid body, which must be refused. The server must then respond to a valid request."""
     response = await server.post(await server.path(), data)
     expect(response.refused, "a status of 400 to 499", response)
     await _expect_alive(server, response)
 
 
 async def _survives(server: Server, data: bytes) -> None:
-    """Send a body that may be refused or answered. The server must then answer a valid request."""
+    """Send a body that may be refused or answered. The server must then respond to a valid request."""
     response = await server.post(await server.path(), data)
-    _expect_refused_or_answered(response)
+    _expect_complete(response)
     await _expect_alive(server, response)
 
 
-def _expect_refused_or_answered(response: Response) -> None:
+def _expect_complete(response: Response) -> None:
     expect(response.refused or response.ok, "status 200, or a status of 400 to 499", response)
 
 
@@ -225,7 +225,7 @@ async def parameter_huge(server: Server) -> None:
     async with server.asking_for(await server.path(), body) as (_, task):
         done, _ = await asyncio.wait([task], timeout=min(5.0, server.limits.response))
         if done:
-            _expect_refused_or_answered(task.result())
+            _expect_complete(task.result())
     await _expect_alive(server, task.result())
 
 

@@ -19,7 +19,7 @@ lines of requests (path, headers, body), as option.capture_requests writes them"
 
 _LOOKED_AT = 100  # maximum lines and files that are checked to recognize the kind
 _HEAD = 1 << 12
-_ANSWERS = ("_output", "_error", "_errors", "-output", "-error")
+_RESPONSE_SUFFIXES = ("_output", "_error", "_errors", "-output", "-error")
 """Suffixes that convert the name of a batch request file to the names of its response files."""
 
 
@@ -77,7 +77,7 @@ def _with_remaining(
 def _beside(path: Path) -> list[File]:
     """Return the response files next to a batch request file. Their names identify them."""
     stem, dot, suffix = path.name.partition(".")
-    names = [path.with_name(f"{stem}{end}{dot}{suffix}") for end in _ANSWERS]
+    names = [path.with_name(f"{stem}{end}{dot}{suffix}") for end in _RESPONSE_SUFFIXES]
     return [file for name in names if name.is_file() for file in find(str(name))]
 
 

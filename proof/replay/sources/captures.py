@@ -61,8 +61,8 @@ def _event(location: str, fields: Mapping[str, Member]) -> Event:
         raise Malformed("captureData: must be an object")
     if not isinstance(about, dict):
         raise Malformed("eventMetadata: must be an object")
-    request, answered = data.get("endpointInput"), data.get("endpointOutput")
-    if request is None and answered is None:
+    request, output = data.get("endpointInput"), data.get("endpointOutput")
+    if request is None and output is None:
         raise Malformed("captureData: must contain endpointInput or endpointOutput")
     id = about.get("eventId") or location
     if not isinstance(id, str):
@@ -78,7 +78,7 @@ def _event(location: str, fields: Mapping[str, Member]) -> Event:
         seconds(about.get("inferenceTime")),
         headers,
         body,
-        None if answered is None else Recorded(0, *_part(answered, "endpointOutput")),
+        None if output is None else Recorded(0, *_part(output, "endpointOutput")),
     )
 
 
@@ -212,8 +212,8 @@ def _requests(events: sqlite3.Connection, before: int) -> Iterator[Request | Unr
 
 
 def _stored_event(events: sqlite3.Connection, number: int) -> Event:
-    id, location, at, headers, request, answered, *output = events.execute(_SELECT_EVENT, (number,)).fetchone()
-    return Event(id, location, at, json.loads(headers), request, Recorded(0, *output) if answered else None)
+    id, location, at, headers, request, has_response, *output = events.execute(_SELECT_EVENT, (number,)).fetchone()
+    return Event(id, location, at, json.loads(headers), request, Recorded(0, *output) if has_response else None)
 
 
 def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:

@@ -73,7 +73,7 @@ class Cloud(cloud.Cloud):
         if self.before is not None:
             self.before(call)
 
-    def on_answer(self, call: Call) -> None:
+    def on_response(self, call: Call) -> None:
         if self.after is not None:
             self.after(call)
 
