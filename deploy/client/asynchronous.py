@@ -65,8 +65,8 @@ class AsyncAnswer:
         """
         until, pause = self._clock() + seconds, _FIRST
         while True:
-            if (answer := self._fetch(self.output)) is not None:
-                body, content_type = answer
+            if (fetched := self._fetch(self.output)) is not None:
+                body, content_type = fetched
                 return deserialize_body(self._deserializer, body, content_type)
             if (failed := self._fetch(self.failure)) is not None:
                 raise ModelFailed(f"the model failed: {failed[0].decode('utf-8', 'replace').strip()}")

@@ -255,8 +255,8 @@ class Predictor:
         body = {"messages": list(messages), **parameters}
         if stream:
             return self.predict_stream({**body, "stream": True})
-        answer: dict[str, Any] = self.predict({**body, "stream": False})
-        return answer
+        completion: dict[str, Any] = self.predict({**body, "stream": False})
+        return completion
 
     def session(self) -> Session:
         """Open a stateful session, for use in a `with` statement."""

@@ -336,7 +336,7 @@ def _parse(value: bytes) -> Any:
 # -- convert the bytes of a streamed response to events, and check at the end that it is complete ----------------------
 
 
-class AnswerReader:
+class ResponseEvents:
     """A reader that converts the bytes of a response to events.
 
     The events do not depend on how the bytes are split, except that plain text may be split differently.
@@ -438,7 +438,7 @@ class Stream:
     def __init__(self, parts: Iterable[bytes], content_type: str, close: Callable[[], Any], variant: str = "") -> None:
         self._parts = parts
         self._close = close
-        self._reader = AnswerReader(content_type)
+        self._reader = ResponseEvents(content_type)
         self._events = self._read()
         self.content_type = content_type
         self.variant = variant

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from urllib.parse import parse_qs, urlsplit
 
-from deploy.emulator.answers import ApiError
+from deploy.emulator.protocol import ApiError
 from handler.core.numbers import is_digits
 
 TOKEN_PREFIX = "sagemaker-api-key-"

@@ -135,8 +135,8 @@ def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple
     """
     request = urllib.request.Request(url, method=method, headers=dict(headers))
     try:
-        with OPENER.open(request, timeout=_SECONDS) as answer:
-            return answer.status, answer.read()
+        with OPENER.open(request, timeout=_SECONDS) as response:
+            return response.status, response.read()
     except urllib.error.HTTPError as failure:
         with failure:
             return failure.code, b""

@@ -42,7 +42,7 @@ class Use:
 
 _DEFAULT = " A bucket's default encryption determines the key of new objects."
 _MODEL = Use("model_key", "the model's bucket", "the role and the deployer", hint=_DEFAULT)
-_ANSWERS = Use("output_key", "the output's bucket", "the role and the invoker", for_existing=False)
+_OUTPUT = Use("output_key", "the output's bucket", "the role and the invoker", for_existing=False)
 _CAPTURED = Use("capture_key", "captured data", "the role", for_existing=False)
 _INPUT = Use("input_key", "batch.input", "the role and the deployer", hint=_DEFAULT)
 _TOPICS = Use("topic_key", "the topics of `async`", "the role")
@@ -52,13 +52,13 @@ SECRET = Use("secret_key", "model.token_secret", "the role")
 def key(context: Context) -> list[Check]:
     """Check the KMS keys of the model, the adapters, the batch input, and the buckets for output and captured data."""
     asynchronous, capture, batch = context.spec.asynchronous, context.spec.capture, context.spec.batch
-    answers = [] if asynchronous is None else [asynchronous.output, asynchronous.failures or asynchronous.output]
-    answers += [] if batch is None else [batch.output]
+    outputs = [] if asynchronous is None else [asynchronous.output, asynchronous.failures or asynchronous.output]
+    outputs += [] if batch is None else [batch.output]
     objects = [] if batch is None else _of_object(context, Prefix(*bucket_and_key(batch.input)))
     return [
         *compared(context, _INPUT, dict(objects)),
         *compared(context, _MODEL, dict(_of_model(context))),
-        *compared(context, _ANSWERS, dict(_of_buckets(context, answers))),
+        *compared(context, _OUTPUT, dict(_of_buckets(context, outputs))),
         *compared(context, _CAPTURED, dict(_of_buckets(context, [capture.output] if capture is not None else []))),
     ]
 
@@ -141,12 +141,12 @@ def _of_buckets(context: Context, uris: Iterable[str]) -> Iterator[tuple[str, st
 
 def _of_bucket(context: Context, bucket: str) -> str | None:
     try:
-        answer = context.aws.client("s3").get_bucket_encryption(Bucket=bucket)
+        encryption = context.aws.client("s3").get_bucket_encryption(Bucket=bucket)
     except ClientError as failure:
         if error_code(failure) in _PLAIN:
             return None
         raise
-    rules = answer["ServerSideEncryptionConfiguration"]["Rules"]
+    rules = encryption["ServerSideEncryptionConfiguration"]["Rules"]
     defaults = [rule.get("ApplyServerSideEncryptionByDefault", {}) for rule in rules]
     return customers(context, next((rule["KMSMasterKeyID"] for rule in defaults if "KMSMasterKeyID" in rule), None))
 

@@ -235,7 +235,7 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         NotThere: the image or its repository does not exist.
     """
     try:
-        answer = aws.client("ecr").describe_images(
+        response = aws.client("ecr").describe_images(
             registryId=match["account"], repositoryName=match["repository"], imageIds=[{"imageTag": match["tag"]}]
         )
     except ClientError as error:
@@ -248,7 +248,7 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
                 push_instructions(match.string),
             ) from None
         raise
-    details: list[dict[str, Any]] = answer["imageDetails"]
+    details: list[dict[str, Any]] = response["imageDetails"]
     if not details:
         raise DeployError(f"image: ECR returned no details of {match.string}")
     detail = details[0]

@@ -406,10 +406,14 @@ class WaitingRequests(OwnerQueues[ActiveRequest]):
 
     def enqueue(self, active: ActiveRequest, owner: str, *, follows: bool = False) -> None:
         """Add a request, and set its deadlines. The arguments are those of `Batcher.submit`."""
+        self.set_deadlines(active)
+        self.add(active.id, active.request.priority, active, owner, follows=follows)
+
+    def set_deadlines(self, active: ActiveRequest) -> None:
+        """Set when a request that enters the queue, or starts past it, must start and end."""
         now = time.monotonic()
         active.start_by = now + self.queue_timeout
         active.end_by = now + self.time_limit
-        self.add(active.id, active.request.priority, active, owner, follows=follows)
 
 
 class Batcher:
@@ -521,12 +525,16 @@ class Batcher:
         if not follows:
             self._make_room(owner)
         active = ActiveRequest(next(self._ids), request, prompt, started)
-        if request.background is None:
-            self._waiting.enqueue(active, owner, follows=follows)
-        else:
+        if request.background is not None:
             active.start_by = time.monotonic() + PATIENCE
             self._waiting.background.add(request.background, active)
-        self._admit()
+            self._admit()
+        elif not self._waiting and self._has_room(active):
+            self._waiting.set_deadlines(active)
+            self._start(active)
+        else:
+            self._waiting.enqueue(active, owner, follows=follows)
+            self._admit()
         return active.id
 
     def set_fast_path(self, id: int, fast_path: FastPath) -> None:
@@ -663,16 +671,21 @@ class Batcher:
         """Start waiting requests in order until the engine has no room for the next one."""
         while (active := self._waiting.background.take()) is not None:
             self._waiting.enqueue(active, active.request.background or "")
-        while self._waiting:
-            first = self._waiting.first()
-            full = self._in_engine and len(self._in_engine) + first.request.sampling.num_sequences > self._max_active
-            if full or not self._engine.admits(first.request, first.prompt):
-                return
-            active = self._waiting.take()
-            active.started()
-            self._running[active.id] = active
-            for engine_request in self._engine_requests(active):
-                self._engine.add(engine_request)
+        while self._waiting and self._has_room(self._waiting.first()):
+            self._start(self._waiting.take())
+
+    def _has_room(self, active: ActiveRequest) -> bool:
+        """Return whether the engine has room for a request now. If so, the request must be started next."""
+        request = active.request
+        if self._in_engine and len(self._in_engine) + request.sampling.num_sequences > self._max_active:
+            return False
+        return self._engine.admits(request, active.prompt)
+
+    def _start(self, active: ActiveRequest) -> None:
+        active.started()
+        self._running[active.id] = active
+        for engine_request in self._engine_requests(active):
+            self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
         """Yield one engine request for a beam search, or one per sample. The samples' seeds differ if a seed is set."""

@@ -268,8 +268,8 @@ async def _warm_connections(share: _Share) -> Connections:
         connections.close()
         raise refused_key(share.target.url, environment.api_key())
     # Another failure is not reported here, because it will occur again in the measurement.
-    others = [number for number in numbers if number != share.index]
-    await asyncio.gather(*(connections.ask(WARM_UP_PROMPT + number, WARM_UP_TOKENS) for number in others))
+    remaining = [number for number in numbers if number != share.index]
+    await asyncio.gather(*(connections.ask(WARM_UP_PROMPT + number, WARM_UP_TOKENS) for number in remaining))
     return connections
 
 

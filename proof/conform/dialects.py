@@ -40,8 +40,8 @@ class GenerationApi:
 
 def change(body: Body, keys: tuple[str, ...], value: Any) -> Body:
     """Return a copy of the body with `value` at the path `keys`."""
-    first, *rest = keys
-    return {**body, first: change(body.get(first, {}), tuple(rest), value) if rest else value}
+    first, *inner_keys = keys
+    return {**body, first: change(body.get(first, {}), tuple(inner_keys), value) if inner_keys else value}
 
 
 def merge(body: Body, more: Mapping[str, Any]) -> Body:

@@ -35,7 +35,7 @@ from handler.protocols.kernel.stored import Keeper, Keeping, Wanted, kept_items,
 # -- threads: conversations that the server stores (option.responses_store), as in Anthropic's package 2.12 ------------
 
 
-_OWN = ("system", "tools")
+_THREAD_FIELDS = ("system", "tools")
 """The fields that are set when a thread is created and cannot change later."""
 
 THREAD: Shape = nullable(record({"type": {"enum": ["create", "continue"]}}, {"previous_message_id": TEXT}))
@@ -81,7 +81,7 @@ def continued(body: Mapping[str, Any], context: ServerContext, request_context: 
         raise too_long(previous, "the thread's earlier messages", context.config.max_request_size)
     if state != "found" or not previous.value:
         raise ThreadNotFound(f"{previous}: this message or an earlier one is not stored; send all messages")
-    for name in _OWN:
+    for name in _THREAD_FIELDS:
         if body.get(name) is not None:
             raise InvalidParameter(f"{name}: cannot be changed within a thread; omit it, or create another thread")
     return {**body, **request_context.recalled.head}
@@ -109,7 +109,7 @@ def make_keeping(body: Mapping[str, Any], keeper: Keeper | None) -> ThreadKeepin
     if thread is None or keeper is None:
         return None
     previous = thread.get("previous_message_id", "")
-    head = {} if previous else {name: body[name] for name in _OWN if body.get(name) is not None}
+    head = {} if previous else {name: body[name] for name in _THREAD_FIELDS if body.get(name) is not None}
     *items, _ = kept_items([*body["messages"], head])  # also checks that the head can be encoded
     return ThreadKeeping(Keeping(keeper, "thread", previous, items), head)
 
@@ -376,9 +376,9 @@ class MessageStream(BlockStream):
         return encode(event)
 
     def _last(self, position: int, token: Token, finish: Finish) -> bytes:
-        rest = self._token(position, token) if token.text else b""
-        rest += self._render(self._blocks.feed(self._reader.flush(finish)) if self._reader is not None else ())
-        rest += self._render(self._blocks.end())
+        remainder = self._token(position, token) if token.text else b""
+        remainder += self._render(self._blocks.feed(self._reader.flush(finish)) if self._reader is not None else ())
+        remainder += self._render(self._blocks.end())
         if self._settings.keeping is not None:
             self._settings.keeping.end(self._settings.id, gather(self._kept))
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
@@ -386,7 +386,7 @@ class MessageStream(BlockStream):
             self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning
         )
         end = encode({"type": "message_delta", "delta": stop, "usage": counts})
-        return rest + end + encode({"type": "message_stop"})
+        return remainder + end + encode({"type": "message_stop"})
 
 
 class MessageDocument(WholeReply):

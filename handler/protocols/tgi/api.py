@@ -275,8 +275,8 @@ class TgiErrors(ErrorFormat):
                     status, f"Failed to parse the request body as JSON: {error.message}", "validation", False
                 )
             case WrongType():
-                what = "Failed to deserialize the JSON body into the target type"
-                return Failure(status, f"{what}: {error.message}", "validation", False)
+                prefix = "Failed to deserialize the JSON body into the target type"
+                return Failure(status, f"{prefix}: {error.message}", "validation", False)
             case PromptTooLong() | AnswerTooLong():
                 return Failure(status, f"Input validation error: {_too_long(error, self._request)}", "validation")
             case InvalidPayload() | InvalidParameter():

@@ -142,13 +142,15 @@ def usage_of(num_tokens: int) -> VllmUsage:
     }
 
 
-def _check_task(value: str | None, own: str) -> None:
-    if value in (None, own):
+def _check_task(value: str | None, supported: str) -> None:
+    if value in (None, supported):
         return
-    why = (
-        "the engines return one vector per text, not per token" if value in _OF_TOKENS else f"the model's task is {own}"
+    reason = (
+        "the engines return one vector per text, not per token"
+        if value in _OF_TOKENS
+        else f"the model's task is {supported}"
     )
-    raise InvalidParameter(f"task={show(value)}: is not supported: {why}")
+    raise InvalidParameter(f"task={show(value)}: is not supported: {reason}")
 
 
 # -- scores of pairs of texts ------------------------------------------------------------------------------------------

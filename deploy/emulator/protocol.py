@@ -33,9 +33,9 @@ class ApiError(Exception):
         return web.json_response({"Message": str(self), **self.members}, status=self.status, headers=headers)
 
 
-async def name_request(request: web.Request, answer: web.StreamResponse) -> None:
+async def name_request(request: web.Request, response: web.StreamResponse) -> None:
     """Add a request ID to the response headers, as AWS does."""
-    answer.headers.setdefault("x-amzn-RequestId", str(uuid.uuid4()))
+    response.headers.setdefault("x-amzn-RequestId", str(uuid.uuid4()))
 
 
 def validation_error(message: str, status: int = 400) -> ApiError:
