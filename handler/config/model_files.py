@@ -359,8 +359,7 @@ def chat_template(config: Config) -> str | None:
     key, template = "option.chat_template", config.chat_template
     if template is None or "{%" in template or "{{" in template:
         return template
-    paths = [home / template for home in (config.directory, Path()) if home is not None]
-    path = next((path for path in paths if path.is_file()), None)
+    path = next((path for path in _candidates(config, template) if path.is_file()), None)
     try:
         text = "" if path is None else text_files.read_text(path)
     except (OSError, ValueError) as error:
@@ -371,6 +370,11 @@ def chat_template(config: Config) -> str | None:
             "that contains one"
         )
     return text
+
+
+def _candidates(config: Config, path: str) -> list[Path]:
+    """Return the paths that an option may mean: below the directory of serving.properties, and in this directory."""
+    return [directory / path for directory in (config.directory, Path()) if directory is not None]
 
 
 # -- the model's generation_config.json --------------------------------------------------------------------------------
@@ -392,8 +396,7 @@ def directory(config: Config) -> Path | None:
     option = config.generation_config
     if option in _OF_MODEL:
         return None
-    homes = [home / option for home in (config.directory, Path()) if home is not None]
-    source = next((home for home in homes if (home / FILE).is_file()), None)
+    source = next((path for path in _candidates(config, option) if (path / FILE).is_file()), None)
     if source is None:
         raise ConfigError(config.problem(KEY, option, f"must be auto, vllm, or a directory with a {FILE}"))
     return source

@@ -414,7 +414,7 @@ class PieceWriter:
                 except Exception as bug:  # one response must not stop the others
                     item_headers, value = self._edge(index, instead(piece, bug))
                 headers += item_headers
-                values.append(key + size(len(value)) + value)
+                values.append(self._content(value))
             else:  # nearly every piece
                 data = piece.data
                 num = len(data)
@@ -428,8 +428,7 @@ class PieceWriter:
     def refused_step(self, size: int, error: ServingError) -> bytes:
         """Return a response to a step that ends all of its requests, of which there are `size`, with an error."""
         value = self.failure(FRONT_END.whole(error), error)
-        content = b"".join((self._key, _INT.pack(len(value)), value))
-        return b"".join((self._start, _COUNT.pack(0), _COUNT.pack(size), content * size))
+        return b"".join((self._start, _COUNT.pack(0), _COUNT.pack(size), self._content(value) * size))
 
     def _edge(self, index: int, piece: Piece) -> tuple[list[bytes], bytes]:
         """Return the headers and the value of a piece that begins or ends a response."""
@@ -447,8 +446,7 @@ class PieceWriter:
         headers = {**(headers_of(piece.task) if piece.first else {}), "request_tracking_id": id}
         string, value = self._version.string, self.value(piece)
         properties = [string(name.encode()) + string(text.encode()) for name, text in headers.items()]
-        content = (_COUNT.pack(1), self._key, _INT.pack(len(value)), value)
-        return b"".join((self._start, _COUNT.pack(len(properties)), *properties, *content))
+        return b"".join((self._start, _COUNT.pack(len(properties)), *properties, _COUNT.pack(1), self._content(value)))
 
     def value(self, piece: Piece) -> bytes:
         """Encode a piece: its output, or the request's failure if the piece is the first."""
@@ -456,6 +454,9 @@ class PieceWriter:
             answer = HttpResponse(piece.task.status, piece.task.content_type, piece.data)
             return self.failure(answer, piece.task.error)
         return self.piece(piece.data, last=piece.last)
+
+    def _content(self, value: bytes) -> bytes:
+        return b"".join((self._key, _INT.pack(len(value)), value))
 
     def piece(self, data: bytes, *, last: bool) -> bytes:
         end = self._last if last else self._more
