@@ -31,6 +31,7 @@ from handler.config.config import Config
 from handler.core.errors import BadRequest, InternalError, Overloaded, ServingError, UnsupportedMedia, error_text
 from handler.core.log import of_request
 from handler.core.numbers import is_digits
+from handler.http.exchange import EXCHANGE, AnyExchange, AsgiExchange
 from handler.http.inference import (
     AS_IT_COMES,
     SHARED,
@@ -42,7 +43,6 @@ from handler.http.inference import (
     read_body,
     send_error,
 )
-from handler.http.protocol import EXCHANGE, AnyExchange, AsgiExchange
 from handler.http.urls import query_of
 from handler.plugins.aws import STANDARDS, Handlers
 from handler.plugins.foreign_handlers import VLLMS_OWN, missing

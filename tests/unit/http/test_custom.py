@@ -21,8 +21,8 @@ from starlette.exceptions import HTTPException
 
 from handler.core.errors import BadRequest
 from handler.http import custom
+from handler.http.exchange import EXCHANGE
 from handler.http.inference import AS_IT_COMES, SHARED
-from handler.http.protocol import EXCHANGE
 from handler.plugins.handle import Answer, Broken
 from handler.serving.request.life import Life
 from tests.one_test import in_one_test

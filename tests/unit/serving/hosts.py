@@ -16,9 +16,9 @@ from handler.core.errors import FormatterFailed, GenerationFailed
 from handler.core.loop import settle, start_now
 from handler.core.media import MediaSource, Medium
 from handler.engines.base import Step
-from handler.engines.process.supervisor import Host as EngineHost
+from handler.engines.process.supervisor import LoopHooks
+from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import Inference
-from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.stored import KeptAnswer
 from handler.serving.media.loader import LoadedMedia, MediaLoader, Reservation
@@ -73,7 +73,7 @@ class Engine(Readable):
         self.late: list[int] = []
         self.outputs: list[Step] = []
 
-    def attach(self, host: EngineHost) -> None:
+    def attach(self, host: LoopHooks) -> None:
         host.on_change(self.state)
 
     def cancel(self, key: int) -> None:
