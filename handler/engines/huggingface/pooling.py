@@ -6,20 +6,23 @@ The files are `modules.json` and the files that it lists, as in github.com/huggi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from handler.config import model_files
 from handler.config.model_files import label_names, read_json
 from handler.core import text_files
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens
-from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after, given_prompt
+from handler.core.text import Prompt, Vocabulary, check_tokens, given_prompt
 from handler.core.values import PLAIN_TEMPLATE, Extras, Finish, Objects, Pooling, Request, TemplateOptions
 from handler.engines.base import EngineInfo, Output, Tokenizer
-from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART, find_forms, last_text
+from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART, ContentForms, find_forms, rendered
+
+if TYPE_CHECKING:
+    from handler.engines.huggingface.chat_template import ChatTemplate
 
 NO_POOLED_LORA = "adapters are supported only for text generation (option.task)"
 
@@ -268,27 +271,24 @@ class HfPoolingTokenizer:
         """Apply the chat template; see `PoolingTokenizer.render_chat`."""
         if not self.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send a text as 'input'")
-        from handler.engines.huggingface.chat_template import render_error
 
-        try:
-            text = self._render(messages, dict(options.arguments), add_generation_prompt=options.add_generation_prompt)
-        except Exception as error:  # whatever a template raises on a client's values
-            raise render_error(error) from None
-        return cut_after(text, last_text(messages[-1])) if options.continue_final_message else text
+        def render() -> str:
+            template, forms = self._template
+            return template.render(
+                forms.adapt(messages),
+                arguments=dict(options.arguments),
+                add_generation_prompt=options.add_generation_prompt,
+            )
+
+        return rendered(render, messages, options)
 
     @functools.cached_property
-    def _render(self) -> Callable[..., str]:
-        """The function that applies the template. Its import is deferred, because few clients send chats."""
+    def _template(self) -> tuple[ChatTemplate, ContentForms]:
+        """The template, and the content that it supports. Its import is deferred, because few clients send chats."""
         from handler.engines.huggingface.chat_template import ChatTemplate, special_tokens
 
         template = ChatTemplate(self.chat_template, special_tokens(self._model))
-        forms = find_forms(template.render, {})
-
-        def render(messages: Objects, arguments: Mapping[str, Any], *, add_generation_prompt: bool) -> str:
-            adapted = forms.adapt(messages)
-            return template.render(adapted, (), arguments, add_generation_prompt=add_generation_prompt)
-
-        return render
+        return template, find_forms(template.render, {})
 
     def encode_pooled(
         self, texts: Sequence[str], most: int | None, side: str | None, *, special: bool = True

@@ -78,6 +78,22 @@ def last_text(message: Mapping[str, Any]) -> str:
     return str(content)
 
 
+def rendered(render: Callable[[], str], messages: Objects, options: TemplateOptions) -> str:
+    """Render a chat, and cut the text after the last message if the response continues that message.
+
+    Raises:
+        InvalidPayload: the template raises an exception for these messages.
+        GenerationFailed: the template has a syntax error.
+    """
+    from handler.engines.huggingface.chat_template import render_error
+
+    try:
+        text = render()
+    except Exception as error:  # whatever a template raises on a client's values
+        raise render_error(error) from None
+    return cut_after(text, last_text(messages[-1])) if options.continue_final_message else text
+
+
 def _try(render: Callable[[Messages], str], content: Any) -> str:
     try:
         return render([{"role": "user", "content": content}])
@@ -141,22 +157,18 @@ class HfTokenizer:
             InvalidPayload: the model has no chat template, or the template raises an exception for these messages.
             GenerationFailed: the template has a syntax error.
         """
-        from handler.engines.huggingface.chat_template import render_error
-
         if not self._tokenizer.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
-        try:
-            text = self._render(
+
+        def render() -> str:
+            return self._render(
                 [dict(message) for message in messages] if self._forms is None else self._forms.adapt(messages),
                 tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=options.add_generation_prompt,
                 **dict(options.arguments),
             )
-        except Exception as error:  # whatever a template raises on a client's values
-            raise render_error(error) from None
-        if options.continue_final_message:
-            text = cut_after(text, last_text(messages[-1]))
-        return self._encode(text, "messages", add_special_tokens=False)
+
+        return self._encode(rendered(render, messages, options), "messages", add_special_tokens=False)
 
     def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
