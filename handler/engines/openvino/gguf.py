@@ -646,13 +646,19 @@ def writable(source: Path, cache: Path) -> Path:
 
     def make(directory: Path, lock: int) -> None:
         directory.mkdir(parents=True)
-        if is_writable:
-            (directory / name).symlink_to(source.absolute())
-            return
-        log.info("copying the read-only file %s once, because OpenVINO's reader needs write access", source)
-        shutil.copyfile(source, directory / name)
+        if not is_writable:
+            log.info("copying the read-only file %s once, because OpenVINO's reader needs write access", source)
+        _link_or_copy(source, directory / name)
 
     return make_once(cache / fingerprint(f"{RECIPE} copy".encode(), [source]), make) / name
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Make a file that OpenVINO's reader can open for writing: a link, or a copy of a read-only file."""
+    if os.access(source, os.W_OK):
+        target.symlink_to(source.absolute())
+    else:
+        shutil.copyfile(source, target)
 
 
 def main(source: str, target: str, weights: Weights) -> None:
@@ -709,10 +715,7 @@ def _save_graphs(source: Path, link: Path) -> dict[str, Any]:
     """Make GenAI save its graphs beside `link`, and return the ids of the tokenizer's special tokens."""
     import openvino_genai
 
-    if os.access(source, os.W_OK):
-        link.symlink_to(source)
-    else:
-        shutil.copyfile(source, link)
+    _link_or_copy(source, link)
     tokenizer = openvino_genai.Tokenizer(str(link), enable_save_ov_model=True)
     tell(_READ / 3)
     # Nothing is computed. With bf16, OpenVINO 2026.4 divides by zero while it compiles some f32 weights for AMX.

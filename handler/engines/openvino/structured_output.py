@@ -11,17 +11,20 @@ import contextlib
 import json
 import math
 import os
-import queue
 import re
 import tempfile
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.core.fair_queue import FairQueue
+from handler.core.loop import settle
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.decoder.config import DecoderConfig, Layer, Rotary
@@ -368,10 +371,10 @@ def _reason(error: RuntimeError) -> str:
     return re.sub(r"^Check failed: .*? is false: ", "", text).strip()[:300]
 
 
-# -- compile schemas and grammars on a thread, so that no other request waits ------------------------------------------
+# -- compile schemas and grammars on threads, so that no other request waits ------------------------------------------
 
 
-_NICE = 10  # the thread's niceness, which lets token generation go first
+_NICE = 10  # a thread's niceness, which lets token generation go first
 _MAX_KNOWN = 1024
 _SOON = 0.005  # seconds that a step waits for a compilation, enough for a grammar that GenAI has cached
 _IDLE = 0.05  # seconds that a step waits if it has nothing else to do
@@ -396,11 +399,8 @@ class GrammarCompiler:
     def __init__(self, compile: Callable[[StructuredOutput], None]) -> None:
         self._compile = compile
         self._waiting = FairQueue[_Waiting]()
-        self._current: _Waiting | None = None
+        self._current: tuple[_Waiting, Future[None]] | None = None
         self._known: OrderedDict[StructuredOutput, None] = OrderedDict()  # least recently used first
-        self._jobs: queue.SimpleQueue[StructuredOutput] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._started = False
 
     def add(self, key: int, structured_output: StructuredOutput) -> None:
         self._waiting.put(sort(structured_output), _Waiting(key, structured_output))
@@ -424,17 +424,15 @@ class GrammarCompiler:
                 ready += [(key, "") for key in self._take_known()]
                 if ready or not self._waiting or (following := self._waiting.get()) is None:
                     break
-                self._current = following
-                self._start(following.structured_output)
+                self._current = following, self._start(following.structured_output)
                 patience = _SOON
-            try:
-                error = self._results.get(timeout=_IDLE if idle else patience)
-            except queue.Empty:
+            (key, structured_output), compilation = self._current
+            if not futures.wait([compilation], _IDLE if idle else patience).done:
                 break
-            key, structured_output = self._current
             self._current = None
-            ready.append((key, error))
-            if not error:
+            error = compilation.exception()
+            ready.append((key, "" if error is None else str(error) or type(error).__name__))
+            if error is None:
                 self._known[structured_output] = None
                 if len(self._known) > _MAX_KNOWN:
                     self._known.popitem(last=False)
@@ -454,19 +452,12 @@ class GrammarCompiler:
         self._waiting.drop(is_known)
         return keys
 
-    def _start(self, structured_output: StructuredOutput) -> None:
-        if not self._started:
-            self._started = True
-            threading.Thread(target=self._run, name="guides", daemon=True).start()
-        self._jobs.put(structured_output)
+    def _start(self, structured_output: StructuredOutput) -> Future[None]:
+        compilation: Future[None] = Future()  # GenAI may raise anything; only this request must fail
+        work = partial(settle, compilation, partial(self._run, structured_output))
+        threading.Thread(target=work, name="guides", daemon=True).start()
+        return compilation
 
-    def _run(self) -> None:
+    def _run(self, structured_output: StructuredOutput) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # xgrammar's threads inherit it
-        while True:
-            structured_output = self._jobs.get()
-            try:
-                self._compile(structured_output)
-            except Exception as error:  # GenAI may raise anything; only this request must fail
-                self._results.put(str(error) or type(error).__name__)
-            else:
-                self._results.put("")
+        self._compile(structured_output)
