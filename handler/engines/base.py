@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -508,6 +509,11 @@ def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lamb
 def passed_otherwise(*parameters: Any) -> dict[str, Any]:
     """Return no arguments. This is the rule for fields that do not reach the engine as arguments."""
     return {}
+
+
+def drawn_seed(sampling: Sampling, *more: Any) -> dict[str, Any]:
+    """Return the request's seed, or a random seed, for an engine whose default is the same for all requests."""
+    return {"seed": random.getrandbits(64) if sampling.seed is None else sampling.seed}
 
 
 def drawn_rules(no_top_k: int = 0) -> dict[str, Rule]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
-from handler.engines.base import PENALTIES, Rule, arguments, regex_of, unless_neutral
+from handler.engines.base import PENALTIES, Rule, arguments, drawn_seed, regex_of, unless_neutral
 from handler.engines.grpc.contract import Chunk, Contract, Model, ranked
 from handler.engines.remote.servers import Failed
 
@@ -19,17 +18,12 @@ def _choice(sampling: Sampling) -> dict[str, Any]:
     return {"temperature": 1.0, "top_p": 1.0, "top_k": 1} if greedy else arguments(_DRAWN, sampling)
 
 
-def _seed(sampling: Sampling) -> dict[str, Any]:
-    """Return the request's seed, or a random seed, because the server's default is the same for all requests."""
-    return {"seed": random.getrandbits(64) if sampling.seed is None else sampling.seed}
-
-
 _DRAWN: Mapping[str, Rule] = {
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
-    "seed": _seed,
+    "seed": drawn_seed,
 }
 """Rules for the fields that matter only when sampling."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from handler.engines.base import (
     Rule,
     StructuredOutputCheck,
     arguments,
+    drawn_seed,
     passed_otherwise,
     regex_of,
     unless_neutral,
@@ -108,15 +108,6 @@ def _top_k(sampling: Sampling, model: Model) -> dict[str, Any]:
     return {"top_k": sampling.top_k if sampling.top_k < model.vocabulary else 0}  # 0 allows all tokens
 
 
-def _seed(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Return the request's seed, or a random seed if the request has none.
-
-    TensorRT-LLM's default seed is the same for all requests, so equal requests would get equal responses
-    (NVIDIA/TensorRT-LLM issue 1000; with speculative decoding also in 1.3, issue 19487).
-    """
-    return {"seed": random.getrandbits(64) if sampling.seed is None else sampling.seed}
-
-
 def _logprobs(sampling: Sampling, model: Model) -> dict[str, Any]:
     if (model.torch_sampler and (sampling.logprobs or sampling.top_logprobs)) or sampling.num_beams > 1:
         return {"logprobs": max(1, sampling.top_logprobs)}  # for 0, no log-probabilities are returned
@@ -175,7 +166,8 @@ _DRAWN: Mapping[str, Rule] = {
     "temperature": "temperature",
     "top_k": _top_k,
     "top_p": "top_p",
-    "seed": _seed,
+    # With the default seed, equal requests would get equal responses (NVIDIA/TensorRT-LLM issues 1000 and 19487).
+    "seed": drawn_seed,
     "min_p": unless_neutral("min_p"),
 }
 """Rules for the fields that matter only when sampling."""
