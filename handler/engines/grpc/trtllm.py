@@ -73,7 +73,7 @@ class TrtLlm(Contract):
         "cache_salt": "the server drops the contract's cache_salt_id",
     }
 
-    def own_stops(self, sampling: Sampling) -> bool:
+    def misses_stops(self, sampling: Sampling) -> bool:
         """Return whether the server would miss stop tokens.
 
         With ignore_eos, TensorRT-LLM passes no stop tokens to its executor (tensorrt_llm/executor/base_worker.py). A
@@ -95,7 +95,7 @@ class TrtLlm(Contract):
             ),
             max_tokens=max(sampling.max_new_tokens, 1),
             streaming=True,
-            stop_token_ids=() if self.own_stops(sampling) else sampling.stop_token_ids,
+            stop_token_ids=() if self.misses_stops(sampling) else sampling.stop_token_ids,
             ignore_eos=sampling.ignore_eos,
             include_stop_token_in_output=True,
             guided_decoding=self._guide(sampling),
@@ -123,12 +123,15 @@ class TrtLlm(Contract):
         tops = [[(top.token_id, top.logprob) for top in token.top_logprobs] for token in chunk.logprobs]
         return Chunk(
             chunk.token_ids,
-            [_own(token.token_id, token.logprob, best) for token, best in zip(chunk.logprobs, tops, strict=True)],
+            [
+                _chosen_logprob(token.token_id, token.logprob, best)
+                for token, best in zip(chunk.logprobs, tops, strict=True)
+            ],
             [ranked(best, num_tops) for best in tops] if num_tops else (),
             num_cached=chunk.cached_tokens,
         )
 
 
-def _own(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
+def _chosen_logprob(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
     """Return a token's log-probability, or None if the server returned 0 because it does not know the value."""
     return logprob if not best or any(id == top_id for top_id, _ in best) else None

@@ -127,8 +127,12 @@ def _modules(model: Path) -> list[dict[str, Any]]:
 
 def _mode(file: Path) -> str:
     config = model_files.read_json(file)
-    if named := config.get("pooling_mode"):
-        modes = [{"lasttoken": "last"}.get(named, named)] if isinstance(named, str) else list(named)
+    if pooling_mode := config.get("pooling_mode"):
+        modes = (
+            [{"lasttoken": "last"}.get(pooling_mode, pooling_mode)]
+            if isinstance(pooling_mode, str)
+            else list(pooling_mode)
+        )
     else:
         flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
         modes = [MODES.get(flag, flag) for flag in flags] or ["mean"]
@@ -146,8 +150,8 @@ def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and "roberta" in str(config.get("model_type")):
         positions -= int(config.get("pad_token_id", 1)) + 1  # RoBERTa's positions begin after the padding id
-    own = model_files.read_json(model / "tokenizer_config.json").get("model_max_length")
-    limits = [limit for limit in (max_seq_length, positions, own) if isinstance(limit, int) and 0 < limit < _ANY]
+    max_length = model_files.read_json(model / "tokenizer_config.json").get("model_max_length")
+    limits = [limit for limit in (max_seq_length, positions, max_length) if isinstance(limit, int) and 0 < limit < _ANY]
     return min(limits, default=None)
 
 
@@ -254,8 +258,8 @@ class HfPoolingTokenizer:
         self._fast.no_padding()
         pieces = {id: piece for piece, id in self._fast.get_vocab(with_added_tokens=True).items()}
         special = [id for id, token in self._fast.get_added_tokens_decoder().items() if token.special]
-        known = [pieces.get(id, "").encode() for id in range(max(pieces) + 1)]
-        self.vocabulary = Vocabulary(known, special)
+        encoded = [pieces.get(id, "").encode() for id in range(max(pieces) + 1)]
+        self.vocabulary = Vocabulary(encoded, special)
         self._has_types = _has_types(model)
         self._num_special = [self._fast.num_special_tokens_to_add(is_pair) for is_pair in (False, True)]
         self.chat_template = chat_template or model_files.saved_template(model)

@@ -228,8 +228,8 @@ def _letters() -> dict[str, int]:
     bytes.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
 
 
 _LETTERS = _letters()
@@ -254,8 +254,8 @@ def mistral_eos_id(model: Path) -> int | None:
     file = model / "tekken.json"
     if not file.is_file():
         return None
-    marks = model_files.read_json(file).get("special_tokens") or ()  # early files do not list the usual tokens
-    return next((int(mark["rank"]) for mark in marks if mark["token_str"] == "</s>"), _EOS)
+    tokens = model_files.read_json(file).get("special_tokens") or ()  # early files do not list the usual tokens
+    return next((int(token["rank"]) for token in tokens if token["token_str"] == "</s>"), _EOS)
 
 
 class MistralTokenizer:
@@ -293,9 +293,9 @@ class MistralTokenizer:
             names = map(self._texts.id_to_piece, ids)
             pieces = [name.encode() if id in special else sentence_piece(name) for id, name in enumerate(names)]
         self.vocabulary = Vocabulary(pieces, special)
-        marks = sorted(self.vocabulary.marks)
+        markers = sorted(self.vocabulary.marks)
         # There is no template. In this text, the parsers of tool calls and reasoning find the markers of the model.
-        self.chat_template = " ".join([*marks, *(["tools", "tool_calls"] if "[AVAILABLE_TOOLS]" in marks else [])])
+        self.chat_template = " ".join([*markers, *(["tools", "tool_calls"] if "[AVAILABLE_TOOLS]" in markers else [])])
 
     def encode(self, text: str) -> Prompt:
         check_tokens(text, "inputs", MOST_TOKENS, PART, self._count)

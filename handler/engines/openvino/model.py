@@ -140,8 +140,8 @@ class OpenVinoTokenizer:
         from handler.engines.huggingface.chat_template import ChatTemplate, shows_system, special_tokens
 
         self._tokenizer = openvino_genai.Tokenizer(str(model))
-        own = self._tokenizer.get_original_chat_template()
-        self.chat_template = str(chat_template or model_files.tokenizer_template(own, model) or "")
+        model_template = self._tokenizer.get_original_chat_template()
+        self.chat_template = str(chat_template or model_files.tokenizer_template(model_template, model) or "")
         self._template = ChatTemplate(self.chat_template, {**_end_tokens(self._tokenizer), **special_tokens(model)})
         self.vocabulary = _vocabulary(self._tokenizer)
         self.media_tokens: Mapping[str, MediaTokens] = media_tokens(model) if is_vision(model) else {}
@@ -244,5 +244,5 @@ def context_length(model: Path) -> int | None:
 
 def eos_ids(config: EngineConfig, tokenizer: Any) -> frozenset[int]:
     """Return the ids of the end tokens specified by the model's files and by OpenVINO's tokenizer."""
-    own = tokenizer.get_eos_token_id()
-    return files.eos_ids(config) | ({own} if own >= 0 else set())
+    eos_id = tokenizer.get_eos_token_id()
+    return files.eos_ids(config) | ({eos_id} if eos_id >= 0 else set())

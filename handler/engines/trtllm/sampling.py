@@ -44,7 +44,7 @@ class Model:
         return min(self.eos, default=-1) if self.tokenizer_eos is None else self.tokenizer_eos
 
 
-def own_stops(sampling: Sampling, model: Model) -> bool:
+def misses_stops(sampling: Sampling, model: Model) -> bool:
     """Return whether the handler must look for stop ids itself.
 
     The engine's `min_tokens` suppresses only `end_id`, and the engine's `ignore_eos` drops all stop ids.
@@ -70,7 +70,7 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     last item of `stop_token_ids`.
     """
     arguments: dict[str, Any] = {}
-    ids = frozenset() if own_stops(sampling, model) else stops(sampling, model)
+    ids = frozenset() if misses_stops(sampling, model) else stops(sampling, model)
     end = -1 if sampling.ignore_eos else model.end_id
     if sampling.ignore_eos and sampling.num_beams > 1 and ids:
         end = sampling.stop_token_ids[-1]
