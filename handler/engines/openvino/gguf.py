@@ -72,8 +72,8 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
         model: the file's graph from OpenVINO GenAI.
         path: the GGUF file.
         weights: the format of the new weights. `exact` leaves blocks of the kinds in `BLOCK_FORMATS` unchanged, and
-            converts other kinds to f32. `blocks` leaves the same blocks unchanged, but converts other kinds to 8
-            bits in groups of 32. `rows` converts all weights to 8 bits with one scale per row. `blocks` and `rows` do not
+            converts other kinds to f32. `blocks` leaves the same blocks unchanged, and converts other kinds to 8 bits
+            in groups of 32. `rows` converts all weights to 8 bits with one scale per row. `blocks` and `rows` do not
             replace unquantized weights.
 
     Raises:

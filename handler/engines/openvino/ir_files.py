@@ -137,7 +137,7 @@ def _bytes_needed(xml: Path) -> int:
 # Each converter runs in a separate process, so that its memory is freed.
 
 RECIPE = b"1"  # part of every fingerprint: change it whenever CONVERTER changes
-DECODER_RECIPE = "own 2"  # the recipe of OWN_CONVERTER: change it whenever the output changes
+DECODER_RECIPE = "own 2"  # the recipe of DECODER_CONVERTER: change it whenever the output changes
 
 DECODER_CONVERTER = "import sys; from handler.engines.openvino.decoder.convert import main; main(*sys.argv[1:], {}, {})"
 
