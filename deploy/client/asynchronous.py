@@ -106,8 +106,8 @@ def split_s3(uri: str) -> tuple[str, str]:
     Raises:
         NotSent: the URI does not have the form s3://BUCKET/KEY.
     """
-    scheme, _, rest = uri.partition("://")
-    bucket, _, key = rest.partition("/")
+    scheme, _, path = uri.partition("://")
+    bucket, _, key = path.partition("/")
     if scheme != "s3" or not bucket or not key:
         raise NotSent(f"{uri} is not of the form s3://BUCKET/KEY")
     return bucket, key

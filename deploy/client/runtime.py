@@ -66,8 +66,10 @@ def runtime_client(
         config: further arguments for botocore's `Config`.
     """
     once = {"total_max_attempts": 1, "mode": "standard"}
-    own = Config(tcp_keepalive=True, retries=once, user_agent_extra="lmi-client", **config)
-    return web_pages.refused(session.client(service, region_name=region, endpoint_url=endpoint_url, config=own))
+    client_config = Config(tcp_keepalive=True, retries=once, user_agent_extra="lmi-client", **config)
+    return web_pages.refused(
+        session.client(service, region_name=region, endpoint_url=endpoint_url, config=client_config)
+    )
 
 
 # -- find the inference component for a request that does not name a component -----------------------------------------

@@ -182,11 +182,11 @@ _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class Truncated(Exception):
-    """The error for a response that ends inside a value. `rest` is the incomplete value."""
+    """The error for a response that ends inside a value. `remainder` is the incomplete value."""
 
-    def __init__(self, rest: bytes) -> None:
-        super().__init__(rest)
-        self.rest = rest
+    def __init__(self, remainder: bytes) -> None:
+        super().__init__(remainder)
+        self.remainder = remainder
 
 
 class Reader(Protocol):
@@ -277,7 +277,7 @@ class ServerSentEvents:
             try:
                 results += _values(event.data)
             except Truncated as cut:  # the value is incomplete, although its event is complete
-                results.append(cut.rest.decode("utf-8", "replace"))
+                results.append(cut.remainder.decode("utf-8", "replace"))
         return results
 
     def flush(self) -> list[Any]:
@@ -391,8 +391,8 @@ class AnswerReader:
             values += self._reader.flush()
         except Truncated as cut:
             yield from self._events(values)
-            rest = cut.rest[:80].decode("utf-8", "replace")
-            raise self.with_arrived(StreamBroken(f"the response ended inside a value: {rest}")) from None
+            beginning = cut.remainder[:80].decode("utf-8", "replace")
+            raise self.with_arrived(StreamBroken(f"the response ended inside a value: {beginning}")) from None
         yield from self._events(values)
         if self._open:
             raise self.with_arrived(StreamBroken("the response ended without a final event"))

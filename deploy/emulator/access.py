@@ -166,5 +166,5 @@ def _region(credential: str, expected: str | None, code: str) -> str:
             raise ApiError(403, code, f"Credential must be scoped to service {_SERVICE}.")
 
 
-def _access_denied(why: str) -> ApiError:
-    return ApiError(403, "AccessDeniedException", f"Not authorized: {why}.")
+def _access_denied(reason: str) -> ApiError:
+    return ApiError(403, "AccessDeniedException", f"Not authorized: {reason}.")

@@ -128,9 +128,9 @@ def to_container(headers: Mapping[str, str], operation: Operation, adapter: str 
     Raises:
         ApiError: this endpoint does not support a header, or a header value is invalid.
     """
-    for name, why in _REFUSED.items():
+    for name, reason in _REFUSED.items():
         if name in headers:
-            raise validation_error(f"{why}, but this endpoint is of another kind.")
+            raise validation_error(f"{reason}, but this endpoint is of another kind.")
     passed = {name: headers[name] for name in _PASSED if name in headers}
     for name, pattern in _PATTERNS.items():
         if name in passed and not pattern.fullmatch(passed[name]):

@@ -48,7 +48,7 @@ from handler.core.numbers import is_digits
 
 log = logging.getLogger("deploy.emulator")
 
-OWN = "sagemaker"
+SERVER_KEY = "sagemaker"
 """Access key for the server's own calls, which have all permissions."""
 _READS = ("Describe", "List", "Get", "Head", "BatchGet", "Filter", "Simulate", "Test", "Lookup")
 
@@ -103,7 +103,7 @@ class Cloud:
         self.sagemaker.on_endpoint_gone = self.scaling.endpoint_gone
         self.sagemaker.scaled_of = self.scaling.variants_of
         self._clients: dict[tuple[str, str], Any] = {}
-        self.trusted = {OWN}
+        self.trusted = {SERVER_KEY}
         self.keys: dict[str, str] = {}
         self.price_list: list[str] = []
         self.app = _Application(DomainDispatcherApplication(create_backend_app), self)
@@ -125,7 +125,7 @@ class Cloud:
     def client(self, service: str, region: str = "us-east-1") -> Any:
         """Return a boto3 client with all permissions, cached because creating a client takes longer than a call."""
         if (service, region) not in self._clients:
-            session = boto3.session.Session(OWN, OWN, region_name=region)
+            session = boto3.session.Session(SERVER_KEY, SERVER_KEY, region_name=region)
             self._clients[service, region] = session.client(service, endpoint_url=self.url)
         return self._clients[service, region]
 
@@ -329,8 +329,10 @@ class _Application:
         text = f"User: {arn} is not authorized to perform: {need}" if arn else _INVALID_KEY
         codes = {"s3": ("AccessDenied", "InvalidAccessKeyId"), "ec2": ("UnauthorizedOperation", "AuthFailure")}
         status = "400 Bad Request" if _in_json_or_cbor(environ) else "403 Forbidden"
-        others = _DENIED_IN_JSON if _in_json_or_cbor(environ) else _DENIED_IN_XML
-        return _error(environ, call, status, codes.get(call.service, others)[0 if arn else 1], text, start_response)
+        default_codes = _DENIED_IN_JSON if _in_json_or_cbor(environ) else _DENIED_IN_XML
+        return _error(
+            environ, call, status, codes.get(call.service, default_codes)[0 if arn else 1], text, start_response
+        )
 
 
 _INVALID_KEY = "The security token included in the request is invalid."
@@ -427,8 +429,8 @@ def _with_aliases(need: Need) -> Need:
     """Return `need` with the aliases of its KMS key as a condition key."""
     if not need.action.startswith("kms:"):
         return need
-    _, _, _, region, account, rest = need.resource.split(":", 5)
-    key = kms_backends[account][region].keys.get(rest.removeprefix("key/"))
+    _, _, _, region, account, key_resource = need.resource.split(":", 5)
+    key = kms_backends[account][region].keys.get(key_resource.removeprefix("key/"))
     return need if key is None else replace(need, context={**need.context, "kms:ResourceAliases": list(key.aliases)})
 
 

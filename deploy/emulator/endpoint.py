@@ -117,7 +117,7 @@ class Event:
     def _part(self, mode: str, content_type: str, body: bytes) -> dict[str, str]:
         media = content_type.partition(";")[0].strip().lower()
         types = {"JSON": self.capture.json_types, "CSV": self.capture.csv_types}
-        encoding = next((name for name, known in types.items() if media in known), "BASE64")
+        encoding = next((name for name, media_types in types.items() if media in media_types), "BASE64")
         try:
             data = base64.b64encode(body).decode() if encoding == "BASE64" else body.decode()
         except UnicodeDecodeError:
@@ -345,25 +345,25 @@ class Endpoint:
                 "Inference Component Name header is required for endpoints to which you plan to deploy inference "
                 f"components. Endpoint {self.name} has: {', '.join(self.components)}."
             )
-        known = self.components.get(component)
-        if known is None:
+        target = self.components.get(component)
+        if target is None:
             raise validation_error(f"Inference Component {component} of endpoint {self.name} not found.")
-        if not known.copies:
+        if not target.copies:
             raise validation_error(
                 "Inference Component has no capacity to process this request. ApplicationAutoScaling may be in "
                 "progress (if configured), or its copy count must be raised."
             )
-        base = known if known.base is None else self.components[known.base]
+        base = target if target.base is None else self.components[target.base]
         if not base.status.is_healthy:
             raise ApiError(
                 503, "ServiceUnavailable", f"No copy of Inference Component {component} passes its health check."
             )
-        return known
+        return target
 
     def log_stream(self, region: str, component: str | None = None, variant: str | None = None) -> str:
         """Return the ARN of the log stream: the component's if it has its own container, otherwise the variant's."""
-        known = self.components.get(component) if component is not None else None
+        target = self.components.get(component) if component is not None else None
         group = f"/aws/sagemaker/Endpoints/{self.name}"
-        if known is not None and known.container is not None:
-            group = f"/aws/sagemaker/InferenceComponents/{known.base or component}"
+        if target is not None and target.container is not None:
+            group = f"/aws/sagemaker/InferenceComponents/{target.base or component}"
         return f"arn:aws:logs:{region}:{self.account}:log-group:{group}:log-stream:{variant or self.variant}/local"

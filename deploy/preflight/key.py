@@ -27,23 +27,23 @@ class Use:
 
     Attributes:
         option: name of the key's field in `encryption`.
-        what: description of the resource that the key encrypts.
+        resource: description of the resource that the key encrypts.
         users: roles and users that need the permissions for the key, as text. `lmi deploy iam` prints the permissions.
-        at_rest: whether the resource must already be encrypted with the key. If False, the key is for new data only.
+        for_existing: whether the resource must already be encrypted with the key. If False, the key is for new data.
         hint: advice to add if the resource is not encrypted with the key.
     """
 
     option: str
-    what: str
+    resource: str
     users: str
-    at_rest: bool = True
+    for_existing: bool = True
     hint: str = ""
 
 
 _DEFAULT = " A bucket's default encryption determines the key of new objects."
 _MODEL = Use("model_key", "the model's bucket", "the role and the deployer", hint=_DEFAULT)
-_ANSWERS = Use("output_key", "the output's bucket", "the role and the invoker", at_rest=False)
-_CAPTURED = Use("capture_key", "captured data", "the role", at_rest=False)
+_ANSWERS = Use("output_key", "the output's bucket", "the role and the invoker", for_existing=False)
+_CAPTURED = Use("capture_key", "captured data", "the role", for_existing=False)
 _INPUT = Use("input_key", "batch.input", "the role and the deployer", hint=_DEFAULT)
 _TOPICS = Use("topic_key", "the topics of `async`", "the role")
 SECRET = Use("secret_key", "model.token_secret", "the role")
@@ -99,8 +99,8 @@ def compared(context: Context, use: Use, keys: Mapping[str, str | None]) -> list
         if arn not in (None, expected)
     ]
     if expected is not None and expected in keys.values():
-        checks.append(ok("key", f"{option} encrypts {use.what}"))
-    elif option is not None and keys and use.at_rest:
+        checks.append(ok("key", f"{option} encrypts {use.resource}"))
+    elif option is not None and keys and use.for_existing:
         says = f"encryption.{use.option}: {option} does not encrypt {', '.join(keys)}"
         checks.append(warning("key", says, f"Correct encryption.{use.option}, or omit it.{use.hint}"))
     return checks

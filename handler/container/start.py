@@ -27,7 +27,7 @@ from handler.container.arguments import (
     translated_environment,
 )
 from handler.container.supervisor import Address, run_as_init, supervise
-from handler.core.devices import Driver, DriverCheck, check_driver, read_driver
+from handler.core.devices import DriverCheck, GpuDriver, check_driver, read_driver
 from handler.core.errors import ConfigError, Problem, Problems, refuse
 from handler.core.log import captured, set_up
 
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.execve(start.command[0], start.command, dict(start.environ))
 
 
-def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | None = None) -> Start:
+def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: GpuDriver | None = None) -> Start:
     """Prepare the server's command and environment. For DJL Serving, this writes files below LMI_SCRATCH.
 
     Args:

@@ -52,7 +52,7 @@ class LineReader:
             raise ValueError(f"a line has more than {self._maximum} bytes")
 
 
-class Event(NamedTuple):
+class StreamEvent(NamedTuple):
     """A server-sent event. `comment` contains the comment lines, which Dynamo uses for error messages."""
 
     name: bytes
@@ -75,14 +75,14 @@ class EventReader:
         self._comments: list[bytes] = []
         self._size = 0  # bytes of the event so far, in whole lines
 
-    def feed(self, data: bytes) -> list[Event]:
+    def feed(self, data: bytes) -> list[StreamEvent]:
         """Return the events that `data` completes.
 
         Raises:
             ValueError: an event is larger than the maximum.
         """
         if self._is_one_event(data):  # nearly always
-            return [Event(b"", data[6:-2], b"")]
+            return [StreamEvent(b"", data[6:-2], b"")]
         try:
             lines = self._lines.feed(data)
         except ValueError:
@@ -98,7 +98,7 @@ class EventReader:
             return False
         return data.startswith(b"data: ") and data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2
 
-    def _read(self, line: bytes) -> Event | None:
+    def _read(self, line: bytes) -> StreamEvent | None:
         """Read a line, and return the event that it ends, if any."""
         if not line:
             return self._end()
@@ -115,11 +115,11 @@ class EventReader:
             self._comments.append(value)
         return None
 
-    def _end(self) -> Event | None:
+    def _end(self) -> StreamEvent | None:
         """Return the event that a blank line ends. A comment without data only keeps the connection open."""
         event = None
         if self._data or self._name:
-            event = Event(self._name, b"\n".join(self._data), b" ".join(self._comments))
+            event = StreamEvent(self._name, b"\n".join(self._data), b" ".join(self._comments))
         self._name = b""
         self._data = []
         self._comments = []

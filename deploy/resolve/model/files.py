@@ -134,9 +134,9 @@ def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
-        shown = repr(value)
-        shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
-        raise SpecError(f"the model's config.json: {name}: {shown} is not a whole number from 0 to {largest}", _ADVICE)
+        text = repr(value)
+        text = text if len(text) <= 40 else f"{text[:40]}…"
+        raise SpecError(f"the model's config.json: {name}: {text} is not a whole number from 0 to {largest}", _ADVICE)
     return value
 
 

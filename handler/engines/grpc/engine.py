@@ -26,7 +26,7 @@ from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Extras, Finish, Pooling, Task
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics, Step, Tokenizer
 from handler.engines.grpc.client import CONTRACTS, GrpcClient, find_contract
-from handler.engines.grpc.contract import Contract, GrpcCall, Model, statistics
+from handler.engines.grpc.contract import Contract, GrpcCall, GrpcModel, statistics
 from handler.engines.huggingface import files
 from handler.engines.huggingface.files import TORCH_DTYPES, eos_ids
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
@@ -139,7 +139,7 @@ class OwnFiles(NamedTuple):
         of_config = frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
         return cls(text.get("vocab_size"), len(pieces) if pieces else None, eos_ids(config), of_config)
 
-    def compare(self, model: Model) -> None:
+    def compare(self, model: GrpcModel) -> None:
         """Compare the files with a server's model.
 
         Raises:
@@ -302,14 +302,14 @@ class ContractEngine(RemoteEngine[C]):
     async def _connect(self, urls: Sequence[str], timeout: float) -> None:
         self._clients = {url: GrpcClient(url, self._contract, timeout) for url in urls}
 
-    def _fit(self, model: Model, first: Model | None) -> Model:
+    def _fit(self, model: GrpcModel, first: GrpcModel | None) -> GrpcModel:
         """Return a server's model. Raise Failed unless it matches the local files and the first server's model."""
         self._files.compare(model)
         if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
             raise Failed("serves another model", f"it serves {model.name!r}")
         return model
 
-    async def _model_at(self, url: str) -> Model:
+    async def _model_at(self, url: str) -> GrpcModel:
         if self._own is not None:
             self._own.check_port()
         model = await self._clients[url].model(generates=self.generates)

@@ -12,7 +12,7 @@ from handler.engines.base import Capabilities, EngineConfig, EngineRequest
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.openai.answer import EventAnswer
-from handler.engines.openai.client import HttpClient, Model, find_kind, has_tls, suitable
+from handler.engines.openai.client import HttpClient, HttpModel, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteOptions, RemoteServer, find_model, with_ends
@@ -44,7 +44,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
             self.begin("openai", model.max_tokens, config, failed)
             on_failure.pop_all()
 
-    def _fit(self, models: Sequence[Model], first: Model | None = None) -> Model:
+    def _fit(self, models: Sequence[HttpModel], first: HttpModel | None = None) -> HttpModel:
         return suitable(models, first.name if first else self._model or None, self._wanted_kind)
 
     def new_call(self, request: EngineRequest) -> EventAnswer:

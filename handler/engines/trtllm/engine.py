@@ -60,7 +60,7 @@ from handler.engines.trtllm.arguments import (
     warn_of_newer,
 )
 from handler.engines.trtllm.sampling import (
-    Model,
+    ModelProperties,
     misses_stops,
     sampling_arguments,
     stops,
@@ -99,7 +99,7 @@ class TrtLlm:
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._max_prompt = max_prompt(arguments)
         self._vision = vision_prompts(config.model_path, self._llm.tokenizer, vocabulary_size(config.model_path))
-        self._model = Model(
+        self._model = ModelProperties(
             vocabulary=vocabulary_size(config.model_path),
             eos=files.eos_ids(config),
             tokenizer_eos=files.tokenizer_eos_id(config.model_path),
@@ -610,7 +610,7 @@ def cache_salt(media: MediaPrompt | None, salt: str) -> str | None:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest() if any(parts) else None
 
 
-class VisionPrompts:
+class QwenVisionPrompts:
     """Converts prompts to the inputs of `generate_async`, and checks the ids that TensorRT-LLM computes.
 
     Args:
@@ -657,7 +657,7 @@ class VisionPrompts:
         return ""
 
 
-def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> VisionPrompts | None:
+def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> QwenVisionPrompts | None:
     """Return the prompt converter for a model that accepts images, or None if prompts are passed as ids."""
     tokens = read_tokens(model, "image")
-    return VisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None
+    return QwenVisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None

@@ -30,7 +30,7 @@ _FORBIDDEN = -1e30  # bias of forbidden tokens; minus infinity could result in N
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelProperties:
     """Properties of the loaded model that affect requests."""
 
     vocabulary: int  # number of ids
@@ -44,7 +44,7 @@ class Model:
         return min(self.eos, default=-1) if self.tokenizer_eos is None else self.tokenizer_eos
 
 
-def misses_stops(sampling: Sampling, model: Model) -> bool:
+def misses_stops(sampling: Sampling, model: ModelProperties) -> bool:
     """Return whether the handler must look for stop ids itself.
 
     The engine's `min_tokens` suppresses only `end_id`, and the engine's `ignore_eos` drops all stop ids.
@@ -52,7 +52,7 @@ def misses_stops(sampling: Sampling, model: Model) -> bool:
     return bool(sampling.min_new_tokens and stops(sampling, model)) or (sampling.ignore_eos and _by_tokenizer(sampling))
 
 
-def stops(sampling: Sampling, model: Model) -> frozenset[int]:
+def stops(sampling: Sampling, model: ModelProperties) -> frozenset[int]:
     """Return the ids that end a response, except `end_id`."""
     eos = frozenset() if sampling.ignore_eos else model.eos
     return eos - {model.end_id} | frozenset(sampling.stop_token_ids)
@@ -62,7 +62,7 @@ def _by_tokenizer(sampling: Sampling) -> bool:
     return bool(sampling.bad_sequences)
 
 
-def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _ends(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Return the arguments for end tokens and forbidden token sequences.
 
     If `end_id` is set, TensorRT-LLM adds no stop ids of its own, and -1 means no end token. TensorRT-LLM encodes
@@ -86,7 +86,7 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     return arguments
 
 
-def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _choice(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Return the arguments for greedy decoding, sampling or beam search.
 
     Version 1.0 samples only if temperature, top_k and top_p are all set.
@@ -104,17 +104,17 @@ def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
     return arguments(_DRAWN, sampling, model)
 
 
-def _top_k(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _top_k(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     return {"top_k": sampling.top_k if sampling.top_k < model.vocabulary else 0}  # 0 allows all tokens
 
 
-def _logprobs(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _logprobs(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     if (model.torch_sampler and (sampling.logprobs or sampling.top_logprobs)) or sampling.num_beams > 1:
         return {"logprobs": max(1, sampling.top_logprobs)}  # for 0, no log-probabilities are returned
     return {}
 
 
-def _context_logits(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _context_logits(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Request the prompt's logits, from which the handler computes log-probabilities.
 
     Before 1.3, `prompt_logprobs` returns only the most likely tokens, not the prompt's own (NVIDIA/TensorRT-LLM pull
@@ -123,14 +123,14 @@ def _context_logits(sampling: Sampling, model: Model) -> dict[str, Any]:
     return {"return_context_logits": True} if sampling.prompt_logprobs or sampling.return_context_logits else {}
 
 
-def _forbidden(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _forbidden(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Return the forbidden ids. TorchSampler ignores them, so `_bias` adds a large negative bias to them instead."""
     if model.torch_sampler or not sampling.bad_token_ids:
         return {}
     return {"bad_token_ids": list(sampling.bad_token_ids)}
 
 
-def _bias(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _bias(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Return the biases to add to the logits: a float32 numpy array [vocabulary]."""
     changes = dict(sampling.logit_bias)
     if model.torch_sampler:
@@ -198,7 +198,7 @@ _TABLE: Mapping[str, Rule] = {
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
 
-def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
+def sampling_arguments(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Return the arguments of SamplingParams. For `guided_decoding`, they contain a dict for GuidedDecodingParams.
 
     Raises:
@@ -214,7 +214,7 @@ def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
     }
 
 
-def _check(sampling: Sampling, model: Model) -> None:
+def _check(sampling: Sampling, model: ModelProperties) -> None:
     """Raise ValueError for values that TensorRT-LLM would reject later, in C++ and without naming the parameter.
 
     Ranges that are the same for all engines have been checked when the request was read.

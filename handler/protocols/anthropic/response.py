@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, ServingError, Unavailable
 from handler.core.framing import JSON_TEXTS, SLOT, named_event, rewritten, template
-from handler.core.media import new_digits
 from handler.core.text import StopMatcher
-from handler.core.values import Finish, Token
+from handler.core.values import Finish, Token, new_digits
 from handler.protocols.anthropic.api import (
     ERRORS,
     AnthropicMessage,

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, cast
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, encoded, loads, named_event, template
-from handler.core.media import new_digits, new_secret
-from handler.core.values import Finish, Token
+from handler.core.values import Finish, Token, new_digits, new_secret
 from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_whole
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 from handler.protocols.kernel.context import GenerationDefaults

@@ -16,7 +16,7 @@ from handler.engines.base import EngineConfig, EngineRequest, Step
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.engines.trtllm.engine import TrtRequest
 from handler.engines.trtllm.sampling import (
-    Model,
+    ModelProperties,
     guided_decoding_arguments,
     misses_stops,
     sampling_arguments,
@@ -27,8 +27,8 @@ from tests.one_test import in_one_test
 # -- from Sampling to SamplingParams' keywords -------------------------------------------------------------------------
 
 
-TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True)
-TRTLLM = Model(vocabulary=10, eos=frozenset({3}), tokenizer_eos=3, torch_sampler=False)
+TORCH = ModelProperties(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True)
+TRTLLM = ModelProperties(vocabulary=10, eos=frozenset({3}), tokenizer_eos=3, torch_sampler=False)
 PLAIN = {
     "max_tokens": 30,
     "detokenize": False,
@@ -139,7 +139,7 @@ def test_forbidden_words_leave_the_end_to_the_engines_tokenizer() -> None:
     [({3, 4}, 4, 4, {3}), ({3, 4}, None, 3, {4}), ({3}, 3, 3, set()), (set(), None, -1, set())],
 )
 def test_the_end_is_the_tokenizers(eos: set[int], tokenizer_eos: int | None, end_id: int, others: set[int]) -> None:
-    model = Model(vocabulary=10, eos=frozenset(eos), tokenizer_eos=tokenizer_eos, torch_sampler=True)
+    model = ModelProperties(vocabulary=10, eos=frozenset(eos), tokenizer_eos=tokenizer_eos, torch_sampler=True)
     found = sampling_arguments(Sampling(), model)
     assert (found["end_id"], found["pad_id"]) == (end_id, max(end_id, 0))
     assert set(found.get("stop_token_ids", ())) == others
