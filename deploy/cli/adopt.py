@@ -12,7 +12,7 @@ from typing import Any
 from deploy.adopt.files import read_file, written
 from deploy.adopt.live import read_endpoint, reading_policy, with_data
 from deploy.adopt.specification import Wishes, adopted
-from deploy.adopt.variables import KINDS, one_line
+from deploy.adopt.variables import KINDS, escaped_line
 from deploy.aws import Aws
 from deploy.errors import Refused, SpecError
 from deploy.resolve.images import ECR_URI
@@ -75,15 +75,15 @@ def _run(arguments: argparse.Namespace) -> int:
         variant=arguments.variant,
     )
     result = adopted(source, wishes)
-    what = arguments.endpoint or f"--file {arguments.file.name}"
-    text = written(result, f"lmi deploy adopt {what}")
+    source_name = arguments.endpoint or f"--file {arguments.file.name}"
+    text = written(result, f"lmi deploy adopt {source_name}")
     if arguments.output is None:
         print(text, end="")
     else:
         _write(arguments.output, text)
         print(f"wrote {arguments.output}", file=sys.stderr)
-    for name, why in result.unmapped:
-        print(one_line(f"note: {name} cannot be mapped: {why}"), file=sys.stderr)
+    for name, reason in result.unmapped:
+        print(escaped_line(f"note: {name} cannot be mapped: {reason}"), file=sys.stderr)
     return 0
 
 

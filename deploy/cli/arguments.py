@@ -222,8 +222,8 @@ def _read(text: str) -> str:
     try:
         return decode(sys.stdin.buffer.read() if text == "-" else Path(text[1:]).read_bytes())
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise DeployError(f"{'standard input' if text == '-' else text[1:]}: {why}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DeployError(f"{'standard input' if text == '-' else text[1:]}: {reason}") from None
 
 
 def _print_retry(error: NotStarted, pause: float) -> None:

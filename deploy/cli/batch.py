@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from deploy.aws import Aws
-from deploy.batch.job import BatchJob, batch_job, checks, settings_of
+from deploy.batch.job import TransformJob, checks, settings_of, transform_job
 from deploy.batch.running import create, describe, make_model, name_of, output_of, refuse_concurrent, stop, wait, where
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.cli.views import confirm, live_progress, out, print_and_refuse, print_warnings, say, upload_progress
@@ -86,7 +86,7 @@ def _existing(console: Console, arguments: argparse.Namespace) -> int:
     return _wait(console, aws, arguments.resume)
 
 
-def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namespace) -> BatchJob:
+def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namespace) -> TransformJob:
     """Build the job, check it, and print what will be created.
 
     Raises:
@@ -94,7 +94,7 @@ def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namesp
     """
     resolution = resolve_online(spec, aws)
     decision = resolution.decision
-    job = batch_job(spec, decision, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    job = transform_job(spec, decision, allow_plaintext_secret=arguments.allow_plaintext_secret)
     print_warnings(console, job.warnings)
     refuse_concurrent(aws, spec.name, job)
     if spec.model.upload is not None:
@@ -107,7 +107,7 @@ def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namesp
     return job
 
 
-def _summary(spec: Spec, job: BatchJob, prices: Prices) -> str:
+def _summary(spec: Spec, job: TransformJob, prices: Prices) -> str:
     batch, request = settings_of(spec), job.request
     name = request["TransformResources"]["InstanceType"]
     return (

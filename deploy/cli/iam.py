@@ -58,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
         missing = denials(aws, principal, documents[who])
         print(f"{who}: {principal}: " + (f"{len(missing)} denied" if missing else "all allowed"))
         for denial in missing:
-            print(f"  {denial.action} on {denial.resource}: {denial.why}")
+            print(f"  {denial.action} on {denial.resource}: {denial.decision}")
         status = 3 if missing else status
     return status
 

@@ -24,7 +24,7 @@ from deploy.cli.views import (
     print_warnings,
     say,
 )
-from deploy.deployer.calls import why_unreachable
+from deploy.deployer.calls import unreachable_reason
 from deploy.deployer.live import look
 from deploy.deployer.preparation import Comparison, Preparation, compare_offline, prepare
 from deploy.deployer.release import compare_online
@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
         try:
             return _print_online(spec, aws, arguments, share)
         except (BotoCoreError, ClientError) as error:
-            reason = why_unreachable(error)
+            reason = unreachable_reason(error)
             if reason is None or share is not None:
                 raise
     preparation = prepare(spec, aws.region, None, allow_plaintext_secret=arguments.allow_plaintext_secret)

@@ -100,7 +100,7 @@ def confirm(question: str, *, yes: bool, needed: bool) -> bool:
 # -- print generated text without executing its control characters -----------------------------------------------------
 
 
-_KEPT = "\n\t"
+_PRINTED = "\n\t"
 
 
 def for_terminal(text: str, to: IO[str] | None = None) -> str:
@@ -118,7 +118,7 @@ def for_terminal(text: str, to: IO[str] | None = None) -> str:
 
 def _visible(sign: str) -> str:
     number = ord(sign)
-    if number < 0x20 and sign not in _KEPT:
+    if number < 0x20 and sign not in _PRINTED:
         return chr(0x2400 + number)
     # Delete, C1 controls, and controls of text direction.
     if 0x7F <= number < 0xA0 or 0x202A <= number <= 0x202E or 0x2066 <= number <= 0x2069:
@@ -149,11 +149,11 @@ def components_as_json(sums: Sums) -> dict[str, Any]:
 
 
 def _row(item: Placed) -> tuple[str, ...]:
-    known = ("", "", "", "", "not checked: the model's size or the instance type is unknown")
+    columns = ("", "", "", "", "not checked: the model's size or the instance type is unknown")
     if (fit := item.fit) is not None:
         memory = (f"{fit.weights:.1f}", f"{max(0.0, fit.room):.1f}", str(fit.tokens), str(fit.sequences))
-        known = (*memory, fit.problem or "fits")
-    return (item.name, item.model, str(item.copies), str(item.gpus), str(item.memory_mb), *known)
+        columns = (*memory, fit.problem or "fits")
+    return (item.name, item.model, str(item.copies), str(item.gpus), str(item.memory_mb), *columns)
 
 
 def _sum(sums: Sums) -> str:
@@ -215,7 +215,7 @@ def summary(plan: Plan) -> str:
         "to delete": verbs.count(Verb.DELETE),
         "unchanged": verbs.count(Verb.UNCHANGED),
     }
-    text = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    text = ", ".join(f"{count} {label}" for label, count in counts.items() if count)
     return f"{text or 'no resources exist or are specified'}."
 
 
@@ -237,7 +237,7 @@ def plan_as_json(plan: Plan, **more: Any) -> str:
                 }
                 for change in action.changes
             ],
-            "why": action.why,
+            "why": action.reason,
         }
         for action in plan.actions
     ]
@@ -285,8 +285,8 @@ def print_and_refuse(console: Console, checks: Sequence[Check]) -> None:
 def _print_action(console: Console, action: Action, whole: bool) -> None:
     mark, style = _MARKS[action.verb]
     call = f"  {action.service}.{action.operation}" if action.operation and whole else ""
-    why = f"  ({action.why})" if action.why else ""
-    say(console, f"{mark} {action.verb.value} {action.key}{call}{why}", style)
+    reason = f"  ({action.reason})" if action.reason else ""
+    say(console, f"{mark} {action.verb.value} {action.key}{call}{reason}", style)
     for change in action.changes:
         before, after = (_short(_hidden(change.path, value)) for value in (change.before, change.after))
         say(console, f"    {change.path}: {before} -> {after}", style)

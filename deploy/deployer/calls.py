@@ -232,7 +232,7 @@ def is_temporary(error: BotoCoreError | ClientError) -> bool:
     return isinstance(error, ConnectionError | HTTPClientError)
 
 
-def why_unreachable(error: BotoCoreError | ClientError) -> str | None:
+def unreachable_reason(error: BotoCoreError | ClientError) -> str | None:
     """Return a phrase that explains why AWS cannot be called, or None if AWS itself returned the error."""
     if isinstance(error, NOT_SIGNED_IN):
         return "no AWS credentials"

@@ -212,7 +212,7 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
         return
     arns = _resources(action, values, where)
     keys = {key for rules in _resource_types(action).values() for key in rules["condition_keys"]}
-    if unknown := {key for key in context if not any(_is_key(key, known) for known in keys)}:
+    if unknown := {key for key in context if not any(_is_key(key, template) for template in keys)}:
         raise Unexplained(f"{action} has no condition key {unknown}")
     for arn in arns or ["*"]:
         yield Need(action, arn, context)
@@ -244,8 +244,8 @@ def _resources(action: str, values: Mapping[str, Any], where: Where) -> list[str
     return [arn for arns in arns_of.values() for arn in arns]
 
 
-def _is_key(key: str, known: str) -> bool:
-    return key.lower() == known.lower() or ("${" in known and key.startswith(known.partition("${")[0]))
+def _is_key(key: str, template: str) -> bool:
+    return key.lower() == template.lower() or ("${" in template and key.startswith(template.partition("${")[0]))
 
 
 def _arns(prefix: str, kind: str, values: Mapping[str, Any], where: Where) -> list[str]:

@@ -88,12 +88,12 @@ class Scaling:
 
     def _check_resource(self, resource: str) -> None:
         """Check that the endpoint's variant or the component exists."""
-        kind, name, *rest = resource.split("/")
+        kind, name, *variant_path = resource.split("/")
         if (kind, name) not in self.sagemaker.things:
             raise Invalid(f"SageMaker {kind} not found: {name}")
         if kind == "endpoint":
             variants = self.sagemaker.get("endpoint", name).config["ProductionVariants"]
-            if rest not in [["variant", variant["VariantName"]] for variant in variants]:
+            if variant_path not in [["variant", variant["VariantName"]] for variant in variants]:
                 raise Invalid(f"SageMaker variant not found: {resource}")
 
     def _check_limits(self, target: dict[str, Any]) -> None:
@@ -130,9 +130,9 @@ class Scaling:
         key = (p["ResourceId"], p["ScalableDimension"], p["PolicyName"])
         stem = f"arn:{get_partition(region)}:autoscaling:{region}:{ACCOUNT}:scalingPolicy:{uuid.uuid4()}"
         arn = f"{stem}:resource/sagemaker/{p['ResourceId']}:policyName/{p['PolicyName']}"
-        kept = self.policies.get(key, {"PolicyARN": arn, "CreationTime": time.time(), "Alarms": []})
-        self.policies[key] = {**{name: kept[name] for name in ("PolicyARN", "CreationTime", "Alarms")}, **p}
-        return {"PolicyARN": kept["PolicyARN"], "Alarms": []}
+        before = self.policies.get(key, {"PolicyARN": arn, "CreationTime": time.time(), "Alarms": []})
+        self.policies[key] = {**{name: before[name] for name in ("PolicyARN", "CreationTime", "Alarms")}, **p}
+        return {"PolicyARN": before["PolicyARN"], "Alarms": []}
 
     def describe_scaling_policies(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         policies = [
@@ -148,7 +148,7 @@ class Scaling:
     def delete_scaling_policy(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         key = (p["ResourceId"], p["ScalableDimension"], p["PolicyName"])
         if key not in self.policies:
-            raise NotFound(f"No scaling policy found for {_place(p)}, policy name: {p['PolicyName']}")
+            raise NotFound(f"No scaling policy found for {_target_text(p)}, policy name: {p['PolicyName']}")
         del self.policies[key]
         return {}
 
@@ -204,7 +204,7 @@ class Scaling:
 
     def _target(self, p: dict[str, Any], verb: str) -> None:
         if (p["ResourceId"], p["ScalableDimension"]) not in self.targets:
-            raise NotFound(f"No scalable target {verb} for {_place(p)}")
+            raise NotFound(f"No scalable target {verb} for {_target_text(p)}")
 
     def _drop(self, resource: str, dimension: str) -> None:
         self.tags.pop(self.targets.pop((resource, dimension))["ScalableTargetARN"], None)
@@ -214,11 +214,11 @@ class Scaling:
 
 def _page(name: str, items: list[dict[str, Any]], p: dict[str, Any]) -> dict[str, Any]:
     """Return the requested page of a list, of at most 50 items."""
-    shown, more = page(items, {"MaxResults": 50, **p})
-    return {name: shown, **more}
+    page_items, more = page(items, {"MaxResults": 50, **p})
+    return {name: page_items, **more}
 
 
-def _place(p: dict[str, Any]) -> str:
+def _target_text(p: dict[str, Any]) -> str:
     return f"service namespace: sagemaker, resource ID: {p['ResourceId']}, scalable dimension: {p['ScalableDimension']}"
 
 

@@ -30,7 +30,6 @@ from werkzeug.serving import make_server
 
 from deploy.emulator import autoscaling, sagemaker, transform_jobs
 from deploy.emulator.access import TOKEN_PREFIX, check_host
-from deploy.emulator.answers import ApiError
 from deploy.emulator.authorization import (
     LINKED_ROLES,
     Need,
@@ -42,13 +41,14 @@ from deploy.emulator.authorization import (
     needs_of_s3,
 )
 from deploy.emulator.patch import Replacements, patched
+from deploy.emulator.protocol import ApiError
 from deploy.emulator.sagemaker import ACCOUNT, SageMaker
 from deploy.service_model import Malformed, wrong_with
 from handler.core.numbers import is_digits
 
 log = logging.getLogger("deploy.emulator")
 
-OWN = "sagemaker"
+SERVER_KEY = "sagemaker"
 """Access key for the server's own calls, which have all permissions."""
 _READS = ("Describe", "List", "Get", "Head", "BatchGet", "Filter", "Simulate", "Test", "Lookup")
 
@@ -103,7 +103,7 @@ class Cloud:
         self.sagemaker.on_endpoint_gone = self.scaling.endpoint_gone
         self.sagemaker.scaled_of = self.scaling.variants_of
         self._clients: dict[tuple[str, str], Any] = {}
-        self.trusted = {OWN}
+        self.trusted = {SERVER_KEY}
         self.keys: dict[str, str] = {}
         self.price_list: list[str] = []
         self.app = _Application(DomainDispatcherApplication(create_backend_app), self)
@@ -125,7 +125,7 @@ class Cloud:
     def client(self, service: str, region: str = "us-east-1") -> Any:
         """Return a boto3 client with all permissions, cached because creating a client takes longer than a call."""
         if (service, region) not in self._clients:
-            session = boto3.session.Session(OWN, OWN, region_name=region)
+            session = boto3.session.Session(SERVER_KEY, SERVER_KEY, region_name=region)
             self._clients[service, region] = session.client(service, endpoint_url=self.url)
         return self._clients[service, region]
 
@@ -155,7 +155,7 @@ class Cloud:
     def on_call(self, call: Call) -> None:
         """Record a call before it is checked or executed."""
 
-    def on_answer(self, call: Call) -> None:
+    def on_response(self, call: Call) -> None:
         """Record a call after moto has executed it."""
 
     def refusal(self, call: Call) -> tuple[str, str] | None:
@@ -282,13 +282,13 @@ class _Application:
         except Malformed as error:
             return refuse("SerializationException", str(error), start)
         try:
-            return self._answer(environ, call, start)
+            return self._respond(environ, call, start)
         except Exception:  # moto does not validate requests thoroughly
             log.exception("%s %s failed", call.service, call.operation)
             text = "The request is malformed, or the emulator has a bug."
             return _error(environ, call, "500 Internal Server Error", "InternalFailure", text, start)
 
-    def _answer(self, environ: dict[str, Any], call: Call, start: Any) -> Iterable[bytes]:
+    def _respond(self, environ: dict[str, Any], call: Call, start: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"].lstrip("/").startswith("moto-api"):  # moto's own API can write files
             return refuse("UnknownOperationException", "The emulator supports AWS's operations only.", start)
         if not call.caller and _in_json_or_cbor(environ) and not _is_invocation(environ):
@@ -311,17 +311,17 @@ class _Application:
             return self._cloud.invoked(call, environ, start)
         response: list[Any] = []
         try:
-            answer = list(self._app(environ, lambda *head: response.append(head)))
+            body_parts = list(self._app(environ, lambda *head: response.append(head)))
         except NotImplementedError:
             text = f"{call.operation} is not emulated, as moto does not support it."
             return _error(environ, call, "400 Bad Request", "UnknownOperationException", text, start)
-        self._cloud.on_answer(call)
+        self._cloud.on_response(call)
         if response[0][0].startswith("404") and self._cloud.hides(call, environ):
             return self._denied(environ, call, "", start)
         if call.service == "s3" and (region := _bucket_region(environ)) is not None:
             response[0][1].append(("x-amz-bucket-region", region))  # AWS adds this header to every response
         start(*response[0])
-        return answer
+        return body_parts
 
     def _denied(self, environ: dict[str, Any], call: Call, need: str, start_response: Any) -> list[bytes]:
         """Reject a call with AWS's error for a missing permission, or for an unknown access key."""
@@ -329,8 +329,10 @@ class _Application:
         text = f"User: {arn} is not authorized to perform: {need}" if arn else _INVALID_KEY
         codes = {"s3": ("AccessDenied", "InvalidAccessKeyId"), "ec2": ("UnauthorizedOperation", "AuthFailure")}
         status = "400 Bad Request" if _in_json_or_cbor(environ) else "403 Forbidden"
-        others = _DENIED_IN_JSON if _in_json_or_cbor(environ) else _DENIED_IN_XML
-        return _error(environ, call, status, codes.get(call.service, others)[0 if arn else 1], text, start_response)
+        default_codes = _DENIED_IN_JSON if _in_json_or_cbor(environ) else _DENIED_IN_XML
+        return _error(
+            environ, call, status, codes.get(call.service, default_codes)[0 if arn else 1], text, start_response
+        )
 
 
 _INVALID_KEY = "The security token included in the request is invalid."
@@ -427,8 +429,8 @@ def _with_aliases(need: Need) -> Need:
     """Return `need` with the aliases of its KMS key as a condition key."""
     if not need.action.startswith("kms:"):
         return need
-    _, _, _, region, account, rest = need.resource.split(":", 5)
-    key = kms_backends[account][region].keys.get(rest.removeprefix("key/"))
+    _, _, _, region, account, key_resource = need.resource.split(":", 5)
+    key = kms_backends[account][region].keys.get(key_resource.removeprefix("key/"))
     return need if key is None else replace(need, context={**need.context, "kms:ResourceAliases": list(key.aliases)})
 
 

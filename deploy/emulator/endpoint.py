@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from enum import Enum
 from typing import Any
 
-from deploy.emulator.answers import CUSTOM_ATTRIBUTES, INFERENCE_ID, ApiError, validation_error
+from deploy.emulator.protocol import CUSTOM_ATTRIBUTES, INFERENCE_ID, ApiError, validation_error
 
 # -- data capture: an endpoint's requests and responses in JSON Lines files, as SageMaker writes them to S3 ------------
 # AWS does not document what it captures of streams and of failed requests. Here, a stream's endpointOutput contains its
@@ -26,7 +26,7 @@ _SECONDS = 1.0  # maximum time until a captured event is written
 _MOST_BYTES = 8 << 20  # maximum size of the events that are not written yet
 _SAMPLED = 100.0  # percent
 
-Answer = tuple[str, bytes]
+Output = tuple[str, bytes]
 """Content type and body of a response."""
 
 
@@ -99,12 +99,12 @@ class Event:
         shadow = self.capture.shadow
         return shadow is not None and random.random() < shadow.share
 
-    def line(self, answer: Answer | None) -> bytes:
+    def line(self, output: Output | None) -> bytes:
         capture, data = self.capture, dict[str, dict[str, str]]()
         if capture.inputs:
             data["endpointInput"] = self._part("INPUT", self.headers.get("Content-Type", ""), self.body)
-        if capture.outputs and answer is not None:
-            data["endpointOutput"] = self._part("OUTPUT", *answer)
+        if capture.outputs and output is not None:
+            data["endpointOutput"] = self._part("OUTPUT", *output)
         about: dict[str, Any] = {"eventId": self.id}
         if INFERENCE_ID in self.headers:
             about["inferenceId"] = self.headers[INFERENCE_ID]
@@ -117,7 +117,7 @@ class Event:
     def _part(self, mode: str, content_type: str, body: bytes) -> dict[str, str]:
         media = content_type.partition(";")[0].strip().lower()
         types = {"JSON": self.capture.json_types, "CSV": self.capture.csv_types}
-        encoding = next((name for name, known in types.items() if media in known), "BASE64")
+        encoding = next((name for name, media_types in types.items() if media in media_types), "BASE64")
         try:
             data = base64.b64encode(body).decode() if encoding == "BASE64" else body.decode()
         except UnicodeDecodeError:
@@ -146,11 +146,11 @@ class Captures:
             return None
         return Event(capture, headers, body)
 
-    def end(self, event: Event | None, variant: str, answer: Answer | None) -> None:
+    def end(self, event: Event | None, variant: str, output: Output | None) -> None:
         """Record a captured event with the response of a variant, or with None if the request failed."""
         if event is None:
             return
-        line = event.line(answer)
+        line = event.line(output)
         if b'"captureData":{}' in line[:20]:  # only outputs are captured, and the request failed
             return
         key = (event.capture, variant, event.time.strftime("%Y/%m/%d/%H"))
@@ -161,7 +161,7 @@ class Captures:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_SECONDS, self._flush)
 
-    def copy(self, event: Event | None, ask: Callable[[], Awaitable[Answer]]) -> None:
+    def copy(self, event: Event | None, ask: Callable[[], Awaitable[Output]]) -> None:
         """Send a copy of the request to the shadow variant in the background, if it is in the variant's share.
 
         Args:
@@ -181,14 +181,14 @@ class Captures:
         self._flush()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _copied(self, event: Event, ask: Callable[[], Awaitable[Answer]]) -> None:
+    async def _copied(self, event: Event, ask: Callable[[], Awaitable[Output]]) -> None:
         assert event.capture.shadow is not None, "the event is shadowed"
-        answer = None
+        output = None
         try:
-            answer = await ask()
+            output = await ask()
         except Exception as error:  # a failing shadow variant does not affect the response to the client
             log.warning("the shadow variant did not respond: %s", error or type(error).__name__)
-        self.end(event, event.capture.shadow.variant, answer)
+        self.end(event, event.capture.shadow.variant, output)
 
     def _flush(self) -> None:
         if self._timer is not None:
@@ -345,25 +345,25 @@ class Endpoint:
                 "Inference Component Name header is required for endpoints to which you plan to deploy inference "
                 f"components. Endpoint {self.name} has: {', '.join(self.components)}."
             )
-        known = self.components.get(component)
-        if known is None:
+        target = self.components.get(component)
+        if target is None:
             raise validation_error(f"Inference Component {component} of endpoint {self.name} not found.")
-        if not known.copies:
+        if not target.copies:
             raise validation_error(
                 "Inference Component has no capacity to process this request. ApplicationAutoScaling may be in "
                 "progress (if configured), or its copy count must be raised."
             )
-        base = known if known.base is None else self.components[known.base]
+        base = target if target.base is None else self.components[target.base]
         if not base.status.is_healthy:
             raise ApiError(
                 503, "ServiceUnavailable", f"No copy of Inference Component {component} passes its health check."
             )
-        return known
+        return target
 
     def log_stream(self, region: str, component: str | None = None, variant: str | None = None) -> str:
         """Return the ARN of the log stream: the component's if it has its own container, otherwise the variant's."""
-        known = self.components.get(component) if component is not None else None
+        target = self.components.get(component) if component is not None else None
         group = f"/aws/sagemaker/Endpoints/{self.name}"
-        if known is not None and known.container is not None:
-            group = f"/aws/sagemaker/InferenceComponents/{known.base or component}"
+        if target is not None and target.container is not None:
+            group = f"/aws/sagemaker/InferenceComponents/{target.base or component}"
         return f"arn:aws:logs:{region}:{self.account}:log-group:{group}:log-stream:{variant or self.variant}/local"

@@ -112,7 +112,7 @@ class Thing:
         return self.end is not None
 
 
-SAID = {
+KIND_NAMES = {
     "model": "model",
     "endpoint-config": "endpoint configuration",
     "endpoint": "endpoint",
@@ -161,12 +161,12 @@ class SageMaker:
     def get(self, kind: str, name: str) -> Thing:
         thing = self.things.get((kind, name))
         if thing is None:
-            raise Invalid(f'Could not find {SAID[kind]} "{arn(kind, name)}".')
+            raise Invalid(f'Could not find {KIND_NAMES[kind]} "{arn(kind, name)}".')
         return thing
 
     def create(self, kind: str, name: str, request: dict[str, Any], region: str) -> Thing:
         if (kind, name) in self.things:
-            raise Invalid(f'Cannot create already existing {SAID[kind]} "{arn(kind, name, region)}".')
+            raise Invalid(f'Cannot create already existing {KIND_NAMES[kind]} "{arn(kind, name, region)}".')
         tags = {tag["Key"]: tag["Value"] for tag in request.pop("Tags", None) or ()}
         thing = Thing(kind, name, arn(kind, name, region), request, self._now(), tags)
         self.things[kind, name] = thing
@@ -321,7 +321,7 @@ def _words(kind: str) -> str:
 
 _LIVE = ("Counts", "Weights")
 """Fields of an endpoint that override the instance counts and weights of its configuration's variants."""
-_SHOWN_WITH_ENDPOINT = ("AsyncInferenceConfig", "CrossRegionTrafficConfig", "ExplainerConfig", "MetricsConfig")
+_DESCRIBED_WITH_ENDPOINT = ("AsyncInferenceConfig", "CrossRegionTrafficConfig", "ExplainerConfig", "MetricsConfig")
 
 
 class Operations:
@@ -461,7 +461,7 @@ class Operations:
         Args:
             counts: numbers of instances that override those in the configuration, by variant.
         """
-        used = self._instances_of_others(name)
+        used = self._used_instances(name)
         for variant in _variants(config):
             model = self._state.things.get(("model", variant.get("ModelName", "")))
             for instance, count in _instances({"ProductionVariants": [variant]}, counts).items():
@@ -474,7 +474,7 @@ class Operations:
                     )
                 used[instance] += count
 
-    def _instances_of_others(self, name: str) -> Counter[str]:
+    def _used_instances(self, name: str) -> Counter[str]:
         """Return the number of instances of each type that the endpoints other than `name` use."""
         used = Counter[str]()
         for (kind, other), endpoint in self._state.things.items():
@@ -572,11 +572,11 @@ class Operations:
         component.before = dict(component.request)
 
         def done() -> None:
-            kept = component.request
+            request = component.request
             changes: dict[str, Any] = {name: p[name] for name in ("Specification", "Specifications") if name in p}
             if changes:  # either form replaces both
-                kept = {name: kept[name] for name in kept if not name.startswith("Specification")}
-            component.request = {**kept, **changes}
+                request = {name: request[name] for name in request if not name.startswith("Specification")}
+            component.request = {**request, **changes}
             if "RuntimeConfig" in p:
                 component.request["RuntimeConfig"] = _copies(p["RuntimeConfig"])
 
@@ -659,8 +659,8 @@ class Operations:
         for filtered, name in (("EndpointNameEquals", "EndpointName"), ("VariantNameEquals", "VariantName")):
             if filtered in p:
                 things = [thing for thing in things if thing.request.get(name) == p[filtered]]
-        shown, more = page(things, p)
-        return {f"{_words(kind)}s": [self._summary(kind, thing) for thing in shown], **more}
+        page_things, more = page(things, p)
+        return {f"{_words(kind)}s": [self._summary(kind, thing) for thing in page_things], **more}
 
     def _summary(self, kind: str, thing: Thing) -> dict[str, Any]:
         words = _words(kind)
@@ -698,16 +698,16 @@ class Operations:
     def _of_configuration(self, endpoint: Thing) -> dict[str, Any]:
         """Return the fields of an endpoint's configuration that DescribeEndpoint shows."""
         request = self._config_of(endpoint)
-        shown = {name: request[name] for name in _SHOWN_WITH_ENDPOINT if name in request}
+        fields = {name: request[name] for name in _DESCRIBED_WITH_ENDPOINT if name in request}
         if (capture := request.get("DataCaptureConfig")) is not None:
-            shown["DataCaptureConfig"] = {
+            fields["DataCaptureConfig"] = {
                 "EnableCapture": capture.get("EnableCapture", True),
                 "CaptureStatus": "Started",
                 "CurrentSamplingPercentage": capture["InitialSamplingPercentage"],
                 "DestinationS3Uri": capture["DestinationS3Uri"],
                 "KmsKeyId": capture.get("KmsKeyId", ""),
             }
-        return shown
+        return fields
 
     # Tags
 
@@ -797,10 +797,10 @@ def _copies(runtime: dict[str, Any]) -> dict[str, Any]:
 def replacements(state: SageMaker) -> Replacements:
     """Return SageMaker's operations as replacements for moto's operations."""
     operations = Operations(state)
-    own = methods(operations, result, "describe", "list_kind")
+    replaced = methods(operations, result, "describe", "list_kind")
     for kind in _KINDS:
         name = kind.replace("-", "_")
-        own[f"describe_{name}"] = result(partial(operations.describe, kind))
-        own[f"list_{name}s"] = result(partial(operations.list_kind, kind))
+        replaced[f"describe_{name}"] = result(partial(operations.describe, kind))
+        replaced[f"list_{name}s"] = result(partial(operations.list_kind, kind))
     any_type = {"validate_instance_type": lambda self, instance_type: None}
-    return [(SageMakerResponse, own), (moto.sagemaker.models.FakeEndpointConfig, any_type)]
+    return [(SageMakerResponse, replaced), (moto.sagemaker.models.FakeEndpointConfig, any_type)]

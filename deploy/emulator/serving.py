@@ -54,7 +54,7 @@ Log = Callable[[str, str], None]
 
 
 @contextlib.asynccontextmanager
-async def one_endpoint(plan: Plan, report: Callable[[str], None], log: Log) -> AsyncIterator[str]:
+async def endpoint_front(plan: Plan, report: Callable[[str], None], log: Log) -> AsyncIterator[str]:
     """Serve the API of the plan's endpoint, and yield its URL."""
     async with listening(plan.endpoint, plan.host, plan.port) as url:
         report(f"endpoint {plan.endpoint.name} is starting at {url}")
@@ -71,7 +71,7 @@ async def serve(
     report: Callable[[str], None],
     log: Log,
     ready: Callable[[str], None],
-    front: Front = one_endpoint,
+    front: Front = endpoint_front,
 ) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit status.
 
@@ -132,20 +132,24 @@ async def _exit(endpoint: Endpoint, name: str, container: Container, report: Cal
 
 async def _watch(plan: Plan, report: Callable[[str], None], ready: Callable[[], None]) -> None:
     endpoint = plan.endpoint
-    own = {name: item for name, item in endpoint.components.items() if item.container and item.adapter is None}
-    await asyncio.gather(*(until_ready(endpoint, plan.probing, name) for name in own or [""]))
+    with_container = {
+        name: item for name, item in endpoint.components.items() if item.container and item.adapter is None
+    }
+    await asyncio.gather(*(until_ready(endpoint, plan.probing, name) for name in with_container or [""]))
     await load_adapters(plan)
     endpoint.status = Status.IN_SERVICE
     ready()
-    watched: dict[str, Endpoint | Component] = {f"inference component {name}": item for name, item in own.items()}
+    watched: dict[str, Endpoint | Component] = {
+        f"inference component {name}": item for name, item in with_container.items()
+    }
     watched = watched or {f"endpoint {endpoint.name}": endpoint}
     await asyncio.gather(
         *(keep_watch(target, plan.probing, partial(_tell, report, who)) for who, target in watched.items())
     )
 
 
-def _tell(report: Callable[[str], None], who: str, what: str) -> None:
-    report(f"{who}: {what}")
+def _tell(report: Callable[[str], None], who: str, text: str) -> None:
+    report(f"{who}: {text}")
 
 
 async def load_adapters(plan: Plan) -> None:
@@ -157,10 +161,10 @@ async def load_adapters(plan: Plan) -> None:
     # Without reuse, a second response of the container cannot be taken for that of the next adapter.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         for name, path in plan.adapters.items():
-            own = plan.endpoint.components[name].container if name in plan.endpoint.components else None
+            container = plan.endpoint.components[name].container if name in plan.endpoint.components else None
             body = {"name": name, "src": path, "preload": True, "pin": False}
             try:
-                async with session.post(f"{own or plan.endpoint.container}/adapters", json=body) as reply:
+                async with session.post(f"{container or plan.endpoint.container}/adapters", json=body) as reply:
                     if reply.status != 200:
                         text = (await reply.text(errors="replace")).strip()
                         raise Failed(f"adapter {name}: the container responded with status {reply.status}: {text}")

@@ -75,8 +75,8 @@ class Operations:
 
     def list_transform_jobs(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         jobs = listed((job for (kind, _), job in self._jobs.things.items() if kind == KIND), p)
-        shown, more = page(jobs, p)
-        return {"TransformJobSummaries": [_summary(job) for job in shown], **more}
+        page_jobs, more = page(jobs, p)
+        return {"TransformJobSummaries": [_summary(job) for job in page_jobs], **more}
 
     def stop_transform_job(self, p: dict[str, Any], region: str) -> None:
         job = self._job(p["TransformJobName"])

@@ -105,10 +105,10 @@ def report(endpoint: str, findings: Sequence[Finding]) -> dict[str, Any]:
 
 def _measure(question: str, measurement: Callable[[], tuple[str, Mapping[str, Any]]]) -> Finding:
     try:
-        answer, figures = measurement()
+        result, figures = measurement()
     except _FAILURES as error:
         return Finding(question, _failure_text(error))
-    return Finding(question, answer, figures)
+    return Finding(question, result, figures)
 
 
 def _failure_text(error: Exception) -> str:

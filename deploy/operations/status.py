@@ -271,14 +271,14 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
     end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(minutes=1)
     queries = [
         {
-            "Id": own_name,
+            "Id": metric_name,
             "MetricStat": {
                 "Metric": {"Namespace": _NAMESPACE, "MetricName": metric, "Dimensions": dimensions},
                 "Period": MINUTES * 60,
                 "Stat": statistic,
             },
         }
-        for own_name, (metric, statistic, _) in _METRICS.items()
+        for metric_name, (metric, statistic, _) in _METRICS.items()
     ]
     response = aws.client("cloudwatch").get_metric_data(
         MetricDataQueries=queries, StartTime=end - timedelta(minutes=MINUTES), EndTime=end
@@ -286,15 +286,15 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
     values = {item["Id"]: item["Values"] for item in response["MetricDataResults"] if item["Values"]}
     # The minutes may span two of CloudWatch's periods; then the higher percentile is used.
     return {
-        own_name: (sum if statistic == "Sum" else max)(values[own_name]) * by if own_name in values else None
-        for own_name, (_, statistic, by) in _METRICS.items()
+        metric_name: (sum if statistic == "Sum" else max)(values[metric_name]) * by if metric_name in values else None
+        for metric_name, (_, statistic, by) in _METRICS.items()
     }
 
 
-def _read_if_allowed(read: Any, what: str, unread: list[str]) -> Any:
+def _read_if_allowed(read: Any, part: str, unread: list[str]) -> Any:
     """Return the result of `read`. If AWS rejects the call, return () and add a note to `unread`."""
     try:
         return read()
     except ClientError as error:
-        unread.append(f"{what}: {error_code(error)}")
+        unread.append(f"{part}: {error_code(error)}")
         return ()

@@ -78,7 +78,7 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
             enough resources for the initial copies.
     """
     served = _serve(spec, servers(spec), resolve)
-    _one_host(served)
+    _check_hosts(served)
     sums = _sums(spec, served, find(served[0].decision.instance_type))
     if not spec.instance.unchecked and (problem := _without_room(sums, spec)):
         raise SpecError(problem, _MORE_ROOM)
@@ -104,7 +104,7 @@ class Served(NamedTuple):
 
 def _serve(spec: Spec, groups: Sequence[Spec], resolve: Callable[[Spec], Resolution]) -> list[Served]:
     """Resolve each server. With `auto`, resolve them again on the common instance type unless all of them chose it."""
-    served = [Served(server, _of_one(server, resolve, alone=len(groups) == 1)) for server in groups]
+    served = [Served(server, _resolved_server(server, resolve, alone=len(groups) == 1)) for server in groups]
     if spec.instance.type != "auto":
         return served
     kind = _common_type(spec, served)
@@ -160,10 +160,10 @@ def _resources(instance: InstanceType) -> list[tuple[str, Callable[[Placed], flo
 
 def _held(item: Placed) -> float:
     """Return the size of a copy's weights and other memory, without its KV cache, in GiB."""
-    return 0.0 if item.fit is None else round(item.fit.weights + item.fit.rest, 1)
+    return 0.0 if item.fit is None else round(item.fit.weights + item.fit.overhead, 1)
 
 
-def _of_one(server: Spec, resolve: Callable[[Spec], Resolution], *, alone: bool) -> Resolution:
+def _resolved_server(server: Spec, resolve: Callable[[Spec], Resolution], *, alone: bool) -> Resolution:
     try:
         return resolve(server)
     except (DoesNotFit, SpecError) as error:
@@ -217,7 +217,7 @@ def _instances(spec: Spec) -> int:
     return spec.instance.count if spec.instance.managed is None else spec.instance.managed.max
 
 
-def _one_host(served: Sequence[Served]) -> None:
+def _check_hosts(served: Sequence[Served]) -> None:
     """Check that all images can run on the same host AMI, as an endpoint configuration has only one AMI.
 
     Raises:
@@ -252,7 +252,9 @@ def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
         )
     if not sums.instance.gpus:
         for item in sums.placed:
-            if item.fit is not None and item.memory_mb < (needed := round(1024 * (item.fit.weights + item.fit.rest))):
+            if item.fit is not None and item.memory_mb < (
+                needed := round(1024 * (item.fit.weights + item.fit.overhead))
+            ):
                 yield f"component {item.name}: memory_mb is {item.memory_mb}, but the model needs about {needed} MB."
     if spec.scaling is not None and sums.instance.gpus:
         gpus = sum(max(spec.scaling.max, item.copies) * item.gpus for item in sums.placed)
@@ -305,8 +307,8 @@ def _distribute(left: int, needs: Sequence[float], free: Sequence[Room]) -> tupl
         each = room.copies(needs, left)
         full = min(left // each, room.instances) if each else 0
         left -= each * full
-        rest = min(each, left) if full < room.instances else 0  # on one more instance
-        left -= rest
-        parts = ((each, full), (rest, int(rest > 0)), (0, room.instances - full - int(rest > 0)))
+        extra = min(each, left) if full < room.instances else 0  # on one more instance
+        left -= extra
+        parts = ((each, full), (extra, int(extra > 0)), (0, room.instances - full - int(extra > 0)))
         remaining += [room.less(needs, copies, instances) for copies, instances in parts if instances]
     return remaining, left

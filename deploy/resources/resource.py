@@ -237,12 +237,12 @@ def component_request(
         parts: the user's fields, which are merged in order.
         types: the deployment's instance types, in order of priority.
     """
-    own: dict[str, Mapping[str, Any]] = {}
+    by_type: dict[str, Mapping[str, Any]] = {}
     for fields in parts:
         request = merged(request, {name: value for name, value in fields.items() if name != "Specifications"})
         for item in fields.get("Specifications", ()):
-            own[item["InstanceType"]] = merged(own.get(item["InstanceType"], {}), item)
-    if not own:
+            by_type[item["InstanceType"]] = merged(by_type.get(item["InstanceType"], {}), item)
+    if not by_type:
         return request
-    every = [merged({"InstanceType": name, **request["Specification"]}, own.get(name, {})) for name in types]
+    every = [merged({"InstanceType": name, **request["Specification"]}, by_type.get(name, {})) for name in types]
     return {"Specifications": every}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-_OWN = ("model", "image")
+_REQUIRED = ("model", "image")
 """Sections that each component needs, either its own or those at the top level."""
 
 
@@ -35,10 +35,10 @@ def servers(spec: Spec) -> list[Spec]:
     groups: dict[str, list[Component]] = {}
     whole: dict[str, Spec] = {}
     for item in spec.components:
-        own = _server(spec, item)
-        parts = own.model_dump_json(include={"model", "image", "options", "environment"})
+        server_spec = _server(spec, item)
+        parts = server_spec.model_dump_json(include={"model", "image", "options", "environment"})
         key = f"{item.accelerators} {parts}"
-        whole.setdefault(key, own)
+        whole.setdefault(key, server_spec)
         groups.setdefault(key, []).append(item)
     return [server.model_copy(update={"components": tuple(groups[key])}) for key, server in whole.items()]
 
@@ -64,11 +64,11 @@ def with_parts_of_components(content: Any) -> Any:
     items = content.get("components") if isinstance(content, Mapping) else None
     if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
         return content
-    for part in _OWN:
-        own = [item[part] for item in items if item.get(part) is not None]
-        if content.get(part) is None and own:
+    for part in _REQUIRED:
+        values = [item[part] for item in items if item.get(part) is not None]
+        if content.get(part) is None and values:
             items = [item if item.get(part) is not None else {**item, part: {}} for item in items]
-            content = {**content, part: own[0], "components": items}
+            content = {**content, part: values[0], "components": items}
     return content
 
 
@@ -99,8 +99,8 @@ def _server(spec: Spec, item: Component) -> Spec:
     )
 
 
-def _laid_over(whole: Mapping[str, Value], own: Mapping[str, Value | None]) -> dict[str, Value]:
-    return {name: value for name, value in {**whole, **own}.items() if value is not None}
+def _laid_over(whole: Mapping[str, Value], overrides: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in {**whole, **overrides}.items() if value is not None}
 
 
 # -- the section of batch transform ------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ _SECRET = ("token", "secret", "key", "password")
 def messages(error: ValidationError) -> list[str]:
     """Return a line for each error, e.g. `instance.count: must be at least 1 (given: 0)`."""
     return [
-        _placed(_place(item["loc"]), line)
+        _placed(_location(item["loc"]), line)
         for item in error.errors(include_url=False)
         for line in _describe(item).splitlines()
     ]
@@ -38,7 +38,7 @@ def _placed(path: str, line: str) -> str:
     return f"{path}{line}" if line.startswith(".") or not path else f"{path}: {line}"
 
 
-def _place(loc: Sequence[int | str]) -> str:
+def _location(loc: Sequence[int | str]) -> str:
     """Return an error's location as a dotted name such as `components.0.name`, or "" for the whole specification."""
     return ".".join(str(part) for part in loc if part not in (*_TAGS, "[key]"))
 
@@ -86,7 +86,7 @@ def _describe(error: Mapping[str, Any]) -> str:
 
 def _actual(error: Mapping[str, Any]) -> str:
     value = error.get("input")
-    if not isinstance(value, str | int | float) or any(word in _place(error["loc"]).lower() for word in _SECRET):
+    if not isinstance(value, str | int | float) or any(word in _location(error["loc"]).lower() for word in _SECRET):
         return ""
     return f" (given: {json.dumps(value, ensure_ascii=False)})"
 

@@ -35,7 +35,7 @@ from deploy.spec.values import (
 )
 
 
-def one_of(section: Section, *names: str) -> None:
+def check_exclusive(section: Section, *names: str) -> None:
     """Check that exactly one of the fields is set.
 
     Raises:
@@ -58,8 +58,8 @@ class Image(Section):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> Image:
-        one_of(self, "uri", "repository", "aws")
+    def _exclusive(self) -> Image:
+        check_exclusive(self, "uri", "repository", "aws")
         if self.uri is not None and self.tag is not None:
             raise ValueError("tag cannot be combined with uri, which contains the tag")
         return self
@@ -140,8 +140,8 @@ class Model(Section):
         return None if self.path is None else Path(self.path).expanduser()
 
     @model_validator(mode="after")
-    def _one(self) -> Model:
-        one_of(self, "id", "s3", "path")
+    def _exclusive(self) -> Model:
+        check_exclusive(self, "id", "s3", "path")
         if (self.path is None) != (self.upload is None):
             raise ValueError("path and upload must be set together")
         if self.token_secret is not None and self.id is None:

@@ -145,7 +145,7 @@ class ReasoningEngine:
         if self._first:
             steps = [self._read(step) for step in steps]
         if self._late:
-            steps.insert(0, Step([], [], [], self._late))
+            steps.insert(0, Step.of(self._late))
             self._late = []
         return steps
 
@@ -154,7 +154,7 @@ class ReasoningEngine:
         first = self._first
         if first.keys().isdisjoint(step.keys) and not any(output.key in first for output in step.others):
             return step
-        result = Step([], [], [], [])
+        result = Step.of([])
         for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
             if key in first:
                 self._advance(first[key], Output(key, (id,), (logprob,)), result.others)
@@ -207,7 +207,7 @@ class ReasoningEngine:
                 return
         if not fits:
             error = "the engine was restarted between the reasoning and the response"
-            others.append(Output(part.request.key, (), (), Finish.ERROR, error=error))
+            others.append(Output(part.request.key, finish=Finish.ERROR, error=error))
             return
         self._engine.add(second_part(part.request, None if end.again else ids))
 

@@ -342,10 +342,10 @@ def _senders(arguments: argparse.Namespace, connections: int) -> tuple[Send, Sen
 
 def _print_table(levels: Sequence[Mapping[str, Any]]) -> None:
     head, *lines = rows(levels)
-    shown = table(head, lines)
-    for column in shown.columns[1:]:
+    levels_table = table(head, lines)
+    for column in levels_table.columns[1:]:
         column.justify = "right"
-    out().print(shown)
+    out().print(levels_table)
 
 
 def _numbers(kind: type[int] | type[float]) -> Any:

@@ -91,15 +91,17 @@ def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, ad
             advance(f"{load_name(load)}, repetition {turn + 1} of {plan.repeat}")
         return _repeat(plan, replace(target, first=turn * _PROMPTS_EACH), load, offline, turn)
 
-    kept, disturbed = machine.undisturbed(plan.repeat, plan.quiet, repetition, lambda run: run.others or 0.0)
-    return Point(load, kept, disturbed)
+    repetitions, disturbed = machine.undisturbed(
+        plan.repeat, plan.quiet, repetition, lambda run: run.other_cores or 0.0
+    )
+    return Point(load, repetitions, disturbed)
 
 
 def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, turn: int) -> Repetition:
     """Measure once. The speed of the machine may drift, so every other repetition measures the engine first."""
     meter = OthersMeter()
     if offline is None:
-        return Repetition(measure(target, load, plan.processes), others=meter.cores())
+        return Repetition(measure(target, load, plan.processes), other_cores=meter.cores())
     assert isinstance(load, Closed)
     work = Work(load.clients, load.requests, target.tokens, target.prompt_words, target.first, load.seconds)
     before = offline.measure(work) if turn % 2 == 0 else None

@@ -16,7 +16,7 @@ from proof.replay.exchange import Request, Response
 
 _CONFIRMED = 20  # a difference that was confirmed this often for one kind of request is no longer checked
 _LATER = 1.1  # seconds to wait, so that times in whole seconds differ
-_ASKED_LATER = 3  # how often a difference in one kind of request is checked after that wait
+_MAX_RECHECKS = 3  # how often a difference in one kind of request is checked after that wait
 _MAX_KINDS = 1000
 
 Ask = Callable[[Request], Awaitable[Response]]
@@ -32,7 +32,7 @@ class Kind:
     def __init__(self) -> None:
         self.volatile: set[Key] = set()
         self.confirmed: Counter[Key] = Counter()
-        self.asked_later: Counter[Key] = Counter()
+        self.rechecks: Counter[Key] = Counter()
         self.seen = Seen()
         self.last: Response | None = None
 
@@ -51,7 +51,7 @@ class Noise:
         self._later = later
         self._kinds: dict[tuple[str, bool, bool, int, str], Kind] = {}
         self.learnt: dict[str, str] = {}
-        self.asked = 0
+        self.repeats = 0
 
     def kind(self, request: Request, traits: Traits, reference: Response) -> Kind:
         path = request.path.partition("?")[0]
@@ -88,7 +88,7 @@ class Noise:
         unsteady: list[Finding] = []
         for late in (False, True):
             if late:
-                suspects = [item for item in suspects if item.timed and kind.asked_later[item.key] < _ASKED_LATER]
+                suspects = [item for item in suspects if item.timed and kind.rechecks[item.key] < _MAX_RECHECKS]
             if not suspects:
                 break
             if late:
@@ -98,7 +98,7 @@ class Noise:
             unsteady += [item for item in suspects if item.key in noise and not item.learnable]
             suspects = [item for item in suspects if item.key not in noise]
             if late:  # not earlier, because concurrent requests wait for the same value
-                kind.asked_later.update(item.key for item in suspects)
+                kind.rechecks.update(item.key for item in suspects)
         real = [item for item in changes if item.key not in kind.volatile and item not in unsteady]
         kind.confirmed.update(item.key for item in real)
         return [*real, *(item._replace(cls=Class.TIE, kind=f"unsteady {item.kind}") for item in unsteady)]
@@ -109,7 +109,7 @@ class Noise:
         ]
 
     async def _noise(self, kind: Kind, request: Request, traits: Traits, other: Response, again: Ask) -> set[Key]:
-        self.asked += 1
+        self.repeats += 1
         repeated = await again(request)
         return set() if repeated.lost else _keys(findings(other, repeated, traits, kind.seen, self._near))
 

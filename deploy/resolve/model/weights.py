@@ -196,8 +196,8 @@ def cache(config: Config) -> Cache:
     of_layers = kinds(config)
     heads, head_dim = full_attention(config)
     # Gemma's last layers share the caches of earlier layers.
-    own = of_layers[: max(len(of_layers) - config.number("num_kv_shared_layers", default=0), 0)]
-    window_layers = own.count(Kind.WINDOW)
+    caching_layers = of_layers[: max(len(of_layers) - config.number("num_kv_shared_layers", default=0), 0)]
+    window_layers = caching_layers.count(Kind.WINDOW)
     window_heads, window_dim = windowed_attention(config)
     return Cache(
         kv_heads=heads,
@@ -206,16 +206,16 @@ def cache(config: Config) -> Cache:
         window=window(config) if window_layers else None,
         window_kv_heads=window_heads if window_layers and window_heads != heads else None,
         window_head_dim=window_dim if window_layers and window_dim != head_dim else None,
-        uncached=len(of_layers) - sum(kind in (Kind.FULL, Kind.WINDOW) for kind in own),
-        state=sum(_state(config, kind) for kind in own),
-        extra=_compressed_entries(config) + _index_keys(config, own),
-        by_layer=_heads_by_layer(config, own) if heads == kv_heads(config) else (),
+        uncached=len(of_layers) - sum(kind in (Kind.FULL, Kind.WINDOW) for kind in caching_layers),
+        state=sum(_state(config, kind) for kind in caching_layers),
+        extra=_compressed_entries(config) + _index_keys(config, caching_layers),
+        by_layer=_heads_by_layer(config, caching_layers) if heads == kv_heads(config) else (),
     )
 
 
-def _heads_by_layer(config: Config, own: Sequence[Kind]) -> tuple[int, ...]:
+def _heads_by_layer(config: Config, caching_layers: Sequence[Kind]) -> tuple[int, ...]:
     """Return the number of KV heads in each layer with full attention, or () if it is the same in all."""
-    heads = tuple(kv_heads(config, number) for number, kind in enumerate(own) if kind is Kind.FULL)
+    heads = tuple(kv_heads(config, number) for number, kind in enumerate(caching_layers) if kind is Kind.FULL)
     return heads if len(set(heads)) > 1 else ()
 
 
@@ -236,12 +236,12 @@ def _compressed_entries(config: Config) -> float:
     return sum(size / ratio for size, ratio in entries if ratio)
 
 
-def _index_keys(config: Config, own: Sequence[Kind]) -> float:
+def _index_keys(config: Config, caching_layers: Sequence[Kind]) -> float:
     """Return the values per token in the index keys of sparse attention. Each layer has one head of them."""
     sparse = config.part("sparse_attention_config")  # MiniMax-M3, with 16 bits per value
     listed = sparse.get("sparse_attention_freq")
-    layers = sum(item == 1 for item in listed[: len(own)]) if isinstance(listed, list) else 0
-    layers = layers or config.words()[: len(own)].count("minimax_m3_sparse")
+    layers = sum(item == 1 for item in listed[: len(caching_layers)]) if isinstance(listed, list) else 0
+    layers = layers or config.words()[: len(caching_layers)].count("minimax_m3_sparse")
     size = whole_number("sparse_index_dim", sparse.get("sparse_index_dim"))
     if layers:
         return float(layers * (size or config.number("index_head_dim", default=0)))
@@ -249,12 +249,12 @@ def _index_keys(config: Config, own: Sequence[Kind]) -> float:
     if "kv_lora_rank" not in config or not size:
         return 0.0
     # DeepSeek's sparse attention, with 8 bits per value and a scale of 32 bits; a value here has 16 bits.
-    return indexers(config, own) * (size + 4) / 2
+    return indexers(config, caching_layers) * (size + 4) / 2
 
 
-def indexers(config: Config, own: Sequence[Kind]) -> int:
+def indexers(config: Config, caching_layers: Sequence[Kind]) -> int:
     """Return the number of layers with full attention that have an indexer. Others may share that of a layer before."""
-    full = [number for number, kind in enumerate(own) if kind is Kind.FULL]
+    full = [number for number, kind in enumerate(caching_layers) if kind is Kind.FULL]
     words: Sequence[object] = config.list("indexer_types")
     letters = config.get("index_topk_pattern")
     if not words and isinstance(letters, str):
@@ -343,9 +343,9 @@ def _state(config: Config, kind: Kind) -> float:
 
 def linear(config: Config) -> tuple[int, int, int, int]:
     """Return the dimensions of linear attention: number and size of key heads, number and size of value heads."""
-    own = config.part("linear_attn_config")
-    heads = whole_number("num_heads", own.get("num_heads")) or num_heads(config)
-    size = whole_number("head_dim", own.get("head_dim")) or head_size(config)
+    section = config.part("linear_attn_config")
+    heads = whole_number("num_heads", section.get("num_heads")) or num_heads(config)
+    size = whole_number("head_dim", section.get("head_dim")) or head_size(config)
     return (
         config.number("linear_num_key_heads", "linear_num_heads", default=heads),
         config.number("linear_key_head_dim", "linear_head_dim", default=size),
@@ -365,7 +365,7 @@ def mamba_groups(config: Config) -> int:
     return config.number("n_groups", "mamba_n_groups", default=1)
 
 
-def splits(config: Config, block: int, kept: Mapping[Part, float]) -> tuple[list[int], int | None]:
+def splits(config: Config, block: int, unquantized: Mapping[Part, float]) -> tuple[list[int], int | None]:
     """Return the sizes that a tensor parallel degree must divide, and the size of the experts, or None without experts.
 
     Widths are counted in quantization blocks, because vLLM and SGLang do not split a block across GPUs (vllm#17569,
@@ -373,11 +373,11 @@ def splits(config: Config, block: int, kept: Mapping[Part, float]) -> tuple[list
 
     Args:
         block: number of weights in a block.
-        kept: fraction of each part that is not quantized.
+        unquantized: fraction of each part that is not quantized.
     """
 
     def parts(width: int, name: Part) -> int:
-        size = 1 if kept.get(name, 0.0) >= 1 else block
+        size = 1 if unquantized.get(name, 0.0) >= 1 else block
         return width // size if width % size == 0 else 1
 
     weights, of_layers = count(config), kinds(config)
@@ -410,7 +410,7 @@ _TWO_MATRICES = (
 )  # fmt: skip
 """Model types whose feed-forward networks have no gate, and therefore have two matrices instead of three."""
 
-_OWN_ENDS = ("deepseek_v3", "deepseek_v32", "glm4_moe")
+_SEPARATE_ENDS = ("deepseek_v3", "deepseek_v32", "glm4_moe")
 """Model types whose layers for multi-token prediction are stored with their own embeddings and output layer."""
 
 _ALONE = {"-", "E", "mlp", "moe"}
@@ -441,7 +441,7 @@ def count(config: Config) -> Weights:
     for _ in range(min(drafts, 8)):  # multi-token prediction
         parameters["attention"] += _mixer(config, Kind.FULL, hidden, len(of_layers) - 1) + 2 * hidden * hidden
         _feed_forward(config, len(of_layers) - 1, Kind.FULL, hidden, parameters)
-        parameters["embeddings"] += 2 * vocabulary * hidden if config.type in _OWN_ENDS else 0
+        parameters["embeddings"] += 2 * vocabulary * hidden if config.type in _SEPARATE_ENDS else 0
     parameters["media"] += sum(_encoder(config.part(name), hidden) for name in ("vision_config", "audio_config"))
     return parameters
 

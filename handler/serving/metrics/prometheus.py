@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 
 from handler.serving.metrics.ended import Ended, EndedRequest
 from handler.serving.metrics.families import histograms
-from handler.serving.metrics.gauges import Adapters, CapturedRequests, Gauges
+from handler.serving.metrics.gauges import AdapterGauges, CapturedRequests, Gauges
 from handler.serving.metrics.request_stats import RequestCounter
 from handler.serving.metrics.tgi import TgiMetrics
 from handler.serving.metrics.tracing import Tracer
@@ -82,7 +82,7 @@ class Metrics(RequestCounter):
         active = Gauge("lmi_active_sequences", "Sequences in the engine", registry=registry)
         active.set_function(gauges.active)
         self._histograms = histograms("lmi_", registry, {}, _OWN)
-        self._adapters = Adapters(gauges.adapters)
+        self._adapters = AdapterGauges(gauges.adapters)
         registry.register(self._adapters)
         self._vllm = VllmMetrics(registry, model_name, gauges)
         self._tgi = TgiMetrics(registry, gauges.queued, gauges.active) if tgi else None

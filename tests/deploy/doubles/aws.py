@@ -73,7 +73,7 @@ class Cloud(cloud.Cloud):
         if self.before is not None:
             self.before(call)
 
-    def on_answer(self, call: Call) -> None:
+    def on_response(self, call: Call) -> None:
         if self.after is not None:
             self.after(call)
 
@@ -84,7 +84,7 @@ class Cloud(cloud.Cloud):
         headers = CIMultiDict(EnvironHeaders(environ).items())
         accepted = runtimes.accept(self, endpoint, call.region, cloud.body_of(environ), headers, Limits())
         accepted.work(lambda body: json.dumps({"generated_text": json.loads(body)["inputs"]}).encode())
-        return accepted.answer(start_response)
+        return accepted.respond(start_response)
 
     def transform(self, line: bytes, content_type: str) -> bytes:
         """As the embedded server answers in a job; `<die>` is what no container survives."""

@@ -20,8 +20,8 @@ from botocore.credentials import Credentials
 from werkzeug.serving import make_server
 
 from deploy.emulator.access import check_token
-from deploy.emulator.answers import ApiError
 from deploy.emulator.endpoint import Component, Limits
+from deploy.emulator.protocol import ApiError
 from deploy.emulator.runtimes import relayed
 from tests.deploy.local.servers import Local, Loop
 from tests.deploy.local.servers import local as make_local

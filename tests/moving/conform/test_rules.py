@@ -93,7 +93,7 @@ def test_a_server_that_breaks_a_rule_fails_it(rule: str, profile: str) -> None:
     assert result.verdict == "failed", result
     assert result.wanted, result
     assert result.got, result
-    assert "a-key" not in result.asked
+    assert "a-key" not in result.request
 
 
 class Lacking(Scripted):

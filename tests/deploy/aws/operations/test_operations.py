@@ -176,7 +176,7 @@ def test_several_components_must_be_named(cloud: Cloud) -> None:
     with pytest.raises(Refused, match="several components") as refused:
         scale.scaling_target(aws(), "chat")
     assert refused.value.advice == "Choose a --component: chat-a, chat-b."
-    assert scale.scaling_target(aws(), "chat", "chat-b").target == "inference-component/chat-b"
+    assert scale.scaling_target(aws(), "chat", "chat-b").resource_id == "inference-component/chat-b"
     with pytest.raises(NotThere, match="no component 'chat-c'"):
         scale.scaling_target(aws(), "chat", "chat-c")
 

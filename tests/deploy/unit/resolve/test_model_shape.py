@@ -16,7 +16,7 @@ from deploy.errors import SpecError
 from deploy.resolve.fit import CHUNK, Need
 from deploy.resolve.model.files import Config
 from deploy.resolve.model.quantization import quantization
-from deploy.resolve.model.shape import config_of, known_model, shape_in_directory, shape_of_config
+from deploy.resolve.model.shape import config_of, shape_from_table, shape_in_directory, shape_of_config
 from deploy.resolve.model.weights import Cache, Kind, cache, count, kinds
 from deploy.spec.sections import Shape
 from tests.deploy.cases import LLAMA_CONFIG
@@ -54,10 +54,10 @@ def test_the_known_models_dimensions_make_their_number_of_weights(row: dict[str,
 
 
 def test_known_models_are_found_by_any_case() -> None:
-    found = known_model("META-llama/llama-3.3-70b-INSTRUCT")
+    found = shape_from_table("META-llama/llama-3.3-70b-INSTRUCT")
     assert found is not None
     assert (found.parameters, found.layers, found.kv_heads, found.context) == (70_553_706_496, 80, 8, 131072)
-    assert known_model("me/mine") is None
+    assert shape_from_table("me/mine") is None
 
 
 def test_no_name_stands_twice_in_the_table() -> None:
@@ -397,7 +397,7 @@ def test_kinds_of_layers(config: dict[str, Any], expected: dict[Kind, int]) -> N
     ],
 )  # fmt: skip
 def test_what_known_models_keep(name: str, expected: Cache) -> None:
-    shape = known_model(name)
+    shape = shape_from_table(name)
     assert shape is not None
     assert (
         Cache(
@@ -562,7 +562,7 @@ def test_how_checkpoints_are_quantized(said: dict[str, Any], dtype: str, width: 
         return
     found = quantization(config)
     always = dict.fromkeys(("embeddings", "head", "router", "media"), 1.0)
-    assert (found.dtype, found.width, found.kept) == (dtype, width, always | kept)
+    assert (found.dtype, found.width, found.unquantized) == (dtype, width, always | kept)
 
 
 def test_no_pattern_of_a_config_is_executed() -> None:
