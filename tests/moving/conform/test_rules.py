@@ -91,7 +91,7 @@ def test_a_server_that_breaks_a_rule_fails_it(rule: str, profile: str) -> None:
     server = Scripted(rule, profile, key="a-key" if rule in KEYED else "")
     result = ask(server, profile, rule, limits=SHORT, slow=True)[rule]
     assert result.verdict == "failed", result
-    assert result.wanted, result
+    assert result.expected, result
     assert result.got, result
     assert "a-key" not in result.request
 
@@ -175,18 +175,18 @@ def test_rules_that_need_one_greedy_text_are_not_asked_where_it_changes(profile:
     rules = ["stream.same-text", "bad.alone", f"{profile.partition('-')[0]}.stop"]
     results = ask(Restless("", profile), profile, *rules, limits=LIMITS)
     assert {rule: result.verdict for rule, result in results.items()} == dict.fromkeys(rules, "not asked")
-    assert all("greedy responses differ" in result.wanted for result in results.values())
+    assert all("greedy responses differ" in result.expected for result in results.values())
 
 
 def test_rules_that_need_the_speed_are_skipped_where_it_is_unmeasurable() -> None:
     result = ask(Silent(), "sagemaker", "disconnect.stream", limits=replace(LIMITS, response=1.0))["disconnect.stream"]
-    assert (result.verdict, result.wanted[:9]) == ("not asked", "64 tokens")
+    assert (result.verdict, result.expected[:9]) == ("not asked", "64 tokens")
 
 
 def test_a_rule_that_takes_too_long_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_RULE", 0.1)
     result = ask(Silent(), "sagemaker", "stream.chunked", limits=LIMITS)["stream.chunked"]
-    assert (result.verdict, result.wanted) == ("not asked", "the check did not end within 0.1 s")
+    assert (result.verdict, result.expected) == ("not asked", "the check did not end within 0.1 s")
 
 
 def test_an_answer_beyond_timeout_is_not_asked() -> None:
@@ -194,7 +194,7 @@ def test_an_answer_beyond_timeout_is_not_asked() -> None:
     result = ask(Mute("", "lmi-0.28"), "lmi-0.28", "stream.chunked", limits=replace(LIMITS, response=0.5))[
         "stream.chunked"
     ]
-    assert (result.verdict, result.wanted) == ("not asked", "no response within 0.5 s (--timeout)")
+    assert (result.verdict, result.expected) == ("not asked", "no response within 0.5 s (--timeout)")
 
 
 def test_a_run_that_ends_early_keeps_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
