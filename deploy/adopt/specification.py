@@ -149,9 +149,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.put("timeouts", _times(source, variant))
     content["routing"] = _routing(result, variant)
     result.put("components", _components(result, source, different, wishes))
-    models = [content["model"], *(item.get("model", {}) for item in content.get("components", ()))]
-    if wishes.token_secret is not None and not any("token_secret" in model for model in models):
-        raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: omit the argument.")
+    _check_token_secret(content, wishes)
     result.put("scaling", scaling_of(source, variant, result.unmapped))
     content["alarms"] = None
     result.put("network", _network(source, first.model))
@@ -162,11 +160,22 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.unmapped += [*reading.settings.unmapped, *source.notes]
     result.idle += reading.settings.idle
     result.defaults += reading.settings.defaults
-    tagged, release = reading.container.tagged_release, reading.container.release
-    also = f", treated as {release}" if tagged != release else ""
-    kind = f"{KINDS[reading.container.kind]} {tagged}".rstrip()
-    result.head.append(f"from {source.origin}; its container is {kind}{also}")
+    result.head.append(f"from {source.origin}; its container is {_container_text(reading.container)}")
     return _checked(result)
+
+
+def _container_text(container: Container) -> str:
+    """Return the name of a container and its release, such as `TGI 2.3.1`."""
+    tagged, release = container.tagged_release, container.release
+    also = f", treated as {release}" if tagged != release else ""
+    return f"{KINDS[container.kind]} {tagged}".rstrip() + also
+
+
+def _check_token_secret(content: Mapping[str, Any], wishes: Wishes) -> None:
+    """Raise SpecError if the user names a secret with the hub token, but no model is on the hub."""
+    models = [content["model"], *(item.get("model", {}) for item in content.get("components", ()))]
+    if wishes.token_secret is not None and not any("token_secret" in model for model in models):
+        raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: omit the argument.")
 
 
 def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:

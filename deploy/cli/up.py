@@ -106,8 +106,7 @@ def _deploy(
     with live_progress(console) as report:
         apply(aws, comparison.plan, preparation.resources_in_order, replace(options, report=report), run)
     before = live.config.tags.get(TAG_BEFORE) if command == "promote" and live.config is not None else None
-    for line in _next_steps(spec, share, before):
-        say(console, line)
+    say(console, "\n".join(_next_steps(spec, share, before)))
     return 0
 
 
