@@ -18,7 +18,7 @@ from deploy.errors import Refused
 from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.spec.options import Value, settings_of, variable_of, wrong_options
 from handler.config.environment import CONTEXTS, STAGES
-from handler.config.implied import as_lmi_reads, named_engine
+from handler.config.implied import as_lmi_reads, selected_engine
 from handler.config.lmi_version import KEY, release_of
 from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT, VARIABLES_OF, Option
 from handler.config.options.names import (
@@ -176,7 +176,7 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
     _checked(result)
     _write_defaults(result, container)
     rolling = Setting("option.rolling_batch", str(result.options.get("rolling_batch", "auto")), "")
-    if "llm_engine" not in result.options and not named_engine([rolling], ""):
+    if "llm_engine" not in result.options and not selected_engine([rolling], ""):
         result.options["llm_engine"] = engine
     return result
 
@@ -284,8 +284,8 @@ def _is_read(name: str, container: Container) -> bool:
 def _read(names: Mapping[str, str], container: Container) -> tuple[str, dict[str, str]]:
     """Return the engine and the options that LMI derives from the `OPTION_*` variables."""
     options = [Setting(key_of(name), value, name) for name, value in names.items() if name.startswith("OPTION_")]
-    settings = as_lmi_reads(options, {}, "", java=False, is_mode_given=False)
-    engine = named_engine(settings, container.engine) or container.engine
+    settings = as_lmi_reads(options, {}, "", java=False, is_mode_set=False)
+    engine = selected_engine(settings, container.engine) or container.engine
     return engine, {setting.key: setting.value for setting in settings}
 
 

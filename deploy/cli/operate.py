@@ -91,7 +91,7 @@ def _refuse_none(aws: Aws, groups: Sequence[str]) -> None:
         )
 
 
-def show_line(line: logs.Line) -> None:
+def show_line(line: logs.LogLine) -> None:
     at = datetime.fromtimestamp(line.at / 1000, timezone.utc).strftime("%H:%M:%S")
     print(for_terminal(f"{at} {line.stream.rpartition('/')[2][-8:]} {line.text}"), flush=True)
 

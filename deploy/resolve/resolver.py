@@ -36,7 +36,7 @@ from deploy.spec import Spec
 from deploy.spec.components import shadow_of
 from deploy.spec.sections import PrefixAware, Shape
 from handler.config.environment import CONTEXTS, STAGES
-from handler.config.implied import named_engine
+from handler.config.implied import selected_engine
 from handler.config.sources import Setting
 from handler.core.numbers import is_digits
 from handler.core.sizes import format_size
@@ -437,7 +437,7 @@ def _engine(spec: Spec) -> str:
     """Return the engine that the options or AWS's image select, or "" if neither does."""
     by_image = {"djl-lmi": "vllm", "djl-tensorrtllm": "trtllm"}.get(spec.image.aws or "", "")
     names = [name for name in ("llm_engine", "rolling_batch") if name in spec.options]
-    return named_engine([Setting(f"option.{name}", str(spec.options[name]), "options") for name in names], by_image)
+    return selected_engine([Setting(f"option.{name}", str(spec.options[name]), "options") for name in names], by_image)
 
 
 def _needs_gpus(spec: Spec, image: str) -> bool:

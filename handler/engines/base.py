@@ -60,8 +60,8 @@ class Output(NamedTuple):
     """
 
     key: int
-    ids: Sequence[int]
-    logprobs: Sequence[float | None]
+    ids: Sequence[int] = ()
+    logprobs: Sequence[float | None] = ()
     finish: Finish | None = None
     sequence: int = 0
     prompt_logprobs: Sequence[float | None] | None = None
@@ -96,7 +96,7 @@ def failed(key: int, error: Exception | str) -> Output:
         error: an exception, or a message from another program.
     """
     words, detail = _said(error)
-    return Output(key, (), (), Finish.ERROR, error=words, detail=detail)
+    return Output(key, finish=Finish.ERROR, error=words, detail=detail)
 
 
 def first_stop(ids: Sequence[int], stops: Collection[int], num_before: int, sampling: Sampling) -> int | None:
@@ -144,6 +144,17 @@ class Step(NamedTuple):
     logprobs: list[float | None]
     others: list[Output]
 
+    @classmethod
+    def of(cls, others: list[Output]) -> Step:
+        """Return a step without columns of tokens."""
+        return cls([], [], [], others)
+
+    def add(self, key: int, id: int, logprob: float | None) -> None:
+        """Add a sequence's only new token to the columns."""
+        self.keys.append(key)
+        self.ids.append(id)
+        self.logprobs.append(logprob)
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -163,6 +174,17 @@ class EngineConfig:
     chat_template: str | None = None
     task: Task = Task.GENERATION
     source: Path | None = None
+
+    @property
+    def engine_options(self) -> Mapping[str, Any]:
+        """The options that are specific to the engine."""
+        return self.options.engine_options
+
+    @property
+    def model_path(self) -> Path:
+        """The path of the files to load, for engines that have a model."""
+        assert self.model is not None
+        return self.model
 
 
 @dataclass(frozen=True)

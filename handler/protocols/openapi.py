@@ -113,7 +113,7 @@ def document(
         "openapi": "3.1.0",
         "info": {"title": "lmi-handler", "version": __version__, "description": _DESCRIPTION},
         "servers": [{"url": "/"}],
-        "tags": [{"name": name, "description": what} for name, what in GROUPS.items() if name in used],
+        "tags": [{"name": name, "description": description} for name, description in GROUPS.items() if name in used],
         "paths": paths,
         "components": {"schemas": {**components(context), **(SESSION_COMPONENTS if has_sessions else {})}},
     }
@@ -161,14 +161,14 @@ def _path_item(path: str) -> dict[str, Any]:
 def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, Any]:
     name = re.sub(r"\W+", "_", route.path.strip("/")) or "root"
     shared: dict[str, Any] = {"operationId": f"{method.lower()}_{name.strip('_')}"}
-    known = OPERATIONS.get((method, route.path))
-    if known is not None:
-        operation = _other(known)
+    described = OPERATIONS.get((method, route.path))
+    if described is not None:
+        operation = _other(described)
     elif route.dialect is not None and method == "POST":
         operation = _inference(route.path, dialects_of(route.dialect))
     else:
         operation = {"summary": route.path, "tags": ["State"], "responses": {"200": {"description": "Success"}}}
-    if locked and known is not None and known.open:
+    if locked and described is not None and described.open:
         shared["security"] = []
     elif locked:
         operation["responses"]["401"] = _LOCKED
@@ -240,17 +240,17 @@ def _any_of(shapes: Sequence[Shape]) -> Shape:
     return distinct[0] if len(distinct) == 1 else {"anyOf": distinct} if distinct else {}
 
 
-def _other(known: Operation) -> dict[str, Any]:
-    operation: dict[str, Any] = {"tags": [known.tag], "summary": known.summary, "responses": {}}
-    if known.query:
+def _other(described: Operation) -> dict[str, Any]:
+    operation: dict[str, Any] = {"tags": [described.tag], "summary": described.summary, "responses": {}}
+    if described.query:
         operation["parameters"] = [
-            {"name": name, "in": "query", "schema": shape} for name, shape in known.query.items()
+            {"name": name, "in": "query", "schema": shape} for name, shape in described.query.items()
         ]
-    if known.body is not None:
-        operation["requestBody"] = {"content": {"application/json": {"schema": known.body}}}
-    if known.form is not None:
-        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": known.form}}}
-    for status, (content_type, kind, example) in known.answers.items():
+    if described.body is not None:
+        operation["requestBody"] = {"content": {"application/json": {"schema": described.body}}}
+    if described.form is not None:
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": described.form}}}
+    for status, (content_type, kind, example) in described.answers.items():
         operation["responses"][str(status)] = {
             "description": "Success" if status < 300 else "Failure",
             "content": {content_type: {"schema": schema_of_type(kind), "example": example}},

@@ -254,7 +254,7 @@ class StreamLines:
     @property
     def remainder(self) -> bytes:
         """The beginning of a line whose end has not arrived."""
-        return bytes(self._lines.rest)
+        return bytes(self._lines.partial)
 
     def feed(self, data: bytes, now: float, *, events: bool) -> None:
         """Read bytes that arrived at the time `now`.

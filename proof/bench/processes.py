@@ -81,7 +81,7 @@ def process(
     command: Sequence[str], *, timeout: float = 30.0, variables: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
     """Start a server process that writes `listening on URL` to stderr when it is ready."""
-    variables = {**environment.of_own_server(), **(variables or {})}
+    variables = {**environment.of_embedded_server(), **(variables or {})}
     running = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     output = _Output(running)
     try:

@@ -20,7 +20,7 @@ from typing import Any
 
 from handler.core.errors import ConfigError
 from proof.bench.client import refused_key
-from proof.conform.dialects import AT_INVOCATIONS, OF_PROFILE, Body, Dialect, merge, piece_of
+from proof.conform.dialects import AT_INVOCATIONS, OF_PROFILE, Body, GenerationApi, merge, piece_of
 from proof.conform.exchange import RawConnection, Response, connect, excerpt
 from proof.conform.rule import Failed, skip
 
@@ -375,7 +375,7 @@ class Server:
 
     # -- in the profile's dialect --------------------------------------------------------------------------------
 
-    async def dialect(self) -> Dialect:
+    async def dialect(self) -> GenerationApi:
         """Return the dialect of the profile or, for SageMaker, the first that the server accepts at `/invocations`.
 
         Raises:
@@ -388,7 +388,7 @@ class Server:
                 self._dialect = await self._find_dialect()
         return self._dialect
 
-    async def _find_dialect(self) -> Dialect:
+    async def _find_dialect(self) -> GenerationApi:
         for dialect in AT_INVOCATIONS:
             body = await self.with_model(dialect.body(PROMPT, 2, False))
             response = await self.post(await self.filled(dialect.path), body)

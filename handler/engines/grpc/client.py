@@ -13,13 +13,15 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from handler.engines.grpc.contract import MOST_BYTES, UNREADABLE, Contract, Model
-from handler.engines.grpc.sglang import Sglang
-from handler.engines.grpc.trtllm import TrtLlm
-from handler.engines.grpc.vllm import Vllm
+from handler.engines.grpc.contract import MOST_BYTES, UNREADABLE, Contract, GrpcModel
+from handler.engines.grpc.sglang import SglangContract
+from handler.engines.grpc.trtllm import TrtLlmContract
+from handler.engines.grpc.vllm import VllmContract
 from handler.engines.remote.servers import Failed, Refused, one_kind
 
-CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in (Vllm(), Sglang(), TrtLlm())}
+CONTRACTS: dict[str, Contract] = {
+    contract.name: contract for contract in (VllmContract(), SglangContract(), TrtLlmContract())
+}
 """Maps each value of option.base_url_kind to its contract."""
 
 INFO_TIMEOUT = 5.0  # seconds for GetModelInfo
@@ -82,7 +84,7 @@ class GrpcClient:
     def connected(self) -> bool:
         return bool(self._channel.get_state() is self._ready)
 
-    async def model(self, *, generates: bool) -> Model:
+    async def model(self, *, generates: bool) -> GrpcModel:
         """Ask the server for its model, and check that the server is healthy.
 
         Args:

@@ -43,7 +43,7 @@ REASONS = {
 """Maps each Sampling field that no contract supports to the reason."""
 
 
-class Model(NamedTuple):
+class GrpcModel(NamedTuple):
     """A server's description of its model.
 
     Attributes:
@@ -174,7 +174,7 @@ class Contract:
         """Return an Abort message."""
         return self.messages.AbortRequest(request_id=id)
 
-    def model(self, info: Any) -> Model:
+    def model(self, info: Any) -> GrpcModel:
         """Read the response to GetModelInfo.
 
         Raises:
@@ -183,7 +183,7 @@ class Contract:
         name = info.served_model_name or info.model_path
         eos = frozenset(info.eos_token_ids)
         most, vocabulary = max(info.max_context_length, 0) or None, max(info.vocab_size, 0) or None
-        return Model(name[:_NAME], most, vocabulary, eos, generates=info.is_generation)
+        return GrpcModel(name[:_NAME], most, vocabulary, eos, generates=info.is_generation)
 
     def unhealthy_reason(self, health: Any) -> str:
         """Read the response to HealthCheck. Return why the server is unhealthy, or "" if it is healthy."""

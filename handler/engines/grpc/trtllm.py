@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from handler.core.values import Sampling
 from handler.engines.base import PENALTIES, Rule, arguments, regex_of, unless_neutral
-from handler.engines.grpc.contract import Chunk, Contract, Model, ranked
+from handler.engines.grpc.contract import Chunk, Contract, GrpcModel, ranked
 from handler.engines.remote.servers import Failed
 
 _COLDEST = 1e-5  # lower temperatures become greedy decoding, as logits divided by them may be infinite
@@ -58,7 +58,7 @@ _GUIDES = {
 }
 
 
-class TrtLlm(Contract):
+class TrtLlmContract(Contract):
     name = "trtllm"
     module = "trtllm_service"
     service = "TrtllmService"
@@ -116,10 +116,10 @@ class TrtLlm(Contract):
         guide = regex_of(rule.value) if rule.kind == "choice" else rule.value or "{}"
         return params(guide_type=params.GuideType.Value(_GUIDES[rule.kind]), guide=guide)
 
-    def model(self, info: Any) -> Model:
+    def model(self, info: Any) -> GrpcModel:
         if not info.model_id:
             raise Failed("does not report its model")
-        return Model(info.model_id, max(info.max_seq_len, 0) or None, num_pieces=max(info.vocab_size, 0) or None)
+        return GrpcModel(info.model_id, max(info.max_seq_len, 0) or None, num_pieces=max(info.vocab_size, 0) or None)
 
     def unhealthy_reason(self, health: Any) -> str:
         return "" if health.status == "OK" else health.status or "it gives no reason"

@@ -297,7 +297,7 @@ def fetch(
         return model_id
     model_id = model_id.rstrip("/")  # the hub does not accept a slash at the end
     log.info("fetching %s from the hub, unless it is in the cache", model_id)
-    return downloads.fetch(download, model_id, config.options.engine_options.get("revision"))
+    return downloads.fetch(download, model_id, config.engine_options.get("revision"))
 
 
 fetch_descriptions = partial(fetch, download=download_descriptions)
@@ -406,12 +406,11 @@ def _demo_checkpoint(source: Path) -> Path:
 
 
 def load_tokenizer(config: EngineConfig) -> HfTokenizer:
-    assert config.model is not None
     return HfTokenizer(
-        config.model,
-        trust_remote_code=bool(config.options.engine_options.get("trust_remote_code")),
+        config.model_path,
+        trust_remote_code=bool(config.engine_options.get("trust_remote_code")),
         chat_template=config.chat_template,
-        content_format=config.options.engine_options.get("chat_template_content_format", "auto"),
+        content_format=config.engine_options.get("chat_template_content_format", "auto"),
     )
 
 
@@ -422,13 +421,12 @@ def eos_ids(config: EngineConfig) -> frozenset[int]:
     GGUF file, they are the end ids in its header, which a directory converted from the file has in
     generation_config.json.
     """
-    assert config.model is not None
-    if gguf.is_named_gguf(config.model):
-        return gguf.end_ids(config.model)
-    own = tokenizer_eos_id(config.model)
+    if gguf.is_gguf_name(config.model_path):
+        return gguf.end_ids(config.model_path)
+    own = tokenizer_eos_id(config.model_path)
     of_tokenizer = frozenset() if own is None else frozenset({own})
     generation = model_files.file_values(config.options, config.model)
-    for values in (generation, model_files.read_text_config(config.model)):
+    for values in (generation, model_files.read_text_config(config.model_path)):
         if (ids := values.get("eos_token_id")) is not None:
             ids = ids if isinstance(ids, list) else [ids]
             return of_tokenizer | {id for id in ids if isinstance(id, int) and id >= 0}

@@ -16,7 +16,7 @@ from handler.config.model_files import label_names, read_json
 from handler.core import text_files
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens
-from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after, given_prompt
+from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after, prompt_of_ids
 from handler.core.values import PLAIN_TEMPLATE, Extras, Finish, Objects, Pooling, Request, TemplateOptions
 from handler.engines.base import EngineInfo, Output, Tokenizer
 from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART, find_forms, last_text
@@ -52,6 +52,10 @@ class PoolingFiles(NamedTuple):
     most_tokens: int | None
     exclusive: bool
 
+    def limit(self, max_tokens: int) -> int:
+        """Return the maximum number of tokens in a text, which is at most `max_tokens`."""
+        return min(self.most_tokens or max_tokens, max_tokens)
+
     def finish(self, values: Any, pooling: Pooling) -> list[float]:
         """Convert the model's output for a text to the requested embedding, scores or class probabilities.
 
@@ -76,7 +80,7 @@ class PoolingFiles(NamedTuple):
 
     def output(self, key: int, values: Any, pooling: Pooling) -> Output:
         """Return the output that ends a request; see `finish`."""
-        return Output(key, (), (), Finish.EOS, extras=Extras(vector=self.finish(values, pooling)))
+        return Output(key, finish=Finish.EOS, extras=Extras(vector=self.finish(values, pooling)))
 
 
 def read_pooling(model: Path, option: str = "auto") -> PoolingFiles:
@@ -199,7 +203,7 @@ def encode_pooled(
         )
     second = None
     if request.prompt_ids is not None:
-        prompt = _cut(given_prompt(request, request.prompt_ids, tokenizer.vocabulary), most, side, names.prompt)
+        prompt = _cut(prompt_of_ids(request, request.prompt_ids, tokenizer.vocabulary), most, side, names.prompt)
     else:
         pooled = cast(PoolingTokenizer, tokenizer)
         texts = [request.prompt] if request.pair is None else [request.prompt, request.pair]

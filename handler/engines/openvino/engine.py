@@ -90,7 +90,6 @@ class OpenVino(NoAdapters):
     def __init__(self, config: EngineConfig) -> None:
         import openvino_genai
 
-        assert config.model is not None
         self._statuses = openvino_genai.GenerationStatus
         self._reasons = openvino_genai.GenerationFinishReason
         self._max_beams = config.options.max_num_batched_tokens or TOKENS_PER_STEP
@@ -98,7 +97,7 @@ class OpenVino(NoAdapters):
         self._cache_is_fixed = config.options.kv_cache_gib > 0
         self._preparation = Preparation(config, self._pipeline.get_tokenizer())
         self._eos = eos_ids(config, self._pipeline.get_tokenizer())
-        tokens = media_tokens(config.model) if is_vision(config.model) else {}
+        tokens = media_tokens(config.model_path) if is_vision(config.model_path) else {}
         self._vision: VisionPrompts | None = None
         if tokens:
             self._vision = VisionPrompts(self._pipeline.get_tokenizer(), tokens)
@@ -109,7 +108,7 @@ class OpenVino(NoAdapters):
             device="CPU",
             dtype=config.options.dtype,
             max_total_tokens=min(
-                context_length(config.model) or _DEFAULT_CONTEXT, config.options.max_model_len or 1 << 62
+                context_length(config.model_path) or _DEFAULT_CONTEXT, config.options.max_model_len or 1 << 62
             ),
         )
         # A vision model's prompt is passed as text, and only a single token is certain to be encoded as the same id.
@@ -148,7 +147,7 @@ class OpenVino(NoAdapters):
             running.handle.cancel()
 
     def step(self) -> Step:
-        step = Step([], [], [], [])
+        step = Step.of([])
         self._preparation.step(step, idle=not self._running)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
@@ -159,7 +158,7 @@ class OpenVino(NoAdapters):
                 if self._read(key, running, step):
                     ended.append(key)
             elif (status := handle.get_status()) != self._statuses.RUNNING:  # no more output will come
-                step.others.append(Output(key, (), (), Finish.ERROR, error=self._error_of(status)))
+                step.others.append(Output(key, finish=Finish.ERROR, error=self._error_of(status)))
                 ended.append(key)
         for key in ended:
             del self._running[key]
@@ -199,9 +198,7 @@ class OpenVino(NoAdapters):
                 output = self._output(key, sequences.setdefault(sequence, len(sequences)), running, result)
                 ended = ended or output.finish is not None
                 if output.is_plain and output.finish is None and len(output.ids) == 1 and not output.sequence:
-                    step.keys.append(key)
-                    step.ids.append(output.ids[0])
-                    step.logprobs.append(output.logprobs[0])
+                    step.add(key, output.ids[0], output.logprobs[0])
                 else:
                     step.others.append(output)
         return ended
@@ -231,11 +228,10 @@ class Preparation:
     """Starts requests once their schemas or grammars have been compiled and their prompts have been scored."""
 
     def __init__(self, config: EngineConfig, tokenizer: Any) -> None:
-        assert config.model is not None
         self._config, self._tokenizer = config, tokenizer
         self._compiler = GrammarCompiler(lambda structured_output: self._check.compile(structured_output))
         self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests after compilation
-        self._scorer = make_scorer(config, config.model)
+        self._scorer = make_scorer(config)
         self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests with their scores
 
     @cached_property
@@ -313,12 +309,11 @@ def load(config: EngineConfig) -> OpenVino | OpenVinoPooling | OpenVinoWhisper:
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    assert config.model is not None
     if config.task is Task.TRANSCRIPTION:
-        return load_whisper_tokenizer(config.model)
+        return load_whisper_tokenizer(config.model_path)
     if config.task is not Task.GENERATION:
-        return HfPoolingTokenizer(config.model, config.chat_template)
-    return OpenVinoTokenizer(config.model, config.chat_template)
+        return HfPoolingTokenizer(config.model_path, config.chat_template)
+    return OpenVinoTokenizer(config.model_path, config.chat_template)
 
 
 # -- translate Sampling into GenAI's configuration ---------------------------------------------------------------------
@@ -460,9 +455,9 @@ _PROMPT = "The quick brown fox jumps over the lazy dog. 1 + 1 = 2"
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 
 
-def make_scorer(config: EngineConfig, model: Path) -> LogitScorer | PipelineScorer:
-    if has_logits(model):
-        return LogitScorer(model, properties(config.options.dtype, model))
+def make_scorer(config: EngineConfig) -> LogitScorer | PipelineScorer:
+    if has_logits(config.model_path):
+        return LogitScorer(config.model_path, properties(config.options.dtype, config.model_path))
     options = replace(config.options, enable_prefix_caching=False, max_rolling_batch_size=1)
     return PipelineScorer(lambda: make_pipeline(replace(config, options=options)))
 
@@ -479,9 +474,9 @@ def make_pipeline(config: EngineConfig) -> Any:
     if config.options.kv_cache_gib:
         scheduler.cache_size = config.options.kv_cache_gib
     pipeline = openvino_genai.ContinuousBatchingPipeline(
-        str(config.model), scheduler, "CPU", properties(config.options.dtype, config.model)
+        str(config.model_path), scheduler, "CPU", properties(config.options.dtype, config.model_path)
     )
-    if config.options.dtype == "fp16" and config.model is not None and has_logits(config.model):
+    if config.options.dtype == "fp16" and has_logits(config.model_path):
         _check_numbers(pipeline)
     return pipeline
 

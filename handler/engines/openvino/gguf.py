@@ -428,14 +428,13 @@ def _product(root: Any) -> Any:
 
 def _join(products: Sequence[Any], matrices: Sequence[_Matrix]) -> None:
     """Replace multiplications of the same input by a single multiplication, whose output is split."""
-    import numpy as np
     from openvino import opset13
 
     matrix = _joined(matrices[0].form, [matrix.arrays for matrix in matrices])
     product = opset13.matmul(products[0].input_value(0), _nodes(matrix), False, True)
     if len(products) > 1:
-        rows = np.array([matrix.arrays[0].shape[0] for matrix in matrices])
-        product = opset13.variadic_split(product, np.int64(-1), rows)
+        rows = [matrix.arrays[0].shape[0] for matrix in matrices]
+        product = opset13.variadic_split(product, -1, rows)
     for port, old in enumerate(products):
         old.output(0).replace(product.output(port))
 
@@ -455,9 +454,9 @@ def _nodes(matrix: _Matrix) -> Any:
         constant = op.Constant(tensor, shared_memory=False)
     values = opset13.convert(constant, "f32")
     for zero in zeros:
-        values = opset13.subtract(values, opset13.constant(zero))
-    shape = opset13.constant(np.array([whole.shape[0], whole.shape[1] * whole.shape[2]]))
-    return opset13.reshape(opset13.multiply(values, opset13.constant(scale)), shape, False)
+        values -= opset13.constant(zero)
+    shape = [whole.shape[0], whole.shape[1] * whole.shape[2]]
+    return opset13.reshape(values * opset13.constant(scale), shape, False)
 
 
 def _interleaved(reader: Any) -> dict[str, int]:

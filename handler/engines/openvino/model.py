@@ -87,7 +87,7 @@ def quantization_of(config: EngineConfig) -> Quantization | None:
     Raises:
         ConfigError: group_size is set, but would have no effect.
     """
-    options = config.options.engine_options
+    options = config.engine_options
     quantize, group = options.get("quantization"), options.get("group_size")
     if group is not None and quantize != "int4":
         raise ConfigError("option.group_size requires option.quantize=int4, because int8 uses one group per row")
@@ -239,7 +239,7 @@ def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:
 
 def context_length(model: Path) -> int | None:
     """Read the context length, in tokens, from the model's files. Return None if they do not specify it."""
-    if gguf.is_named_gguf(model):
+    if gguf.is_gguf_name(model):
         return gguf.context_length(model)
     context = context_of(model)
     return context if isinstance(context, int) else None

@@ -216,9 +216,7 @@ class OpenVinoCheck:
     def __init__(self, config: EngineConfig, tokenizer: Any = None) -> None:
         import openvino_genai
 
-        model = config.model
-        assert model is not None
-
+        model = config.model_path
         self._genai = openvino_genai
         self._tokenizer = openvino_genai.Tokenizer(str(model)) if tokenizer is None else tokenizer
         self._eos = eos_ids(config, self._tokenizer)

@@ -46,9 +46,8 @@ class OpenVinoWhisper(NoAdapters):
     def __init__(self, config: EngineConfig, properties: Mapping[str, str]) -> None:
         import openvino_genai
 
-        assert config.model is not None
         self._genai = openvino_genai
-        self._ids: WhisperIds = whisper_ids(config.model)
+        self._ids: WhisperIds = whisper_ids(config.model_path)
         self._pipeline: Any = openvino_genai.WhisperPipeline(str(config.model), "CPU", **properties)
         self._tokenizer = self._pipeline.get_tokenizer()
         self._tasks = {id: name for name, id in self._ids.tasks.items()}
@@ -85,7 +84,7 @@ class OpenVinoWhisper(NoAdapters):
                     delivered.append(output)
                     if output.finish is not None:
                         self._wanted.discard(output.key)
-        return Step([], [], [], delivered)
+        return Step.of(delivered)
 
     def close(self) -> None:
         self._wanted.clear()
@@ -105,7 +104,7 @@ class OpenVinoWhisper(NoAdapters):
             if clip.pieces:
                 self._waiting.put(clip)  # behind the other clips
             else:
-                self._done.put(Output(clip.key, (), (), Finish.EOS))
+                self._done.put(Output(clip.key, finish=Finish.EOS))
 
     def _next_piece(self, clip: _Clip) -> None:
         start, end = clip.pieces.popleft()

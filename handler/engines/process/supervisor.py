@@ -189,7 +189,7 @@ class State(str, Enum):
     CLOSED = "closed"
 
 
-class Host(NamedTuple):
+class LoopHooks(NamedTuple):
     """Functions of the event loop that steps an engine. By default, there is no loop.
 
     Attributes:
@@ -267,7 +267,7 @@ class EngineSupervisor:
     ) -> None:
         self._launch: Callable[[], EngineInstance] = lambda: EngineInstance(spec, isolated=isolated, place=place)
         self._hang_timer = _HangTimer(timeout, load_timeout)
-        self._host = Host()
+        self._host = LoopHooks()
         self._instance: EngineInstance | None = None
         self._active: set[int] = set()
         self._num_failures = 0  # in a row
@@ -365,7 +365,7 @@ class EngineSupervisor:
         if self.state is not State.CLOSED:
             self._change(State.CLOSED)
 
-    def attach(self, host: Host) -> None:
+    def attach(self, host: LoopHooks) -> None:
         """Connect an event loop, and call `host.watch` and `host.on_change` for the first time."""
         self._host = host
         if self._instance is not None:

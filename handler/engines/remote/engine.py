@@ -241,12 +241,10 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             self._interrupted = False
             raise Interrupted
         parts, self._parts = self._parts, {}
-        step = Step([], [], [], [])
+        step = Step.of([])
         for key, part in parts.items():
             if _is_plain(part):  # nearly all parts
-                step.keys.append(key)
-                step.ids.append(part.ids[0])
-                step.logprobs.append(part.logprobs[0])
+                step.add(key, part.ids[0], part.logprobs[0])
             else:
                 step.others.extend(_outputs(key, part))
         return step
@@ -462,7 +460,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         """End a request with an error, unless it has already ended."""
         if not running.ended:
             running.ended = True
-            failure = Output(running.key, (), (), Finish.ERROR, error=error, refused=refused, retry_after=retry_after)
+            failure = Output(running.key, finish=Finish.ERROR, error=error, refused=refused, retry_after=retry_after)
             part = self._parts.setdefault(running.key, Part())
             part.failure = failure._replace(detail=log_words(detail, secrets()))
             self._loop.stop()

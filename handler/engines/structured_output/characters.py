@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from handler.engines.structured_output.ebnf import MACROS, Token, Unreadable, scan
+from handler.engines.structured_output.ebnf import MACROS, Lexeme, Unreadable, scan
 
 LAST = 0x10FFFF
 """The last code point."""
@@ -177,7 +177,7 @@ def respelled(grammar: str) -> str:
     return rewritten
 
 
-def _rewritten(token: Token) -> str:
+def _rewritten(token: Lexeme) -> str:
     if token.kind == "text":
         characters = _read(token.text[1:-1])
         if characters is not None and is_misread(characters):

@@ -38,7 +38,7 @@ class Unreadable(ValueError):
     """The grammar has a syntax error or an undefined rule."""
 
 
-class Token(NamedTuple):
+class Lexeme(NamedTuple):
     """A token of a grammar. Its kind is the name of a group in `_TOKEN`."""
 
     kind: str
@@ -170,7 +170,7 @@ def _abridged_macro(text: str) -> str:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def scan(text: str) -> Iterator[Token]:
+def scan(text: str) -> Iterator[Lexeme]:
     """Yield the tokens of a grammar, including spaces and comments.
 
     Raises:
@@ -181,7 +181,7 @@ def scan(text: str) -> Iterator[Token]:
         match = _TOKEN.match(text, at)
         if match is None:
             raise Unreadable(f"EBNF: unexpected character {text[at]!r} in line {text.count(chr(10), 0, at) + 1}")
-        yield Token(str(match.lastgroup), match[0])
+        yield Lexeme(str(match.lastgroup), match[0])
         at = match.end()
 
 

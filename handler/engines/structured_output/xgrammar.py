@@ -527,10 +527,10 @@ def _below(subschema: _Subschema, root: Any) -> Iterator[_Subschema]:
     for name in ("properties", "patternProperties"):
         if isinstance(schema.get(name), dict):
             yield from (_Subschema(below, (*path, name, key), None, rebased) for key, below in schema[name].items())
-    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+    for name in _LISTS:
         if isinstance(schema.get(name), list):
             yield from (_Subschema(below, (*path, name, str(n)), None, rebased) for n, below in enumerate(schema[name]))
-    for name in ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames"):
+    for name in _SINGLE:
         yield _Subschema(schema.get(name), (*path, name), "string" if name == "propertyNames" else None, rebased)
 
 
@@ -655,11 +655,13 @@ class _Types:
         return types
 
 
+_JSON_TYPES = {bool: "boolean", int: "integer", str: "string", type(None): "null", list: "array", dict: "object"}
+
+
 def _type_of(value: Any) -> str:
     if isinstance(value, float):
         return "integer" if value.is_integer() else "number"
-    known = {bool: "boolean", int: "integer", str: "string", type(None): "null", list: "array", dict: "object"}
-    return known[type(value)]
+    return _JSON_TYPES[type(value)]
 
 
 # -- keywords of a type -----------------------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
         ConfigError: options contradict each other, or this version does not support them. The message lists all
             problems.
     """
-    options, problems = config.options.engine_options, Problems()
+    options, problems = config.engine_options, Problems()
     for name in _present(options, _RELEASES):
         if not _RELEASES[name][0] <= release <= _RELEASES[name][1]:
             message = f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} does not support it"
@@ -129,7 +129,7 @@ def _present(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]
 
 
 def _parallelism(config: EngineConfig, gpus: int, problems: Problems) -> dict[str, Any]:
-    options = config.options.engine_options
+    options = config.engine_options
     stages = _either(
         problems,
         pipeline_parallel_degree=options.get("pipeline_parallel_size"),
@@ -142,7 +142,7 @@ def _parallelism(config: EngineConfig, gpus: int, problems: Problems) -> dict[st
 
 def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
     """Return the token limits. `max_seq_len` is always set, so that the engine and the handler have the same limit."""
-    options = config.options.engine_options
+    options = config.engine_options
     arguments: dict[str, Any] = {}
     limit = _either(problems, max_model_len=config.options.max_model_len, max_seq_len=options.get("max_seq_len"))
     if config.options.max_input_len is not None:
@@ -169,7 +169,7 @@ def _either(problems: Problems, **values: int | None) -> int | None:
 
 def _objects(config: EngineConfig) -> dict[str, Any]:
     """Return the arguments that are non-empty objects. The value None disables CUDA graphs."""
-    options = config.options.engine_options
+    options = config.engine_options
     arguments: dict[str, Any] = {
         argument: {name: options[option] for option, name in names.items() if options.get(option) is not None}
         for argument, names in _NESTED.items()
@@ -284,7 +284,7 @@ _MAX_NUM_TOKENS = 8192  # TensorRT-LLM's default
 def environment(config: EngineConfig) -> dict[str, str]:
     """Return the environment variables of TensorRT-LLM and its MPI workers."""
     variables = {}
-    if not config.options.engine_options.get("usage_stats"):
+    if not config.engine_options.get("usage_stats"):
         # Since 1.3 TensorRT-LLM reports usage to NVIDIA by default (`is_usage_stats_enabled` in usage/usage_lib.py).
         variables["TRTLLM_NO_USAGE_STATS"] = "1"
     if os.geteuid() == 0:

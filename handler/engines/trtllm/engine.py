@@ -60,7 +60,7 @@ from handler.engines.trtllm.arguments import (
     warn_of_newer,
 )
 from handler.engines.trtllm.sampling import (
-    Model,
+    ModelProperties,
     own_stops,
     sampling_arguments,
     stops,
@@ -77,7 +77,6 @@ class TrtLlm:
     """An engine that submits requests to `LLM.generate_async`. See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        assert config.model is not None
         leave_mpi(os.environ)
         os.environ.update(environment(config))
         end_with_this_process()
@@ -95,22 +94,22 @@ class TrtLlm:
         self._stop_watch = end_with_descendants("mpi4py")  # Open MPI 4 does not report the death of an MPI worker
         self._requests = _Requests(refusal)
         self._activity = _Activity(
-            self._llm, self._requests, float(config.options.engine_options.get("inactivity_timeout", math.inf))
+            self._llm, self._requests, float(config.engine_options.get("inactivity_timeout", math.inf))
         )
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._max_prompt = max_prompt(arguments)
-        self._vision = vision_prompts(config.model, self._llm.tokenizer, vocabulary_size(config.model))
-        self._model = Model(
-            vocabulary=vocabulary_size(config.model),
+        self._vision = vision_prompts(config.model_path, self._llm.tokenizer, vocabulary_size(config.model_path))
+        self._model = ModelProperties(
+            vocabulary=vocabulary_size(config.model_path),
             eos=files.eos_ids(config),
-            tokenizer_eos=files.tokenizer_eos_id(config.model),
+            tokenizer_eos=files.tokenizer_eos_id(config.model_path),
             torch_sampler=torch_sampler(arguments),
         )
         self._uses_xgrammar = uses_xgrammar(config)
         self.info = EngineInfo(
             name="trtllm",
             version=version,
-            device=f"{spread(str(arguments['tensor_parallel_size']), config.options.engine_options).least} GPU",
+            device=f"{spread(str(arguments['tensor_parallel_size']), config.engine_options).least} GPU",
             dtype=config.options.dtype,
             max_total_tokens=arguments["max_seq_len"],
         )
@@ -156,7 +155,7 @@ class TrtLlm:
         self._requests.cancel(key)
 
     def step(self) -> Step:
-        step = Step([], [], [], [])
+        step = Step.of([])
         fresh = self._requests.take_fresh()
         for running in fresh:
             self._deliver(running, step)
@@ -447,9 +446,7 @@ class TrtRequest:
             logprob = _logprob(entries[sent], id) if entries else None
         except (AttributeError, IndexError, KeyError, TypeError):  # `outputs` reports the error
             return False
-        step.keys.append(self.key)
-        step.ids.append(id)
-        step.logprobs.append(logprob)
+        step.add(self.key, id, logprob)
         self._sent = sent + 1
         return True
 
@@ -611,7 +608,7 @@ def cache_salt(media: MediaPrompt | None, salt: str) -> str | None:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest() if any(parts) else None
 
 
-class VisionPrompts:
+class QwenVisionPrompts:
     """Converts prompts to the inputs of `generate_async`, and checks the ids that TensorRT-LLM computes.
 
     Args:
@@ -658,7 +655,7 @@ class VisionPrompts:
         return ""
 
 
-def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> VisionPrompts | None:
+def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> QwenVisionPrompts | None:
     """Return the prompt converter for a model that accepts images, or None if prompts are passed as ids."""
     tokens = read_tokens(model, "image")
-    return VisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None
+    return QwenVisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None

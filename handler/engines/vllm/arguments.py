@@ -29,7 +29,7 @@ def lmcache_arguments(config: EngineConfig) -> dict[str, Any]:
     Raises:
         ConfigError: options contradict each other, LMCache is not installed, or its configuration file is missing.
     """
-    options = config.options.engine_options
+    options = config.engine_options
     auto, file = options.get("lmcache_auto_config"), options.get("lmcache_config_file")
     if not auto and file is None:
         return {}
@@ -55,7 +55,7 @@ def lmcache_environment(config: EngineConfig, environ: Mapping[str, str], worker
         environ: the current environment variables.
         workers: number of vLLM processes, each with one GPU. They share the machine's memory and disk.
     """
-    options = config.options.engine_options
+    options = config.engine_options
     if "lmcache_config_file" in options:
         return {"LMCACHE_CONFIG_FILE": str(_config_file(config))}
     if not options.get("lmcache_auto_config"):
@@ -74,7 +74,7 @@ def lmcache_environment(config: EngineConfig, environ: Mapping[str, str], worker
 
 def _config_file(config: EngineConfig) -> Path:
     """Find LMCache's configuration file next to serving.properties, in the model directory or the working directory."""
-    name: str = config.options.engine_options["lmcache_config_file"]
+    name: str = config.engine_options["lmcache_config_file"]
     paths = [home / name for home in (config.options.directory, config.model, Path()) if home is not None]
     file = next((path for path in paths if path.is_file()), None)
     if file is None:
@@ -141,7 +141,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
     Raises:
         ConfigError: options contradict each other. The message lists all such problems.
     """
-    options, problems = config.options.engine_options, Problems()
+    options, problems = config.engine_options, Problems()
     model = spread(config.options.tensor_parallel_degree, options)
     arguments: dict[str, Any] = {
         "model": str(config.model),

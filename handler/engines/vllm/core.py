@@ -229,7 +229,7 @@ def _output(pending: Pending, output: Any, cached: int | None) -> Output | None:
     finish = _finish(output, pending.stops)
     if finish is Finish.ERROR:
         why = "perhaps its schema, its grammar or its forbidden tokens left no allowed token"
-        return Output(pending.key, (), (), finish, error=f"vLLM ended the request: {output.finish_reason!s}; {why}")
+        return Output(pending.key, finish=finish, error=f"vLLM ended the request: {output.finish_reason!s}; {why}")
     if not ids and finish is None:
         return None
     scores = output.new_logprobs

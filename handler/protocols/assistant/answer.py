@@ -36,8 +36,8 @@ def reasoning_family(context: ServerContext) -> Family | None:
 def describe_parsers(context: ServerContext) -> str:
     """Return a description, for the log, of the parsers that read the model's responses and why they were chosen."""
     thoughts, calls = reasoning_family(context), choose_format(context)
-    own, shown = "the model's response template", "the chat template"
-    by = own if context.response_template is not None else shown
+    response_template, chat_template = "the model's response template", "the chat template"
+    by = response_template if context.response_template is not None else chat_template
     if context.config.reasoning != AUTO:
         reasoning = f"according to option.reasoning_parser={context.config.reasoning}"
     elif thoughts is None:
@@ -51,7 +51,8 @@ def describe_parsers(context: ServerContext) -> str:
     elif calls is SMOLLM2 and not takes_tools(context.chat_template):
         tool_calls = f"{calls.name}, as no chat template shows tools"
     else:
-        tool_calls = f"{calls.name if calls else 'unknown format'}, according to {own if calls is HF else shown}"
+        source = response_template if calls is HF else chat_template
+        tool_calls = f"{calls.name if calls else 'unknown format'}, according to {source}"
     return f"reasoning: {reasoning}; tool calls: {tool_calls}"
 
 
@@ -71,8 +72,12 @@ def warn_of_unread_calls(context: ServerContext) -> None:
                 format.name,
             )
         return
-    shown = find(template)
-    if context.tool_format is not None or shown is None or (notation := shown.notation(template)) is None:
+    prompt_format = find(template)
+    if (
+        context.tool_format is not None
+        or prompt_format is None
+        or (notation := prompt_format.notation(template)) is None
+    ):
         return
     parser = format.make([_TOOL])
     events = [*parser.feed(write_calls(notation, [("f", {})])), *parser.flush()]
@@ -80,7 +85,7 @@ def warn_of_unread_calls(context: ServerContext) -> None:
         log.warning(
             "option.tool_call_parser=%s does not read the calls that the chat template shows; their format is %s",
             context.config.tool_call_parser,
-            shown.name,
+            prompt_format.name,
         )
 
 
@@ -133,12 +138,12 @@ class AnswerReader:
             text = "".join([token.text for token in tokens])
             return [*self._events(text), *self.flush(finish)], tokens
         events: list[Event] = []
-        others: list[Token] = []
+        text_tokens: list[Token] = []
         for token in tokens:
             events += self.feed(token)
             if not self.thinking:
-                others.append(token)
-        return [*events, *self.flush(finish)], others
+                text_tokens.append(token)
+        return [*events, *self.flush(finish)], text_tokens
 
     def flush(self, finish: Finish) -> list[Event]:
         """Return the last events of a response, including the ends of all tool calls.
@@ -192,9 +197,9 @@ class AnswerForm(NamedTuple):
         """
         shows = self.thinking is not None and self.thinking.shows
         if not shows and (budget := sampling.thinking_token_budget) is not None:
-            shown = "; the chat template shows no reasoning" if context.config.reasoning == AUTO else ""
-            why = f"requires option.reasoning_parser with the name of the model's family{shown}"
-            raise InvalidParameter(f"thinking_token_budget={budget}: {why}")
+            cause = "; the chat template shows no reasoning" if context.config.reasoning == AUTO else ""
+            reason = f"requires option.reasoning_parser with the name of the model's family{cause}"
+            raise InvalidParameter(f"thinking_token_budget={budget}: {reason}")
         if context.vocabulary is None:
             return sampling
         marks = self.tools.format.special(context.vocabulary) if self.tools.format else frozenset[str]()

@@ -110,13 +110,13 @@ class Ends:
         """Add a piece of the text, and return the text that can be shown now."""
         if not self.begun:
             text = text.lstrip()
-        shown = text.rstrip()
-        rest = text[len(shown) :]
-        if not shown:
-            self.space += [rest] if rest else []
+        trimmed = text.rstrip()
+        space = text[len(trimmed) :]
+        if not trimmed:
+            self.space += [space] if space else []
             return ""
-        before, self.space, self.begun = "".join(self.space), [rest] if rest else [], True
-        return before + shown
+        before, self.space, self.begun = "".join(self.space), [space] if space else [], True
+        return before + trimmed
 
 
 class Trimmed:
@@ -133,15 +133,15 @@ class Trimmed:
 
     def read(self, events: Iterable[Event]) -> list[Event]:
         """Return the events without leading whitespace. Hold back whitespace that may be trailing."""
-        shown: list[Event] = []
+        trimmed: list[Event] = []
         for event in events:
             if isinstance(event, str):
-                shown += [text] if (text := self._text.trim(event)) else []
+                trimmed += [text] if (text := self._text.trim(event)) else []
             elif isinstance(event, Reasoning):
-                shown += [Reasoning(text)] if (text := self._reasoning.trim(event.text)) else []
+                trimmed += [Reasoning(text)] if (text := self._reasoning.trim(event.text)) else []
             else:
-                shown.append(event)
-        return shown
+                trimmed.append(event)
+        return trimmed
 
 
 class LeadingSpace:
@@ -160,17 +160,17 @@ class LeadingSpace:
         """Return the events that can be shown now."""
         if self._held is None:
             return events
-        shown: list[Event] = []
+        trimmed: list[Event] = []
         for event in events:
             self._called |= isinstance(event, CallStart)
             if self._held is None or not isinstance(event, str):
-                shown.append(event)
+                trimmed.append(event)
                 continue
             self._held.append(event)
             if event.strip():
-                shown.append("".join(self._held))
+                trimmed.append("".join(self._held))
                 self._held = None
-        return shown
+        return trimmed
 
     def flush(self) -> list[Event]:
         """Return the whitespace that was held back, if it is the text of a response without tool calls."""

@@ -100,8 +100,8 @@ class MarkedReasoningParser(MarksParser):
 
     def _step(self, events: list[Event], *, final: bool) -> bool:
         if self._over:
-            rest, self._held = self._held, ""
-            events += self._beside(rest)
+            remainder, self._held = self._held, ""
+            events += self._beside(remainder)
             return False
         if not self.thinking:
             return self._read_beside(events, final=final)
@@ -227,18 +227,18 @@ class MessagesParser(MarksParser):
 
     def _header(self, events: list[Event], *, final: bool) -> bool:
         mark = next((mark for mark in self.headers if self._held.startswith(mark) and mark != _MESSAGE), "")
-        text, end, rest = split(self._held.removeprefix(mark), (_MESSAGE, *self.ends, "<|start|>"), final=final)
+        text, end, remainder = split(self._held.removeprefix(mark), (_MESSAGE, *self.ends, "<|start|>"), final=final)
         if not end and not final and len(text) <= _LONGEST_HEADER:
             return False
         self._state = self._message
         if end and end != _MESSAGE:
-            self._held = self.text_of_header(mark + text) + end + rest
+            self._held = self.text_of_header(mark + text) + end + remainder
             return True
         if not end:
             events += self._beside(mark)  # in a message's text, the marker would begin the next header
-            self._held = text + rest
+            self._held = text + remainder
             return True
-        header, self._held = mark + text, rest
+        header, self._held = mark + text, remainder
         if self._inner is not None and self.is_inner(header):
             events += self._beside(header + end)
             self._end = "call"

@@ -285,8 +285,8 @@ _PART = 1 << 10  # values encoded at a time; encoding and freeing them holds the
 
 def list_parts(values: Iterable[Any]) -> Iterator[bytes]:
     """Yield the JSON of a long list in parts."""
-    rest, before = iter(values), b"["
-    while part := list(islice(rest, _PART)):
+    remaining, before = iter(values), b"["
+    while part := list(islice(remaining, _PART)):
         yield before + JSON.encode(part)[1:-1]
         before = b","
     yield b"]" if before == b"," else b"[]"

@@ -53,15 +53,15 @@ class Recalled(NamedTuple):
 NOTHING = Recalled()
 
 
-def too_long(field: object, what: str, most: int) -> InvalidParameter:
+def too_long(field: object, subject: str, most: int) -> InvalidParameter:
     """Return the error for stored values that exceed the maximum request size.
 
     Args:
         field: the field of the body that refers to the stored values, with its value.
-        what: a plural noun for the stored values.
+        subject: a plural noun for the stored values.
         most: the maximum size in bytes.
     """
-    return InvalidParameter(f"{field}: {what} exceed {most} bytes (max_request_size)")
+    return InvalidParameter(f"{field}: {subject} exceed {most} bytes (max_request_size)")
 
 
 KeptItem = tuple[str, bytes]

@@ -227,8 +227,8 @@ def read_line(number: int, value: Any, endpoint: str) -> Line:
         return Line(number, None, error=NOT_JSON)
     custom_id, url, body = value.get("custom_id"), value.get("url"), value.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MOST_ID:
-        why = f"'custom_id' must be a string of 1 to {_MOST_ID} characters"
-        return Line(number, None, error=LineError("missing_required_parameter", why, "custom_id"))
+        reason = f"'custom_id' must be a string of 1 to {_MOST_ID} characters"
+        return Line(number, None, error=LineError("missing_required_parameter", reason, "custom_id"))
     error = None
     if value.get("method") != "POST":
         error = LineError("invalid_method", "'method' must be POST", "method")

@@ -77,9 +77,9 @@ class Logprobs(NamedTuple):
 
     def _token(self, token: Token) -> ChosenLogprob:
         """Render one token. If the engine reports no alternatives, only the chosen token is listed, as in LMI."""
-        own = _logprob(token)
-        tops = ([_logprob(alternative) for alternative in token.top] or [own]) if self.alternatives else []
-        return {"token": own["token"], "logprob": own["logprob"], "bytes": own["bytes"], "top_logprobs": tops}
+        chosen = _logprob(token)
+        tops = ([_logprob(alternative) for alternative in token.top] or [chosen]) if self.alternatives else []
+        return {"token": chosen["token"], "logprob": chosen["logprob"], "bytes": chosen["bytes"], "top_logprobs": tops}
 
 
 def _logprob(token: Token) -> TokenLogprob:
@@ -306,13 +306,13 @@ class ChatDocument(WholeAnswer):
         if reader is None:
             events: list[Event] = [sequence.text]
         else:
-            events, others = reader.read(tokens, sequence.finish)
-            tokens = tokens if self._format.thoughts else others
+            events, text_tokens = reader.read(tokens, sequence.finish)
+            tokens = tokens if self._format.thoughts else text_tokens
             if self._num_reasoning is not None:
                 self._num_reasoning += reader.num_reasoning
-        shown = [event for event in events if self._format.selects(event)]
-        content, parts = _gather(shown)
-        broken = any(isinstance(event, CallEnd) and not event.whole for event in shown)
+        selected = [event for event in events if self._format.selects(event)]
+        content, parts = _gather(selected)
+        broken = any(isinstance(event, CallEnd) and not event.whole for event in selected)
         return {
             "index": sequence.index,
             "message": {"role": "assistant", "content": content, "refusal": None, **parts},
@@ -385,11 +385,11 @@ def continued(body: Mapping[str, Any], conversation: Conversation) -> tuple[Mapp
 
     TGI strips spaces at the end of the prompt. The parameters of other servers take precedence over this rule.
     """
-    *others, last = conversation.messages
+    *earlier, last = conversation.messages
     text = last["content"] if last["role"] == "assistant" and not last.get("tool_calls") else None
     if not isinstance(text, str) or not text.strip() or any(body.get(name) is not None for name in _CONTINUING):
         return body, conversation
-    messages = (*others, {**last, "content": text.rstrip()})
+    messages = (*earlier, {**last, "content": text.rstrip()})
     return {**body, "continue_final_message": True}, conversation._replace(messages=messages)
 
 
@@ -487,14 +487,14 @@ class OpenAiChat(OpenAiDialect):
         prefix = messages[-1]["content"] if template.continue_final_message else None
         form = answer_form(tools, context, dict(template.arguments), prefix)
         sampling = form.sampling(parameters.sampling, context)
-        messages, shown = lay_out(messages, tools.shown, context.chat_template, choose_format(context))
+        messages, prompt_tools = lay_out(messages, tools.shown, context.chat_template, choose_format(context))
         request = Request(
             "",
             sampling,
             truncation=keep_last(parameters.others.get("truncate")),
             messages=messages,
             media=tuple(media),
-            tools=shown,
+            tools=prompt_tools,
             template=template,
             read_prompt=None if form.thinking is None else form.thinking.read_prompt,
             adapter=adapter,

@@ -303,8 +303,8 @@ class OpenAiCompletions(OpenAiDialect):
             )
             for prompt in prompts
         )
-        shown = [request.prompt if echo else "" for request in requests]
-        format = TextFormat(logprobs, shown, sampling.n, token_ids=parameters.others.get("return_token_ids", False))
+        echoed = [request.prompt if echo else "" for request in requests]
+        format = TextFormat(logprobs, echoed, sampling.n, token_ids=parameters.others.get("return_token_ids", False))
         head = OpenAiHead(*identity("cmpl"), model, context.fingerprint)
         reply: Reply = (
             TextStream(head, format, sampling.n, usage, self.stream, self.errors)
@@ -337,16 +337,18 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
 
 def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
     """Request the log-probabilities of the prompt tokens, with the same number of alternatives."""
-    if why := context.unsupported.get("prompt_logprobs"):
-        raise InvalidParameter(f"echo=true: the engine {context.engine} does not support it with logprobs: {why}")
-    if logprobs and (why := context.unsupported.get("prompt_top_logprobs")):
-        raise InvalidParameter(f"logprobs={logprobs}: the engine {context.engine} does not support it with echo: {why}")
+    if reason := context.unsupported.get("prompt_logprobs"):
+        raise InvalidParameter(f"echo=true: the engine {context.engine} does not support it with logprobs: {reason}")
+    if logprobs and (reason := context.unsupported.get("prompt_top_logprobs")):
+        raise InvalidParameter(
+            f"logprobs={logprobs}: the engine {context.engine} does not support it with echo: {reason}"
+        )
     return sampling._replace(prompt_logprobs=True, prompt_top_logprobs=logprobs)
 
 
 def _with_support_for(context: ServerContext, field: str) -> ServerContext:
     """Return the context as if the engine supported `field`."""
-    return replace(context, unsupported={name: why for name, why in context.unsupported.items() if name != field})
+    return replace(context, unsupported={name: reason for name, reason in context.unsupported.items() if name != field})
 
 
 # -- embeddings at /v1/embeddings --------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ModelNotFound
 from handler.core.framing import JSON, JSON_TEXTS, KEEP_ALIVE, NUMBER, SLOT, SSE_DONE, Framing, template
-from handler.core.media import new_digits
-from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, StructuredOutput, Token
+from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, StructuredOutput, Token, new_digits
 from handler.protocols.assistant.template import READERS as TEMPLATE_READERS
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
@@ -539,11 +538,11 @@ class OpenAiDialect(Dialect):
         """List the fields that have no effect: unknown and harmless fields of the body, and the names in `unknown`."""
         return [*self.unknown(body, context, *unknown), *self.no_effect(body)]
 
-    def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:
-        """List the unknown fields of the body, followed by `others`. Null fields count as absent."""
-        known, harmless = self._known(), self._harmless()
-        names = [key for key in body if key not in known and key not in harmless]
-        return report_unknown([*names, *others], body, context)
+    def unknown(self, body: Mapping[str, Any], context: ServerContext, *paths: str) -> list[str]:
+        """List the unknown fields of the body, followed by `paths`. Null fields count as absent."""
+        known_names, harmless = self._known(), self._harmless()
+        names = [key for key in body if key not in known_names and key not in harmless]
+        return report_unknown([*names, *paths], body, context)
 
     def no_effect(self, body: Mapping[str, Any]) -> list[str]:
         """List the harmless fields of the body. Null fields count as absent."""

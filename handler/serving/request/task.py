@@ -31,7 +31,6 @@ from handler.serving.request.life import (
     CLOSED,
     COMMIT,
     END,
-    FINISHED,
     OUTPUT,
     PARSED,
     START,
@@ -161,11 +160,6 @@ class RequestTask(Life):
     def begun(self) -> bool:
         """Whether the first output for the response has arrived, or the request has ended."""
         return self.phase >= ANSWERING
-
-    @property
-    def finished(self) -> bool:
-        """Whether the response is complete, or the request was cancelled."""
-        return self.phase >= FINISHED
 
     @property
     def status(self) -> int:
@@ -484,12 +478,6 @@ class RequestTask(Life):
             self._end("cancelled")
         self.unsent = []
         self.on(CLOSE)
-
-    def __enter__(self) -> RequestTask:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _feed_and_flush(self, index: int, delta: Delta) -> None:
         """Add a delta to the response outside of the driver's steps."""

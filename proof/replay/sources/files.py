@@ -181,7 +181,7 @@ def _buffered(stream: Any) -> io.BufferedReader:
     return io.BufferedReader(stream, 1 << 16)
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A non-empty line, and its position as FILE:NUMBER."""
 
     location: str
@@ -241,7 +241,7 @@ def _is_source(name: str) -> bool:
     return not name.startswith(".") and name.removesuffix(".gz").endswith(SUFFIXES)
 
 
-def lines(file: File) -> Iterator[Line | Unreadable]:
+def lines(file: File) -> Iterator[SourceLine | Unreadable]:
     """Yield the lines of a file, or an `Unreadable` for a line or a rest of the file that cannot be read."""
     number = 0
     try:
@@ -274,9 +274,9 @@ def read_lines(file: File, parse: Callable[[str, dict[str, Member]], T]) -> Iter
             yield Unreadable(line.location, str(error))
 
 
-def _line(location: str, data: bytes) -> Line | Unreadable:
+def _line(location: str, data: bytes) -> SourceLine | Unreadable:
     try:
-        return Line(location, data.rstrip(b"\r\n").decode())
+        return SourceLine(location, data.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         return Unreadable(location, f"it is not UTF-8: byte {data[error.start]:#04x} at position {error.start}")
 

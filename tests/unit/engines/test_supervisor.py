@@ -49,7 +49,7 @@ from handler.engines.process.supervisor import (
     ANYWHERE,
     EngineInstance,
     EngineSupervisor,
-    Host,
+    LoopHooks,
     Placement,
     State,
     descendants,
@@ -395,7 +395,7 @@ def test_statistics_are_those_of_the_running_engine(supervised: Supervised) -> N
 def test_a_host_is_told_of_each_channel_and_each_state(supervised: Supervised) -> None:
     watched: list[int | None] = []
     states: list[State] = []
-    supervised.engine.attach(Host(watched.append, states.append))
+    supervised.engine.attach(LoopHooks(watched.append, states.append))
     first = supervised.instance.channel.fileno()
     supervised.fail()
     supervised.be_ready()
@@ -409,7 +409,7 @@ def test_a_host_is_told_of_each_channel_and_each_state(supervised: Supervised) -
 
 def test_commands_of_one_turn_are_sent_together(supervised: Supervised) -> None:
     soon: list[Callable[[], None]] = []
-    supervised.engine.attach(Host(soon=soon.append))
+    supervised.engine.attach(LoopHooks(soon=soon.append))
     flushed: list[int] = []
     commands = supervised.instance.commands
 

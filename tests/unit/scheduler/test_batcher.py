@@ -925,7 +925,7 @@ def test_an_owner_whose_lines_have_all_ended_waits_as_one_that_has_none() -> Non
 
     def add(id: int, owner: str) -> ActiveRequest:
         request = Request("x", Sampling(max_new_tokens=1), background=owner)
-        active = ActiveRequest(id, request, prompt("x"), start_by=0.0, end_by=9.0, started=lambda: None)
+        active = ActiveRequest(id, request, prompt("x"), lambda: None, start_by=0.0)
         background.add(owner, active)
         return active
 

@@ -83,9 +83,8 @@ class Matrices:
         groups = (shape[0], shape[1] // size, size)
         whole, zero, scale = self._quantize(name, groups, how.bits)
         whole, zero = self._integers(whole, groups, how.bits), self._integers(zero, scale.shape, how.bits)
-        values = opset13.subtract(whole, zero)
-        values = opset13.multiply(values, self._constant(scale, scale.shape, Type.f16))
-        return opset13.convert(opset13.reshape(values, np.array(shape), False), np.float32)
+        values = (whole - zero) * self._constant(scale, scale.shape, Type.f16)
+        return opset13.convert(opset13.reshape(values, list(shape), False), np.float32)
 
     def _quantize(self, name: str, shape: tuple[int, int, int], bits: int) -> tuple[Any, Any, Any]:
         """Return a matrix's quantized weights (in a file), zero points and scales. 4-bit integers are packed."""

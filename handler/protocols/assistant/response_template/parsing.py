@@ -260,12 +260,12 @@ class _Text:
 
     def feed(self, text: str) -> list[str]:
         """Add text, and return the pieces that can be shown."""
-        shown = self._ends.trim(text) if self._strips else text
-        if not shown:
+        trimmed = self._ends.trim(text) if self._strips else text
+        if not trimmed:
             return []
         self._begun = True
-        shown, self._between = self._between + shown, ""
-        return [shown]
+        trimmed, self._between = self._between + trimmed, ""
+        return [trimmed]
 
     def end(self) -> None:
         """End a region. If regions are separate texts, the next region starts a new text."""

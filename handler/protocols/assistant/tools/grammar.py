@@ -156,12 +156,12 @@ def _block(notation: Notation, tags: list[Tag], *, single: bool) -> Tag:
 def _tag(notation: Notation, name: str, schema: Mapping[str, Any]) -> Tag:
     before, after = notation.call
     # A tool's name may contain the word NUMBER.
-    begin, number, rest = (part.replace(_NAME, name) for part in before.partition(_NUMBER))
+    begin, number, suffix = (part.replace(_NAME, name) for part in before.partition(_NUMBER))
     arguments: Tag = {"type": "json_schema", "json_schema": schema}
     if notation.style != "json":
         arguments = {**arguments, "style": notation.style}
     if number:
-        elements = [_DIGITS, {"type": "const_string", "value": rest}, arguments]
+        elements = [_DIGITS, {"type": "const_string", "value": suffix}, arguments]
         arguments = {"type": "sequence", "elements": elements}
     return {"type": "tag", "begin": begin, "content": arguments, "end": after.replace(_NAME, name)}
 
