@@ -38,11 +38,11 @@ class ClientChannel(Protocol):
 
 
 class FastPath:
-    """A shortcut that encodes the plain tokens of a stream without creating a `Delta` for each token.
+    """A shortcut that encodes the plain tokens of a response without creating a `Delta` for each token.
 
     Attributes:
         id: id that the batcher assigned to the request.
-        encode: function that encodes a token as the next bytes of the stream.
+        encode: function that encodes a token as the next bytes of the stream, or stores it and returns b"".
         channel: connection to write the encoded bytes to, or None to pass all of them to `keep`.
         keep: called with encoded bytes that the channel cannot write immediately.
         num_tokens: number of tokens encoded so far.
@@ -613,12 +613,14 @@ class Batcher:
                 deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
                 continue
             try:
-                lines.append(fast_path.encode(token))
+                line = fast_path.encode(token)
             except Exception as error:  # one client's response must not stop the others
                 deltas.append(self._unwritten(request, error))
                 continue
             fast_path.num_tokens += 1
-            fast_paths.append(fast_path)
+            if line:
+                lines.append(line)
+                fast_paths.append(fast_path)
 
     def _deliver(self, output: Output, deltas: list[Delta]) -> None:
         request = self._in_engine.get(output.key)
@@ -636,12 +638,7 @@ class Batcher:
         self.num_tokens += len(tokens)
         fast_path = request.fast_path
         if fast_path is not None and finish is None and output.is_plain:
-            try:
-                self.lines.append(b"".join(map(fast_path.encode, tokens)))
-            except Exception as error:  # one client's response must not stop the others
-                return deltas.append(self._unwritten(request, error))
-            fast_path.num_tokens += len(tokens)
-            return self.fast_paths.append(fast_path)
+            return self._write(request, fast_path, tokens, deltas)
         extras = output.extras
         if finish is not None:
             if (state := request.sequences[output.sequence]) is not None and state.stopped:
@@ -651,6 +648,18 @@ class Batcher:
             self._end_sequence(request, output.key, output.sequence)
         sequence = request.first + output.sequence
         deltas.append(Delta(request.id, sequence, tokens, finish, None, prefill, extras))
+
+    def _write(
+        self, request: RunningRequest, fast_path: FastPath, tokens: Sequence[Token], deltas: list[Delta]
+    ) -> None:
+        try:
+            line = b"".join(map(fast_path.encode, tokens))
+        except Exception as error:  # one client's response must not stop the others
+            return deltas.append(self._unwritten(request, error))
+        fast_path.num_tokens += len(tokens)
+        if line:
+            self.lines.append(line)
+            self.fast_paths.append(fast_path)
 
     def _failed(self, id: int, sequence: int, error: ServingError) -> Delta:
         """Cancel a failed request and return its last delta."""

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from types import MappingProxyType
 from typing import Any
 
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from handler.core.errors import FormatterFailed, GenerationFailed
 from handler.core.loop import settle, start_now
@@ -30,6 +30,7 @@ from tests.doubles import djl_python
 from tests.doubles.djl_modules import modes, wire
 from tests.stepped import INFO, Readable
 
+EMPTY = MappingProxyType[str, str]({})
 PIXELS = 300
 """Bytes of a decoded image."""
 
@@ -231,8 +232,8 @@ class Host:
         return events.count("data: [DONE]")
 
 
-class WebHost:
-    """The HTTP or gRPC host of a request: an ASGI call, whose server the machine plays.
+class Client:
+    """A client of an ASGI application, whose server the machine plays.
 
     Args:
         patience: whether the client reads only when the machine says so. Until then its connection takes only the head.
@@ -240,30 +241,24 @@ class WebHost:
     """
 
     def __init__(
-        self,
-        model: ServedModel,
-        body: bytes,
-        *,
-        patience: bool,
-        cancels: bool,
-        dialect: Dialect | None,
-        headers: Mapping[str, str] = MappingProxyType({}),
+        self, app: ASGIApp, body: bytes, *, patience: bool, cancels: bool, headers: Mapping[str, str] = EMPTY
     ) -> None:
-        self.wire, self.has_media, self._cancels, self._patience = b"", b"image_url" in body, cancels, patience
+        self.wire, self._cancels, self._patience = b"", cancels, patience
+        self.has_head = False
         self.gone, self.room = asyncio.Event(), asyncio.Event()
         if not patience:
             self.room.set()
         self._received: list[Message] = [{"type": "http.request", "body": body}]
-        before = {*model.admission.tasks}
-        self._call = start_now(self._respond(Inference(model, dialect), dict(headers)))
-        opened = {*model.admission.tasks} - before
-        self.task: RequestTask | None = next(iter(opened), None)
+        self._call = start_now(self._respond(app, dict(headers)))
 
-    async def _respond(self, app: Inference, headers: Mapping[str, str]) -> None:
+    async def _respond(self, app: ASGIApp, headers: Mapping[str, str]) -> None:
         exchange = AsgiExchange(self._receive, self._send, "1.1")
-        scope = {"path_params": {}, "request_id": "1", "headers_by_name": headers, "query_string": b"", "path": "/"}
+        scope = {
+            "type": "http", "method": "POST", "path": "/invocations", "query_string": b"", "path_params": {},
+            "headers": [], "headers_by_name": headers, "request_id": "1", "extensions": {EXCHANGE: exchange},
+        }  # fmt: skip
         with contextlib.closing(exchange), contextlib.suppress(OSError):
-            await app({**scope, "extensions": {EXCHANGE: exchange}}, self._receive, exchange.send)
+            await app(scope, self._receive, exchange.send)
 
     async def _receive(self) -> Message:
         if not self._received:
@@ -275,6 +270,7 @@ class WebHost:
             await self.room.wait()
         if self.gone.is_set():
             raise OSError("the client has gone")
+        self.has_head = True
         self.wire += message.get("body", b"")
 
     @property
@@ -294,6 +290,26 @@ class WebHost:
             return
         self.gone.set()
         self.room.set()  # a server raises an error in its `send`
+
+
+class WebHost(Client):
+    """The HTTP or gRPC host of a request."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        body: bytes,
+        *,
+        patience: bool,
+        cancels: bool,
+        dialect: Dialect | None,
+        headers: Mapping[str, str] = EMPTY,
+    ) -> None:
+        self.has_media = b"image_url" in body
+        before = {*model.admission.tasks}
+        super().__init__(Inference(model, dialect), body, patience=patience, cancels=cancels, headers=headers)
+        opened = {*model.admission.tasks} - before
+        self.task: RequestTask | None = next(iter(opened), None)
 
 
 class Java:
