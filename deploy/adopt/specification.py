@@ -149,9 +149,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.put("timeouts", _times(source, variant))
     content["routing"] = _routing(result, variant)
     result.put("components", _components(result, source, different, wishes))
-    models = [content["model"], *(item.get("model", {}) for item in content.get("components", ()))]
-    if wishes.token_secret is not None and not any("token_secret" in model for model in models):
-        raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: omit the argument.")
+    _check_token_secret(content, wishes)
     result.put("scaling", scaling_of(source, variant, result.unmapped))
     content["alarms"] = None
     result.put("network", _network(source, first.model))
@@ -162,11 +160,22 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.unmapped += [*reading.settings.unmapped, *source.notes]
     result.idle += reading.settings.idle
     result.defaults += reading.settings.defaults
-    tagged, release = reading.container.tagged_release, reading.container.release
-    also = f", treated as {release}" if tagged != release else ""
-    kind = f"{KINDS[reading.container.kind]} {tagged}".rstrip()
-    result.head.append(f"from {source.origin}; its container is {kind}{also}")
+    result.head.append(f"from {source.origin}; its container is {_container_text(reading.container)}")
     return _checked(result)
+
+
+def _container_text(container: Container) -> str:
+    """Return the name of a container and its release, such as `TGI 2.3.1`."""
+    tagged, release = container.tagged_release, container.release
+    also = f", treated as {release}" if tagged != release else ""
+    return f"{KINDS[container.kind]} {tagged}".rstrip() + also
+
+
+def _check_token_secret(content: Mapping[str, Any], wishes: Wishes) -> None:
+    """Raise SpecError if the user names a secret with the hub token, but no model is on the hub."""
+    models = [content["model"], *(item.get("model", {}) for item in content.get("components", ()))]
+    if wishes.token_secret is not None and not any("token_secret" in model for model in models):
+        raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: omit the argument.")
 
 
 def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
@@ -195,7 +204,7 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
     return dict(chosen)
 
 
-class Served(NamedTuple):
+class ServingContainer(NamedTuple):
     """A serving container: the name of its component ("" if there are no components), its fields, and its model."""
 
     component: str
@@ -211,7 +220,7 @@ class Reading(NamedTuple):
     artifact: Artifact
 
 
-def _served(source: Source, variant: Json) -> list[Served]:
+def _served(source: Source, variant: Json) -> list[ServingContainer]:
     """Return the first serving container, followed by those that differ from it.
 
     Raises:
@@ -226,12 +235,12 @@ def _served(source: Source, variant: Json) -> list[Served]:
                 "Adopt it once it serves a model, or write the specification yourself.",
             )
         model = source.model(name)
-        return [Served("", container_of(model, name), model)]
+        return [ServingContainer("", container_of(model, name), model)]
     first, *further = (_served_by(source, component) for component in source.bases)
     return [first, *(other for other in further if other.container != first.container)]
 
 
-def _served_by(source: Source, component: Json) -> Served:
+def _served_by(source: Source, component: Json) -> ServingContainer:
     """Return the serving container of a component.
 
     Raises:
@@ -242,12 +251,12 @@ def _served_by(source: Source, component: Json) -> Served:
         raise Refused(f"component {name} has specifications by instance type", "Write the specification yourself.")
     if (model_name := specification.get("ModelName")) is not None:
         model = source.model(str(model_name))
-        return Served(name, container_of(model, str(model_name)), model)
+        return ServingContainer(name, container_of(model, str(model_name)), model)
     container = dict(specification.get("Container", {}))
     image = container.pop("DeployedImage", {}).get("SpecifiedImage")
     artifact = container.pop("ArtifactUrl", None)
     fields = {**({"Image": image} if image else {}), **container, **({"ModelDataUrl": artifact} if artifact else {})}
-    return Served(name, fields, {})
+    return ServingContainer(name, fields, {})
 
 
 # With --file, the model data may belong to another account.
@@ -257,7 +266,7 @@ _UNREAD = Artifact(problem="with --file, model data is read only with --read-dat
 _BEATEN = "vLLM's image ignores it and serves the model data or the value of SM_VLLM_MODEL"
 
 
-def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
+def _read(source: Source, served: ServingContainer, wishes: Wishes) -> Reading:
     """Read a container's kind, settings and model data.
 
     If the model data will no longer be used, its serving.properties is merged into the settings.
@@ -281,7 +290,7 @@ def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
     return Reading(container, settings, artifact)
 
 
-def _component_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) -> dict[str, Any]:
+def _component_parts(result: Adopted, source: Source, served: ServingContainer, wishes: Wishes) -> dict[str, Any]:
     """Return a component's own model, options and environment, which replace those at the top level."""
     if wishes.model is not None:
         raise SpecError(
@@ -464,7 +473,9 @@ def _routing(result: Adopted, variant: Json) -> Any:
     return "random" if strategy == "RANDOM" else "least_outstanding"
 
 
-def _components(result: Adopted, source: Source, different: Sequence[Served], wishes: Wishes) -> list[dict[str, Any]]:
+def _components(
+    result: Adopted, source: Source, different: Sequence[ServingContainer], wishes: Wishes
+) -> list[dict[str, Any]]:
     """Return the `components` section, in which each of `different` has its own model."""
     parts_by_component = {other.component: _component_parts(result, source, other, wishes) for other in different}
     return [
@@ -532,7 +543,7 @@ def _asynchronous(content: dict[str, Any], source: Source) -> None:
         content["encryption"] = {**content.get("encryption", {}), "output_key": key}
 
 
-def _passed(result: Adopted, source: Source, variant: Json, served: Served) -> dict[str, Any]:
+def _passed(result: Adopted, source: Source, variant: Json, served: ServingContainer) -> dict[str, Any]:
     """Return the `sagemaker` section: all fields that the specification has no setting for."""
     if "ImageConfig" in served.container:
         result.idle.append(("ImageConfig", "it applies only to the original image"))

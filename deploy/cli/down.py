@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from deploy.aws import Aws
-from deploy.cli.arguments import down_command
+from deploy.cli.arguments import add_flags, down_command
 from deploy.cli.views import confirm, live_progress, out, print_plan, say
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle, to_the_end
 from deploy.deployer.live import Live
@@ -30,10 +30,13 @@ def add(commands: Any) -> None:
     parser.add_argument("--name", help="name of the endpoint, instead of FILE")
     parser.add_argument("--endpoint", help="with --name: another deployment's endpoint, on which the components run")
     parser.add_argument("--region", help="AWS region (default: the file's region, or else boto3's setting)")
-    parser.add_argument("--shadow", action="store_true", help="remove only the shadow of `up --shadow`")
+    add_flags(parser, shadow="remove only the shadow of `up --shadow`")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask for confirmation")
-    parser.add_argument("--logs", action="store_true", help="also delete the deployment's log groups")
-    parser.add_argument("--data", action="store_true", help="also delete the model data that up uploaded (needs FILE)")
+    add_flags(
+        parser,
+        logs="also delete the deployment's log groups",
+        data="also delete the model data that up uploaded (needs FILE)",
+    )
     parser.set_defaults(run=_run)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from deploy.cli.arguments import (
     add_body,
     add_endpoint_arguments,
+    add_flags,
     add_parameters,
     body_of,
     options_of,
@@ -63,7 +64,7 @@ def add_stream(commands: Any) -> None:
     parser = commands.add_parser("stream", help="send one request, and print the generated text as it arrives")
     add_endpoint_arguments(parser)
     add_body(parser)
-    parser.add_argument("--raw", action="store_true", help="print the raw bytes instead of the text")
+    add_flags(parser, raw="print the raw bytes instead of the text")
     parser.set_defaults(run=_stream)
 
 

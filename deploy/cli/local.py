@@ -18,8 +18,8 @@ from typing import Any
 
 from deploy.cli.arguments import number, seconds
 from deploy.emulator.container import Command, Probing, command
-from deploy.emulator.endpoint import Component, Endpoint, Limits
-from deploy.emulator.serving import Plan, free_port, serve
+from deploy.emulator.endpoint import Endpoint, EndpointComponent, Limits
+from deploy.emulator.serving import LocalPlan, free_port, serve
 from deploy.emulator.specification import OF_ADAPTERS, started, this_machine, with_arguments
 from deploy.errors import DeployError
 from deploy.spec.reading import read_spec
@@ -54,7 +54,7 @@ def add_emulation(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def emulated(arguments: argparse.Namespace, plan: Plan) -> Plan:
+def emulated(arguments: argparse.Namespace, plan: LocalPlan) -> LocalPlan:
     """Return a plan in which one container serves all endpoints of an emulated AWS.
 
     Raises:
@@ -77,7 +77,7 @@ def emulated(arguments: argparse.Namespace, plan: Plan) -> Plan:
     return replace(plan, endpoint=replace(plan.endpoint, name="*", region=None))
 
 
-def run_emulation(arguments: argparse.Namespace, plan: Plan, report: Callable[[str], None]) -> int:
+def run_emulation(arguments: argparse.Namespace, plan: LocalPlan, report: Callable[[str], None]) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit status."""
     from deploy.emulator.account import ContainerLog, account, variables
 
@@ -214,7 +214,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return asyncio.run(serve(plan, report=report, log=log, ready=ready))
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def _plan(arguments: argparse.Namespace) -> LocalPlan:
     """Return the plan that the arguments describe.
 
     Raises:
@@ -228,7 +228,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     options = [*arguments.options, *(OF_ADAPTERS if adapters else ())]
     port = arguments.container_port or free_port()
     url = (arguments.container or f"http://127.0.0.1:{port}").rstrip("/")
-    components = {BASE: Component(), **{name: Component(name) for name in adapters}} if adapters else {}
+    components = {BASE: EndpointComponent(), **{name: EndpointComponent(name) for name in adapters}} if adapters else {}
     commands = {} if arguments.container else {"": command(arguments.model, port, options, arguments.engine)}
     return _planned(arguments, url, _NAME, components, commands, adapters)
 
@@ -244,7 +244,7 @@ def _refuse_settings_of_container(arguments: argparse.Namespace) -> None:
         raise DeployError(f"--container cannot be combined with {names}, as the container is already running")
 
 
-def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
+def _plan_of_specification(arguments: argparse.Namespace) -> LocalPlan:
     """Return the plan for a specification, with one process for each component.
 
     Raises:
@@ -264,10 +264,10 @@ def _planned(
     arguments: argparse.Namespace,
     url: str,
     name: str,
-    components: Mapping[str, Component],
+    components: Mapping[str, EndpointComponent],
     commands: Mapping[str, Command],
     adapters: Mapping[str, str],
-) -> Plan:
+) -> LocalPlan:
     endpoint = Endpoint(
         url,
         arguments.endpoint_name or name,
@@ -277,7 +277,7 @@ def _planned(
         part_bytes=arguments.part_bytes,
     )
     probing = Probing(window=arguments.start_timeout)
-    return Plan(
+    return LocalPlan(
         endpoint, host=arguments.host, port=arguments.port, commands=commands, adapters=adapters, probing=probing
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, components_of
-from deploy.cli.arguments import add_endpoint
+from deploy.cli.arguments import add_endpoint, add_flags
 from deploy.cli.views import for_terminal, live_progress, out, status_as_json, view
 from deploy.deployer.wait import wait_for
 from deploy.errors import NotThere, Refused
@@ -28,7 +28,7 @@ _NOT_SERVING = 5
 def add_status(commands: Any) -> None:
     parser = commands.add_parser("status", help="print an endpoint's status")
     add_endpoint(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_flags(parser, "json")
     parser.set_defaults(run=_status)
 
 
@@ -106,7 +106,7 @@ def add_scale(commands: Any) -> None:
     parser.add_argument("--component", metavar="NAME", help="component to scale, if there are several")
     parser.add_argument("--min", type=int, help="minimum for automatic scaling")
     parser.add_argument("--max", type=int, help="maximum for automatic scaling")
-    parser.add_argument("--no-wait", action="store_true", help="return as soon as AWS has accepted the change")
+    add_flags(parser, no_wait="return as soon as AWS has accepted the change")
     parser.set_defaults(run=_scale)
 
 

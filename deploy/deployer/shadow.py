@@ -26,6 +26,7 @@ from deploy.resources.resource import (
     containers,
     digest,
     is_version_of,
+    tag_list,
     user_tags,
     version_name,
 )
@@ -331,8 +332,7 @@ def _shadow_config(live: Live) -> LiveResource | None:
 
 def _without_shadow(live: Live, config: LiveResource) -> Resource:
     tags = {**user_tags(config.tags), TAG_DEPLOYMENT: live.deployment}
-    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
-    return _config(live.deployment, _creation_fields(config.description), pairs)
+    return _config(live.deployment, _creation_fields(config.description), tag_list(tags))
 
 
 def _removable_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:

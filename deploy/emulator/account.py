@@ -21,12 +21,12 @@ from moto.core.exceptions import ServiceException
 from moto.servicequotas.responses import ServiceQuotasResponse
 
 from deploy.emulator import authorization
-from deploy.emulator.authorization import Need, RoleStore, Where, needs_of_action
+from deploy.emulator.authorization import Permission, RoleStore, Where, needs_of_action
 from deploy.emulator.cloud import SERVER_KEY, Call, Cloud
 from deploy.emulator.patch import Replacements, json_result, methods
 from deploy.emulator.runtimes import Runtimes
 from deploy.emulator.sagemaker import ACCOUNT, Fate, Thing
-from deploy.emulator.serving import Front, Log, Plan, cannot_listen
+from deploy.emulator.serving import Front, LocalPlan, Log, cannot_listen
 from deploy.operations.logs import component_group, endpoint_group
 from deploy.s3.archive import read_archive
 from deploy.s3.prefix import bucket_and_key
@@ -249,7 +249,7 @@ class Starts:
         except ClientError:
             return f"The requested image '{image}' could not be found."
         pulls = (need for action in _PULLS for need in needs_of_action(action, repository, where))
-        if self._cloud.missing(role, [Need("ecr:GetAuthorizationToken", "*"), *pulls]) is not None:
+        if self._cloud.missing(role, [Permission("ecr:GetAuthorizationToken", "*"), *pulls]) is not None:
             return f"The role '{role}' does not have BatchGetImage permission for the image: '{image}'."
         return None
 
@@ -359,7 +359,7 @@ class Account(Cloud):
     def arn_of(self, caller: str) -> str | None:
         return authorization.arn_of(caller)
 
-    def on_denial(self, need: Need) -> None:
+    def on_denial(self, need: Permission) -> None:
         self._report(f"aws       | denied: {need}")
 
     def on_call(self, call: Call) -> None:
@@ -390,7 +390,7 @@ def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
     """
 
     @contextlib.asynccontextmanager
-    async def front(plan: Plan, report: Callable[[str], None], say: Log) -> AsyncIterator[str]:
+    async def front(plan: LocalPlan, report: Callable[[str], None], say: Log) -> AsyncIterator[str]:
         runtimes = Runtimes(plan.endpoint, asyncio.get_running_loop())
         try:
             cloud = Account(plan.port, runtimes, log, report)

@@ -13,7 +13,7 @@ from moto.core.exceptions import ServiceException
 from moto.utilities.utils import get_partition
 
 from deploy.emulator.patch import Replacements, json_result, methods
-from deploy.emulator.sagemaker import ACCOUNT, Invalid, SageMaker, page
+from deploy.emulator.sagemaker import ACCOUNT, Invalid, SageMakerState, page
 
 _DIMENSIONS = {
     "sagemaker:variant:DesiredInstanceCount": "endpoint/",
@@ -35,7 +35,7 @@ class NotFound(ServiceException):
 
 
 @dataclass
-class Scaling:
+class AutoScaling:
     """The state and API operations of Application Auto Scaling.
 
     Attributes:
@@ -46,7 +46,7 @@ class Scaling:
         registered: scalable dimensions that were ever registered, so that their service-linked roles exist.
     """
 
-    sagemaker: SageMaker
+    sagemaker: SageMakerState
     targets: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     policies: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     tags: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Scaling:
         if (kind, name) not in self.sagemaker.things:
             raise Invalid(f"SageMaker {kind} not found: {name}")
         if kind == "endpoint":
-            variants = self.sagemaker.get("endpoint", name).config["ProductionVariants"]
+            variants = self.sagemaker.get("endpoint", name).served.config["ProductionVariants"]
             if variant_path not in [["variant", variant["VariantName"]] for variant in variants]:
                 raise Invalid(f"SageMaker variant not found: {resource}")
 
@@ -222,7 +222,7 @@ def _target_text(p: dict[str, Any]) -> str:
     return f"service namespace: sagemaker, resource ID: {p['ResourceId']}, scalable dimension: {p['ScalableDimension']}"
 
 
-def replacements(scaling: Scaling) -> Replacements:
+def replacements(scaling: AutoScaling) -> Replacements:
     """Return the operations of `scaling` as replacements for moto's operations."""
     return [
         (

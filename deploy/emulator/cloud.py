@@ -32,7 +32,7 @@ from deploy.emulator import autoscaling, sagemaker, transform_jobs
 from deploy.emulator.access import TOKEN_PREFIX, check_host
 from deploy.emulator.authorization import (
     LINKED_ROLES,
-    Need,
+    Permission,
     Unexplained,
     Where,
     allowed,
@@ -42,7 +42,7 @@ from deploy.emulator.authorization import (
 )
 from deploy.emulator.patch import Replacements, patched
 from deploy.emulator.protocol import ApiError
-from deploy.emulator.sagemaker import ACCOUNT, SageMaker
+from deploy.emulator.sagemaker import ACCOUNT, SageMakerState
 from deploy.service_model import Malformed, wrong_with
 from handler.core.numbers import is_digits
 
@@ -98,8 +98,8 @@ class Cloud:
     """
 
     def __init__(self, port: int = 0) -> None:
-        self.sagemaker = SageMaker()
-        self.scaling = autoscaling.Scaling(self.sagemaker)
+        self.sagemaker = SageMakerState()
+        self.scaling = autoscaling.AutoScaling(self.sagemaker)
         self.sagemaker.on_endpoint_gone = self.scaling.endpoint_gone
         self.sagemaker.scaled_of = self.scaling.variants_of
         self._clients: dict[tuple[str, str], Any] = {}
@@ -149,7 +149,7 @@ class Cloud:
         """Return the ARN of the owner of an access key, or None if the key is unknown."""
         return f"arn:aws:iam::{ACCOUNT}:user/{caller}"
 
-    def on_denial(self, need: Need) -> None:
+    def on_denial(self, need: Permission) -> None:
         """Record a denied permission."""
 
     def on_call(self, call: Call) -> None:
@@ -176,7 +176,7 @@ class Cloud:
         """
         raise ValueError("transform jobs do not run here")
 
-    def denial(self, call: Call, environ: dict[str, Any]) -> Need | None:
+    def denial(self, call: Call, environ: dict[str, Any]) -> Permission | None:
         """Return the first permission that the call needs but its caller does not have, or None.
 
         The denied permission is recorded with `on_denial`. A call whose permissions are not known is denied.
@@ -186,10 +186,10 @@ class Cloud:
         try:
             return self.missing(call.caller, self._needs(call, environ))
         except Unexplained as error:
-            self.on_denial(need := Need(f"{call.service}:{call.operation}", str(error)))
+            self.on_denial(need := Permission(f"{call.service}:{call.operation}", str(error)))
             return need
 
-    def missing(self, caller: str, needs: Iterable[Need]) -> Need | None:
+    def missing(self, caller: str, needs: Iterable[Permission]) -> Permission | None:
         """Return the first of `needs` that the caller's policies do not allow, or None.
 
         The denied permission is recorded with `on_denial`.
@@ -211,10 +211,10 @@ class Cloud:
         bucket, key = _bucket_and_key(environ)
         if call.service != "s3" or not key or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return False
-        listing = Need("s3:ListBucket", f"arn:{Where(call.region, ACCOUNT).partition}:s3:::{bucket}")
+        listing = Permission("s3:ListBucket", f"arn:{Where(call.region, ACCOUNT).partition}:s3:::{bucket}")
         return call.caller not in self.trusted and not allowed(self.policies_of(call.caller), listing)
 
-    def _needs(self, call: Call, environ: dict[str, Any]) -> Iterator[Need]:
+    def _needs(self, call: Call, environ: dict[str, Any]) -> Iterator[Permission]:
         """Return the permissions that a call needs, by its protocol: S3, SageMaker Runtime, or any other."""
         where = Where(call.region, ACCOUNT)
         if call.service == "s3":
@@ -228,7 +228,7 @@ class Cloud:
         needs = needs_of(call.service, call.operation, {**call.parameters, **self._resource_names(call, where)}, where)
         return (self._tagged(need) for need in needs if not self._is_linked(need))
 
-    def _is_linked(self, need: Need) -> bool:
+    def _is_linked(self, need: Permission) -> bool:
         """Return whether the need is to create a service-linked role that an earlier call has created."""
         roles = {LINKED_ROLES[dimension] for dimension in self.scaling.registered}
         return need.action == "iam:CreateServiceLinkedRole" and need.resource.rpartition("_")[2] in roles
@@ -250,7 +250,7 @@ class Cloud:
         config = self.sagemaker.things.get(("endpoint-config", values["EndpointConfigName"]))
         return None if config is None else config.request.get("KmsKeyId")
 
-    def _tagged(self, need: Need) -> Need:
+    def _tagged(self, need: Permission) -> Permission:
         """Return `need` with the tags of its resource as condition keys."""
         things = (thing for thing in self.sagemaker.things.values() if thing.arn.lower() == need.resource.lower())
         tags = next((thing.tags for thing in things), {})
@@ -425,7 +425,7 @@ def _key_arn(name: str, where: Where) -> str:
     return f"arn:{where.partition}:kms:{where.region}:{ACCOUNT}:key/{key_id}"
 
 
-def _with_aliases(need: Need) -> Need:
+def _with_aliases(need: Permission) -> Permission:
     """Return `need` with the aliases of its KMS key as a condition key."""
     if not need.action.startswith("kms:"):
         return need

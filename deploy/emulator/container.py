@@ -16,7 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
-from deploy.emulator.endpoint import Component, Endpoint, Status
+from deploy.emulator.endpoint import Endpoint, EndpointComponent, Status
 from deploy.errors import DeployError, Failed
 from deploy.s3.archive import variable_of_key
 from handler.config.options.names import KEY_VARIABLES
@@ -108,7 +108,7 @@ def settings_of_arguments(options: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-class Container:
+class ContainerProcess:
     """The container process and its children, in their own session so that Ctrl-C does not interrupt them.
 
     Args:
@@ -273,7 +273,7 @@ async def until_ready(endpoint: Endpoint, probing: Probing, name: str = "") -> N
             await asyncio.sleep(probing.between)
 
 
-async def keep_watch(target: Endpoint | Component, probing: Probing, report: Callable[[str], None]) -> None:
+async def keep_watch(target: Endpoint | EndpointComponent, probing: Probing, report: Callable[[str], None]) -> None:
     """Ping the container until it exits, and update `target.status`.
 
     Args:

@@ -31,7 +31,7 @@ Output = tuple[str, bytes]
 
 
 @dataclass(frozen=True)
-class Shadow:
+class ShadowVariant:
     """A shadow variant.
 
     Attributes:
@@ -44,7 +44,7 @@ class Shadow:
 
 
 @dataclass(frozen=True)
-class Capture:
+class DataCapture:
     """An endpoint's DataCaptureConfig and its shadow variant, whose responses are also captured.
 
     Args:
@@ -64,10 +64,12 @@ class Capture:
     outputs: bool = True
     json_types: frozenset[str] = frozenset()
     csv_types: frozenset[str] = frozenset()
-    shadow: Shadow | None = None
+    shadow: ShadowVariant | None = None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], write: Callable[[str, bytes], None], shadow: Shadow | None) -> Capture:
+    def of(
+        cls, config: Mapping[str, Any], write: Callable[[str, bytes], None], shadow: ShadowVariant | None
+    ) -> DataCapture:
         """Return the data capture that a DataCaptureConfig describes."""
         modes = {option["CaptureMode"] for option in config["CaptureOptions"]}
         types = config.get("CaptureContentTypeHeader", {})
@@ -84,10 +86,10 @@ class Capture:
 
 
 @dataclass(frozen=True)
-class Event:
+class CapturedRequest:
     """A captured request."""
 
-    capture: Capture
+    capture: DataCapture
     headers: Mapping[str, str]
     body: bytes
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -130,13 +132,13 @@ class Captures:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        self._waiting: dict[tuple[Capture, str, str], list[bytes]] = {}
+        self._waiting: dict[tuple[DataCapture, str, str], list[bytes]] = {}
         self._bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @staticmethod
-    def begin(capture: Capture | None, headers: Mapping[str, str], body: bytes) -> Event | None:
+    def begin(capture: DataCapture | None, headers: Mapping[str, str], body: bytes) -> CapturedRequest | None:
         """Return the event for a request, or None if the request is not captured.
 
         Args:
@@ -144,9 +146,9 @@ class Captures:
         """
         if capture is None or random.random() * _SAMPLED >= capture.percent:
             return None
-        return Event(capture, headers, body)
+        return CapturedRequest(capture, headers, body)
 
-    def end(self, event: Event | None, variant: str, output: Output | None) -> None:
+    def end(self, event: CapturedRequest | None, variant: str, output: Output | None) -> None:
         """Record a captured event with the response of a variant, or with None if the request failed."""
         if event is None:
             return
@@ -161,7 +163,7 @@ class Captures:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_SECONDS, self._flush)
 
-    def copy(self, event: Event | None, ask: Callable[[], Awaitable[Output]]) -> None:
+    def copy(self, event: CapturedRequest | None, ask: Callable[[], Awaitable[Output]]) -> None:
         """Send a copy of the request to the shadow variant in the background, if it is in the variant's share.
 
         Args:
@@ -181,7 +183,7 @@ class Captures:
         self._flush()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _copied(self, event: Event, ask: Callable[[], Awaitable[Output]]) -> None:
+    async def _copied(self, event: CapturedRequest, ask: Callable[[], Awaitable[Output]]) -> None:
         assert event.capture.shadow is not None, "the event is shadowed"
         output = None
         try:
@@ -199,7 +201,7 @@ class Captures:
             uri = f"{capture.destination}/{self._endpoint}/{variant}/{hour}/{name}"
             self._run(self._write(capture, uri, b"".join(lines)))
 
-    async def _write(self, capture: Capture, uri: str, content: bytes) -> None:
+    async def _write(self, capture: DataCapture, uri: str, content: bytes) -> None:
         try:
             await asyncio.to_thread(capture.write, uri, content)
         except Exception as error:  # a failed capture does not affect the response to the client
@@ -252,7 +254,7 @@ class Limits:
 
 
 @dataclass
-class Component:
+class EndpointComponent:
     """An inference component.
 
     Args:
@@ -290,12 +292,12 @@ class Endpoint:
     container: str
     name: str = "local"
     region: str | None = None
-    components: Mapping[str, Component] = field(default_factory=dict)
+    components: Mapping[str, EndpointComponent] = field(default_factory=dict)
     limits: Limits = Limits()
     part_bytes: int | None = None
     status: Status = Status.IN_SERVICE
     account: str = ACCOUNT
-    capture: Capture | None = None
+    capture: DataCapture | None = None
     weights: Mapping[str, float] = field(default_factory=lambda: {"AllTraffic": 1.0})
     asynchronous: bool = False
 
@@ -328,7 +330,7 @@ class Endpoint:
             raise validation_error(f"No variant of endpoint {name} has a weight; choose a variant with TargetVariant.")
         return variant or random.choices(list(weights), list(weights.values()))[0]
 
-    def component(self, component: str | None) -> Component | None:
+    def component(self, component: str | None) -> EndpointComponent | None:
         """Return the requested component, or None if the endpoint has no components.
 
         Raises:

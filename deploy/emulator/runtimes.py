@@ -25,9 +25,9 @@ from botocore.exceptions import ClientError
 from multidict import CIMultiDict
 from werkzeug.datastructures import EnvironHeaders
 
-from deploy.emulator.authorization import Need, RoleStore, Where, needs_of_action
+from deploy.emulator.authorization import Permission, RoleStore, Where, needs_of_action
 from deploy.emulator.cloud import Call, Cloud, body_of, refuse
-from deploy.emulator.endpoint import Capture, Component, Endpoint, Limits, Shadow, Status
+from deploy.emulator.endpoint import DataCapture, Endpoint, EndpointComponent, Limits, ShadowVariant, Status
 from deploy.emulator.protocol import ASYNC, INFERENCE_ID, to_container
 from deploy.emulator.relay import reset_when_closed
 from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, now, specifications_of, weights_of
@@ -140,7 +140,7 @@ class Accepted:
             return f"Unable to read {self.location} or to write {self.output}: {error}"
         return ""
 
-    def _telling(self, topic: str) -> Iterator[Need]:
+    def _telling(self, topic: str) -> Iterator[Permission]:
         where = self.store.where
         yield from needs_of_action("sns:Publish", {"TopicArn": topic}, where)
         attributes = self._sns.get_topic_attributes(TopicArn=topic)["Attributes"]
@@ -171,10 +171,10 @@ def accept(
     thing = cloud.sagemaker.get("endpoint", endpoint)
     if thing.status != "InService":
         raise Invalid(f"Endpoint {endpoint} is not in service.")
-    config = thing.config
+    config = thing.served.config
     if "AsyncInferenceConfig" not in config:
         raise Invalid(f"Endpoint {endpoint} does not support asynchronous inference: it has no AsyncInferenceConfig.")
-    model = thing.models[config["ProductionVariants"][0]["ModelName"]]
+    model = thing.served.models[config["ProductionVariants"][0]["ModelName"]]
     outputs = config["AsyncInferenceConfig"]["OutputConfig"]
     if not _has_instances(thing):
         cloud.scaling.wake(endpoint, region)
@@ -239,23 +239,23 @@ def _has_instances(endpoint: Thing) -> bool:
 # -- data capture, which is written to the emulated S3 with the model's role -------------------------------------------
 
 
-def configured(cloud: Cloud, endpoint: Thing, region: str) -> Capture | None:
+def configured(cloud: Cloud, endpoint: Thing, region: str) -> DataCapture | None:
     """Return the data capture of an endpoint's configuration, or None if it is off."""
-    request = endpoint.config
+    request = endpoint.served.config
     capture = request.get("DataCaptureConfig")
     if capture is None or not capture.get("EnableCapture", True):
         return None
     variant = request["ProductionVariants"][0]
     role = request.get("ExecutionRoleArn")
     if role is None and "ModelName" in variant:
-        role = endpoint.models[variant["ModelName"]]["ExecutionRoleArn"]
+        role = endpoint.served.models[variant["ModelName"]]["ExecutionRoleArn"]
     shadow = None
     for item in request.get("ShadowProductionVariants", ()):
-        shadow = Shadow(
+        shadow = ShadowVariant(
             item["VariantName"], item.get("InitialVariantWeight", 1) / variant.get("InitialVariantWeight", 1)
         )
     store = RoleStore(cloud, role or "", Where(region, ACCOUNT), capture.get("KmsKeyId"))
-    return Capture.of(capture, store.write, shadow)
+    return DataCapture.of(capture, store.write, shadow)
 
 
 _CONCURRENT = 4  # concurrent asynchronous requests; SageMaker's default of MaxConcurrentInvocationsPerInstance
@@ -357,8 +357,8 @@ class Runtimes:
         endpoint.status = _STATUS.get(thing.status, healthy)
         sagemaker = cloud.sagemaker
         endpoint.capture = configured(cloud, thing, region)
-        endpoint.weights = weights_of(thing.config, thing.request)
-        endpoint.asynchronous = "AsyncInferenceConfig" in thing.config
+        endpoint.weights = weights_of(thing.served.config, thing.request)
+        endpoint.asynchronous = "AsyncInferenceConfig" in thing.served.config
         endpoint.components = {item.name: _component(item) for item in sagemaker.components_of(thing.name)}
         return url
 
@@ -409,11 +409,11 @@ def _pieces(
         connection.close()
 
 
-def _component(thing: Thing) -> Component:
+def _component(thing: Thing) -> EndpointComponent:
     """Return the emulator's component for a component resource. It has copies only if it is in service or updating."""
     copies = thing.request["RuntimeConfig"]["CurrentCopyCount"] if thing.status in ("InService", "Updating") else 0
     is_adapter = any("BaseInferenceComponentName" in item for item in specifications_of(thing.request))
-    return Component(thing.name if is_adapter else None, copies)
+    return EndpointComponent(thing.name if is_adapter else None, copies)
 
 
 def _headers(environ: dict[str, Any]) -> dict[str, str]:

@@ -15,14 +15,14 @@ from functools import partial
 import aiohttp
 from aiohttp import web
 
-from deploy.emulator.container import Command, Container, Probing, keep_watch, until_ready
-from deploy.emulator.endpoint import Component, Endpoint, Status
-from deploy.emulator.runtime import Runtime
+from deploy.emulator.container import Command, ContainerProcess, Probing, keep_watch, until_ready
+from deploy.emulator.endpoint import Endpoint, EndpointComponent, Status
+from deploy.emulator.runtime import RuntimeEmulator
 from deploy.errors import DeployError, Failed
 
 
 @dataclass(frozen=True)
-class Plan:
+class LocalPlan:
     """The endpoint and the containers to serve.
 
     Args:
@@ -54,20 +54,20 @@ Log = Callable[[str, str], None]
 
 
 @contextlib.asynccontextmanager
-async def endpoint_front(plan: Plan, report: Callable[[str], None], log: Log) -> AsyncIterator[str]:
+async def endpoint_front(plan: LocalPlan, report: Callable[[str], None], log: Log) -> AsyncIterator[str]:
     """Serve the API of the plan's endpoint, and yield its URL."""
     async with listening(plan.endpoint, plan.host, plan.port) as url:
         report(f"endpoint {plan.endpoint.name} is starting at {url}")
         yield url
 
 
-Front = Callable[[Plan, Callable[[str], None], Log], AbstractAsyncContextManager[str]]
+Front = Callable[[LocalPlan, Callable[[str], None], Log], AbstractAsyncContextManager[str]]
 """Context manager that serves an API in front of the container. It accepts `plan`, `report` and `log`, and yields the
 API's URL."""
 
 
 async def serve(
-    plan: Plan,
+    plan: LocalPlan,
     report: Callable[[str], None],
     log: Log,
     ready: Callable[[str], None],
@@ -112,7 +112,7 @@ async def _until(stopping: asyncio.Task[None], tasks: set[asyncio.Task[None]]) -
         await asyncio.gather(*tasks, stopping, return_exceptions=True)
 
 
-async def _exit(endpoint: Endpoint, name: str, container: Container, report: Callable[[str], None]) -> None:
+async def _exit(endpoint: Endpoint, name: str, container: ContainerProcess, report: Callable[[str], None]) -> None:
     """Wait until a container exits, and report it. The container's endpoint or component then rejects requests.
 
     Raises:
@@ -130,7 +130,7 @@ async def _exit(endpoint: Endpoint, name: str, container: Container, report: Cal
     report(f"{failed}. {failed.advice}\n{which} get status 503 until you stop this command (Ctrl-C) and run it again.")
 
 
-async def _watch(plan: Plan, report: Callable[[str], None], ready: Callable[[], None]) -> None:
+async def _watch(plan: LocalPlan, report: Callable[[str], None], ready: Callable[[], None]) -> None:
     endpoint = plan.endpoint
     with_container = {
         name: item for name, item in endpoint.components.items() if item.container and item.adapter is None
@@ -139,7 +139,7 @@ async def _watch(plan: Plan, report: Callable[[str], None], ready: Callable[[], 
     await load_adapters(plan)
     endpoint.status = Status.IN_SERVICE
     ready()
-    watched: dict[str, Endpoint | Component] = {
+    watched: dict[str, Endpoint | EndpointComponent] = {
         f"inference component {name}": item for name, item in with_container.items()
     }
     watched = watched or {f"endpoint {endpoint.name}": endpoint}
@@ -152,7 +152,7 @@ def _tell(report: Callable[[str], None], who: str, text: str) -> None:
     report(f"{who}: {text}")
 
 
-async def load_adapters(plan: Plan) -> None:
+async def load_adapters(plan: LocalPlan) -> None:
     """Load each adapter with `POST /adapters`, as SageMaker does for adapter components.
 
     Raises:
@@ -182,7 +182,9 @@ async def listening(endpoint: Endpoint, host: str, port: int) -> AsyncIterator[s
     Raises:
         DeployError: the API cannot listen on the host and port.
     """
-    runner = web.AppRunner(Runtime(endpoint).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
+    runner = web.AppRunner(
+        RuntimeEmulator(endpoint).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
@@ -205,12 +207,12 @@ def cannot_listen(host: str, port: int, error: OSError) -> DeployError:
 @contextlib.asynccontextmanager
 async def _containers(
     commands: Mapping[str, Command], log: Log, signals: _Signals
-) -> AsyncIterator[dict[str, Container]]:
+) -> AsyncIterator[dict[str, ContainerProcess]]:
     """Start the containers, each in its own process group, and stop them concurrently on exit.
 
     A second signal kills them immediately.
     """
-    containers: dict[str, Container] = {}
+    containers: dict[str, ContainerProcess] = {}
 
     def kill() -> None:
         for container in containers.values():
@@ -219,7 +221,7 @@ async def _containers(
     signals.on_second = kill
     try:
         for name, command in commands.items():
-            container = Container(partial(log, name))
+            container = ContainerProcess(partial(log, name))
             await container.start(command)
             containers[name] = container
         yield containers

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploy.errors import Refused
-from deploy.resources.resource import TAG_DEPLOYMENT, Kind, Ref, Resource, resolved
+from deploy.resources.resource import TAG_DEPLOYMENT, Kind, Ref, Resource, resolved, tag_list, tag_map
 from deploy.spec.components import name_and_endpoint
 
 LACKING: Mapping[Kind, Mapping[str, bool]] = {
@@ -155,8 +155,7 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
 
 def _deployment(resources: Sequence[Resource]) -> tuple[str, str]:
     """Return the names of the deployment and its endpoint, according to the tags that all resources have."""
-    tags = {tag["Key"]: tag["Value"] for tag in resources[0].request["Tags"]}
-    return name_and_endpoint(tags[TAG_DEPLOYMENT])
+    return name_and_endpoint(tag_map(resources[0].request["Tags"])[TAG_DEPLOYMENT])
 
 
 def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
@@ -192,7 +191,7 @@ def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str
     updates = {name: resource.update[name] for name in _UPDATE_PROPERTIES if name in resource.update}
     content = without_lacking(resource, {**resource.request, **updates})[0]
     if isinstance(tags := content.get("Tags"), Mapping):
-        content["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
+        content["Tags"] = tag_list(tags)
     properties, references = _with_references(content, resource, names)
     # CloudFormation derives no dependency from a name that is only part of a string.
     depends_on = [names[key] for key in resource.needs if key not in references]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from deploy.aws import Aws, components_of, pages
 from deploy.errors import NotThere, Refused
-from deploy.operations.status import Scaling, endpoint_of, scaling_of
+from deploy.operations.status import ScalingStatus, endpoint_of, scaling_of
 from deploy.resources.resource import DIMENSIONS, TAG_DEPLOYMENT, Kind, Resource, tag_map
 
 
@@ -26,7 +26,7 @@ class ScalingTarget:
     name: str
     variant: str
     count: int
-    scaling: Scaling | None
+    scaling: ScalingStatus | None
     sleeps: bool = True
 
     @property

@@ -22,7 +22,7 @@ from deploy.preflight.key import key, topics
 from deploy.preflight.model import image, model, secret
 from deploy.resolve.decision import Decision
 from deploy.resolve.model.files import OPENER
-from deploy.resources.resource import TAG_DEPLOYMENT
+from deploy.resources.resource import TAG_DEPLOYMENT, tag_map
 from deploy.s3.prefix import Prefix, bucket_and_key, check_region
 from deploy.spec import Spec
 from deploy.spec.components import servers, shadow_of
@@ -359,7 +359,7 @@ def _name(context: Context) -> Check | None:
     result = unless_missing(lambda: sagemaker.describe_endpoint(EndpointName=context.spec.name))
     if result is None:
         return ok("name", f"{context.spec.name} is not used by an existing endpoint")
-    tags = {tag["Key"]: tag["Value"] for tag in sagemaker.list_tags(ResourceArn=result["EndpointArn"])["Tags"]}
+    tags = tag_map(sagemaker.list_tags(ResourceArn=result["EndpointArn"])["Tags"])
     if tags.get(TAG_DEPLOYMENT) != context.spec.name:
         return error(
             "name",

@@ -91,7 +91,7 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
     return replace(first, decision=decision, candidates=first.candidates if len(served) == 1 else None, sums=sums)
 
 
-class Served(NamedTuple):
+class ResolvedServer(NamedTuple):
     """A server that serves components, and its resolution."""
 
     server: Spec
@@ -102,9 +102,9 @@ class Served(NamedTuple):
         return self.resolution.decision
 
 
-def _serve(spec: Spec, groups: Sequence[Spec], resolve: Callable[[Spec], Resolution]) -> list[Served]:
+def _serve(spec: Spec, groups: Sequence[Spec], resolve: Callable[[Spec], Resolution]) -> list[ResolvedServer]:
     """Resolve each server. With `auto`, resolve them again on the common instance type unless all of them chose it."""
-    served = [Served(server, _resolved_server(server, resolve, alone=len(groups) == 1)) for server in groups]
+    served = [ResolvedServer(server, _resolved_server(server, resolve, alone=len(groups) == 1)) for server in groups]
     if spec.instance.type != "auto":
         return served
     kind = _common_type(spec, served)
@@ -172,7 +172,7 @@ def _resolved_server(server: Spec, resolve: Callable[[Spec], Resolution], *, alo
         raise type(error)(f"{title(server)}: {error}", error.advice) from error
 
 
-def _common_type(spec: Spec, served: Sequence[Served]) -> str:
+def _common_type(spec: Spec, served: Sequence[ResolvedServer]) -> str:
     """Return the cheapest instance type on which each model fits, with enough resources for all initial copies.
 
     If there is only one server and no such type, return the cheapest type on which its model fits.
@@ -199,7 +199,7 @@ def _types_of_all(candidates: Sequence[Sequence[Fit]]) -> list[str]:
     return sorted(set.intersection(*fitting), key=lambda name: (max(of_model[name] for of_model in ranks), name))
 
 
-def _sums(spec: Spec, served: Sequence[Served], instance: InstanceType | None) -> Sums:
+def _sums(spec: Spec, served: Sequence[ResolvedServer], instance: InstanceType | None) -> Sums:
     """Return the resources that the copies need, and the resources that the specification's instances have."""
     needed = []
     for server, resolution in served:
@@ -217,7 +217,7 @@ def _instances(spec: Spec) -> int:
     return spec.instance.count if spec.instance.managed is None else spec.instance.managed.max
 
 
-def _check_hosts(served: Sequence[Served]) -> None:
+def _check_hosts(served: Sequence[ResolvedServer]) -> None:
     """Check that all images can run on the same host AMI, as an endpoint configuration has only one AMI.
 
     Raises:
@@ -231,7 +231,7 @@ def _check_hosts(served: Sequence[Served]) -> None:
         )
 
 
-def _warnings(served: Sequence[Served]) -> Iterator[str]:
+def _warnings(served: Sequence[ResolvedServer]) -> Iterator[str]:
     """Yield the warnings of all servers. A warning that does not concern all servers names its components."""
     common = set.intersection(*(set(item.decision.warnings) for item in served))
     for item in served:

@@ -13,7 +13,7 @@ from deploy.aws import Aws, error_code
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve import images
 from deploy.resolve.components import resolve_components
-from deploy.resolve.decision import Decision, Pool, joined, spec_on
+from deploy.resolve.decision import Decision, InstancePool, joined, spec_on
 from deploy.resolve.fit import (
     Candidates,
     Fit,
@@ -74,7 +74,7 @@ def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resoluti
 def _on_pool(spec: Spec, index: int, resolve: Callable[[Spec], Resolution]) -> Resolution:
     """Resolve the specification for one of its pools. The decision's `pools` contains only that pool."""
     item = spec.instance.pools[index]
-    pool = Pool(item.priority or index + 1, item.type, 0, options=item.options)
+    pool = InstancePool(item.priority or index + 1, item.type, 0, options=item.options)
     try:
         resolution = resolve(spec_on(spec, pool))
     except (DoesNotFit, SpecError) as error:
@@ -142,7 +142,7 @@ _UNKNOWN_GIB = 20.0
 _DOWNLOAD, _UNPACK, _HUB, _LOAD = 50, 50, 40, 200  # MiB/s
 
 
-class Times(NamedTuple):
+class StartTimeouts(NamedTuple):
     """The timeouts for starting, in seconds, and warnings if SageMaker's maximum may be too short."""
 
     download: int
@@ -157,7 +157,7 @@ def times(
     from_hub: bool = False,
     is_archive: bool = False,
     builds_engine: bool = False,
-) -> Times:
+) -> StartTimeouts:
     """Return the timeouts for starting.
 
     Args:
@@ -182,7 +182,7 @@ def times(
         warnings.append(
             f"Loading {mib / 1024:.0f} GiB may take longer than SageMaker's maximum of {_LONGEST} s.{advice}"
         )
-    return Times(_rounded(download), _rounded(startup), tuple(warnings))
+    return StartTimeouts(_rounded(download), _rounded(startup), tuple(warnings))
 
 
 def _rounded(seconds: float) -> int:
@@ -598,7 +598,7 @@ def _volume_warnings(spec: Spec, instance: InstanceType | None) -> Iterator[str]
         yield f"encryption.volume_key does not apply to the NVMe disk of {instance.name}, which encrypts itself."
 
 
-def _times(spec: Spec, gib: float | None) -> Times:
+def _times(spec: Spec, gib: float | None) -> StartTimeouts:
     engine = str(spec.options.get("llm_engine", "trtllm" if spec.image.aws == "djl-tensorrtllm" else ""))
     return times(
         gib,

@@ -368,9 +368,20 @@ def upload(
     planned = plan_upload(aws, directory, prefix, isolated=isolated, trusts_code=trusts_code)
     refuse(planned.findings, str(directory))
     refuse(planned.foreign_findings, str(planned.prefix))
+    _send(aws, planned, progress, deployment)
+    _verify(aws, planned)
+    return planned
+
+
+def _send(aws: Aws, planned: UploadPlan, progress: Callable[[UploadProgress], None], deployment: str) -> None:
+    """Upload the missing files in parts.
+
+    Raises:
+        Failed: a file changed during the upload.
+    """
     sizes = {file.name: file.size for file in planned.files}
     parts = [part for name in planned.missing for part in parts_of(name, sizes[name])]
-    sending = PartUploader(aws, planned.prefix, directory, planned.digests, parts, deployment)
+    sending = PartUploader(aws, planned.prefix, planned.directory, planned.digests, parts, deployment)
     done = UploadProgress(0, len(planned.missing), 0, planned.size_to_send)
     pool = ThreadPoolExecutor(WORKERS)
     try:
@@ -388,8 +399,6 @@ def upload(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-    _verify(aws, planned)
-    return planned
 
 
 def counted(number: int, noun: str) -> str:

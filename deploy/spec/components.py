@@ -7,7 +7,7 @@ the same values and the same number of GPUs share a server.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -115,14 +115,20 @@ class Batch(Section):
 
     input: OutputUri = Field(description="S3 URI of JSON Lines files: an object or a prefix.")
     output: OutputUri = Field(description="S3 URI for the output. The output for OBJECT is stored as OBJECT.out.")
-    concurrency: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
-        None, description="Concurrent requests per instance; default: option.max_rolling_batch_size."
+    concurrency: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_TOGETHER,
+        description="Concurrent requests per instance; default: option.max_rolling_batch_size.",
     )
-    payload_mb: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
-        None, description="Maximum MB of a line; its product with concurrency must be at most 100. Default: 6 or less."
+    payload_mb: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_TOGETHER,
+        description="Maximum MB of a line; its product with concurrency must be at most 100. Default: 6 or less.",
     )
-    timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Timeout for each line, in seconds.")
-    retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Additional attempts after a failure.")
+    timeout: int = Field(3600, ge=1, le=3600, description="Timeout for each line, in seconds.")
+    retries: int = Field(3, ge=0, le=3, description="Additional attempts after a failure.")
 
     @model_validator(mode="after")
     def _together(self) -> Batch:
@@ -138,13 +144,13 @@ class Batch(Section):
 class Shadow(Section):
     """A shadow variant with another image, model or options. It gets copies of requests."""
 
-    percent: Annotated[int, Field(ge=1, le=100)] = Field(description="Percentage of requests to copy.")
+    percent: int = Field(ge=1, le=100, description="Percentage of requests to copy.")
     image: Image | None = Field(None, description="Image of the shadow variant; default: `image`.")
     model: Model | None = Field(None, description="Model of the shadow variant, with `id` or `s3`; default: `model`.")
     options: dict[str, Option] = Field(default_factory=dict, description="Options that override `options`.")
     environment: dict[str, Variable] = Field(default_factory=dict, description="Variables that override `environment`.")
     type: InstanceType | None = Field(None, description="Instance type of the shadow variant; default: instance.type.")
-    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Number of instances of the shadow variant.")
+    count: int = Field(1, ge=1, le=1000, description="Number of instances of the shadow variant.")
 
     @model_validator(mode="after")
     def _other(self) -> Shadow:
@@ -209,6 +215,25 @@ def is_guest(deployment: str) -> bool:
     return _AT in deployment
 
 
+_OF_ENDPOINT = (
+    "routing",
+    "capture",
+    "reservation",
+    "network",
+    "async",
+    "encryption.volume_key",
+    "timeouts.provision",
+    "instance.pools",
+    "instance.managed",
+    "instance.ami",
+    "instance.volume_gb",
+    "sagemaker.endpoint_config",
+    "sagemaker.variant",
+    "sagemaker.endpoint",
+)
+"""Settings that belong to the endpoint, so a guest cannot change them."""
+
+
 def guest_contradictions(spec: Spec) -> Iterator[str]:
     """Yield settings that cannot be combined with `endpoint`."""
     if spec.endpoint is None:
@@ -221,22 +246,8 @@ def guest_contradictions(spec: Spec) -> Iterator[str]:
         yield "endpoint: requires instance.type to be the type of that endpoint's instances, not auto"
     if spec.batch is not None:
         yield "batch: cannot be combined with endpoint; use a separate file, as a job needs no endpoint"
-    theirs = {
-        "routing": spec.routing != "least_outstanding",
-        "capture": spec.capture is not None,
-        "reservation": spec.reservation is not None,
-        "network": bool(spec.network.subnets) or spec.network.isolated,
-        "async": spec.asynchronous is not None,
-        "encryption.volume_key": spec.encryption.volume_key is not None,
-        "timeouts.provision": spec.timeouts.provision is not None,
-        "instance.pools": bool(spec.instance.pools),
-        "instance.managed": spec.instance.managed is not None,
-        "instance.ami": spec.instance.ami != "auto",
-        "instance.volume_gb": spec.instance.volume_gb is not None,
-        "sagemaker.endpoint_config": bool(spec.sagemaker.endpoint_config),
-        "sagemaker.variant": bool(spec.sagemaker.variant),
-        "sagemaker.endpoint": bool(spec.sagemaker.endpoint),
-    }
-    for path, value in theirs.items():
-        if value:
+    changed = spec.model_dump(by_alias=True, exclude_defaults=True)
+    for path in _OF_ENDPOINT:
+        section, _, name = path.partition(".")
+        if section in changed and (not name or name in changed[section]):
             yield f"{path} belongs to the endpoint {spec.endpoint}; set it in the file of that endpoint's deployment"

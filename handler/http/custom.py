@@ -45,7 +45,7 @@ from handler.http.inference import (
 )
 from handler.http.urls import query_of
 from handler.plugins.aws import STANDARDS, Handlers
-from handler.plugins.foreign_handlers import VLLMS_OWN, missing
+from handler.plugins.foreign_handlers import NO_VLLM_OBJECTS, missing
 from handler.plugins.handle import Answer, Broken, PassOn
 from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON
@@ -231,7 +231,7 @@ class _State(datastructures.State):
         try:
             return super().__getattr__(key)
         except AttributeError as error:
-            raise AttributeError(f"request.app.state.{key}: {VLLMS_OWN}") from error
+            raise AttributeError(f"request.app.state.{key}: {NO_VLLM_OBJECTS}") from error
 
 
 class CustomCode:

@@ -38,11 +38,11 @@ class ClientChannel(Protocol):
 
 
 class FastPath:
-    """A shortcut that encodes the plain tokens of a stream without creating a `Delta` for each token.
+    """A shortcut that encodes the plain tokens of a response without creating a `Delta` for each token.
 
     Attributes:
         id: id that the batcher assigned to the request.
-        encode: function that encodes a token as the next bytes of the stream.
+        encode: function that encodes a token as the next bytes of the stream, or stores it and returns b"".
         channel: connection to write the encoded bytes to, or None to pass all of them to `keep`.
         keep: called with encoded bytes that the channel cannot write immediately.
         num_tokens: number of tokens encoded so far.
@@ -363,8 +363,8 @@ class Background:
         return None
 
 
-class WaitingRequests:
-    """The requests that wait for the engine, in a queue, and those of batch files that wait for the queue.
+class WaitingRequests(OwnerQueues[ActiveRequest]):
+    """The queue of requests for the engine, with its limits.
 
     Args:
         max_queued: maximum number of requests in the queue.
@@ -373,23 +373,17 @@ class WaitingRequests:
         time_limit: maximum number of seconds from the time a request enters the queue to its end, or 0.
 
     Attributes:
+        background: requests of batch files that have to wait before they enter the queue.
         displaced: ids of requests that had to leave the full queue, until the batcher returns their last deltas.
     """
 
     def __init__(self, max_queued: int, max_background: int, queue_timeout: float, time_limit: float) -> None:
+        super().__init__()
         self._max_queued = max_queued
         self.queue_timeout = queue_timeout
         self.time_limit = time_limit or math.inf
-        self._queue = OwnerQueues[ActiveRequest]()
-        self._background = Background(max_background)
+        self.background = Background(max_background)
         self.displaced: list[int] = []
-
-    def __iter__(self) -> Iterator[ActiveRequest]:
-        return itertools.chain(self._queue, self._background)
-
-    def __len__(self) -> int:
-        """Return the number of requests in the queue."""
-        return len(self._queue)
 
     def check_room(self, owner: str) -> int | None:
         """Return which request must leave the queue for a request of `owner`, or None if the queue has room.
@@ -399,9 +393,9 @@ class WaitingRequests:
         Raises:
             Overloaded: no other owner has more requests.
         """
-        if len(self._queue) < self._max_queued:
+        if len(self) < self._max_queued:
             return None
-        newest = self._queue.newest_of_largest(owner)
+        newest = self.newest_of_largest(owner)
         if newest is None:
             raise self.overload()
         return newest
@@ -410,46 +404,10 @@ class WaitingRequests:
         """Return the error of a request for which the queue has no room."""
         return Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
 
-    def add(self, active: ActiveRequest, owner: str, *, follows: bool) -> None:
-        """Add a request. The arguments are those of `Batcher.submit`."""
+    def enqueue(self, active: ActiveRequest, owner: str, *, follows: bool = False) -> None:
+        """Add a request, and set its deadlines. The arguments are those of `Batcher.submit`."""
         self.set_deadlines(active)
-        background = active.request.background
-        if background is None:
-            self._queue.add(active.id, active.request.priority, active, owner, follows=follows)
-        else:
-            active.start_by = time.monotonic() + PATIENCE
-            self._background.add(background, active)
-
-    def first(self) -> ActiveRequest | None:
-        """Return the next request in the queue without removing it, or None if the queue is empty.
-
-        Requests of batch files enter the queue here, as far as there is room for them.
-        """
-        while (active := self._background.take()) is not None:
-            self.set_deadlines(active)
-            self._queue.add(active.id, active.request.priority, active, active.request.background or "")
-        return self._queue.first() if self._queue else None
-
-    def take(self) -> ActiveRequest:
-        """Remove the next request from the queue, and return it."""
-        return self._queue.take()
-
-    def end(self, id: int) -> bool:
-        """Remove a request, or note the end of a request that has left the queue.
-
-        Returns:
-            Whether this makes room for other requests of batch files.
-        """
-        self._queue.discard(id)
-        return self._background.end(id)
-
-    def late(self, now: float) -> list[ActiveRequest]:
-        """Return the requests that have been in the queue for too long."""
-        return [active for active in self._queue if active.start_by < now]
-
-    def to_displace(self, now: float) -> ActiveRequest | None:
-        """Return a request that must make room, as in `Background`."""
-        return self._background.to_displace(now)
+        self.add(active.id, active.request.priority, active, owner, follows=follows)
 
     def set_deadlines(self, active: ActiveRequest) -> None:
         """Set when a request that enters the queue, or starts past it, must start and end."""
@@ -509,7 +467,7 @@ class Batcher:
         self._adapters.bind(
             engine,
             self._keys,
-            lambda: [active.request for active in (*self._running.values(), *self._waiting)],
+            lambda: [active.request for active in (*self._running.values(), *self._waiting, *self._waiting.background)],
         )
 
     @property
@@ -567,11 +525,15 @@ class Batcher:
         if not follows:
             self._make_room(owner)
         active = ActiveRequest(next(self._ids), request, prompt, started)
-        if request.background is None and not self._waiting and self._has_room(active):
+        if request.background is not None:
+            active.start_by = time.monotonic() + PATIENCE
+            self._waiting.background.add(request.background, active)
+            self._admit()
+        elif not self._waiting and self._has_room(active):
             self._waiting.set_deadlines(active)
             self._start(active)
         else:
-            self._waiting.add(active, owner, follows=follows)
+            self._waiting.enqueue(active, owner, follows=follows)
             self._admit()
         return active.id
 
@@ -591,15 +553,19 @@ class Batcher:
         if active is not None:
             self._forget(active)
             self._admit()
-        elif self._waiting.end(id):
-            self._admit()
+        else:
+            self._waiting.discard(id)
+            if self._waiting.background.end(id):
+                self._admit()
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """Return the deltas of all completed engine steps, after waiting up to `timeout` seconds for the first step."""
         self.fast_paths.clear()
         self.lines.clear()
-        deltas = [self._failed(id, 0, self._waiting.overload()) for id in self._waiting.displaced]
-        self._waiting.displaced.clear()
+        deltas: list[Delta] = []
+        if self._waiting.displaced:
+            deltas += [self._failed(id, 0, self._waiting.overload()) for id in self._waiting.displaced]
+            self._waiting.displaced.clear()
         try:
             step = join(self._engine.step(timeout))
         except Exception as error:  # the engine is foreign code: fail its requests and keep serving
@@ -647,12 +613,14 @@ class Batcher:
                 deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
                 continue
             try:
-                lines.append(fast_path.encode(token))
+                line = fast_path.encode(token)
             except Exception as error:  # one client's response must not stop the others
                 deltas.append(self._unwritten(request, error))
                 continue
             fast_path.num_tokens += 1
-            fast_paths.append(fast_path)
+            if line:
+                lines.append(line)
+                fast_paths.append(fast_path)
 
     def _deliver(self, output: Output, deltas: list[Delta]) -> None:
         request = self._in_engine.get(output.key)
@@ -670,12 +638,7 @@ class Batcher:
         self.num_tokens += len(tokens)
         fast_path = request.fast_path
         if fast_path is not None and finish is None and output.is_plain:
-            try:
-                self.lines.append(b"".join(map(fast_path.encode, tokens)))
-            except Exception as error:  # one client's response must not stop the others
-                return deltas.append(self._unwritten(request, error))
-            fast_path.num_tokens += len(tokens)
-            return self.fast_paths.append(fast_path)
+            return self._write(request, fast_path, tokens, deltas)
         extras = output.extras
         if finish is not None:
             if (state := request.sequences[output.sequence]) is not None and state.stopped:
@@ -685,6 +648,18 @@ class Batcher:
             self._end_sequence(request, output.key, output.sequence)
         sequence = request.first + output.sequence
         deltas.append(Delta(request.id, sequence, tokens, finish, None, prefill, extras))
+
+    def _write(
+        self, request: RunningRequest, fast_path: FastPath, tokens: Sequence[Token], deltas: list[Delta]
+    ) -> None:
+        try:
+            line = b"".join(map(fast_path.encode, tokens))
+        except Exception as error:  # one client's response must not stop the others
+            return deltas.append(self._unwritten(request, error))
+        fast_path.num_tokens += len(tokens)
+        if line:
+            self.lines.append(line)
+            self.fast_paths.append(fast_path)
 
     def _failed(self, id: int, sequence: int, error: ServingError) -> Delta:
         """Cancel a failed request and return its last delta."""
@@ -703,7 +678,9 @@ class Batcher:
 
     def _admit(self) -> None:
         """Start waiting requests in order until the engine has no room for the next one."""
-        while (first := self._waiting.first()) is not None and self._has_room(first):
+        while (active := self._waiting.background.take()) is not None:
+            self._waiting.enqueue(active, active.request.background or "")
+        while self._waiting and self._has_room(self._waiting.first()):
             self._start(self._waiting.take())
 
     def _has_room(self, active: ActiveRequest) -> bool:
@@ -746,7 +723,7 @@ class Batcher:
 
     def _end_background(self, active: ActiveRequest) -> None:
         if active.request.background is not None:
-            self._waiting.end(active.id)
+            self._waiting.background.end(active.id)
 
     def _forget(self, active: ActiveRequest) -> None:
         """Remove a request and cancel its sequences in the engine."""
@@ -768,8 +745,8 @@ class Batcher:
 
     def _expire(self, now: float) -> list[Delta]:
         """Fail requests that exceed the queue timeout or the time limit, or must make room for others' batches."""
-        displaced = self._waiting.to_displace(now)
-        late = self._waiting.late(now)
+        displaced = self._waiting.background.to_displace(now)
+        late = [active for active in self._waiting if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]
         deltas = []
         for active in late:

@@ -16,7 +16,7 @@ from handler.core.errors import ConfigError
 from proof.conform.dialects import PROFILES
 
 if TYPE_CHECKING:
-    from proof.conform.run import Plan, Result
+    from proof.conform.run import ConformPlan, Result
     from proof.conform.server import Lifetime
 
 _DESCRIPTION = """\
@@ -155,10 +155,10 @@ def _conform(arguments: argparse.Namespace) -> int:
     return 1 if unwritten or "failed" in verdicts else 2 if verdicts == {"not asked"} else 0
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def _plan(arguments: argparse.Namespace) -> ConformPlan:
     from handler.config import environment
     from proof.bench.client import Target
-    from proof.conform.run import Plan
+    from proof.conform.run import ConformPlan
     from proof.conform.server import Asking, Limits
 
     _ = Target(arguments.url, 0).address  # raises ConfigError for an invalid URL
@@ -174,10 +174,10 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         limits=Limits(response=arguments.timeout),
     )
     profiles = tuple(dict.fromkeys(arguments.profile or ["sagemaker"]))
-    return Plan(asking, profiles, arguments.rule, arguments.skip, arguments.ready)
+    return ConformPlan(asking, profiles, arguments.rule, arguments.skip, arguments.ready)
 
 
-def _check_names(plan: Plan) -> None:
+def _check_names(plan: ConformPlan) -> None:
     from proof.conform.rule import RULES
     from proof.conform.run import rules_of, selects
 
@@ -192,11 +192,11 @@ def _check_names(plan: Plan) -> None:
 
 
 def _lifetime(arguments: argparse.Namespace) -> Lifetime | None:
-    from proof.conform.server import Command, Container
+    from proof.conform.server import Command, ContainerRun
 
     if arguments.command:
         return Command(arguments.command)
-    return Container(arguments.container) if arguments.container else None
+    return ContainerRun(arguments.container) if arguments.container else None
 
 
 def _tell(result: Result) -> None:

@@ -114,7 +114,7 @@ class Response:
         return f"{self.status} {self.content_type or 'without a content type'} {excerpt(self.body)}{end}"
 
 
-class Connection(client.Connection[Recorder]):
+class RawConnection(client.Connection[Recorder]):
     """A connection that is used for a single request."""
 
     def __init__(self) -> None:
@@ -157,13 +157,13 @@ class Connection(client.Connection[Recorder]):
         self._news.set()
 
 
-async def connect(url: str, timeout: float) -> Connection:
+async def connect(url: str, timeout: float) -> RawConnection:
     """Open a connection.
 
     Raises:
         OSError, asyncio.TimeoutError: the connection failed.
     """
-    return await client.opened(Connection, client.address(url), timeout)
+    return await client.opened(RawConnection, client.address(url), timeout)
 
 
 def excerpt(data: bytes | str) -> str:

@@ -14,12 +14,12 @@ from handler.core import text_files
 from handler.core.errors import ConfigError
 from proof.conform.dialects import PROFILES
 from proof.conform.rule import RULES
-from proof.conform.run import Plan, Result
+from proof.conform.run import ConformPlan, Result
 
 VERDICTS = ("passed", "failed", "not asked")
 
 
-def document(plan: Plan, results: Sequence[Result], title: str) -> dict[str, Any]:
+def document(plan: ConformPlan, results: Sequence[Result], title: str) -> dict[str, Any]:
     """Return the report as a JSON object."""
     return {
         "conform": __version__,

@@ -14,7 +14,7 @@ from proof.conform.rule import RULES, Failed, NotAsked, Rule
 from proof.conform.rules.hosting import watch_start
 from proof.conform.server import Asking, Lifetime, Server
 
-__all__ = ["Plan", "Result", "rules", "run"]
+__all__ = ["ConformPlan", "Result", "rules", "run"]
 
 _RULE = 300.0
 """The time limit of one rule, in seconds. `--slow` multiplies it by ten."""
@@ -27,7 +27,7 @@ Verdict: TypeAlias = Literal["passed", "failed", "not asked"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConformPlan:
     """The arguments of `lmi conform`.
 
     Attributes:
@@ -61,7 +61,7 @@ class Result:
     seconds: float = field(default=0.0, compare=False)
 
 
-def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object]) -> list[Result]:
+def run(plan: ConformPlan, lifetime: Lifetime | None, tell: Callable[[Result], object]) -> list[Result]:
     """Check all rules of the plan.
 
     Args:
@@ -73,7 +73,7 @@ def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object])
     return asyncio.run(_run(plan, lifetime, tell))
 
 
-def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
+def rules_of(plan: ConformPlan) -> list[tuple[Rule, str]]:
     """Return the rules of the plan, each with its profile. Rules that stop the server come last."""
     pairs = [
         (rule, profile)
@@ -89,7 +89,7 @@ def selects(rule: Rule, names: Sequence[str]) -> bool:
     return any(name in (rule.id, rule.id.partition(".")[0]) for name in names)
 
 
-async def _run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object]) -> list[Result]:
+async def _run(plan: ConformPlan, lifetime: Lifetime | None, tell: Callable[[Result], object]) -> list[Result]:
     servers = {profile: Server(plan.asking, profile, lifetime) for profile in plan.profiles}
     first = next(iter(servers.values()))
     results = []
@@ -115,7 +115,7 @@ async def _begin(server: Server, seconds: float) -> None:
     await watch_start(server, seconds)
 
 
-async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
+async def _ask(rule: Rule, server: Server, plan: ConformPlan) -> Result:
     start = time.monotonic()
     server.last = None
 

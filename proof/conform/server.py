@@ -21,7 +21,7 @@ from typing import Any
 from handler.core.errors import ConfigError
 from proof.bench.client import refused_key
 from proof.conform.dialects import AT_INVOCATIONS, OF_PROFILE, Body, GenerationApi, merge, piece_of
-from proof.conform.exchange import Connection, Response, connect, excerpt
+from proof.conform.exchange import RawConnection, Response, connect, excerpt
 from proof.conform.rule import Failed, skip
 
 _ENGINES = ("docker", "podman")
@@ -142,7 +142,7 @@ class Command(Lifetime):
         await self._process.wait()
 
 
-class Container(Lifetime):
+class ContainerRun(Lifetime):
     """A running container of Docker or Podman, identified by its name or ID."""
 
     def __init__(self, name: str) -> None:
@@ -329,7 +329,7 @@ class Server:
     @contextlib.asynccontextmanager
     async def asking_for(
         self, path: str, body: Body, timeout: float | None = None
-    ) -> AsyncIterator[tuple[Connection, asyncio.Task[Response]]]:
+    ) -> AsyncIterator[tuple[RawConnection, asyncio.Task[Response]]]:
         """Send a request, and yield its connection, which is closed at the end, and the task that awaits its response.
 
         Args:

@@ -23,7 +23,7 @@ Ask = Callable[[Request], Awaitable[Response]]
 Key = tuple[str, str, str]
 
 
-class Kind:
+class RequestKind:
     """Observations about one kind of request.
 
     Requests are of the same kind if they have the same method, path, decoding, streaming, status and content type.
@@ -49,18 +49,18 @@ class Noise:
     def __init__(self, near: float, later: float = _LATER) -> None:
         self._near = near
         self._later = later
-        self._kinds: dict[tuple[str, bool, bool, int, str], Kind] = {}
+        self._kinds: dict[tuple[str, bool, bool, int, str], RequestKind] = {}
         self.learnt: dict[str, str] = {}
         self.repeats = 0
 
-    def kind(self, request: Request, traits: Traits, reference: Response) -> Kind:
+    def kind(self, request: Request, traits: Traits, reference: Response) -> RequestKind:
         path = request.path.partition("?")[0]
         media = reference.content_type.partition(";")[0]
         key = (f"{request.method} {path}", traits.greedy, traits.streams, reference.status, media)
         if key not in self._kinds:
             if len(self._kinds) >= _MAX_KINDS:  # paths with ids
                 self._kinds.clear()
-            self._kinds[key] = Kind()
+            self._kinds[key] = RequestKind()
         return self._kinds[key]
 
     async def real(
@@ -103,23 +103,25 @@ class Noise:
         kind.confirmed.update(item.key for item in real)
         return [*real, *(item._replace(cls=Class.TIE, kind=f"unsteady {item.kind}") for item in unsteady)]
 
-    def _compare(self, kind: Kind, traits: Traits, reference: Response, target: Response) -> list[Finding]:
+    def _compare(self, kind: RequestKind, traits: Traits, reference: Response, target: Response) -> list[Finding]:
         return [
             item for item in findings(reference, target, traits, kind.seen, self._near) if item.key not in kind.volatile
         ]
 
-    async def _noise(self, kind: Kind, request: Request, traits: Traits, other: Response, again: Ask) -> set[Key]:
+    async def _noise(
+        self, kind: RequestKind, request: Request, traits: Traits, other: Response, again: Ask
+    ) -> set[Key]:
         self.repeats += 1
         repeated = await again(request)
         return set() if repeated.lost else _keys(findings(other, repeated, traits, kind.seen, self._near))
 
-    def _learn(self, kind: Kind, request: Request, changes: Iterable[Finding]) -> None:
+    def _learn(self, kind: RequestKind, request: Request, changes: Iterable[Finding]) -> None:
         for item in changes:
             kind.volatile.add(item.key)
             if len(self.learnt) < _MAX_KINDS:
                 self.learnt[f"{request.path.partition('?')[0]}: {item.name}"] = item.cls.value
 
-    def _without_asking(self, kind: Kind, reference: Response, changes: Sequence[Finding]) -> list[Finding]:
+    def _without_asking(self, kind: RequestKind, reference: Response, changes: Sequence[Finding]) -> list[Finding]:
         """Return the differences that count when requests cannot be sent again to find out which values are volatile.
 
         Values are then treated as volatile if they differ between successive responses of the reference. For the first

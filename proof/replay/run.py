@@ -54,7 +54,7 @@ class Sides:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """The settings of a run.
 
     Args:
@@ -80,7 +80,12 @@ class Replay:
     """
 
     def __init__(
-        self, sides: Sides, plan: Plan, journal: Journal, noise: Noise, advance: Callable[[], object] = lambda: None
+        self,
+        sides: Sides,
+        plan: ReplayPlan,
+        journal: Journal,
+        noise: Noise,
+        advance: Callable[[], object] = lambda: None,
     ) -> None:
         self._sides = sides
         self._plan = plan
@@ -309,7 +314,9 @@ async def _run(
                 )
             )
         )
-        plan = Plan(concurrency, arguments.recorded_pace, arguments.greedy, arguments.show, frozenset(arguments.expect))
+        plan = ReplayPlan(
+            concurrency, arguments.recorded_pace, arguments.greedy, arguments.show, frozenset(arguments.expect)
+        )
         opened = [side for side in (sides.target, sides.reference, sides.noise) if side is not None]
         try:
             for side in opened:

@@ -276,17 +276,17 @@ class Echo:
         if self._pause:
             self._wait()
         self._num_steps += 1
-        others = [Output(key, extras=Extras(heard=heard)) for key, heard in self._heard.items()]
+        outputs = [Output(key, extras=Extras(heard=heard)) for key, heard in self._heard.items()]
         self._heard.clear()
         for key, finish in self._ends.pop(self._num_steps, {}).items():
             del self._last_steps[key]
-            others.append(Output(key, (next(self._active.pop(key)),), (0.0,), finish))
+            outputs.append(Output(key, (next(self._active.pop(key)),), (0.0,), finish))
         ids = list(map(next, self._active.values()))
         if self._cues:
-            for id in (*ids, *(output.ids[0] for output in others)):
+            for id in (*ids, *(output.ids[0] for output in outputs)):
                 if id < len(CUES):
                     act(CUES[id])
-        return Step(list(self._active), ids, [0.0] * len(ids), others)
+        return Step(list(self._active), ids, [0.0] * len(ids), outputs)
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Check that the adapter's path is a directory."""

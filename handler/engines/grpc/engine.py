@@ -37,8 +37,8 @@ from handler.engines.remote.servers import Failed, Part, RemoteOptions, RemoteSe
 __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
 
-_OWN_HOST = "127.0.0.1"
-_OWN_END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
+_LOOPBACK = "127.0.0.1"
+_END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
 _WITHHELD = ("PYTHONPATH", "PYTHONHOME", *KEY_VARIABLES)
 """Environment variables that are withheld from a server that the engine starts."""
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -145,9 +145,11 @@ class OwnFiles(NamedTuple):
         Raises:
             Failed: the server uses another tokenizer.
         """
-        for theirs, own in ((model.vocabulary, self.vocabulary), (model.num_pieces, self.num_pieces)):
-            if theirs and own and theirs != own:
-                raise Failed("uses another tokenizer", f"it has {theirs} ids, option.model_id has {own}", lasts=True)
+        for reported, expected in ((model.vocabulary, self.vocabulary), (model.num_pieces, self.num_pieces)):
+            if reported and expected and reported != expected:
+                raise Failed(
+                    "uses another tokenizer", f"it has {reported} ids, option.model_id has {expected}", lasts=True
+                )
         if self.eos and not model.eos <= self.eos | self.config_eos:
             detail = f"its responses end with {sorted(model.eos)}, but those of option.model_id with {sorted(self.eos)}"
             raise Failed("uses another tokenizer", detail, lasts=True)
@@ -164,11 +166,11 @@ class OwnServer:
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
-        with socket.create_server((_OWN_HOST, 0)) as free:
+        with socket.create_server((_LOOPBACK, 0)) as free:
             self._port = free.getsockname()[1]
-        self.url = f"grpc://{_OWN_HOST}:{self._port}"
+        self.url = f"grpc://{_LOOPBACK}:{self._port}"
         self._name = name
-        self._command = [*command, "--host", _OWN_HOST, "--port", str(self._port)]
+        self._command = [*command, "--host", _LOOPBACK, "--port", str(self._port)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -206,7 +208,7 @@ class OwnServer:
         self._stop_watch()
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_OWN_END_SECONDS)
+            self._process.wait(_END_SECONDS)
         self._process.kill()
         self._process.wait()
 
@@ -363,9 +365,11 @@ class ContractEngine(RemoteEngine[C]):
         return self._statistics
 
     async def _ask_loads(self) -> None:
-        known = [client for server in self._servers if server.known and (client := self._clients[server.url]).connected]
-        answers = await asyncio.gather(*(client.loads() for client in known))  # only over connections that are open
-        self._statistics = statistics([load for loads in answers for load in loads])
+        clients = [
+            client for server in self._servers if server.known and (client := self._clients[server.url]).connected
+        ]
+        responses = await asyncio.gather(*(client.loads() for client in clients))  # only over connections that are open
+        self._statistics = statistics([load for loads in responses for load in loads])
 
     async def disconnect(self) -> None:
         if self._asking is not None:
@@ -451,10 +455,10 @@ class GrpcPooling(ContractEngine[EmbedCall]):
         import numpy
 
         call = running.call
-        vector = await self._clients[server.url].embed(call.ids)
-        if len(vector) != self.info.dimensions:
-            raise Failed(f"sent an embedding of {len(vector)} numbers", f"it had {self.info.dimensions} at startup")
-        finished = self._pooling.finish(numpy.array(vector, numpy.float32), call.pooling)
+        embedding = await self._clients[server.url].embed(call.ids)
+        if len(embedding) != self.info.dimensions:
+            raise Failed(f"sent an embedding of {len(embedding)} numbers", f"it had {self.info.dimensions} at startup")
+        finished = self._pooling.finish(numpy.array(embedding, numpy.float32), call.pooling)
         self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=finished)))
 
 

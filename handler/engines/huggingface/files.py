@@ -39,9 +39,9 @@ _MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 def check_tokenizer(directory: Path) -> None:
     """Raise ConfigError if the directory has no tokenizer, or if a tokenizer file or a JSON file in it is broken."""
     check_json(directory, *_JSON_FILES)
-    own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
+    custom_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
     paths = [path for name in _TOKENIZERS for path in model_files.visible(directory, name)]
-    if not own_code and not paths:
+    if not custom_code and not paths:
         raise ConfigError(f"{directory} has no tokenizer: none of {', '.join(_TOKENIZERS)}")
     for path in paths:
         model_files.check_content(path)
@@ -423,8 +423,8 @@ def eos_ids(config: EngineConfig) -> frozenset[int]:
     """
     if gguf.is_gguf_name(config.model_path):
         return gguf.end_ids(config.model_path)
-    own = tokenizer_eos_id(config.model_path)
-    of_tokenizer = frozenset() if own is None else frozenset({own})
+    eos_id = tokenizer_eos_id(config.model_path)
+    of_tokenizer = frozenset() if eos_id is None else frozenset({eos_id})
     generation = model_files.file_values(config.options, config.model)
     for values in (generation, model_files.read_text_config(config.model_path)):
         if (ids := values.get("eos_token_id")) is not None:
@@ -484,7 +484,7 @@ class Tensors:
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
-    def place(self, name: str) -> Tensor:
+    def location(self, name: str) -> Tensor:
         """Return the location of a tensor.
 
         Raises:
@@ -500,7 +500,7 @@ class Tensors:
         Raises:
             ConfigError: there is no tensor with this name, or its type is not supported.
         """
-        tensor = self.place(name)
+        tensor = self.location(name)
         if tensor.kind not in TYPES:
             raise ConfigError(f"{tensor.path}: {name}: dtype {tensor.kind} must be one of {', '.join(TYPES)}")
         return tensor
@@ -517,7 +517,7 @@ class Tensors:
 
     def __getitem__(self, name: str) -> Any:
         """Read a tensor as float32."""
-        return as_float32(self.raw(name), self.place(name).kind)
+        return as_float32(self.raw(name), self.location(name).kind)
 
 
 def as_float32(data: Any, kind: str) -> Any:

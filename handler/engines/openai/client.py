@@ -17,7 +17,7 @@ from handler.config.environment import server_key
 from handler.core.event_stream import EventReader, StreamEvent
 from handler.engines.openai.answer import MAX_EVENT, status_error, status_in
 from handler.engines.openai.kinds import KINDS
-from handler.engines.remote.servers import Failed, one_kind
+from handler.engines.remote.servers import Failed, common_kind
 
 _MOST_BODY = 1 << 20  # bytes read from an error or a list of models
 _MOST_NAME = 1000  # characters
@@ -223,7 +223,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
     with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
         models = dict(zip(urls, thread.submit(asyncio.run, _ask_once(urls)).result(), strict=True))
     kinds = {url: kind for url in models if (kind := _common_kind(models[url]))}
-    return one_kind(kinds, [_reason(url, models[url]) for url in models if url not in kinds], KINDS)
+    return common_kind(kinds, [_reason(url, models[url]) for url in models if url not in kinds], KINDS)
 
 
 def _common_kind(models: Sequence[HttpModel] | Failed) -> str:

@@ -77,7 +77,7 @@ class _Running:
     handle: Any
     sampling: Sampling
     eos: frozenset[int]  # ids that end the sequence with Finish.EOS
-    own_stops: frozenset[int]  # stop ids that we must look for, as the engine does not: see `_ends`
+    handler_stops: frozenset[int]  # stop ids that we must look for, as the engine does not: see `_ends`
     scores: Scores | None  # of the prompt, returned with the first output
     num_tokens: int = 0
 
@@ -136,7 +136,7 @@ class OpenVino(NoAdapters):
             self._pipeline.add_request(key, *prompt, config),
             sampling,
             eos=frozenset() if sampling.ignore_eos else self._eos,
-            own_stops=frozenset(sampling.stop_token_ids if is_missed else ()),
+            handler_stops=frozenset(sampling.stop_token_ids if is_missed else ()),
             scores=scores,
         )
 
@@ -208,7 +208,7 @@ class OpenVino(NoAdapters):
         logprobs = result.generated_log_probs if running.sampling.logprobs else [None] * len(ids)
         scores, running.scores = running.scores, None
         finish = self._finish(running, ids, result.finish_reason)
-        if (at := first_stop(ids, running.own_stops, running.num_tokens, running.sampling)) is not None:
+        if (at := first_stop(ids, running.handler_stops, running.num_tokens, running.sampling)) is not None:
             ids, logprobs, finish = ids[: at + 1], logprobs[: at + 1], Finish.STOP
             running.handle.cancel()
         running.num_tokens += len(ids)
@@ -324,11 +324,11 @@ _MAX_SEED = (1 << 63) - 1  # the Python binding requires a signed 64-bit integer
 
 def _ends(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
     # xgrammar treats every stop id as an end token, so with a schema `_output` looks for the request's own.
-    others = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
-    if sampling.ignore_eos and not others:
+    stop_ids = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
+    if sampling.ignore_eos and not stop_ids:
         return {"ignore_eos": True}  # GenAI then ignores all stop ids
-    ends = others if sampling.ignore_eos else {*eos}
-    return {"eos_token_id": min(ends, default=-1), "stop_token_ids": ends | others}
+    ends = stop_ids if sampling.ignore_eos else {*eos}
+    return {"eos_token_id": min(ends, default=-1), "stop_token_ids": ends | stop_ids}
 
 
 def _structured_output(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
@@ -526,7 +526,7 @@ def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
 # -- prompts for OpenVINO GenAI's vision models, which accept text and images but no ids -------------------------------
 
 
-_OWN_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
+_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
 """GenAI's own placeholders, which it replaces anywhere in a prompt."""
 
 
@@ -550,7 +550,7 @@ class VisionPrompts:
         """
         text, images = ("", ()) if media is None else media
         text = prompt_text(collapse(ids, images, self._tokens), text, partial(ids_of, self._tokenizer), self._decode)
-        if tag := next((tag for tag in _OWN_TAGS if tag in text), ""):
+        if tag := next((tag for tag in _TAGS if tag in text), ""):
             raise ValueError(f"the prompt contains {tag!r}, which OpenVINO GenAI would replace with an image")
         return text, [_tensor(image) for image in images]
 

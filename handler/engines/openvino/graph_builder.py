@@ -16,17 +16,17 @@ class GraphBuilder:
         heads: number of attention heads.
         head_size: number of dimensions of a head.
         matrix: function that returns the node for a matrix.
-        vector: function that returns a vector as a numpy array.
+        array: function that returns a one-dimensional tensor as a numpy array.
     """
 
-    def __init__(self, heads: int, head_size: int, matrix: Load, vector: Load) -> None:
+    def __init__(self, heads: int, head_size: int, matrix: Load, array: Load) -> None:
         import numpy
         from openvino import opset13
 
         self._np: Any = numpy
         self._ops: Any = opset13
         self._num_heads, self._head_size = heads, head_size
-        self._matrix, self._vector = matrix, vector
+        self._matrix, self._array = matrix, array
 
     def _parameters(self, names: Iterable[str]) -> dict[str, Any]:
         """Create inputs of the graph, each int64 [texts, tokens], and return them by name."""
@@ -45,7 +45,7 @@ class GraphBuilder:
 
     def _linear(self, name: str, hidden: Any, bias: bool = True) -> Any:
         product = self._ops.matmul(hidden, self._matrix(f"{name}.weight"), False, True)
-        return product + self._real(self._vector(f"{name}.bias")) if bias else product
+        return product + self._real(self._array(f"{name}.bias")) if bias else product
 
     def _split(self, hidden: Any, count: int) -> Any:
         """Split hidden states into heads: [texts, tokens, heads, head size]."""

@@ -98,7 +98,7 @@ class _Builder(GraphBuilder):
         if "token_type_ids" in inputs:
             types = self._rows("token_type", inputs["token_type_ids"])
         else:
-            types = self._real(self._vector(f"{self._prefix}embeddings.token_type_embeddings.weight")[0])
+            types = self._real(self._array(f"{self._prefix}embeddings.token_type_embeddings.weight")[0])
         return self._norm(f"{self._prefix}embeddings.LayerNorm", total + types)
 
     def _rows(self, table: str, ids: Any) -> Any:
@@ -130,7 +130,7 @@ class _Builder(GraphBuilder):
     def _norm(self, name: str, hidden: Any) -> Any:
         epsilon = float(self._config.get("layer_norm_eps", 1e-12))
         scaled = self._ops.mvn(hidden, [-1], True, epsilon, "inside_sqrt")
-        return scaled * self._real(self._vector(f"{name}.weight")) + self._real(self._vector(f"{name}.bias"))
+        return scaled * self._real(self._array(f"{name}.weight")) + self._real(self._array(f"{name}.bias"))
 
 
 MODEL = "openvino_model.xml"
@@ -161,10 +161,10 @@ class OpenVinoPooling(NoAdapters):
         self._most_texts = config.options.max_rolling_batch_size
         self._most_tokens = config.options.max_num_batched_tokens or _TOKENS_PER_STEP
         self._waiting: dict[int, EngineRequest] = {}
-        own = model_files.read_json(config.model_path / "config.json")
+        model_config = model_files.read_json(config.model_path / "config.json")
         # RoBERTa numbers positions from the padding id + 1.
-        self._shifted = "roberta" in str(own.get("model_type"))
-        self._padding = int(own.get("pad_token_id") or self._shifted)
+        self._shifted = "roberta" in str(model_config.get("model_type"))
+        self._padding = int(model_config.get("pad_token_id") or self._shifted)
         most = self._files.limit(config.options.max_model_len or _NO_LIMIT)
         dimensions, seconds = self._warm_up()
         self.info = EngineInfo(

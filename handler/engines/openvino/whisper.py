@@ -110,7 +110,9 @@ class OpenVinoWhisper(NoAdapters):
         start, end = clip.pieces.popleft()
         config = self._generation(clip.ids, clip.sampling)
         config.return_timestamps = timed = self._ids.no_timestamps not in clip.ids
-        streamer = _streamer(self._genai, lambda ids: self._stream(clip.key, ids, config.eos_token_id, shown=not timed))
+        streamer = _streamer(
+            self._genai, lambda ids: self._stream(clip.key, ids, config.eos_token_id, is_sent=not timed)
+        )
         result = self._pipeline.generate(clip.samples[start:end], config, streamer)
         requested = self._ids.language_of(clip.ids)
         language = requested or str(result.language or "")
@@ -121,10 +123,10 @@ class OpenVinoWhisper(NoAdapters):
         if not requested and language in self._ids.languages:  # the first piece determines the language of all pieces
             clip.ids = self._ids.in_language(clip.ids, language)
 
-    def _stream(self, key: int, ids: Sequence[int], eos: int, *, shown: bool) -> bool:
+    def _stream(self, key: int, ids: Sequence[int], eos: int, *, is_sent: bool) -> bool:
         """Queue tokens for `step`, and return whether the request is still active."""
         ids = [id for id in ids if id != eos]
-        if shown and ids:
+        if is_sent and ids:
             self._done.put(Output(key, ids, [None] * len(ids)))
         return key in self._wanted
 

@@ -260,10 +260,10 @@ class Replica:
 
 
 def _without(step: Step, keys: set[int]) -> Step:
-    kept = [index for index, key in enumerate(step.keys) if key not in keys]
-    others = [output for output in step.others if output.key not in keys]
-    ids, logprobs = [step.ids[index] for index in kept], [step.logprobs[index] for index in kept]
-    return Step([step.keys[index] for index in kept], ids, logprobs, others)
+    indices = [index for index, key in enumerate(step.keys) if key not in keys]
+    outputs = [output for output in step.others if output.key not in keys]
+    ids, logprobs = [step.ids[index] for index in indices], [step.logprobs[index] for index in indices]
+    return Step([step.keys[index] for index in indices], ids, logprobs, outputs)
 
 
 @dataclass
@@ -511,17 +511,17 @@ class ReplicaSet:
         replica.num_tokens += len(step.keys)
         if not step.others:
             return step
-        others: list[Output] = []
+        outputs: list[Output] = []
         for output in step.others:
             if (replies := self._adapters.read(replica, output)) is not None:
-                others += replies
+                outputs += replies
                 continue
             replica.num_tokens += len(output.ids)
-            others.append(output)
+            outputs.append(output)
             if output.finish is not None and output.key in replica.work:
                 replica.ended.add(output.key)
                 replica.drop(output.key)
-        return step._replace(others=others)
+        return step._replace(others=outputs)
 
     def _end_requests(self, replica: Replica, failure: GenerationFailed) -> Iterator[Output]:
         """Move or end the sequences of a failed replica, and stop waiting for its replies about adapters."""

@@ -302,7 +302,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
                 if error.busy:
                     busy[server] = error
                 ends = running.call.begun or len(broken) >= _MOST_BROKEN
-                if not ends and attempt > 1 and any(_may_be_asked(other, busy) for other in self._servers):
+                if not ends and attempt > 1 and any(_is_available(other, busy) for other in self._servers):
                     continue
                 if busy and not ends:
                     self._turn_away(running, busy)
@@ -389,7 +389,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         for server in self._servers:
             if not server.known and not server.is_out(now):
                 self._question(server)
-        return choose([server for server in self._servers if _may_be_asked(server, busy)], tries, now)
+        return choose([server for server in self._servers if _is_available(server, busy)], tries, now)
 
     async def ask(self, server: RemoteServer, *, again: bool = False) -> None:
         """Ensure that a server serves the model. Query it unless it has confirmed this and has not failed since.
@@ -485,7 +485,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return task.result()
 
 
-def _may_be_asked(server: RemoteServer, busy: Mapping[RemoteServer, Failed]) -> bool:
+def _is_available(server: RemoteServer, busy: Mapping[RemoteServer, Failed]) -> bool:
     """Return whether a request may be sent to a server. A busy server that requested a pause is not tried again."""
     return server not in busy or not busy[server].retry_after
 

@@ -277,7 +277,7 @@ class Model(Protocol):
     def _replace(self, *, max_tokens: int | None) -> Any: ...
 
 
-def one_kind(by_url: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[str]) -> str:
+def common_kind(by_url: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[str]) -> str:
     """Return the kind that all servers have in common, for option.base_url_kind=auto.
 
     Args:
@@ -339,18 +339,20 @@ async def find_model(
 
 
 def _fitting(
-    urls: Sequence[str], answers: Sequence[A | BaseException], fit: Callable[[A, M | None], M]
+    urls: Sequence[str], responses: Sequence[A | BaseException], fit: Callable[[A, M | None], M]
 ) -> tuple[M | None, dict[str, Failed]]:
     common: M | None = None
     failed: dict[str, Failed] = {}
-    for url, answer in zip(urls, answers, strict=True):
+    for url, response in zip(urls, responses, strict=True):
         try:
-            if isinstance(answer, BaseException):
-                raise answer
-            model = fit(answer, common)
+            if isinstance(response, BaseException):
+                raise response
+            model = fit(response, common)
         except Failed as error:
             failed[url] = error
             continue
-        limits = [known.max_tokens for known in (common, model) if known is not None and known.max_tokens]
+        limits = [
+            candidate.max_tokens for candidate in (common, model) if candidate is not None and candidate.max_tokens
+        ]
         common = model._replace(max_tokens=min(limits, default=None))
     return common, failed

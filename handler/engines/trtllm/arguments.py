@@ -249,11 +249,11 @@ def _construct(name: str, value: Any) -> Any:
     if name == "lora_config":
         return import_name("LoraConfig", *_LORA_CONFIG)(**value)
     if name == "speculative_config":
-        rest = dict(value)
-        kind = rest.pop("decoding_type", None)
+        fields = dict(value)
+        kind = fields.pop("decoding_type", None)
         if kind is None:
             raise ConfigError('option.engine_args: "speculative_config" needs a "decoding_type"')
-        return import_name(f"{kind}DecodingConfig", "tensorrt_llm.llmapi")(**rest)
+        return import_name(f"{kind}DecodingConfig", "tensorrt_llm.llmapi")(**fields)
     if name in _OBJECTS:
         return import_name(name.title().replace("_", ""), "tensorrt_llm.llmapi")(**value)
     return dict(value)
@@ -431,8 +431,8 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
     if not arguments.get("gather_generation_logits"):
         reasons["return_generation_logits"] = "it was started without option.gather_generation_logits=true"
     if not whole_prompts(arguments, release):
-        why = "before TensorRT-LLM 1.2 it needs option.enable_prefix_caching=false"
-        reasons |= {"prompt_logprobs": why, "return_context_logits": why}
+        reason = "before TensorRT-LLM 1.2 it needs option.enable_prefix_caching=false"
+        reasons |= {"prompt_logprobs": reason, "return_context_logits": reason}
     lora = arguments.get("enable_lora") or arguments.get("lora_config")
     # Supported since NVIDIA/TensorRT-LLM pull request 7893, and only by xgrammar. `json` is the only style that every
     # version of xgrammar in use is known to support.
@@ -442,26 +442,26 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
         reasons,
         limits={"num_beams": beams},
         no_adapters="" if lora else NO_LORA,
-        no_media=refusals(Path(arguments["model"]), own_caches=whole_prompts(arguments, release)),
+        no_media=refusals(Path(arguments["model"]), separate_caches=whole_prompts(arguments, release)),
         sampling_defaults=SAMPLING_DEFAULTS,
         structural_tags=frozenset({"json"} if tags else ()),
     )
 
 
-def refusals(model: Path | None, *, own_caches: bool) -> dict[str, str]:
+def refusals(model: Path | None, *, separate_caches: bool) -> dict[str, str]:
     """Return, for each kind of media, the reason why the engine does not accept it with this model, or "" if it does.
 
     TensorRT-LLM 1.0 to 1.3 accepts audio only for Phi-4-multimodal, with code and an adapter from the checkpoint.
 
     Args:
         model: directory of the model, or None.
-        own_caches: whether each request can have a separate prefix cache, or there is no prefix cache.
+        separate_caches: whether each request can have a separate prefix cache, or there is no prefix cache.
     """
     images = read_tokens(model, "image")
     reasons = {"audio": "TensorRT-LLM does not support model_type qwen2_audio (config.json)", "image": ""}
     if not isinstance(images, str) and not isinstance(images, QwenTokens):
         reasons["image"] = "TensorRT-LLM does not support model_type llava (config.json)"
-    elif not own_caches:
+    elif not separate_caches:
         reasons["image"] = "before TensorRT-LLM 1.2, images need option.enable_prefix_caching=false"
     return {kind: reason or reasons[kind] for kind, reason in no_media(model).items()}
 

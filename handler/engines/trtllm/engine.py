@@ -61,7 +61,7 @@ from handler.engines.trtllm.arguments import (
 )
 from handler.engines.trtllm.sampling import (
     ModelProperties,
-    own_stops,
+    misses_stops,
     sampling_arguments,
     stops,
     structured_output_check,
@@ -124,14 +124,16 @@ class TrtLlm:
         arguments = sampling_arguments(sampling, self._model)
         if (guide := arguments.pop("guided_decoding", None)) is not None:
             arguments["guided_decoding"] = import_name("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)
-        running = TrtRequest(request, stops(sampling, self._model) if own_stops(sampling, self._model) else frozenset())
+        running = TrtRequest(
+            request, stops(sampling, self._model) if misses_stops(sampling, self._model) else frozenset()
+        )
         more: dict[str, Any] = {}
         if request.adapter is not None:
             more["lora_request"] = self._lora_request(request.adapter)
         if self._salted:
             # Tokens from the prefix cache have no logits, so a request that needs all logits gets a separate cache.
-            own = f"{os.getpid()}.{request.key}"
-            more["cache_salt"] = own if running.prompt_logits else cache_salt(media, sampling.cache_salt)
+            separate_salt = f"{os.getpid()}.{request.key}"
+            more["cache_salt"] = separate_salt if running.prompt_logits else cache_salt(media, sampling.cache_salt)
         self._activity.begin()
         self._requests.run(self._submit(running, inputs, arguments, more))
 
@@ -194,7 +196,7 @@ class TrtLlm:
         self._requests.running[running.key] = running
 
     def _deliver(self, running: TrtRequest, step: Step) -> None:
-        if running.one_token(step):  # nearly always
+        if running.single_token(step):  # nearly always
             return
         for output in running.outputs():
             step.others.append(output)
@@ -395,23 +397,23 @@ load_tokenizer = files.load_tokenizer
 
 
 class TrtRequest:
-    """A request in the engine. `one_token` and `outputs` return only new results since the last call to either method.
+    """A request in the engine. `single_token` and `outputs` return only results since the last call to either method.
 
     Args:
-        own_stops: ids at which the handler ends the response, because the engine does not.
+        handler_stops: ids at which the handler ends the response, because the engine does not.
         result: the object that `generate_async` returned, set as soon as it is known.
     """
 
-    def __init__(self, request: EngineRequest, own_stops: Set[int] = frozenset(), result: Any = None) -> None:
+    def __init__(self, request: EngineRequest, handler_stops: Set[int] = frozenset(), result: Any = None) -> None:
         self.key = request.key
         self.request, self.sampling = request, request.sampling
         self.result = result  # keeps a reference, without which the result may be freed too early
         self.ended = False  # whether the last result has been read
         self.error = ""
-        self.stopped = False  # whether one of `own_stops` ended the response; the engine continues until `abort`
-        self._own_stops = own_stops
+        self.stopped = False  # whether one of `handler_stops` ended the response; the engine continues until `abort`
+        self._handler_stops = handler_stops
         # Whether the output consists only of tokens, and the engine itself stops at all end tokens.
-        self._plain = not (self.whole or own_stops or self.sampling.top_logprobs or self.prompt_logits)
+        self._plain = not (self.whole or handler_stops or self.sampling.top_logprobs or self.prompt_logits)
         self._sent = 0
 
     @property
@@ -434,7 +436,7 @@ class TrtRequest:
         """The number of prompt tokens from the prefix cache, or None if it is zero, unknown or reported before."""
         return None if self.request.goes_on else getattr(self.result, "cached_tokens", 0) or None
 
-    def one_token(self, step: Step) -> bool:
+    def single_token(self, step: Step) -> bool:
         """Add a single new token to the columns of `step`, or return False if there is anything else to return."""
         if not self._plain or self.ended or self.error or (not self._sent and self._num_cached):
             return False
@@ -474,7 +476,7 @@ class TrtRequest:
             return []  # the logits arrive before the first output, or with it
         ids = self._ids(output)[self._sent :]
         finish = self._finish(output, ids)
-        if (at := first_stop(ids, self._own_stops, self._sent, self.sampling)) is not None:
+        if (at := first_stop(ids, self._handler_stops, self._sent, self.sampling)) is not None:
             ids, self.stopped = ids[: at + 1], output.finish_reason is None
             finish = Finish.STOP if ids[-1] in self.sampling.stop_token_ids else Finish.EOS
         result = self._output(output, ids, finish, 0, self._sent, with_prompt=pending)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from handler.engines.base import (
     Rule,
     StructuredOutputCheck,
     arguments,
+    drawn_seed,
     passed_otherwise,
     regex_of,
     unless_neutral,
@@ -44,7 +44,7 @@ class ModelProperties:
         return min(self.eos, default=-1) if self.tokenizer_eos is None else self.tokenizer_eos
 
 
-def own_stops(sampling: Sampling, model: ModelProperties) -> bool:
+def misses_stops(sampling: Sampling, model: ModelProperties) -> bool:
     """Return whether the handler must look for stop ids itself.
 
     The engine's `min_tokens` suppresses only `end_id`, and the engine's `ignore_eos` drops all stop ids.
@@ -70,7 +70,7 @@ def _ends(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     last item of `stop_token_ids`.
     """
     arguments: dict[str, Any] = {}
-    ids = frozenset() if own_stops(sampling, model) else stops(sampling, model)
+    ids = frozenset() if misses_stops(sampling, model) else stops(sampling, model)
     end = -1 if sampling.ignore_eos else model.end_id
     if sampling.ignore_eos and sampling.num_beams > 1 and ids:
         end = sampling.stop_token_ids[-1]
@@ -106,15 +106,6 @@ def _choice(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
 
 def _top_k(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     return {"top_k": sampling.top_k if sampling.top_k < model.vocabulary else 0}  # 0 allows all tokens
-
-
-def _seed(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
-    """Return the request's seed, or a random seed if the request has none.
-
-    TensorRT-LLM's default seed is the same for all requests, so equal requests would get equal responses
-    (NVIDIA/TensorRT-LLM issue 1000; with speculative decoding also in 1.3, issue 19487).
-    """
-    return {"seed": random.getrandbits(64) if sampling.seed is None else sampling.seed}
 
 
 def _logprobs(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
@@ -175,7 +166,8 @@ _DRAWN: Mapping[str, Rule] = {
     "temperature": "temperature",
     "top_k": _top_k,
     "top_p": "top_p",
-    "seed": _seed,
+    # With the default seed, equal requests would get equal responses (NVIDIA/TensorRT-LLM issues 1000 and 19487).
+    "seed": drawn_seed,
     "min_p": unless_neutral("min_p"),
 }
 """Rules for the fields that matter only when sampling."""

@@ -168,15 +168,15 @@ class Vllm(CoreEngine):
     def step(self) -> Step:
         """Run the necessary parts of LLMEngine.step, without its loggers and caches."""
         step, beam_tokens = self._results.read(self._outputs())
-        others = step.others
+        outputs = step.others
         for token in beam_tokens:
-            others.extend(self._beam_output(token))
-        for output in others:
+            outputs.extend(self._beam_output(token))
+        for output in outputs:
             if output.finish is not None:
                 self._running.pop(output.key, None)
                 self._leave_exclusion(output.key)
         if self._late:
-            others.extend(self._late)
+            outputs.extend(self._late)
             self._late = []
         return step
 

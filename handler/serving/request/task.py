@@ -77,7 +77,7 @@ class _Refusal(NamedTuple):
 
 
 class _Road:
-    """The path of plain tokens in a stream: through the task as deltas, or past the task once the fast path is open.
+    """The path of plain tokens: through the task as deltas, or past the task once the fast path is open.
 
     Attributes:
         fast_path: the open fast path, or None.
@@ -419,7 +419,7 @@ class RequestTask(Life):
             self.on(OUTPUT)
         if reply.finished:
             self._end("ok", delta.finish)
-        elif data and self._road.fast_path is None:
+        elif self._road.fast_path is None and (data if self.streams else not begun):
             self._open_fast_path(reply, delta.id)
         elif not data and begun:
             return

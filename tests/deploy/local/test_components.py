@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from deploy.cli import local as local_command
 from deploy.cli.main import main
-from deploy.emulator.serving import Plan
+from deploy.emulator.serving import LocalPlan
 from deploy.emulator.specification import Machine, started, this_machine
 from deploy.errors import SpecError
 from deploy.spec import Spec
@@ -262,9 +262,9 @@ def test_the_gpus_are_those_of_the_driver_that_may_be_used(monkeypatch: pytest.M
 
 
 def test_one_without_components_is_started_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[Plan] = []
+    plans: list[LocalPlan] = []
 
-    async def taken(plan: Plan, **more: object) -> int:
+    async def taken(plan: LocalPlan, **more: object) -> int:
         plans.append(plan)
         return 0
 

@@ -16,7 +16,7 @@ from handler.engines.openvino.graph_builder import GraphBuilder, Load
 _END = (1 << 63) - 1  # the end of a slice up to the last element
 
 
-def decoder_graph(decoder: DecoderConfig, matrix: Load, vector: Load) -> Any:
+def decoder_graph(decoder: DecoderConfig, matrix: Load, array: Load) -> Any:
     """Build the graph of a language model. Its state is a cache of keys and values.
 
     Its output is `logits` [texts, tokens, vocabulary]. Its inputs are the same as those of a model exported by
@@ -25,14 +25,14 @@ def decoder_graph(decoder: DecoderConfig, matrix: Load, vector: Load) -> Any:
     Args:
         decoder: the architecture.
         matrix: function that returns the node for a matrix.
-        vector: function that returns a one-dimensional tensor as a numpy array.
+        array: function that returns a one-dimensional tensor as a numpy array.
     """
-    return _Builder(decoder, matrix, vector).build()
+    return _Builder(decoder, matrix, array).build()
 
 
 class _Builder(GraphBuilder):
-    def __init__(self, decoder: DecoderConfig, matrix: Load, vector: Load) -> None:
-        super().__init__(decoder.heads, decoder.head_size, matrix, vector)
+    def __init__(self, decoder: DecoderConfig, matrix: Load, array: Load) -> None:
+        super().__init__(decoder.heads, decoder.head_size, matrix, array)
         self._decoder = decoder
         self._inputs = self._parameters(["input_ids", "attention_mask", "position_ids"])
         self._inputs["beam_idx"] = self._parameter("beam_idx", [-1], self._np.int32)
@@ -199,7 +199,7 @@ class _Builder(GraphBuilder):
         return self._ops.slice(values, start, end, [1], [3])
 
     def _norm(self, name: str, hidden: Any) -> Any:
-        ops, weight = self._ops, self._vector(f"{name}.weight")
+        ops, weight = self._ops, self._array(f"{name}.weight")
         square = ops.power(hidden, self._real(2.0))
         mean = ops.reduce_mean(square, [-1], True)
         root = ops.sqrt(mean + self._real(self._decoder.epsilon))
