@@ -145,16 +145,16 @@ class RequestLog:
                 self._bytes -= request.size
         self._files.close()
 
-    def drop(self, why: str, taken: int = 0) -> None:
+    def drop(self, reason: str, taken: int = 0) -> None:
         """Count a dropped request, and release the bytes that `take` has reserved."""
         with self._lock:
             self._bytes -= taken
             self.num_dropped += 1
-            told, now = self._told_at, time.monotonic()
-            if now - told < _PERIOD:
+            logged_at, now = self._told_at, time.monotonic()
+            if now - logged_at < _PERIOD:
                 return
             self._told_at = now
-        log.warning("requests were not captured, %d so far: %s", self.num_dropped, why)
+        log.warning("requests were not captured, %d so far: %s", self.num_dropped, reason)
 
 
 class Capture:
@@ -312,8 +312,8 @@ def configured_log(config: Config) -> RequestLog | None:
             raise PermissionError("it is not writable")
     except OSError as error:
         reason = f"requests cannot be captured in this directory: {error.strerror or error}"
-        told = f"{reason}; must be a directory that the server can write to"
-        raise ConfigError(config.problem("option.capture_requests", config.capture_requests, told)) from None
+        message = f"{reason}; must be a directory that the server can write to"
+        raise ConfigError(config.problem("option.capture_requests", config.capture_requests, message)) from None
     if config.capture_total_mb < config.capture_file_mb:
         least = f"must be at least option.capture_file_mb={config.capture_file_mb}"
         raise ConfigError(config.problem("option.capture_total_mb", config.capture_total_mb, least))

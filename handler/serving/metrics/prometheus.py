@@ -126,8 +126,8 @@ class Metrics(RequestCounter):
             self._tgi.count(ended)
 
     def render(self) -> bytes:
-        own = generate_latest(self.registry)
-        return own if self._tgi is None else own + self._tgi.counters(self.num_opened)
+        text = generate_latest(self.registry)
+        return text if self._tgi is None else text + self._tgi.counters(self.num_opened)
 
     def close(self) -> None:
         """Send the remaining spans."""

@@ -137,6 +137,6 @@ class VllmMetrics(Collector):
 
     def _family(self, kind: Family, name: str, text: str, values: Iterable[float | None]) -> Iterator[Metric]:
         """Yield a metric with a value for each engine, unless no engine has a value."""
-        known = [((self._model_name, str(number)), value) for number, value in enumerate(values) if value is not None]
-        if known:
-            yield labelled(kind, f"vllm:{name}", text, _LABELS, known)
+        samples = [((self._model_name, str(number)), value) for number, value in enumerate(values) if value is not None]
+        if samples:
+            yield labelled(kind, f"vllm:{name}", text, _LABELS, samples)

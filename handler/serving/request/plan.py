@@ -142,7 +142,8 @@ class Stage:
         headers: names of request headers. If there are any, the hooks are called only for requests with one of them.
         head: reads headers before the body is received. It returns the head with the values that it has read.
         body: works on the body, until it is parsed.
-        parsed: changes the parsed request, on the thread that parses.
+        parsed: changes the parsed request, on the thread that parses. This requires `headers`; other stages change
+            `Intake.parsed` in a `body` hook after the parse.
         encode: works on each request to the engine.
         queue: waits for the turn of the request and its owner, before it is submitted.
         call: calls the user's function `handle` for a request and its owner.
@@ -176,7 +177,7 @@ class Plan:
 
     Raises:
         ValueError: a stage on the client's time holds a resource that other requests need, or waits for the client
-            while the request keeps such a resource.
+            while the request keeps such a resource. Or a stage without special headers has a `parsed` hook.
     """
 
     def __init__(self, stages: Iterable[Stage]) -> None:
@@ -219,6 +220,8 @@ class Plan:
 def _check(stages: Iterable[Stage]) -> None:
     keeper: Stage | None = None
     for stage in stages:
+        if stage.parsed is not None and not stage.headers:
+            raise ValueError(f"the stage {stage.name!r} has a hook 'parsed', which is called only for special headers")
         if stage.time is not Time.CLIENT:
             if stage.keeps and keeper is None:
                 keeper = stage

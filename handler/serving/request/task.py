@@ -327,8 +327,8 @@ class RequestTask(Life):
                 assert prompt is not None, "a stage tokenizes the prompt"
                 self._stats.num_prompt_tokens += len(prompt.ids)
                 reply.start(index, len(prompt.ids))
-                own, started = functools.partial(sink, index), self._stats.note_started
-                id = self._driver.submit(request, prompt, own, started, self._head.owner, follows=index > 0)
+                put, started = functools.partial(sink, index), self._stats.note_started
+                id = self._driver.submit(request, prompt, put, started, self._head.owner, follows=index > 0)
                 self.hold(functools.partial(self._driver.cancel, id))
         except Exception as error:  # one client's request must not stop the others
             self.refuse(serving_error(error))

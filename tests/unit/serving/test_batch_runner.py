@@ -430,7 +430,7 @@ def test_as_many_batches_run_as_lines_and_old_ones_of_others(story: Callable[...
         own = [run.create(line("a")) for _ in range(3)]
         others = [run.create(line("b"), owner=owner) for owner in ("bob", "cid")]
 
-        async def never(one: OpenBatch) -> None:
+        async def never(opened: OpenBatch) -> None:
             await asyncio.Event().wait()
 
         run.runner._attend = never  # type: ignore[method-assign]
