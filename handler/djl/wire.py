@@ -165,9 +165,9 @@ class Reader:
             self._receive(1)
         if not (self._bytes_of_last and received.startswith(self._bytes_of_last)):
             message = self._next_message()
-            kept = message.size <= _RECEIVE_BYTES  # a large message would stay in memory until the next call
-            self._bytes_of_last = bytes(received[: message.size]) if kept else b""
-            self._last = message if kept else _Message({}, [], [], 0)
+            is_small = message.size <= _RECEIVE_BYTES  # a large message would stay in memory until the next call
+            self._bytes_of_last = bytes(received[: message.size]) if is_small else b""
+            self._last = message if is_small else _Message({}, [], [], 0)
         else:
             message = self._last
         del received[: message.size]
@@ -410,10 +410,10 @@ class PieceWriter:
         for index, piece in enumerate(pieces):
             if piece.first or piece.last:
                 try:
-                    own, value = self._edge(index, piece)
+                    item_headers, value = self._edge(index, piece)
                 except Exception as bug:  # one response must not stop the others
-                    own, value = self._edge(index, instead(piece, bug))
-                headers += own
+                    item_headers, value = self._edge(index, instead(piece, bug))
+                headers += item_headers
                 values.append(key + size(len(value)) + value)
             else:  # nearly every piece
                 data = piece.data
@@ -434,8 +434,8 @@ class PieceWriter:
     def _edge(self, index: int, piece: Piece) -> tuple[list[bytes], bytes]:
         """Return the headers and the value of a piece that begins or ends a response."""
         string, headers = self._version.string, self._headers(piece.task) if piece.first else {}
-        own = [string(f"batch_{index}_{name}".encode()) + string(text.encode()) for name, text in headers.items()]
-        return own, self.value(piece)
+        encoded = [string(f"batch_{index}_{name}".encode()) + string(text.encode()) for name, text in headers.items()]
+        return encoded, self.value(piece)
 
     def _headers(self, task: RequestTask) -> dict[str, str]:
         """Return the headers of a response in a rolling batch."""
@@ -473,7 +473,7 @@ class PieceWriter:
         body = answer.body.removeprefix(b"data:").strip() if event else answer.body
         value = json.loads(body)
         error = value.get("error", failed.message)
-        reason = one_line(error["message"] if isinstance(error, dict) else error)  # OpenAI's error is an object
+        reason = on_one_line(error["message"] if isinstance(error, dict) else error)  # OpenAI's error is an object
         if self._version.json_errors:  # Java reads the status and the reason phrase from the body
             as_it_is = "code" in value and reason == error
             text = body.decode() if as_it_is else json.dumps({**value, "code": answer.status, "error": reason})
@@ -485,7 +485,7 @@ class PieceWriter:
 
 def whole(task: RequestTask) -> Output:
     """Return the complete response to a request outside of any batch."""
-    message = one_line(task.error.message) if task.error is not None else "OK"
+    message = on_one_line(task.error.message) if task.error is not None else "OK"
     body, headers, limit = task.take(), headers_of(task), MAX_FIELD
     if len(body) <= limit:
         return output(body, headers, status=task.status, message=message)
@@ -502,7 +502,7 @@ def streamed(pieces: Iterator[bytes], headers: Mapping[str, str]) -> Output:
 
 def refusal(error: ServingError) -> Output:
     """Return an error response in the front end's own format."""
-    answer, message = FRONT_END.whole(error), one_line(error.message)
+    answer, message = FRONT_END.whole(error), on_one_line(error.message)
     headers = {"Content-Type": answer.content_type, **dict(answer.headers)}
     return output(answer.body, headers, status=answer.status, message=message)
 
@@ -518,15 +518,15 @@ def headers_of(task: RequestTask) -> dict[str, str]:
     """Return the headers of a response. The API's own headers are included only for errors and session requests."""
     # A request about a session has nothing for the engine.
     passes = task.error is not None or task.parsed is None or not task.parsed.requests
-    own = task.dialect_headers() if passes else ()
+    dialect_headers = task.dialect_headers() if passes else ()
     return {
         "Content-Type": task.content_type,
         **ignored_header(task.ignored),
-        **dict(own),
+        **dict(dialect_headers),
         **dict(retry_headers(task.status, task.retry_after)),
     }
 
 
-def one_line(message: str) -> str:
+def on_one_line(message: str) -> str:
     """Return the message as a single line, because a line break in an HTTP reason phrase would end the headers."""
     return " ".join(message.split())[:_MAX_REASON]

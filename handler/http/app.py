@@ -22,6 +22,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Forbidden, InvalidPayload, ModelNotFound, RouteNotFound
 from handler.http.batch_routes import BatchRoutes
 from handler.http.custom import FASTAPI, CustomCode, missing_of
+from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.foreign_routes import TgiRoutes, TritonRoutes, VllmRoutes
 from handler.http.inference import (
     Endpoint,
@@ -33,9 +34,8 @@ from handler.http.inference import (
     send_refusal,
     shows,
 )
-from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
-from handler.http.security import OPEN, Access, AllowedHosts, ApiKeys, Cors, read_access
+from handler.http.security import ADMITTED, OPEN, Access, AdmittedHead, AllowedHosts, ApiKeys, Cors, read_access
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
 from handler.protocols import registry
@@ -67,7 +67,7 @@ _TRANSFORM = 100
 
 
 class App:
-    """The ASGI application of a served model. It requires the ASGI extension that `http/protocol.py` defines.
+    """The ASGI application of a served model. It requires the ASGI extension that `http/exchange.py` defines.
 
     Args:
         access: the API keys and origins that are allowed to use the application.
@@ -122,29 +122,43 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "only HTTP requests are supported"
+        memo = scope["extensions"][EXCHANGE].memo
+        if memo is not None and ADMITTED in memo:
+            memo[ADMITTED].apply_to(scope)
+        elif not await self._admits(scope, send):
+            return
+        elif memo is not None:
+            memo[ADMITTED] = AdmittedHead(scope, has_keys=self._keys.are_checked)
+        await self._inner(scope, receive, send)
+
+    async def _admits(self, scope: Scope, send: Send) -> bool:
+        """Return whether a request may reach the routes. If not, send the response."""
         headers = scope["headers_by_name"] = headers_by_name(scope)
         scope["request_id"] = request_id(headers)
         scope["path"] = canonical_path(scope["path"])
         host = headers.get("host", "")
         if not self._hosts.admits(host):
-            return await send_error(scope, send, Forbidden(self._hosts.refusal(host)))
+            await send_error(scope, send, Forbidden(self._hosts.refusal(host)))
+            return False
         self._cors.prepare(scope)
         if self._cors.is_preflight(scope):
-            return await self._cors.answer_preflight(scope, send)
+            await self._cors.answer_preflight(scope, send)
+            return False
         if self._cors.is_forgery(scope):
             message = "a page of another origin may only send JSON as application/json, unless --allow-origin allows it"
-            return await send_error(scope, send, Forbidden(message))
-        admitted = self._keys.admits(scope)
+            await send_error(scope, send, Forbidden(message))
+            return False
+        has_key = self._keys.admits(scope)
         if scope["path"] == "/invocations" and (path := in_attributes(headers, "route")) is not None:
             # A client that may only invoke must not reach routes like /adapters.
             if self._model.admission.routes.has(path):
                 scope["path"] = canonical_path(path)
-            elif admitted:
+            elif has_key:
                 error = InvalidPayload(f"header {ATTRIBUTES}: {self._model.admission.routes.refusal(path)}")
                 with self._model.refused(error, id=scope["request_id"]) as task:
-                    return await send_answer(scope, send, task.take_whole())
-        if admitted or not await self._keys.refuse(scope, send, self.routes):
-            await self._inner(scope, receive, send)
+                    await send_answer(scope, send, task.take_whole())
+                return False
+        return has_key or not await self._keys.refuse(scope, send, self.routes)
 
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Call the application for the path. Fixed paths are looked up, because the router tries its routes in turn."""

@@ -21,8 +21,8 @@ from starlette.types import ASGIApp, Message, Scope
 from tritonclient.grpc import service_pb2
 
 from handler.core.errors import ConfigError, InvalidPayload
+from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import again
-from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.security import KEY_HEADERS, Access, Keys
 from handler.protocols.triton.api import VERSION
 from handler.protocols.triton.grpc import FRAMES, body_of, check_fields, failure, messages

@@ -19,7 +19,7 @@ from handler.core.framing import dumps
 from handler.core.log import of_request
 from handler.core.loop import start_now
 from handler.core.numbers import is_digits
-from handler.http.protocol import EXCHANGE, AnyExchange
+from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.urls import query_of
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
@@ -95,13 +95,21 @@ async def read_body(
         ClientDisconnect: the client has disconnected.
     """
     option = " (max_request_size)" if limit == model.config.max_request_size else ""
-    body = start_now(_read_body(scope, receive, limit, memory or Share(model.admission.memory), option))
-    if body.done():  # it was received together with the head
-        return body.result()
+    memory = memory or Share(model.admission.memory)
+    if (length := declared_length(scope)) > limit:
+        scope[GIVEN_UP] = True
+        raise TooLarge(f"the body has {length} bytes; at most {limit} are allowed{option}")
+    body: bytes | None = scope["extensions"][EXCHANGE].take_body()
+    if body is not None:  # it was received together with the head
+        _count(len(body), len(body), limit, memory, option)
+        return body
+    receiving = start_now(_receive_body(scope, receive, limit, memory, option))
+    if receiving.done():
+        return receiving.result()
     seconds = model.config.client_timeout
     try:
         with model.receiving:
-            return await asyncio.wait_for(body, seconds)
+            return await asyncio.wait_for(receiving, seconds)
     except asyncio.TimeoutError:
         scope[GIVEN_UP] = True
         raise TooSlow(f"the body did not arrive within {seconds:g} s (option.client_timeout)") from None
@@ -113,10 +121,7 @@ def declared_length(scope: Scope) -> int:
     return int(length[:_MOST_DIGITS]) if is_digits(length) else 0
 
 
-async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share, option: str) -> bytes:
-    if (length := declared_length(scope)) > limit:
-        scope[GIVEN_UP] = True
-        raise TooLarge(f"the body has {length} bytes; at most {limit} are allowed{option}")
+async def _receive_body(scope: Scope, receive: Receive, limit: int, memory: Share, option: str) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -127,18 +132,34 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share, 
         size += len(part)
         more = message.get("more_body", False)
         try:
-            if size > limit:
-                raise TooLarge(f"the body has more than {limit} bytes{option}")
-            memory.take(BODY_MEMORY * len(part))
+            _count(len(part), size, limit, memory, option)
         except ServingError:
             parts.clear()
-            memory.give_back()  # immediately, so that another request can use it
             if more:
                 scope[GIVEN_UP] = True
             raise
         parts.append(part)
         if not more:
             return b"".join(parts)
+
+
+def _count(size: int, total: int, limit: int, memory: Share, option: str) -> None:
+    """Take memory for a part of a body.
+
+    Args:
+        size: size of the part, in bytes.
+        total: size of all parts so far, in bytes.
+
+    Raises:
+        ServingError: the body is too large, or there is not enough memory. Then the memory of all parts is given back.
+    """
+    try:
+        if total > limit:
+            raise TooLarge(f"the body has more than {limit} bytes{option}")
+        memory.take(BODY_MEMORY * size)
+    except ServingError:
+        memory.give_back()  # immediately, so that another request can use it
+        raise
 
 
 def again(body: bytes, receive: Receive) -> Receive:
@@ -413,9 +434,10 @@ class Inference:
         if task.finished:
             return
         try:
+            had_body = scope["extensions"][EXCHANGE].has_body
             body = await read_body(scope, receive, self._model.config.max_request_size, self._model, task.memory)
-            # The queue may have filled up while the body was received.
-            self._model.check_room(owner_of(scope["headers_by_name"]))
+            if not had_body:  # the queue may have filled up while the body was received
+                self._model.check_room(owner_of(scope["headers_by_name"]))
             parsing = task.begin(task.parse(body))  # from here on the request is answered even after SIGTERM
             if parsing is not None:
                 await _while_connected(parsing, scope["extensions"][EXCHANGE])

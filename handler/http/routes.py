@@ -25,6 +25,7 @@ from handler.core.errors import (
 from handler.core.framing import JSON, dumps
 from handler.core.numbers import whole
 from handler.core.values import Task
+from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.inference import (
     Endpoint,
     Handle,
@@ -36,7 +37,6 @@ from handler.http.inference import (
     send_json,
     send_refusal,
 )
-from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.http.urls import query_of
 from handler.protocols.anthropic import api as anthropic
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS

@@ -17,10 +17,11 @@ from handler.config import environment
 from handler.config.environment import is_loopback
 from handler.config.options.names import KEYS
 from handler.core.errors import ConfigError, Unauthorized
+from handler.core.values import new_uuid
 from handler.http.inference import SHARED, Endpoint, Headers, Inference, send_answer, send_refusal
 from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
 from handler.protocols.registry import dialects
-from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key
+from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key, request_id
 
 _ORIGINS = "CORS_ALLOW_ORIGIN"  # as in TGI and TEI
 ANY_ORIGIN = ANY_HOST = "*"
@@ -196,6 +197,11 @@ class ApiKeys:
         self._keys = Keys(keys) if keys else None
         self._open = frozenset(open_paths)
 
+    @property
+    def are_checked(self) -> bool:
+        """Return whether requests need a key."""
+        return self._keys is not None
+
     def admits(self, scope: Scope) -> bool:
         """Return whether the request is admitted. Remove the headers that may contain its key, so that it reaches
         neither logs nor user code.
@@ -203,7 +209,7 @@ class ApiKeys:
         if self._keys is None:
             return True
         sent_keys = [scope["headers_by_name"].pop(name, "") for name in KEY_HEADERS]
-        scope["headers"] = [item for item in scope["headers"] if item[0].lower() not in _RAW_KEY_HEADERS]
+        scope["headers"] = _without_keys(scope["headers"])
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if owner := self._keys.owner(*sent_keys):
             scope["headers_by_name"][OWNER] = owner
@@ -221,6 +227,10 @@ class ApiKeys:
         else:
             await send_refusal(scope, send, _error_format(route, routes).whole(error), CHALLENGE)
         return True
+
+
+def _without_keys(headers: Headers) -> Headers:
+    return [item for item in headers if item[0].lower() not in _RAW_KEY_HEADERS]
 
 
 def _error_format(route: Route, routes: Sequence[Route]) -> ErrorFormat:
@@ -374,3 +384,39 @@ class Cors:
                 headers.append((b"access-control-allow-headers", names.encode()))
         await send({"type": "http.response.start", "status": 204 if is_allowed else 403, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
+
+
+# -- heads that come again ---------------------------------------------------------------------------------------------
+
+
+ADMITTED = "admitted"
+"""Name of the `AdmittedHead` in the memo of a head."""
+
+
+class AdmittedHead:
+    """A head that has passed all checks, which a client with a connection of its own sends again and again. The checks
+    depend only on the head and on settings that stay the same while the server runs.
+
+    Args:
+        scope: scope of a request with this head after the checks.
+        has_keys: whether the headers of keys must be removed.
+    """
+
+    def __init__(self, scope: Scope, *, has_keys: bool) -> None:
+        names = [name for name, _ in scope["headers"]]
+        self._headers: dict[str, str] = scope["headers_by_name"].copy()
+        self._length_index = names.index(b"content-length") if b"content-length" in names else None
+        self._id = scope["request_id"] if request_id(self._headers) == scope["request_id"] else ""
+        self._has_keys = has_keys
+        self._others = {name: scope[name] for name in ("path", SHARED) if name in scope}
+
+    def apply_to(self, scope: Scope) -> None:
+        """Set the results of the checks in the scope of another request with this head."""
+        if self._has_keys:
+            scope["headers"] = _without_keys(scope["headers"])
+        headers = self._headers.copy()
+        if self._length_index is not None:
+            headers["content-length"] = scope["headers"][self._length_index][1].decode("latin-1")
+        scope["headers_by_name"] = headers
+        scope["request_id"] = self._id or new_uuid()
+        scope.update(self._others)

@@ -81,13 +81,13 @@ def load_tool_format(value: str, homes: Iterable[Path | None]) -> Format:
 
 
 def _format(module: ModuleType) -> Format:
-    make, marks = getattr(module, "make_parser", None), getattr(module, "MARKS", ())
+    make, markers = getattr(module, "make_parser", None), getattr(module, "MARKS", ())
     if not callable(make):
         raise ValueError("the file must define a function make_parser(tools)")
-    if isinstance(marks, str) or not all(isinstance(mark, str) and mark for mark in marks):
+    if isinstance(markers, str) or not all(isinstance(marker, str) and marker for marker in markers):
         raise ValueError("MARKS must be a list of strings")
     notation = getattr(module, "NOTATION", None)
     if not isinstance(notation, Notation | None):
         raise ValueError("NOTATION must be a Notation")
     notations = {} if notation is None else {"": notation}
-    return Format("tool_parser_plugin", lambda tools: UsersParser(make, tools), tuple(marks), notations=notations)
+    return Format("tool_parser_plugin", lambda tools: UsersParser(make, tools), tuple(markers), notations=notations)

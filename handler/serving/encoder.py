@@ -7,7 +7,7 @@ from typing import Any
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import Medium
-from handler.core.text import Prompt, check_ids, given_prompt
+from handler.core.text import Prompt, check_ids, prompt_of_ids
 from handler.core.values import Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.huggingface.pooling import encode_pooled
@@ -70,7 +70,7 @@ class Encoder:
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer)[1]
         if request.prompt_ids is not None:
-            prompt = given_prompt(request, request.prompt_ids, self._tokenizer.vocabulary)
+            prompt = prompt_of_ids(request, request.prompt_ids, self._tokenizer.vocabulary)
         else:
             try:
                 if request.messages:

@@ -151,10 +151,10 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
     check_replicas(config)
     places = [ANYWHERE] if config.replicas == "1" else replica_places(config, _devices(spec), _cores())
     started: list[EngineSupervisor] = []
-    for place in places:
+    for placement in places:
         if len(places) > 1:
-            log.info("replica %d: %s", len(started), _describe(place))
-        started.append(EngineSupervisor(spec, isolated=isolated or len(places) > 1, place=place, **timeouts))
+            log.info("replica %d: %s", len(started), _describe(placement))
+        started.append(EngineSupervisor(spec, isolated=isolated or len(places) > 1, placement=placement, **timeouts))
     if len(started) == 1:
         return started[0]
     follows = config.enable_prefix_caching

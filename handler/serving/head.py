@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from handler.core.errors import InvalidPayload
-from handler.core.media import new_uuid
-from handler.core.values import Adapter
+from handler.core.values import Adapter, new_uuid
 from handler.plugins.api import Session
 from handler.plugins.functions import Formatters
 from handler.protocols.kernel.context import ServerContext

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.framing import dumps
-from handler.core.secrets import known_headers, path_without_credentials
+from handler.core.secrets import path_without_credentials, public_headers
 from handler.serving.database import is_locked
 
 log = logging.getLogger("handler")
@@ -37,7 +37,7 @@ _NAME = "requests-*.jsonl"
 _OVERHEAD = 1024  # approximate bytes of a line besides the body and the response
 
 
-class Answer(NamedTuple):
+class CapturedResponse(NamedTuple):
     """A captured response, with the chunks of its body as they were sent."""
 
     status: int
@@ -59,7 +59,7 @@ class Captured(NamedTuple):
     path: str
     headers: Mapping[str, str]
     body: bytes
-    answer: Answer | None
+    answer: CapturedResponse | None
 
     @property
     def size(self) -> int:
@@ -196,7 +196,7 @@ class Capture:
             head: status and content type of the response, or None if the client disconnected before its end.
         """
         if self._body is not None:
-            answer = None if head is None else Answer(*head, self._pieces)
+            answer = None if head is None else CapturedResponse(*head, self._pieces)
             self._log.put(Captured(self._id, self._at, self._path, headers, self._body, answer), self._taken)
             self._body = None
 
@@ -280,7 +280,7 @@ def _line(request: Captured) -> bytes:
         "id": request.id,
         "at": round(request.at, 6),
         "path": path_without_credentials(request.path),
-        "headers": known_headers(request.headers),
+        "headers": public_headers(request.headers),
         **_body(request.body),
     }
     if answer is not None:

@@ -1,4 +1,4 @@
-"""Run the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows: we subclass its internals.
+"""Run the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows: it creates our connections.
 
 `python -m tests.accept.uvicorn_versions DIRECTORY` installs each version into a folder of DIRECTORY, which comes first
 on the path of the tests and of the servers that they start. The environment itself stays as it is; its own version is

@@ -231,6 +231,16 @@ def test_the_clients_request_id_comes_back(echo_server: LiveServer) -> None:
     assert http.get(echo_server.url + "/nowhere", headers={"x-request-id": "n"}).headers["x-request-id"] == "n"
 
 
+def test_each_request_with_the_same_head_has_an_id_of_its_own(echo_server: LiveServer) -> None:
+    with httpx.Client(timeout=10) as client:
+        url = echo_server.url + "/invocations"
+        ids = {client.post(url, json=ASK).headers["x-request-id"] for _ in range(4)}
+        assert len(ids) == 4
+        sent = {client.post(url, json=ASK, headers={"x-request-id": "mine"}).headers["x-request-id"] for _ in range(4)}
+        assert sent == {"mine"}
+        assert client.post(url, json=ASK).headers["x-request-id"] not in {*ids, *sent}
+
+
 def test_a_harmful_request_id_is_replaced(echo_server: LiveServer) -> None:
     found = echo_server.post(ASK, headers={"x-request-id": "a b" * 100}).headers["x-request-id"]
     assert re.fullmatch(r"[0-9a-f-]{36}", found)

@@ -248,7 +248,7 @@ class AnthropicErrors(ErrorFormat):
         """Return the body of an error response, which is also the data of an `error` event in a stream."""
         message = in_anthropic_words(error.message)
         if isinstance(error, PromptTooLong):  # clients recognize these messages: they shorten the conversation,
-            message = f"prompt is too long: {error.given} tokens > {error.most} maximum"
+            message = f"prompt is too long: {error.length} tokens > {error.most} maximum"
         elif isinstance(error, RefusedByEngine) and error.tells_overflow:
             message = f"prompt is too long: {message}"
         elif isinstance(error, ModelNotFound):  # or ask for another model

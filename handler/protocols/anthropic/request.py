@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, SSE
-from handler.core.media import MediaSource, new_secret
-from handler.core.values import Sampling, StructuredOutput
+from handler.core.media import MediaSource
+from handler.core.values import Sampling, StructuredOutput, new_secret
 from handler.protocols.anthropic.api import (
     ERRORS,
     AnthropicCount,

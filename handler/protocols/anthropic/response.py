@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, ServingError, Unavailable
-from handler.core.framing import JSON_TEXTS, SLOT, named_event, rewritten, template
-from handler.core.media import new_digits
+from handler.core.framing import JSON_TEXTS, SLOT, rewritten, template, typed_event
 from handler.core.text import StopMatcher
-from handler.core.values import Finish, Token
+from handler.core.values import Finish, Token, new_digits
 from handler.protocols.anthropic.api import (
     ERRORS,
     AnthropicMessage,
@@ -256,7 +255,7 @@ def gather(events: Iterable[BlockEvent]) -> list[Block]:
 
 
 def encode(event: MessageEvent) -> bytes:
-    return named_event(event)
+    return typed_event(event)
 
 
 class MessageSettings(NamedTuple):
@@ -343,7 +342,7 @@ class MessageStream(BlockStream):
         self._tail = ""  # the end of the text, as long as the longest stop string
 
     def _broken_off(self, error: ServingError) -> bytes:
-        return named_event(self._errors.tail(error))
+        return typed_event(self._errors.tail(error))
 
     def _head(self) -> bytes:
         message = self._settings.message(self._num_prompt_tokens, self._num_cached_tokens)

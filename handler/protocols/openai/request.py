@@ -11,8 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ModelNotFound
 from handler.core.framing import JSON, JSON_TEXTS, KEEP_ALIVE, NUMBER, SLOT, SSE_DONE, Framing, template
-from handler.core.media import new_digits
-from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, StructuredOutput, Token
+from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, StructuredOutput, Token, new_digits
 from handler.protocols.assistant.template import READERS as TEMPLATE_READERS
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext

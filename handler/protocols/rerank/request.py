@@ -10,8 +10,7 @@ from typing import Any, TypedDict
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import encoded
-from handler.core.media import new_uuid
-from handler.core.values import Pooling, Request, Task, Truncation
+from handler.core.values import Pooling, Request, Task, Truncation, new_uuid
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Description
 from handler.protocols.kernel.errors import ErrorFormat

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, encoded, loads, named_event, template
-from handler.core.media import new_digits, new_secret
-from handler.core.values import Finish, Token
+from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, encoded, loads, template, typed_event
+from handler.core.values import Finish, Token, new_digits, new_secret
 from handler.protocols.assistant.answer import BlockStream, ResponseForm, read_whole
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 from handler.protocols.kernel.context import GenerationDefaults
@@ -391,10 +390,10 @@ class ResponseStream(BlockStream):
                 chunks.append(self._text(event["delta"], event["sequence_number"]))
                 continue
             self._text_event = None
-            chunks.append(named_event(event))
+            chunks.append(typed_event(event))
         item = self._items.open
         if self._text_event is None and item is not None and item["type"] == "message":
-            self._text_event = template(named_event(self._items.delta(SLOT, NUMBER)))
+            self._text_event = template(typed_event(self._items.delta(SLOT, NUMBER)))
         return b"".join(chunks)
 
     def _last(self, position: int, token: Token, finish: Finish) -> bytes:

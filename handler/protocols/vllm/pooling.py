@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.media import new_uuid
-from handler.core.values import FieldNames, Pooling, Request, Task
+from handler.core.values import FieldNames, Pooling, Request, Task, new_uuid
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Description
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape, unsupported

@@ -76,7 +76,7 @@ def line_answer(task: RequestTask) -> HttpResponse:
 # -- the files of a batch ----------------------------------------------------------------------------------------
 
 
-class Input:
+class BatchInput:
     """The lines of a batch's input file.
 
     Args:
@@ -153,7 +153,7 @@ class Input:
         return total, errors
 
 
-class Output:
+class BatchOutput:
     """The two output files of a batch, for responses and for errors. Thread-safe; all methods may block.
 
     Args:
@@ -331,7 +331,7 @@ class BatchRunner:
         id, errors = one.batch["id"], list[BatchError]()
         try:
             paths = [self.store.path(file) for file in output_ids(id)]
-            with contextlib.closing(await run_in_daemon_thread(Output, *paths)) as output:
+            with contextlib.closing(await run_in_daemon_thread(BatchOutput, *paths)) as output:
                 self._hold(one)
                 errors = await _Answering(self, one, output).run()
         except BlockingIOError:
@@ -393,7 +393,7 @@ class Held:
 class _Answering:
     """A batch that is running on this server."""
 
-    def __init__(self, runner: BatchRunner, one: OpenBatch, output: Output) -> None:
+    def __init__(self, runner: BatchRunner, one: OpenBatch, output: BatchOutput) -> None:
         self._runner, self._model, self._store, self._output = runner, runner.model, runner.store, output
         self._owner, self._batch = one
         self._id, self._endpoint = self._batch["id"], self._batch["endpoint"]
@@ -417,7 +417,7 @@ class _Answering:
         if self._endpoint not in self._model.admission.routes.dialects:  # the batch was created for an earlier model
             return [batch_error("invalid_endpoint", f"'endpoint' {self._endpoint} is not served", "endpoint")]
         path, done = store.path(self._batch["input_file_id"]), self._output.done
-        lines = Input(path, self._endpoint, self._model.config, self._decode_large, done)
+        lines = BatchInput(path, self._endpoint, self._model.config, self._decode_large, done)
         if self._batch["status"] == "validating":
             async with self._runner.scan:
                 total, errors = await run_in_daemon_thread(lines.check)
@@ -461,12 +461,12 @@ class _Answering:
             except Overloaded:
                 time.sleep(LOOK_SECONDS)
 
-    def _write_rest(self, lines: Input, error: LineError) -> None:
+    def _write_rest(self, lines: BatchInput, error: LineError) -> None:
         for line in lines:
             text = batches.not_answered(self._id, line, line.error or error)
             self._output.write(line.number, text, failed=True)
 
-    async def _answer(self, lines: Input) -> str:
+    async def _answer(self, lines: BatchInput) -> str:
         """Run the remaining lines, and return the final status of the batch."""
         next_line = functools.partial(next, iter(lines), None)
         reading: asyncio.Task[Line | None] | None = None

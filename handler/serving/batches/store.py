@@ -22,7 +22,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, NotFound, Overloaded, TooLarge, Unavailable
 from handler.core.framing import dumps
 from handler.core.loop import run_in_daemon_thread
-from handler.core.media import new_secret
+from handler.core.values import new_secret
 from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.openai.api import BatchErrors, DeletedFile, OpenAiBatch, OpenAiFile, Page
 from handler.protocols.openai.batches import (

@@ -63,7 +63,7 @@ class Gauges(Collector):
             yield labelled(kind, f"lmi_replica_{name}", text, ["replica"], values)
 
 
-class Adapters(Collector):
+class AdapterGauges(Collector):
     """Metrics of the registered LoRA adapters. Without adapters, nothing is exported."""
 
     def __init__(self, names: Callable[[], Sequence[str]]) -> None:

@@ -241,10 +241,10 @@ def _receiving(admission: Admission) -> Stage | None:
 
 
 def _handle(admission: Admission) -> Stage | None:
-    """Call `handle` of model.py (`http/custom.py`). Its parts wait for the client beside the call, not in it."""
-    if admission.preprocessor.formatters.handle is None:
+    """Call `handle` of model.py. The parts of its response wait for the client beside the call, not in it."""
+    if admission.handle is None:
         return None
-    return Stage("handle", Time.THREAD, holds=frozenset({Resource.CALL}))
+    return Stage("handle", Time.THREAD, holds=frozenset({Resource.CALL}), call=admission.handle.answer)
 
 
 def _decompression(admission: Admission) -> Stage:

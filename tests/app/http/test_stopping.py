@@ -19,8 +19,8 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.http.app import App
+from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import Endpoint
-from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.security import Access
 from handler.http.server import HttpServer, StartingApp, allow_connections
 from handler.serving.model import ServedModel

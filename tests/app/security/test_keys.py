@@ -30,7 +30,7 @@ from handler.protocols.registry import INVOCATIONS
 from tests.app.server import serve
 from tests.environment import clean_environment
 from tests.one_test import in_one_test
-from tests.servers import LiveServer, http, wait_for
+from tests.servers import PATIENCE, LiveServer, http, wait_for
 
 # -- API keys: who is let in, what the others are told, and that no key is written anywhere ----------------------------
 
@@ -289,8 +289,19 @@ def test_the_users_code_gets_other_headers_but_no_key(tmp_path: Path, text: str)
     properties = str(tmp_path / "serving.properties")
     with serve("--engine", "echo", "--properties", properties, env={"LMI_API_KEY": "secret-one"}) as server:
         for header in ({"Authorization": "Bearer secret-one"}, {"X-API-Key": "secret-one"}):
-            found = server.post(ASK, headers={**header, "X-Other": "kept"})
-            assert (found.status_code, "kept" in found.text, "secret" in found.text) == (200, True, False)
+            with httpx.Client(headers={**header, "X-Other": "kept"}, timeout=PATIENCE) as client:
+                for number in range(4):  # the head comes again
+                    found = client.post(server.url + "/invocations", json={**ASK, "inputs": "a" * number})
+                    assert (found.status_code, "kept" in found.text, "secret" in found.text) == (200, True, False)
+
+
+def test_each_head_of_a_connection_needs_a_key(locked: LiveServer) -> None:
+    with httpx.Client(timeout=PATIENCE, limits=httpx.Limits(max_connections=1)) as client:
+        for keys in (["one"] * 3, ["two"] * 3, ["oni"] * 3, ["one", "oni"] * 2, ["one", "", "one"]):
+            for key in keys:
+                headers = bearer(key) if key else {}
+                status = client.post(locked.url + "/invocations", json=ASK, headers=headers).status_code
+                assert status == (200 if key in ("one", "two") else 401)
 
 
 def test_a_server_without_keys_is_open(echo_server: LiveServer) -> None:

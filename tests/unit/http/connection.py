@@ -17,6 +17,36 @@ from handler.http.protocol import LoopTurns, Protocol
 DEADLINE = 30.0  # seconds; a test that waits longer has failed
 
 
+class Clock:
+    """An event loop whose time passes only in the test."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._now = 0.0
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def time(self) -> float:
+        return self._now
+
+    def call_later(self, seconds: float, call: Callable[..., object], *arguments: Any) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(self._now + seconds, call, arguments, self._loop)
+        self._timers.append(timer)
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and run the timers that are due in the meantime."""
+        end = self._now + seconds
+        while due := [timer for timer in self._timers if timer.when() <= end and not timer.cancelled()]:
+            timer = min(due, key=asyncio.TimerHandle.when)
+            self._timers.remove(timer)
+            self._now = timer.when()
+            timer._run()  # as the loop does
+        self._now = end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+
 class Connection:
     """The server's end is `protocol`, the client's `reader` and `writer`."""
 
@@ -50,13 +80,17 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 @contextlib.asynccontextmanager
 async def connected(
-    app: Any, pair: tuple[socket.socket, socket.socket] | None = None, turns: LoopTurns | None = None
+    app: Any,
+    pair: tuple[socket.socket, socket.socket] | None = None,
+    turns: LoopTurns | None = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Connection]:
     ours, theirs = pair or socket.socketpair()
     loop = asyncio.get_running_loop()
     config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
     config.load()
-    make = functools.partial(Protocol, config, ServerState(), {}, turns=turns)
+    timed: Any = clock or loop
+    make = functools.partial(Protocol, config, ServerState(), {}, timed, turns=turns)
     transport, protocol = await loop.connect_accepted_socket(make, ours)
     reader, writer = await asyncio.open_connection(sock=theirs, limit=1 << 26)
     try:

@@ -14,8 +14,8 @@ from tritonclient.grpc import service_pb2
 
 from handler.core.errors import ConfigError, InvalidPayload
 from handler.http import grpc as triton
+from handler.http.exchange import EXCHANGE
 from handler.http.grpc import GrpcServer, _error, _escaped, _Exchange, _Outbox, _parsed, _path, _scope
-from handler.http.protocol import EXCHANGE
 from handler.http.security import Access
 from handler.protocols.triton.grpc import FRAMES, failure, framed
 from handler.protocols.triton.infer import HEADER

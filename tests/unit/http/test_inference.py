@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect
 
 from handler.core.errors import NotFound, Overloaded, TooLarge, TooSlow
 from handler.http import inference
+from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import (
     BodyWriter,
     Endpoint,
@@ -55,7 +56,14 @@ class Sent:
 
 def scope_of(method: str = "POST", path: str = "/a", **headers: str) -> dict[str, Any]:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return {"method": method, "path": path, "request_id": "7", "headers_by_name": named, "query_string": b""}
+    return {
+        "method": method,
+        "path": path,
+        "request_id": "7",
+        "headers_by_name": named,
+        "query_string": b"",
+        "extensions": {EXCHANGE: AsgiExchange(parts(), Sent().send, "1.1")},
+    }
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from starlette.types import Message
 from handler.core.errors import ConfigError
 from handler.http import app as http_app
 from handler.http.app import MountedApp
-from handler.http.protocol import AsgiExchange
+from handler.http.exchange import AsgiExchange
 from tests.unit.http.mounted import call, echo, in_app, own_environment
 
 __all__ = ["own_environment"]

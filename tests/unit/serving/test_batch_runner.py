@@ -24,7 +24,7 @@ from handler.core.errors import (
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.batches import LIFETIME, Line, NewBatch, NewFile
 from handler.serving.batches import runner
-from handler.serving.batches.runner import BatchRunner, Held, Input, Output, _Answering, _Stopped
+from handler.serving.batches.runner import BatchInput, BatchOutput, BatchRunner, Held, _Answering, _Stopped
 from handler.serving.batches.store import BatchStore, OpenBatch, output_ids
 from tests.limits import WORDS, undocumented
 from tests.stepped import Clock
@@ -209,10 +209,10 @@ def test_a_file_that_is_none_fails_the_batch_unread(text: bytes, codes: list[str
 def test_a_batch_lists_a_hundred_errors_at_most(tmp_path: Path) -> None:
     wrong = [line(str(number)).replace(b"/v1/chat", b"/v1/other") for number in range(150)]
     (tmp_path / "input").write_bytes(b"\n".join(wrong))
-    total, errors = Input(tmp_path / "input", CHAT, Config(), json.loads).check()
+    total, errors = BatchInput(tmp_path / "input", CHAT, Config(), json.loads).check()
     assert (len(errors), total) == (100, 100)
     (tmp_path / "input").write_bytes(b"\n".join([line("a")] * 100))
-    total, errors = Input(tmp_path / "input", CHAT, Config(), json.loads).check()
+    total, errors = BatchInput(tmp_path / "input", CHAT, Config(), json.loads).check()
     assert (total, [error["line"] for error in errors]) == (100, [*range(2, 101)])
 
 
@@ -239,7 +239,7 @@ def test_a_line_that_contains_too_much_has_an_error_of_its_own(tmp_path: Path) -
         raise TooLarge("the body contains more than 5 numbers")
 
     (tmp_path / "input").write_bytes(line("x", text="a" * (1 << 20)) + b"\n" + line("b"))
-    first, second = Input(tmp_path / "input", CHAT, Config(), refuse)
+    first, second = BatchInput(tmp_path / "input", CHAT, Config(), refuse)
     assert (first.error and first.error[:2], second.custom_id) == (
         ("line_too_large", "the body contains more than 5 numbers"),
         "b",
@@ -315,7 +315,7 @@ def test_a_batch_whose_lines_are_all_written_ends_as_it_would_have(status: str, 
         run.store.advance(id, (0, 0), change)
         if status == "cancelled":
             run.store.cancel("ann", id)
-        output = Output(*(run.store.path(file) for file in output_ids(id)))
+        output = BatchOutput(*(run.store.path(file) for file in output_ids(id)))
         output.write(1, b'{"id":"batch_req_x_1","custom_id":"a","response":{"status_code":200}}\n', failed=False)
         output.close()
         batch = await run.attend(id)
@@ -350,7 +350,7 @@ def test_a_batch_that_another_server_has_ended_is_left_alone(story: Callable[...
             run.store.path(file).touch()
         await run.runner._attend(one)
         assert (run.batch(id)["status"], run.asked) == ("failed", [])
-        answering = _Answering(run.runner, one, Output(*(run.store.path(file) for file in output_ids(id))))
+        answering = _Answering(run.runner, one, BatchOutput(*(run.store.path(file) for file in output_ids(id))))
         run.runner.locked[id] = "ann"
         with pytest.raises(_Stopped):
             await answering._status()
@@ -408,7 +408,7 @@ def test_a_store_that_fails_is_tried_again_later(story: Callable[..., None], cap
 def test_a_batch_that_runs_elsewhere_is_not_touched(story: Callable[..., None]) -> None:
     async def told(run: Run) -> None:
         id = run.create(line("a"))
-        output = Output(*(run.store.path(file) for file in output_ids(id)))
+        output = BatchOutput(*(run.store.path(file) for file in output_ids(id)))
         assert (await run.attend(id))["status"] == "validating"
         assert run.runner._elsewhere == {id}
         output.close()

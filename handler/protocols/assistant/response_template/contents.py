@@ -44,7 +44,7 @@ class ContentParser:
         return self._parse(self.text)
 
 
-class Tags(ContentParser):
+class TagsParser(ContentParser):
     """Reads the tags in a text into an object. The tags are parsed as the text arrives, rather than at its end.
 
     Args:
@@ -238,7 +238,7 @@ def _make_tags(arguments: Arguments, depth: int) -> MakeContent:
     if "key" not in pattern.groups:
         raise ValueError("content_args.tag_pattern: has no group 'key'")
     parse, merges = _value_parser(arguments, depth), arguments.get("merge_duplicates", False)
-    return lambda: Tags(pattern, parse, merges=merges)
+    return lambda: TagsParser(pattern, parse, merges=merges)
 
 
 def _make_lines(arguments: Arguments, depth: int) -> MakeContent:

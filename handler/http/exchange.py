@@ -1,0 +1,514 @@
+"""A request and its response, as an ASGI server passes them to an application, and the operations that ASGI lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import re
+import socket
+import struct
+from collections.abc import Iterable, MutableMapping
+from http import HTTPStatus
+from time import monotonic
+from typing import Any, Protocol
+
+from starlette.types import ASGIApp, Message, Receive, Send
+
+from handler.http.parser import RequestHead
+
+EXCHANGE = "lmi.http.exchange"
+"""Name of the ASGI extension whose value is the request's `Exchange`."""
+
+_FIELDS = re.compile(
+    rb"(?:[^\x00-\x1f\x7f()<>@,;:\[\]={} \t\\\"]*: [^\x00-\x08\x0a-\x1f\x7f]*\r\n)*"
+)  # valid headers of a response
+_DROPPED = (b"transfer-encoding", b"connection")  # headers that a client of HTTP/1.0 does not get
+_LARGE_BODY = 1 << 16  # bytes of a body that wait for the application; beyond it, no more is read
+_ERROR: list[tuple[bytes, bytes]] = [
+    (b"content-type", b"text/plain; charset=utf-8"),
+    (b"content-length", b"21"),
+    (b"connection", b"close"),
+]
+
+log = logging.getLogger("uvicorn.error")
+
+
+# The phases of a response, in order. Up to Python 3.11, reading a member of an enumeration would cost a call.
+WAITING = 0  # the application has not started the response
+STARTED = 1  # the response has a status and headers
+COMPLETE = 2  # the last part of the body has been written
+DISCONNECTED = 3  # the client has disconnected before the response was complete
+
+# How the client recognizes the end of a response.
+_BY_LENGTH = 0  # by the Content-Length, or because such a response never has a body
+_BY_CHUNK = 1  # by the last chunk
+_BY_CLOSE = 2  # by the end of the connection, because the client uses HTTP/1.0
+_BY_HEAD = 3  # by the end of the head, because the request method is HEAD
+
+
+class Flow:
+    """The flow control of a connection.
+
+    Args:
+        transport: transport of the connection.
+
+    Attributes:
+        write_paused: whether the socket accepts no more data.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._reasons = set[str]()  # for which the connection is not read
+        self._writable = asyncio.Event()
+        self.write_paused = False
+
+    def pause_writing(self) -> None:
+        self.write_paused = True
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self.write_paused = False
+        self._writable.set()
+
+    async def drain(self) -> None:
+        """Wait until the socket accepts more data."""
+        await self._writable.wait()
+
+    def pause_reading(self, reason: str = "body") -> None:
+        """Stop reading until it is resumed for each reason."""
+        if not self._reasons and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._reasons.add(reason)
+
+    def resume_reading(self, reason: str = "body") -> None:
+        if reason not in self._reasons:
+            return
+        self._reasons.remove(reason)
+        if not self._reasons and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+
+class Connection(Protocol):
+    """What an exchange uses of its connection.
+
+    Attributes:
+        default_headers: headers of all responses.
+    """
+
+    flow: Flow
+    transport: asyncio.Transport
+
+    @property
+    def default_headers(self) -> list[tuple[bytes, bytes]]: ...
+
+    def note_whole(self, exchange: Exchange) -> None:
+        """The response will be sent only when it is complete."""
+
+    def end_response(self, *, keep_alive: bool) -> None:
+        """The response has been written."""
+
+    def end_task(self) -> None:
+        """The application has returned. This is called by its task."""
+
+
+class Exchange:
+    """A request and its response. Its methods are the `receive` and `send` of ASGI, and operations that ASGI either
+    lacks or offers only at the cost of a task.
+
+    Args:
+        head: head of the request.
+        scope: ASGI scope of the request.
+
+    Attributes:
+        wake: function that ends the current or the next `wait`.
+        is_paused: whether `write_chunk` refuses chunks until the next `resume`: the response has not started, the
+            socket is full, the client has disconnected, or earlier bytes have not been sent yet.
+        is_whole: whether the response is sent only when it is complete.
+        keep_alive: whether the connection stays open after the response.
+        memo: values that follow from the head of the request, or None (see `RequestHead`).
+        phase: phase of the response.
+        written_at: time of the last chunk, as returned by time.monotonic().
+    """
+
+    __slots__ = (
+        "_body",
+        "_connection",
+        "_event",
+        "_expects_continue",
+        "_framing",
+        "_is_old",
+        "_left",
+        "_more_body",
+        "_reads_on",
+        "_unwritten",
+        "_was_read",
+        "is_paused",
+        "is_whole",
+        "keep_alive",
+        "memo",
+        "phase",
+        "scope",
+        "wake",
+        "written_at",
+    )
+
+    def __init__(self, connection: Connection, head: RequestHead, scope: MutableMapping[str, Any]) -> None:
+        self._connection = connection
+        self._event = asyncio.Event()
+        self._body = bytearray()
+        self._more_body = True
+        self._was_read = False  # whether the application has begun to read the body
+        self._expects_continue = head.expects_continue
+        self._reads_on = False  # whether the connection is being read after the end of the body
+        self._is_old = head.version < "1.1"  # whether the client knows no chunks
+        self._framing = _BY_HEAD if head.method == "HEAD" else _BY_LENGTH
+        self._left = 0  # bytes of the body that are still to be written, with _BY_LENGTH
+        self._unwritten = b""  # the head of the response, until the first bytes of the body are written with it
+        self.scope = scope
+        self.keep_alive = head.keep_alive
+        self.memo = head.memo
+        self.phase = WAITING
+        self.is_paused = True
+        self.is_whole = False
+        self.written_at = 0.0
+        self.wake = self._event.set
+
+    # -- the request ---------------------------------------------------------------------------------------------
+
+    def add_body(self, part: bytes) -> None:
+        """Add bytes of the body. The connection is not read while the application takes too few of them."""
+        self._body += part
+        if len(self._body) > _LARGE_BODY:
+            self._connection.flow.pause_reading()
+        self._event.set()
+
+    def end_body(self) -> None:
+        self._more_body = False
+        self._event.set()
+
+    @property
+    def has_body(self) -> bool:
+        """Return whether the whole body has been received."""
+        return not self._more_body
+
+    def take_body(self) -> bytes | None:
+        """Return the whole body, as `receive` would, or None if the application must call `receive`."""
+        if self._more_body or self._was_read or self._expects_continue or self.phase >= COMPLETE:
+            return None
+        self._was_read = True
+        self._event.clear()
+        self._connection.flow.resume_reading()
+        body = bytes(self._body)
+        self._body.clear()
+        return body
+
+    async def receive(self) -> Message:
+        transport = self._connection.transport
+        if self._expects_continue and not transport.is_closing():
+            transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._expects_continue = False
+        if not self.is_over:
+            self._connection.flow.resume_reading()
+            if not self._event.is_set():
+                await self._event.wait()
+            self._event.clear()
+        if self.is_over:
+            return {"type": "http.disconnect"}
+        self._was_read = True
+        body = bytes(self._body)
+        self._body.clear()
+        return {"type": "http.request", "body": body, "more_body": self._more_body}
+
+    def disconnect(self) -> None:
+        """Tell the application that the client has disconnected."""
+        self.is_paused = True
+        self.phase = DISCONNECTED
+        self._event.set()
+
+    # -- the response --------------------------------------------------------------------------------------------
+
+    async def run(self, app: ASGIApp) -> None:
+        """Call the application. If it fails, the response is status 500, or it breaks off."""
+        try:
+            await app(self.scope, self.receive, self.send)
+            if self.phase < COMPLETE:
+                ending = "completing" if self.phase == STARTED else "starting"
+                log.error("ASGI callable returned without %s response.", ending)
+                await self._break_off()
+        except BaseException as error:
+            log.error("Exception in ASGI application\n", exc_info=error)
+            await self._break_off()
+        finally:
+            self._connection.end_task()
+
+    async def _break_off(self) -> None:
+        if self.phase == WAITING:
+            await self.send({"type": "http.response.start", "status": 500, "headers": _ERROR})
+            await self.send({"type": "http.response.body", "body": b"Internal Server Error"})
+        elif self.phase != DISCONNECTED:
+            self.send_head()
+            self._connection.transport.close()
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the response. It waits only while the socket is full.
+
+        Raises:
+            RuntimeError: the message is not allowed here, or is not valid.
+        """
+        if self._connection.flow.write_paused and self.phase != DISCONNECTED:
+            await self._connection.flow.drain()
+        if self.phase == DISCONNECTED:
+            return
+        expected = "http.response.start" if self.phase == WAITING else "http.response.body"
+        if message["type"] != expected or self.phase == COMPLETE:
+            raise RuntimeError(f"the application sent {message['type']} where {expected} was expected, or too late")
+        if self.phase == STARTED:
+            self._send_body(message.get("body", b""), last=not message.get("more_body", False))
+        elif self.phase == WAITING:
+            self.phase = STARTED
+            self._expects_continue = False
+            self._unwritten = self._head(message["status"], message.get("headers", ()))
+
+    def _head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+        """Return the head of the response, and determine how its body is sent.
+
+        Raises:
+            RuntimeError: a header has characters that are not allowed.
+        """
+        has_length = self._framing == _BY_HEAD or status in (204, 304)
+        says_close = False
+        lines = []
+        for name, value in (*self._connection.default_headers, *headers):
+            name = name.lower()
+            if self._is_old and name in _DROPPED:
+                continue
+            if name == b"content-length" and self._framing == _BY_LENGTH:
+                has_length = True
+                self._left = int(value)
+            elif name == b"transfer-encoding" and value.lower() == b"chunked":
+                self._left = 0
+                if self._framing == _BY_LENGTH:
+                    self._framing = _BY_CHUNK
+            elif name == b"connection" and b"close" in map(bytes.strip, value.lower().split(b",")):
+                says_close = True
+                self.keep_alive = False
+            lines.append(b"%b: %b\r\n" % (name, value))
+        fields = b"".join(lines)
+        if not _FIELDS.fullmatch(fields):
+            raise RuntimeError("the application sent a header with characters that are not allowed")
+        if not (self.keep_alive or says_close):
+            fields += b"connection: close\r\n"
+        if not has_length and self._framing == _BY_LENGTH:
+            fields += self._without_length()
+        return _status_line(status) + fields + b"\r\n"
+
+    def _without_length(self) -> bytes:
+        """Choose the framing of a body without Content-Length, and return the header for it."""
+        if not self._is_old:
+            self._framing = _BY_CHUNK
+            return b"transfer-encoding: chunked\r\n"
+        self._framing = _BY_CLOSE
+        self._reset_when_closed(True)
+        return b""
+
+    def _reset_when_closed(self, yes: bool) -> None:
+        """Set whether the connection is reset when it is closed, so that the response does not seem complete."""
+        connection: socket.socket = self._connection.transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", yes, 0))
+
+    def _send_body(self, body: bytes, *, last: bool) -> None:
+        data = self._unwritten + self._framed(body, last=last)
+        self._unwritten = b""
+        if data:
+            self._connection.transport.write(data)
+        if not last:
+            return
+        if self._left:
+            raise RuntimeError("the response is shorter than its Content-Length")
+        self.phase = COMPLETE
+        self._event.set()
+        if self._framing == _BY_CLOSE:
+            self._reset_when_closed(False)
+        self.scope["extensions"].clear()  # this breaks a reference cycle
+        self._connection.end_response(keep_alive=self.keep_alive)
+
+    def _framed(self, body: bytes, *, last: bool) -> bytes:
+        if self._framing == _BY_LENGTH:
+            if len(body) > self._left:
+                raise RuntimeError("the response is longer than its Content-Length")
+            self._left -= len(body)
+            return body
+        if self._framing == _BY_CHUNK:
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return chunk + b"0\r\n\r\n" if last else chunk
+        return body if self._framing == _BY_CLOSE else b""
+
+    # -- operations that ASGI lacks ------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the client has disconnected or the response is complete."""
+        return self.phase >= COMPLETE
+
+    @property
+    def num_unsent(self) -> int:
+        """Return the number of bytes that were written but not yet accepted by the socket."""
+        return self._connection.transport.get_write_buffer_size()
+
+    def send_whole(self) -> None:
+        """Announce that the response will be sent only when it is complete. A client that closes its side of the
+        connection is then treated as disconnected. It may only have half-closed the connection, but there is no write
+        that would show this. Without this call, the response is sent until a write fails.
+        """
+        self.is_whole = True
+        self._connection.note_whole(self)
+
+    def send_head(self) -> None:
+        """Write the head of a response that has started. By default it is written with the first bytes of the body."""
+        if self._unwritten:
+            self._connection.transport.write(self._unwritten)
+            self._unwritten = b""
+
+    def drop(self) -> None:
+        """Close the connection immediately, without sending the rest of the response."""
+        self.is_paused = True
+        self.phase = DISCONNECTED
+        self._connection.transport.abort()
+
+    def resume(self) -> None:
+        """Allow `write_chunk` again if the response has started, is not complete, and the socket accepts more data."""
+        self.send_head()
+        can_write = self.phase == STARTED and not self._connection.flow.write_paused
+        self.is_paused = not (can_write and self._framing == _BY_CHUNK)
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait until `wake` is called, the exchange is over, or `seconds` have passed. The body must have been read."""
+        if not self._reads_on:
+            self._reads_on = True
+            self._connection.flow.resume_reading()  # otherwise the client's disconnect would not be noticed
+        await _wait(self._event, seconds)
+
+    async def read(self) -> None:
+        """Wait until the client has disconnected, or until the unread rest of the response fits into buffers."""
+        if self._connection.flow.write_paused:
+            await self._connection.flow.drain()
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a chunk of a response. This is the hot path, called once per token.
+
+        Returns:
+            Whether the chunk was written; if not, it must be sent with `send`.
+        """
+        if self.is_paused:
+            return False
+        if data:  # an empty chunk would end the response
+            self.written_at = monotonic()
+            self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+
+@functools.lru_cache(64)
+def _status_line(status: int) -> bytes:
+    phrase = HTTPStatus(status).phrase if status in {*HTTPStatus} else ""
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+
+
+class AsgiExchange:
+    """An exchange for other ASGI servers, which uses only `receive` and `send`.
+
+    One task waits until the client disconnects, and another task sends the chunks. The application must call the `send`
+    method of the exchange instead of that of the server. The class has the attributes of `Exchange`.
+    """
+
+    is_paused = True  # everything is written with `send`
+    has_body = False  # only the server knows
+    num_unsent = 0  # the server counts unsent bytes itself
+    memo: dict[str, Any] | None = None  # the server tells no head from another
+
+    def __init__(self, receive: Receive, send: Send, http_version: str) -> None:
+        self._receive = receive
+        self._send = send
+        self._has_connection_headers = http_version.startswith("1")
+        self._event = asyncio.Event()
+        self._listener: asyncio.Task[None] | None = None
+        self.is_over = False
+        self.written_at = 0.0
+        self.wake = self._event.set
+
+    def take_body(self) -> None:
+        """Return None, because the body is read with `receive`."""
+
+    def send_whole(self) -> None:
+        """Do nothing, because the server decides whether a half-closed connection counts as disconnected."""
+
+    def drop(self) -> None:
+        """Stop sending. The server closes the connection, and may log that the response is not complete."""
+        self._end()
+
+    def resume(self) -> None:
+        """Do nothing, because everything is written with `send`."""
+
+    async def read(self) -> None:
+        """Do nothing, because the `send` method of the server has already waited for the client."""
+
+    def send_head(self) -> None:
+        """Do nothing, because the server decides when it writes the head."""
+
+    def write_chunk(self, data: bytes) -> bool:
+        return False
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Wait until `wake` is called, the exchange is over, or `seconds` have passed."""
+        if self._listener is None:
+            self._listener = asyncio.ensure_future(self._listen())
+        await _wait(self._event, seconds)
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the response. Nothing is sent before the first suspension, because `BodyWriter` runs this
+        coroutine up to there itself and leaves the rest to a task.
+
+        Raises:
+            OSError: the server could not send the message.
+        """
+        await asyncio.sleep(0)
+        if self.is_over:
+            return
+        if message["type"] == "http.response.start" and not self._has_connection_headers:
+            headers = [(name, value) for name, value in message["headers"] if name != b"connection"]
+            message = {**message, "headers": headers}
+        try:
+            await self._send(message)
+        except Exception as error:  # servers raise different exceptions after a disconnect
+            self._end()
+            raise OSError(f"the ASGI server could not send the response: {error}") from error
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._end()
+
+    def close(self) -> None:
+        """End the exchange after the request."""
+        if self._listener is not None:
+            self._listener.cancel()
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._end()
+
+    def _end(self) -> None:
+        self.is_over = True
+        self.wake()
+
+
+AnyExchange = Exchange | AsgiExchange
+
+
+async def _wait(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait until the event is set or `seconds` have passed, then clear the event."""
+    timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, event.set)
+    try:
+        await event.wait()
+        event.clear()
+    finally:
+        if timer is not None:
+            timer.cancel()

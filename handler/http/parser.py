@@ -1,0 +1,322 @@
+"""Reads the heads and bodies of requests from the bytes of a connection, within limits against hostile clients."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any, NamedTuple, Protocol
+
+import httptools
+
+from handler.core.errors import BadRequest
+from handler.core.numbers import is_digits
+from handler.http.urls import unquoted
+
+MAX_FIELDS = 128  # maximum number of headers and trailers; Apache and gunicorn allow 100
+MAX_HEAD = 1 << 16  # maximum size of request line, headers and trailers, in bytes; SageMaker sends a few hundred
+_MAX_LINE = 1 << 13  # maximum size of the request line, in bytes, as in nginx and Apache
+_LINE_OVERHEAD = len("  HTTP/1.1")  # bytes of the request line besides the method and the target
+
+_MAX_REPEATED = 1 << 11  # maximum size of a head that is remembered, in bytes
+_MAX_DIGITS = 15  # maximum digits of its Content-Length
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,%d})\r\n" % _MAX_DIGITS, re.IGNORECASE)
+
+log = logging.getLogger("uvicorn.error")
+
+
+class HeadTooLarge(BadRequest):
+    """The request line, headers and trailers are too long or too many."""
+
+    status = 431
+
+    def __init__(self) -> None:
+        limits = f"at most {MAX_HEAD} bytes and {MAX_FIELDS} fields"
+        super().__init__(f"the request's headers or trailers are too long or too many: {limits}")
+
+
+class LineTooLong(BadRequest):
+    """The request line is too long."""
+
+    status = 414
+
+    def __init__(self) -> None:
+        super().__init__(f"the request line, which contains the path and the query, has more than {_MAX_LINE} bytes")
+
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+class RequestHead(NamedTuple):
+    """The head of a request, without its headers.
+
+    Attributes:
+        path: path without percent-escapes.
+        raw_path: path as it was sent.
+        query: query string as it was sent, without the question mark.
+        version: HTTP version, such as "1.1".
+        keep_alive: whether the connection may stay open after the response.
+        expects_continue: whether the client sends the body only after a response with status 100.
+        memo: values that follow from the head and its headers except Content-Length. The requests of a connection that
+            repeat the last head share them. It is None for the first of them.
+    """
+
+    method: str
+    path: str
+    raw_path: bytes
+    query: bytes
+    version: str
+    keep_alive: bool
+    expects_continue: bool
+    memo: dict[str, Any] | None = None
+
+
+class RepeatedHead:
+    """The head of a connection's last request, which most clients send again with another Content-Length.
+
+    It is compared by its bytes. Parsing it again would take much longer.
+
+    Args:
+        headers: headers of the parsed head.
+        data: bytes of the head.
+
+    Attributes:
+        head: the parsed head.
+    """
+
+    def __init__(self, head: RequestHead, headers: RawHeaders, data: bytes) -> None:
+        self.head = head._replace(memo={})
+        self._headers = headers.copy()
+        self._before = data
+        self._after = b""
+        self._index: int | None = None  # of the Content-Length among the headers
+        names = [name for name, _ in headers]
+        if b"content-length" in names and (match := _CONTENT_LENGTH.search(data)):
+            self._index = names.index(b"content-length")
+            self._before = data[: match.start(1)]
+            self._after = data[match.end(1) :]
+
+    def read(self, data: bytes) -> tuple[RawHeaders, int] | None:
+        """Return the headers and the Content-Length if `data` consists of the bytes of the head with any
+        Content-Length, or None otherwise.
+        """
+        if self._index is None:
+            return (self._headers.copy(), 0) if data == self._before else None
+        if not (data.startswith(self._before) and data.endswith(self._after)):
+            return None
+        digits = data[len(self._before) : len(data) - len(self._after)]
+        if len(digits) > _MAX_DIGITS or not is_digits(digits):
+            return None
+        headers = self._headers.copy()
+        headers[self._index] = (b"content-length", digits)
+        return headers, int(digits)
+
+
+class RequestReceiver(Protocol):
+    """What a connection does with the parts of its requests."""
+
+    def on_begin(self) -> None:
+        """A head begins."""
+
+    def on_head(self, head: RequestHead, headers: RawHeaders) -> None:
+        """A head is complete. The names of its headers are in lower case."""
+
+    def on_body(self, part: bytes) -> None:
+        """Bytes of the body have been received."""
+
+    def on_end(self) -> None:
+        """The body is complete."""
+
+
+class RequestParser:
+    """Parses requests, ignoring offers to upgrade the protocol. Trailers are counted like headers, and discarded.
+
+    Args:
+        receiver: connection that receives the parts of the requests.
+
+    Attributes:
+        in_head: whether the newest request's head has begun, and is not complete.
+        in_body: whether the newest request's head is complete, and its body or its trailers are not.
+        head_size: number of parsed bytes of the newest request's line, headers and trailers.
+        num_left: number of bytes of the newest request's body that are not parsed yet, if its head has the length.
+        num_parts: number of parts of bodies that have been parsed.
+    """
+
+    def __init__(self, receiver: RequestReceiver) -> None:
+        self._receiver = receiver
+        self._parser = self._new_parser()
+        self._url = b""
+        self._headers: RawHeaders = []
+        self._num_fields = 0  # number of headers and trailers that were parsed
+        self._unparsed = 0  # bytes received since the last callback
+        self._newest: RequestHead | None = None  # the newest head, until its body has begun
+        self._repeated: RepeatedHead | None = None  # the last head, if it may come again
+        self._has_repeated = False  # whether the newest head has come again, so that its body is not parsed either
+        self.in_head = False
+        self.in_body = False
+        self.head_size = 0
+        self.num_left = 0
+        self.num_parts = 0
+
+    def feed(self, data: bytes | bytearray) -> None:
+        """Parse bytes, and pass what they contain to the receiver.
+
+        Raises:
+            HeadTooLarge: the head or the trailers are too long, or have too many fields.
+            LineTooLong: the request line is too long.
+            BadRequest: the bytes are not a valid HTTP request.
+        """
+        if self._has_repeated and self.in_body:
+            return self._take_body(bytes(data))
+        is_first = not (self.in_head or self.in_body)
+        if is_first and self._repeats(bytes(data)):
+            return
+        self._has_repeated = False
+        self._newest = None
+        self._unparsed += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            if self._line_size() > _MAX_LINE:
+                raise LineTooLong from None
+            if self.head_size <= MAX_HEAD:
+                log.warning("Invalid HTTP request received.")
+                raise BadRequest("this is not a valid HTTP request") from None
+        if self.head_size + self._unparsed > MAX_HEAD:
+            raise HeadTooLarge
+        if is_first:
+            self._remember(bytes(data))
+
+    def _remember(self, data: bytes) -> None:
+        """Remember the newest head if `data` consists of it, and if a Content-Length alone tells how its body ends."""
+        head = self._newest
+        self._repeated = None
+        if head is None or len(data) > _MAX_REPEATED or not data.endswith(b"\r\n\r\n"):
+            return
+        fields = dict(self._headers)
+        length = int(fields.get(b"content-length", b"0"))
+        is_plain = head.keep_alive and not head.expects_continue and b"transfer-encoding" not in fields
+        if is_plain and self.num_left == length and self.in_body == bool(length) and not self.in_head:
+            self._repeated = RepeatedHead(head, self._headers, data)
+
+    def _repeats(self, data: bytes) -> bool:
+        """Pass the head to the receiver if it is the last one again. Return whether it is."""
+        repeated = self._repeated
+        fields = repeated.read(data) if repeated is not None else None
+        if repeated is None or fields is None:
+            return False
+        self._has_repeated = True
+        self.head_size = len(data)
+        headers, self.num_left = fields
+        self._receiver.on_begin()
+        self.in_body = True
+        self._receiver.on_head(repeated.head, headers)
+        if not self.num_left:
+            self._end()
+        return True
+
+    def _take_body(self, part: bytes) -> None:
+        self.num_parts += 1
+        self.num_left -= len(part)
+        self._receiver.on_body(part)
+        if not self.num_left:
+            self._end()
+
+    def _end(self) -> None:
+        self.in_body = False
+        self.num_left = 0
+        self._receiver.on_end()
+
+    def _new_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
+        return parser
+
+    def _parse(self, data: bytes | bytearray) -> None:
+        """Parse bytes, ignoring offers to upgrade the protocol.
+
+        The parser always stops after a head that contains such an offer. A new parser then reads the same head without
+        the offer, because the old parser would accept no more data after `Connection: close`.
+        """
+        while True:
+            try:
+                self._parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as offer:
+                if self._parser.get_method() == b"CONNECT":
+                    raise httptools.HttpParserError("CONNECT") from None
+                data = self._head_without_upgrade() + data[offer.args[0] :]
+                self._parser = self._new_parser()
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self._parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, version)]
+        lines += [b"%b: %b" % (name, value) for name, value in self._headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _line_size(self) -> int:
+        return len(self._parser.get_method()) + len(self._url) + _LINE_OVERHEAD if self._url else 0
+
+    def _count(self, size: int) -> None:
+        self._unparsed = 0
+        self.head_size += size
+        if self.head_size > MAX_HEAD:
+            raise httptools.HttpParserError("the head is too large")
+
+    # -- callbacks of httptools ----------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+        self._num_fields = self._unparsed = 0
+        self.in_head = True
+        self.head_size = 0
+        self._receiver.on_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count(len(url))
+        if self._line_size() > _MAX_LINE:
+            raise httptools.HttpParserError("the request line is too long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_fields += 1
+        size = len(name) + len(value) + 4  # including colon, space and line end
+        self._count(size if self._num_fields <= MAX_FIELDS else MAX_HEAD)
+        if self.in_head:
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        if parser.should_upgrade():
+            return
+        version = parser.get_http_version()
+        is_current = version >= "1.1"
+        url = httptools.parse_url(self._url)
+        raw_path = url.path or b"/"  # it is missing from an absolute URL without a path
+        fields = dict(self._headers)
+        length = fields.get(b"content-length", b"")
+        self.num_left = int(length) if is_digits(length) else 0
+        self.in_head = False
+        self.in_body = True
+        head = RequestHead(
+            method=parser.get_method().decode(),
+            path=unquoted(raw_path) if b"%" in self._url else raw_path.decode("ascii"),
+            raw_path=raw_path,
+            query=url.query or b"",
+            version=version,
+            keep_alive=is_current and parser.should_keep_alive(),
+            expects_continue=is_current and fields.get(b"expect", b"").lower() == b"100-continue",
+        )
+        self._newest = head
+        self._receiver.on_head(head, self._headers)
+
+    def on_body(self, part: bytes) -> None:
+        self._unparsed = 0
+        self.num_parts += 1
+        self.num_left = max(0, self.num_left - len(part))
+        self._receiver.on_body(part)
+
+    def on_message_complete(self) -> None:
+        if self._parser.should_upgrade():
+            return
+        self._end()
