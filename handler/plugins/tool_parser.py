@@ -9,7 +9,7 @@ from types import ModuleType
 
 from handler.core.errors import ConfigError
 from handler.plugins.functions import import_file
-from handler.protocols.assistant.events import AnswerParser, Arguments, CallEnd, CallStart, Event
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, EventParser
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.parsing import Format, Tool
 
@@ -21,8 +21,8 @@ _EVENTS = (str, CallStart, Arguments, CallEnd)
 class UsersParser:
     """A user-defined parser for one response. If it fails, the error is logged, and the rest is plain text."""
 
-    def __init__(self, make: Callable[[Sequence[Tool]], AnswerParser], tools: Sequence[Tool]) -> None:
-        self._parser: AnswerParser | None = None
+    def __init__(self, make: Callable[[Sequence[Tool]], EventParser], tools: Sequence[Tool]) -> None:
+        self._parser: EventParser | None = None
         self._events("make_parser", lambda: self._start(make, tools))
 
     def feed(self, text: str) -> list[Event]:
@@ -34,7 +34,7 @@ class UsersParser:
         parser = self._parser
         return [] if parser is None else self._events("flush", parser.flush) or []
 
-    def _start(self, make: Callable[[Sequence[Tool]], AnswerParser], tools: Sequence[Tool]) -> list[Event]:
+    def _start(self, make: Callable[[Sequence[Tool]], EventParser], tools: Sequence[Tool]) -> list[Event]:
         parser = make(tools)
         if not (callable(parser.feed) and callable(parser.flush)):
             raise TypeError("make_parser must return an object with the methods feed and flush")

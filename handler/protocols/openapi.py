@@ -13,7 +13,7 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Description, Dialect
 from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.schema import TEXT, Shape, components_of, record, ref, schema_of_type
-from handler.protocols.operations import GROUPS, INFERENCE, OPERATIONS, PATH_PARAMETERS, Operation, answer_to
+from handler.protocols.operations import GROUPS, INFERENCE, OPERATIONS, PATH_PARAMETERS, Operation, example_response
 from handler.protocols.registry import dialects, dialects_of
 
 # -- calls that open or close a stateful session (docs/sessions.md) ----------------------------------------------------
@@ -52,10 +52,10 @@ _SESSION_EXAMPLE = {"result": "Session 6a1f4c2f-0d0c-4c7e-9d5a-3b1e2f4a5c6d crea
 
 def add_session_calls(operation: dict[str, Any]) -> None:
     """Add the calls that open or close a session, and their responses, to an inference operation."""
-    answer = operation["responses"]["200"]
-    answer["headers"] = {**answer["headers"], **_SESSION_HEADERS}
+    response = operation["responses"]["200"]
+    response["headers"] = {**response["headers"], **_SESSION_HEADERS}
     _add_body(operation["requestBody"]["content"], "SessionCall", {"requestType": "NEW_SESSION"})
-    _add_body(answer["content"], "SessionAnswer", _SESSION_EXAMPLE)
+    _add_body(response["content"], "SessionAnswer", _SESSION_EXAMPLE)
 
 
 def _add_body(content: dict[str, Any], name: str, example: Any) -> None:
@@ -142,8 +142,12 @@ def _paths(routes: Iterable[DocumentedRoute], *, locked: bool, has_sessions: boo
 def components(context: ServerContext) -> dict[str, Shape]:
     """Return the schemas of all requests and responses by name."""
     types = [
-        *(kind for entry in DESCRIPTIONS.values() for kind in (entry.answer, entry.chunk, entry.error, entry.failure)),
-        *(kind for operation in OPERATIONS.values() for _, kind, _ in operation.answers.values()),
+        *(
+            kind
+            for entry in DESCRIPTIONS.values()
+            for kind in (entry.response, entry.chunk, entry.error, entry.failure)
+        ),
+        *(kind for operation in OPERATIONS.values() for _, kind, _ in operation.responses.values()),
         FrontEndError,
     ]
     requests = {entry.request: entry.request_shape(context) for entry in DESCRIPTIONS.values()}
@@ -188,10 +192,10 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
     """Describe a route that accepts the bodies of these dialects."""
     described = [dialect.description for dialect in dialects]
     content = _streams(described)
-    if whole := [dialect for dialect in dialects if dialect.description.answer]:
+    if whole := [dialect for dialect in dialects if dialect.description.response]:
         content["application/json"] = {
-            "schema": _any_of(_shapes(dialect.description.answer for dialect in whole)),
-            "examples": {dialect.description.title: {"value": answer_to(dialect)} for dialect in whole},
+            "schema": _any_of(_shapes(dialect.description.response for dialect in whole)),
+            "examples": {dialect.description.title: {"value": example_response(dialect)} for dialect in whole},
         }
     if any(entry.texts for entry in described):
         content["text/plain"] = {"schema": {"type": "string"}}
@@ -250,7 +254,7 @@ def _other(described: Operation) -> dict[str, Any]:
         operation["requestBody"] = {"content": {"application/json": {"schema": described.body}}}
     if described.form is not None:
         operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": described.form}}}
-    for status, (content_type, kind, example) in described.answers.items():
+    for status, (content_type, kind, example) in described.responses.items():
         operation["responses"][str(status)] = {
             "description": "Success" if status < 300 else "Failure",
             "content": {content_type: {"schema": schema_of_type(kind), "example": example}},

@@ -248,9 +248,11 @@ class MessagesReader(TurnsReader):
 
     def clear_thinking(self, num_turns: int | None) -> None:
         """Keep the reasoning of only the last `num_turns` messages that contain any. None keeps all reasoning."""
-        thoughts = [message for message in self.chat if "reasoning_content" in message]
+        with_reasoning = [message for message in self.chat if "reasoning_content" in message]
         for message in (
-            thoughts[: len(thoughts) - num_turns] if num_turns is not None and num_turns < len(thoughts) else ()
+            with_reasoning[: len(with_reasoning) - num_turns]
+            if num_turns is not None and num_turns < len(with_reasoning)
+            else ()
         ):
             del message["reasoning_content"]
 
@@ -605,7 +607,7 @@ class AnthropicMessages(OpenAiDialect):
         request_shape=_body("messages", "max_tokens"),
         error=AnthropicError,
         example={"model": "", **CHAT_EXAMPLE, "anthropic_version": "any"},
-        answer=AnthropicMessage,
+        response=AnthropicMessage,
         chunk=MessageEvent,
         streams=(SSE.content_type,),
     )
@@ -642,9 +644,9 @@ class AnthropicMessages(OpenAiDialect):
         keeping = make_keeping(sent_body, request_context.keeper) if self.computes else None
         chat = _CHAT.translate(body, fields, reader.conversation(), called, context, request_context)
         ignored += [*map(in_anthropic_words, chat.ignored), *self.no_effect(body)]
-        return self._answer(chat._replace(ignored=ignored), thinking, keeping)
+        return self._respond(chat._replace(ignored=ignored), thinking, keeping)
 
-    def _answer(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
+    def _respond(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
         sampling = chat.request.sampling
         request = chat.request._replace(sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
         id = chat.head.id.replace("chatcmpl-", "msg_") if keeping is None else f"msg_{new_secret()}"
@@ -672,10 +674,10 @@ class AnthropicCountTokens(AnthropicMessages):
         request_shape=_body("messages"),
         error=AnthropicError,
         example={"model": "", "messages": CHAT_EXAMPLE["messages"]},
-        answer=AnthropicCount,
+        response=AnthropicCount,
     )
 
-    def _answer(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
+    def _respond(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
         return counted(chat, self.errors, lambda number: AnthropicCount(input_tokens=number))
 
 

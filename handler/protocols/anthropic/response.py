@@ -23,7 +23,7 @@ from handler.protocols.anthropic.api import (
     ThreadNotFound,
     ThreadsUnsupported,
 )
-from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_whole
+from handler.protocols.assistant.answer import BlockStream, ResponseForm, read_whole
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.tools.json_text import is_object
 from handler.protocols.kernel.context import RequestContext, ServerContext
@@ -141,7 +141,7 @@ class Blocks:
 
     def __init__(self, stops: Sequence[str] = (), *, show_reasoning: bool = True, single: bool = False) -> None:
         self._stops = stops
-        self._show_thoughts = show_reasoning
+        self._show_reasoning = show_reasoning
         self._single = single
         self._matcher = StopMatcher(stops)
         self._space = ""
@@ -191,7 +191,7 @@ class Blocks:
         self._end_text(events)
         if self._open != "thinking":
             self._begin({"type": "thinking", "thinking": "", "signature": ""}, events)
-        if self._show_thoughts:
+        if self._show_reasoning:
             self._add({"type": "thinking_delta", "thinking": text}, events)
 
     def _call(self, event: CallStart | Arguments | CallEnd, events: list[BlockEvent]) -> None:
@@ -272,7 +272,7 @@ class MessageSettings(NamedTuple):
 
     id: str
     model: str
-    form: AnswerForm
+    form: ResponseForm
     max_tokens: int
     stops: Sequence[str] = ()
     show_reasoning: bool = True

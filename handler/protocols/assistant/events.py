@@ -39,7 +39,7 @@ class Ending(Enum):
 class CallEnd(NamedTuple):
     """The end of a tool call. Each call has exactly one of these events, at the end of the response at the latest.
 
-    A parser sets the ending that it detects. `AnswerReader` checks the arguments and changes the ending to WHOLE or
+    A parser sets the ending that it detects. `ResponseReader` checks the arguments and changes the ending to WHOLE or
     BROKEN.
     """
 
@@ -61,7 +61,7 @@ Event = str | Reasoning | CallStart | Arguments | CallEnd
 """An event of a response. A string is a piece of text outside of reasoning and tool calls."""
 
 
-class AnswerParser(Protocol):
+class EventParser(Protocol):
     """An incremental parser of one response's text. The result does not depend on the size of the pieces."""
 
     def feed(self, text: str) -> list[Event]:
@@ -71,7 +71,7 @@ class AnswerParser(Protocol):
         """Return the remaining events at the end of the response."""
 
 
-class PlainText(AnswerParser):
+class PlainText(EventParser):
     """The parser of a response that is only text."""
 
     def feed(self, text: str) -> list[Event]:

@@ -78,10 +78,10 @@ class Family(NamedTuple):
             return False
         return True if end.endswith(tuple(mark.rstrip() for mark in self.begin)) else None
 
-    def is_open(self, answer: str) -> bool:
+    def is_open(self, text: str) -> bool:
         """Return whether an incomplete response ends within reasoning."""
-        begun = max((answer.rfind(mark) for mark in self.begin), default=-1)
-        return begun > max((answer.rfind(mark) for mark in self.end), default=-1)
+        begun = max((text.rfind(mark) for mark in self.begin), default=-1)
+        return begun > max((text.rfind(mark) for mark in self.end), default=-1)
 
 
 _SUFFIXED_THINK = re.compile(r"<think(:[^\s>]{1,32})>")

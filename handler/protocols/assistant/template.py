@@ -18,7 +18,7 @@ from handler.protocols.kernel.schema import accepts
 log = logging.getLogger("handler.template")
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-THOUGHTS = ("reasoning", "reasoning_content", "thinking")
+REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 """Names that chat templates use for an assistant's reasoning."""
 
 _OPTION = "option.default_chat_template_kwargs"
@@ -105,7 +105,7 @@ def read_template(
         InvalidParameter: the options contradict each other or the messages.
     """
     defaults = context.config.default_chat_template_kwargs or {}
-    has_reasoning = any(THOUGHTS[0] in message for message in messages)  # as the reader of messages adds them
+    has_reasoning = any(REASONING_FIELDS[0] in message for message in messages)  # as the reader of messages adds them
     if not (values or defaults or has_reasoning):  # the usual case
         return PLAIN_TEMPLATE, []
     continues = values.get("continue_final_message", False)
@@ -123,7 +123,7 @@ def read_template(
         unread.append("documents")
     if level is not None and read.keys().isdisjoint(("reasoning_effort", "enable_thinking")):
         unread.append("reasoning_effort")
-    if has_reasoning and not any(knows(template, name) for name in THOUGHTS):
+    if has_reasoning and not any(knows(template, name) for name in REASONING_FIELDS):
         unread.append("messages[].reasoning")
     arguments = {
         name: value for name, value in {**defaults, **read, **client_arguments}.items() if knows(template, name)

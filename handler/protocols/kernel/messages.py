@@ -281,7 +281,7 @@ def check_role(role: Any, at: str, roles: Sequence[str], context: ServerContext)
 
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 
-_THOUGHTS = ("reasoning", "reasoning_content")
+_REASONING_FIELDS = ("reasoning", "reasoning_content")
 _ARGUMENTS = ("arguments", "parameters")  # huggingface_hub's type of a call has the second name, which TGI reads too
 
 _CALL = record(
@@ -290,7 +290,7 @@ _CALL = record(
 )
 _READ: Mapping[str, Mapping[str, Shape]] = {
     "tool": {"tool_call_id": nullable(TEXT)},
-    "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_THOUGHTS, nullable(TEXT))},
+    "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_REASONING_FIELDS, nullable(TEXT))},
 }
 """The schemas of message fields other than role, content and name, by role."""
 
@@ -353,11 +353,11 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
     if role == "assistant":
         if "audio" in message:
             raise InvalidPayload(f"{at}.audio is not supported: audio is not stored; send its transcript as content")
-        calls, thoughts = message.get("tool_calls"), _reasoning_fields(message, at)
+        calls, reasoning = message.get("tool_calls"), _reasoning_fields(message, at)
         return {
             "role": role,
             "content": _text(content, f"{at}.content", parts),
-            **thoughts,
+            **reasoning,
             **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls", parts.unknown)} if calls else {}),
         }
     if role in ("user", "tool"):
@@ -401,12 +401,12 @@ def _as_parts(content: Any) -> list[Message]:
 
 def _reasoning_fields(message: Message, at: str) -> dict[str, str]:
     """Return the reasoning of an assistant under each name that chat templates use for it."""
-    texts = [string_at(message[name], f"{at}.{name}") for name in _THOUGHTS if name in message]
+    texts = [string_at(message[name], f"{at}.{name}") for name in _REASONING_FIELDS if name in message]
     return _reasoning(next(filter(None, texts), "")) if texts else {}
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    return dict.fromkeys((*_THOUGHTS, "thinking"), text)
+    return dict.fromkeys((*_REASONING_FIELDS, "thinking"), text)
 
 
 def _check_arguments(messages: list[Any]) -> None:
@@ -557,6 +557,6 @@ class TurnsReader:
 
 def _message_of_turn(turn: Message) -> Message:
     """Return a joined message as chat templates expect it."""
-    thoughts = _reasoning(turn["reasoning_content"]) if "reasoning_content" in turn else {}
+    reasoning = _reasoning(turn["reasoning_content"]) if "reasoning_content" in turn else {}
     fields = {name: turn[name] for name in _TURN_FIELDS if name in turn}
-    return {"role": turn["role"], "content": turn["content"], **thoughts, **fields}
+    return {"role": turn["role"], "content": turn["content"], **reasoning, **fields}

@@ -209,7 +209,7 @@ class AsyncPrompt(Dialect):
         request="LmiAsyncRequest",
         request_shape=_body,
         example=EXAMPLE,
-        answer=AsyncAnswer,
+        response=AsyncAnswer,
         chunk=AsyncLine,
         **_FORMS,
     )

@@ -247,7 +247,7 @@ class Lmi(Dialect):
         request_shape=lmi_request(FIELDS["inputs"]),
         error=LmiError,
         example=EXAMPLE,
-        answer=LmiAnswer,
+        response=LmiAnswer,
         chunk=LmiLine,
         failure=LmiFailedLine,
         streams=(JSONLINES.content_type, SSE.content_type),

@@ -330,7 +330,7 @@ class Transcriptions(OpenAiDialect):
         request_shape=request_shape(fields, table, "file"),
         error=OpenAiError,
         example={"model": "", "file": _SILENCE},
-        answer=Transcription | VerboseTranscription,
+        response=Transcription | VerboseTranscription,
         chunk=TranscriptDelta | TranscriptDone,
         streams=(SSE_DONE.content_type,),
         texts=True,

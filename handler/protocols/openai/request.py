@@ -45,7 +45,7 @@ from handler.protocols.kernel.readers import (
 from handler.protocols.kernel.reply import Reply, SequenceOutput, TokenStream, WholeReply
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, nullable, schema_of_reader
 from handler.protocols.kernel.texts import most_tokens
-from handler.protocols.openai.api import ERRORS, AnswerHead, StreamUsage, TokenUsage
+from handler.protocols.openai.api import ERRORS, ResponseFields, StreamUsage, TokenUsage
 from handler.protocols.openai.unsupported import FOREIGN, OF_CHATS, OF_COMPLETIONS, OF_VLLM
 
 REASONS: Mapping[Finish | None, str | None] = {
@@ -65,7 +65,7 @@ class OpenAiHead(NamedTuple):
     model: str = ""
     fingerprint: str = ""
 
-    def value(self, kind: str) -> AnswerHead:
+    def value(self, kind: str) -> ResponseFields:
         return {
             "id": self.id,
             "object": kind,
@@ -154,7 +154,12 @@ class Stream(TokenStream, Generic[C]):
 
     Args:
         choices: the choices of the first request, then the choices of the second request, and so on.
+
+    Attributes:
+        kind: the `object` of a chunk.
     """
+
+    kind: str
 
     def __init__(
         self,
@@ -205,7 +210,7 @@ class Stream(TokenStream, Generic[C]):
 
     def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
         """Return the value of a chunk with these choices and token counts."""
-        raise NotImplementedError
+        return {**self._fields.value(self.kind), "choices": choices, **counts}
 
     @property
     def _is_plain(self) -> bool:
@@ -243,7 +248,7 @@ class Stream(TokenStream, Generic[C]):
         return None
 
 
-class WholeAnswer(WholeReply):
+class WholeResponse(WholeReply):
     """A non-streaming response as a single object, which subclasses render.
 
     Args:

@@ -121,7 +121,7 @@ _DESCRIPTION = Description(
     request_shape=request_shape(FIELDS, TABLE, "query", "documents"),
     error=RerankError,
     example={"model": "", "query": "What is deep learning?", "documents": ["A cheese", "A kind of machine learning"]},
-    answer=RerankAnswer,
+    response=RerankAnswer,
 )
 
 

@@ -679,7 +679,7 @@ class OpenAiResponses(OpenAiDialect):
         request_shape=_body,
         error=OpenAiError,
         example={"model": "", "input": "Name the capital of France.", "max_output_tokens": 16},
-        answer=OpenAiResponse,
+        response=OpenAiResponse,
         chunk=OpenAiResponseEvent,
         streams=(SSE.content_type,),
     )
@@ -717,11 +717,11 @@ class OpenAiResponses(OpenAiDialect):
             if tools.formats:
                 chat = chat._replace(request=tools.named(chat.request, choice))
             ignored += [*map(_in_responses_words, chat.ignored), *self.no_effect(body)]
-            return self._answer(chat._replace(ignored=ignored), head, tools.origins, keeping)
+            return self._respond(chat._replace(ignored=ignored), head, tools.origins, keeping)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_responses_words(error.message)) from None
 
-    def _answer(
+    def _respond(
         self, chat: ParsedChat, repeated: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None
     ) -> ParsedRequest:
         """Return the parsed request with its reply.
@@ -758,10 +758,10 @@ class ResponsesCount(OpenAiResponses):
         request_shape=_body,
         error=OpenAiError,
         example={"model": "", "input": "Name the capital of France."},
-        answer=ResponseTokens,
+        response=ResponseTokens,
     )
 
-    def _answer(
+    def _respond(
         self, chat: ParsedChat, repeated: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None
     ) -> ParsedRequest:
         return counted(

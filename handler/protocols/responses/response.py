@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, encoded, loads, template, typed_event
 from handler.core.values import Finish, Token, new_digits, new_secret
-from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_whole
+from handler.protocols.assistant.answer import BlockStream, ResponseForm, read_whole
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 from handler.protocols.kernel.context import GenerationDefaults
 from handler.protocols.kernel.reply import TokenEncoder, WholeReply
@@ -210,10 +210,10 @@ class Items:
             done = {"type": "response.output_text.done", **indices, "text": text, "logprobs": []}
             events += [done, self._part_event("response.content_part.done", item, part)]
         else:
-            thought, indices = _reasoning_text(text), self._text_place(item, self.number())
-            item["content"] = [thought]
+            reasoning, indices = _reasoning_text(text), self._text_place(item, self.number())
+            item["content"] = [reasoning]
             done = {"type": "response.reasoning_text.done", **indices, "text": text}
-            events += [done, self._part_event("response.content_part.done", item, thought)]
+            events += [done, self._part_event("response.content_part.done", item, reasoning)]
 
     def _message(self) -> MessageItem:
         id = self._new_id("msg")
@@ -272,7 +272,7 @@ class ResponseSettings(NamedTuple):
     """
 
     head: ResponseStart
-    form: AnswerForm
+    form: ResponseForm
     origins: Mapping[str, Origin]
     keeping: Keeping | None = None
 

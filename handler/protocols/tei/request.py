@@ -196,7 +196,7 @@ class TeiSimilarity(Tei):
         request_shape=nested_request(fields, table),
         error=TeiError,
         example={"inputs": {"source_sentence": "A cat", "sentences": ["A kitten", "A car"]}},
-        answer=list[float],
+        response=list[float],
     )
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
@@ -259,7 +259,7 @@ class TeiEmbed(Tei):
         request_shape=request_shape(fields, table, *fields),
         error=TeiError,
         example={"inputs": "What is deep learning?", "normalize": True},
-        answer=TeiVectors | list[float],
+        response=TeiVectors | list[float],
     )
 
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
@@ -290,7 +290,7 @@ class TeiRerank(Tei):
         request_shape=request_shape(fields, table, *fields),
         error=TeiError,
         example={"query": "What is deep learning?", "texts": ["A cheese", "A kind of machine learning"]},
-        answer=list[TeiRank],
+        response=list[TeiRank],
     )
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
@@ -327,7 +327,7 @@ class TeiPredict(Tei):
         request_shape=request_shape(fields, table, *fields),
         error=TeiError,
         example={"inputs": "I like you."},
-        answer=list[TeiPrediction] | list[list[TeiPrediction]],
+        response=list[TeiPrediction] | list[list[TeiPrediction]],
     )
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:

@@ -349,7 +349,7 @@ class Tgi(TgiFormat, Dialect):
         self.errors = TgiErrors(streams=bool(streams))
         whole = TgiList if array else TgiAnswer
         self.description = _DESCRIPTION._replace(
-            answer=None if streams else whole,
+            response=None if streams else whole,
             chunk=None if streams is False else TgiEvent,
             streams=() if streams is False else (SSE.content_type,),
         )

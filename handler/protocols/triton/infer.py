@@ -369,7 +369,7 @@ class Infer(Dialect):
                 {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [8]},
             ]
         },
-        answer=InferResponse,
+        response=InferResponse,
     )
 
     def __init__(self, *, sagemaker: bool = False) -> None:

@@ -422,7 +422,7 @@ class Triton(Dialect):
             error=TritonError,
             example={"text_input": "The capital of France is", "max_tokens": 8, "exclude_input_in_output": True},
             # Triton also uses status 200 for the error that a model sends more responses than the route allows.
-            answer=None if route is Route.STREAM else TritonResponse | TritonError,
+            response=None if route is Route.STREAM else TritonResponse | TritonError,
             chunk=None if route is Route.GENERATE else TritonResponse,
             streams=() if route is Route.GENERATE else (SSE.content_type,),
         )

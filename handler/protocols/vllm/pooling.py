@@ -69,7 +69,7 @@ class VllmClassify(InputDialect):
         request_shape=request_shape(InputDialect.fields, table),
         error=VllmError,
         example={"model": "", "input": "I like you."},
-        answer=VllmLabels,
+        response=VllmLabels,
     )
 
     def reply(self, num_texts: int, options: PoolingOptions, context: ServerContext) -> VectorReply:
@@ -113,7 +113,7 @@ class VllmPoolingDialect(InputDialect):
         request_shape=request_shape(InputDialect.fields, table),
         error=VllmError,
         example={"model": "", "input": ["A cat"]},
-        answer=VllmPooled,
+        response=VllmPooled,
     )
 
     def reply(self, num_texts: int, options: PoolingOptions, context: ServerContext) -> VectorReply:
@@ -182,7 +182,7 @@ class VllmScoring(PooledDialect):
         request_shape=request_shape(fields, table),
         error=VllmError,
         example={"model": "", "text_1": "What is deep learning?", "text_2": ["A cheese", "A kind of machine learning"]},
-        answer=VllmScores,
+        response=VllmScores,
     )
 
     def read_texts(self, body: Mapping[str, Any]) -> Pairs:

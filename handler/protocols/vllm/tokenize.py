@@ -80,7 +80,7 @@ class VllmTokenizeChat(OpenAiChat):
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
         return JSON, Usage()
 
-    def answer(self, chat: ParsedChat) -> ParsedRequest:
+    def respond(self, chat: ParsedChat) -> ParsedRequest:
         return ParsedRequest((chat.request,), PreparedDocument(b""), self.errors, chat.ignored)
 
 

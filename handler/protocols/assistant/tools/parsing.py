@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 from handler.core.text import Vocabulary, partial_mark
 from handler.core.values import Finish
 from handler.protocols.assistant.events import (
-    AnswerParser,
     Arguments,
     CallEnd,
     CallStart,
     Ending,
     Event,
+    EventParser,
     PlainText,
     Reasoning,
     pieces,
@@ -53,7 +53,7 @@ class Format(NamedTuple):
     """
 
     name: str
-    make: Callable[[Sequence[Tool]], AnswerParser]
+    make: Callable[[Sequence[Tool]], EventParser]
     marks: tuple[str, ...] = ()
     template: str = ""
     notations: Mapping[str, Notation] = {}
@@ -94,11 +94,11 @@ class CallsOrText:
         calls: the parser of a response that consists of calls.
     """
 
-    def __init__(self, begin: str, calls: AnswerParser) -> None:
+    def __init__(self, begin: str, calls: EventParser) -> None:
         self._begin, self._calls = begin, calls
         self._space: list[str] = []  # whitespace at the beginning
         self._held = ""
-        self._parser: AnswerParser | None = None  # None until the beginning decides
+        self._parser: EventParser | None = None  # None until the beginning decides
 
     def feed(self, text: str) -> list[Event]:
         if self._parser is not None:

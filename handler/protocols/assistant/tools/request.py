@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
-from handler.protocols.assistant.events import AnswerParser
-from handler.protocols.assistant.template import THOUGHTS
+from handler.protocols.assistant.events import EventParser
+from handler.protocols.assistant.template import REASONING_FIELDS
 from handler.protocols.assistant.tools.formats import find, get_format
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
-from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, calls_or_answer, write_calls
+from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, calls_or_response, write_calls
 from handler.protocols.assistant.tools.json_text import dumps
 from handler.protocols.assistant.tools.parsing import HF, MAX_NAME, NAME, CallsOrText, Format, NamedCall
 from handler.protocols.kernel.context import ServerContext
@@ -131,7 +131,7 @@ def _with_single_text(message: Message) -> Message:
     if not (message.get("tool_calls") and message.get("content") and message.get("thinking")):
         return message
     joined = f"{message['thinking']}\n{message['content']}"
-    return {**message, "content": "", **{name: joined for name in THOUGHTS if name in message}}
+    return {**message, "content": "", **{name: joined for name in REASONING_FIELDS if name in message}}
 
 
 def _with_written_calls(message: Message, notation: Notation, between: str = "") -> Message:
@@ -259,7 +259,7 @@ class Tools(NamedTuple):
         notation: the notation of calls in structured output, or None if the format or the engine does not support
             structured output.
         structured_output: the structured output that enforces calls. With the choice auto, it applies only within
-            calls, unless `with_answer` has set it.
+            calls, unless `with_response` has set it.
         unknown: the paths of unknown fields.
         unheeded: the paths of known fields that have no effect.
     """
@@ -275,7 +275,7 @@ class Tools(NamedTuple):
     unknown: Sequence[str] = ()
     unheeded: Sequence[str] = ()
 
-    def parser(self) -> AnswerParser | None:
+    def parser(self) -> EventParser | None:
         """Return a new parser for one response, or None if the response contains no tool calls."""
         if self.format is not None:
             return self.format.make(self.shown)
@@ -283,7 +283,7 @@ class Tools(NamedTuple):
             return NamedCall(self.name)
         return None if self.structured_output is None else List(self.shown)
 
-    def with_answer(self, rule: StructuredOutput, name: str) -> Tools:
+    def with_response(self, rule: StructuredOutput, name: str) -> Tools:
         """Return tools whose structured output requires either tool calls or a response that matches a rule.
 
         `tool_choice` must be `auto`. The arguments of calls must match the schemas of the tools.
@@ -304,7 +304,7 @@ class Tools(NamedTuple):
                 f"{name}: the engine cannot combine structured output with tool calls in the model's format; "
                 "set tool_choice to none or required"
             )
-        tag = calls_or_answer(notation, self.shown, rule, single=self.single)
+        tag = calls_or_response(notation, self.shown, rule, single=self.single)
         ruled = _rule(f"with {name}", lambda: structural_tag(tag))
         format, begin = self.format, notation.begin
         either = format._replace(make=lambda tools: CallsOrText(begin, format.make(tools)))

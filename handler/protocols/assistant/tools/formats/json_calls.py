@@ -333,9 +333,9 @@ GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>", _li
 _LLAMA3 = r"(?s)\A(?!.*<function=).*(?:<\|python_tag\|>|dictionary of argument name)"
 """Matches the chat templates of Llama 3, except Functionary's, which show another format."""
 
-_WHOLE_ANSWER = Notation(('{"name": "NAME", "parameters": ', "}"), between="; ", several=False)
+_WHOLE_RESPONSE = Notation(('{"name": "NAME", "parameters": ', "}"), between="; ", several=False)
 
-LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3, {"": _WHOLE_ANSWER})
+LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3, {"": _WHOLE_RESPONSE})
 """An object with `parameters` as the whole response, possibly after a marker (source: Llama 3.1 to 3.3 templates)."""
 
 _AFTER_A_WORD = Notation(_OBJECT, ("functools[", "]"), ", ", mark="functools[")
