@@ -182,7 +182,7 @@ def test_a_chat_answers(litellm_sagemaker: Driver, whole: str) -> None:
 
 
 @pytest.mark.parametrize(("provider", "wanted"), [("sagemaker", "a b c a"), ("sagemaker_chat", " user: a b c")])
-def test_streams(litellm_sagemaker: Driver, slow: str, provider: str, wanted: str) -> None:
+def test_litellm_streams_in_pieces(litellm_sagemaker: Driver, slow: str, provider: str, wanted: str) -> None:
     """The echo engine's, of which `sagemaker` cuts the first space, and puts the first two together."""
     pieces = [piece for piece in litellm_sagemaker.stream(slow, "a b c", provider=provider, max_tokens=4) if piece]
     assert "".join(pieces) == wanted

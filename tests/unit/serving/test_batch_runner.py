@@ -44,14 +44,16 @@ Answer = tuple[HttpResponse, Sequence[str], ServingError | None]
 class Run:
     """A store with batches, and a runner whose lines are answered as the test says, by their `custom_id`."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> None:
+    def __init__(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, *, max_batch_lines: int = 2, **limits: Any
+    ) -> None:
         self.config = Config(**{"requests_total_bytes": 1 << 20, **limits})
         self.clock = Clock(1000.0)
         self.store = BatchStore(directory, self.config, self.clock)
         self.availability = SimpleNamespace(draining=False, opened=asyncio.get_running_loop().create_future())
         model: Any = SimpleNamespace(
             config=self.config,
-            max_batch_lines=2,
+            max_batch_lines=max_batch_lines,
             availability=self.availability,
             admission=SimpleNamespace(routes=SimpleNamespace(dialects={CHAT: None})),
             preprocessor=SimpleNamespace(large_bodies=SimpleNamespace(submit=self._decode_large, decode=json.loads)),
@@ -480,11 +482,10 @@ def test_a_batch_that_is_too_much_stops_another_that_is_not_wanted(story: Callab
 )  # fmt: skip
 def test_owners_share_the_lines_in_memory(most: int, locked: list[str], share: int, story: Callable[..., None]) -> None:
     async def told(run: Run) -> None:
-        run.runner._most = most
         run.runner.locked = {str(number): owner for number, owner in enumerate(locked)}
         assert run.runner.share("ann") == share
 
-    story(told)
+    story(told, max_batch_lines=most)
 
 
 def test_the_runner_begins_when_the_model_is_open_and_ends_when_it_drains(story: Callable[..., None]) -> None:
@@ -543,7 +544,8 @@ def test_lines_in_memory_are_counted_until_they_are_answered() -> None:
                 await asyncio.wait([reading], timeout=0.02)
                 assert not reading.done()
             assert (await reading) == Line(3, "c")
-        assert held._size == 0
+        with held.line(Line(4, "d", b"x" * 9)):
+            assert await asyncio.wait_for(held.read(lambda: None), 60) is None, "nothing else is counted any more"
 
     asyncio.run(reads())
 

@@ -191,7 +191,7 @@ def test_with_several_eos_ids_forbidden_words_exclude_ignore_eos() -> None:
         (StructuredOutput("choice", '["yes", "no"]'), {"regex": "(yes|no)"}),
     ],
 )
-def test_guides(structured_output: StructuredOutput, wanted: dict[str, Any]) -> None:
+def test_guides_become_trtllms_guided_decoding(structured_output: StructuredOutput, wanted: dict[str, Any]) -> None:
     assert guided_decoding_arguments(structured_output) == wanted
 
 
@@ -274,7 +274,7 @@ def test_what_has_ended_without_a_reason_or_cannot_be_read_is_an_error() -> None
         assert output.error
 
 
-def test_what_was_in_the_prefix_cache_comes_once_with_the_first_token() -> None:
+def test_tokens_of_trtllms_prefix_cache_come_once_with_the_first_token() -> None:
     found, step = running([5]), Step([], [], [], [])
     found.result.cached_tokens = 32
     assert not found.single_token(step)
