@@ -16,7 +16,7 @@ from handler.config.model_files import label_names, read_json
 from handler.core import text_files
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens
-from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after, prompt_of_ids
+from handler.core.text import Prompt, Vocabulary, check_tokens, prompt_of_ids
 from handler.core.values import PLAIN_TEMPLATE, Extras, Finish, Objects, Pooling, Request, TemplateOptions
 from handler.engines.base import EngineInfo, Output, Tokenizer
 from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART, ContentForms, find_forms, rendered
