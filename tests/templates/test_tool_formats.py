@@ -19,7 +19,7 @@ from handler.core.values import Request
 from handler.protocols.assistant.events import Reasoning
 from handler.protocols.assistant.reasoning import ReasoningForm
 from handler.protocols.assistant.reasoning_families import choose_family
-from handler.protocols.assistant.template import THOUGHTS
+from handler.protocols.assistant.template import REASONING_FIELDS
 from handler.protocols.assistant.tools.formats import FORMATS, find
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2
 from handler.protocols.assistant.tools.request import lay_out, takes_tools
@@ -210,7 +210,7 @@ def test_a_template_prints_calls_and_their_results(name: str, directory: Path) -
 @pytest.mark.parametrize("name", WANTED)
 def test_a_template_takes_an_answer_with_reasoning_text_and_calls(name: str, directory: Path) -> None:
     template = source(directory, name)
-    thoughts = dict.fromkeys(THOUGHTS, "I think.")
+    thoughts = dict.fromkeys(REASONING_FIELDS, "I think.")
     answer = {"role": "assistant", "content": "I call.", "tool_calls": CALLS[:1], **thoughts}
     result = {"role": "tool", "content": "result-0", "tool_call_id": CALLS[0]["id"]}
     messages, tools = lay_out([USER, answer, result], TOOLS, template)
@@ -327,7 +327,7 @@ PRINTED = 25
 
 def test_a_thought_is_read_from_where_the_prompt_leaves_it(directory: Path) -> None:
     """Whether a template opens a thought in the prompt, or leaves that to the model, by default and when asked."""
-    answer = {"role": "assistant", "content": "Yes.", **dict.fromkeys(THOUGHTS, "I think.")}
+    answer = {"role": "assistant", "content": "Yes.", **dict.fromkeys(REASONING_FIELDS, "I think.")}
     read = set()
     for file in sorted(directory.glob("*.jinja")):
         template = source(directory, file.stem)
