@@ -28,7 +28,7 @@ class Cause:
 
 
 @cache
-def known_causes() -> tuple[Cause, ...]:
+def all_causes() -> tuple[Cause, ...]:
     """Return all causes, the most specific first."""
     return tuple(Cause(**fields) for fields in yaml.safe_load(data.text("causes.yaml")))
 
@@ -36,7 +36,7 @@ def known_causes() -> tuple[Cause, ...]:
 def causes(reason: str, log_tail: Sequence[str] = ()) -> list[Cause]:
     """Return the likely causes, the most specific first. Mere symptoms are returned only if no other cause matches."""
     text = "\n".join((reason, *log_tail))
-    likely = [cause for cause in known_causes() if cause.matches(text)]
+    likely = [cause for cause in all_causes() if cause.matches(text)]
     return [cause for cause in likely if not cause.symptom] or likely
 
 

@@ -111,17 +111,17 @@ def _violations(shape: Any, value: Any, at: str) -> Iterator[str]:
 def _constraints(shape: Any, value: Any) -> Iterator[str]:
     """Yield AWS's message for each constraint that a value violates: bounds, pattern or enumeration."""
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
-    size, what = (value, "value") if isinstance(value, (int, float)) else (len(value), "length")
+    size, quantity = (value, "value") if isinstance(value, (int, float)) else (len(value), "length")
     if least is not None and size < least:
-        yield f"Member must have {what} greater than or equal to {least}"
+        yield f"Member must have {quantity} greater than or equal to {least}"
     if most is not None and size > most:
-        yield f"Member must have {what} less than or equal to {most}"
+        yield f"Member must have {quantity} less than or equal to {most}"
         return  # without matching an oversized value against the pattern
-    pattern, known = shape.metadata.get("pattern"), getattr(shape, "enum", ())
+    pattern, allowed = shape.metadata.get("pattern"), getattr(shape, "enum", ())
     if pattern is not None and (compiled := compiled_pattern(pattern)) is not None and not compiled.fullmatch(value):
         yield f"Member must satisfy regular expression pattern: {pattern}"
-    if known and value not in known:
-        yield f"Member must satisfy enum value set: [{', '.join(known)}]"
+    if allowed and value not in allowed:
+        yield f"Member must satisfy enum value set: [{', '.join(allowed)}]"
 
 
 @cache

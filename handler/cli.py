@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from handler import __version__
 from handler.config.engines import LLM_ENGINES
@@ -115,6 +115,19 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
     parser.meant = _MEANT
     commands = parser.add_subparsers(prog="lmi", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    _add_serve(commands, flags=flags)
+    _add_options(commands)
+    add_launch(commands)
+    add_models(commands)
+    if tools:
+        add_installed(commands, "lmi.commands")
+    deploy = commands.add_parser("deploy", help="deploy a model to a SageMaker endpoint")
+    completion = _add_completion(commands)
+    completion.set_defaults(run=lambda arguments: _completion(arguments.shell, parser, deploy))
+    return parser
+
+
+def _add_serve(commands: Any, *, flags: bool) -> None:
     serve = commands.add_parser(
         "serve",
         help="serve a model over HTTP",
@@ -144,6 +157,9 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
 
         add_flags(serve)
     serve.set_defaults(run=_serve)
+
+
+def _add_options(commands: Any) -> None:
     options = commands.add_parser("options", help="list all options, describe one, or search for a word")
     options.add_argument(
         "words",
@@ -153,12 +169,10 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     )
     options.add_argument("--engine", choices=LLM_ENGINES[1:], help="list this engine's options and native arguments")
     options.set_defaults(run=_options)
-    add_launch(commands)
-    add_models(commands)
-    if tools:
-        add_installed(commands, "lmi.commands")
-    deploy = commands.add_parser("deploy", help="deploy a model to a SageMaker endpoint")
-    completion = commands.add_parser(
+
+
+def _add_completion(commands: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
         "completion",
         help="print a completion script for a shell",
         formatter_class=KeptLines,
@@ -167,8 +181,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         "  zsh   lmi completion zsh > FOLDER/_lmi, where FOLDER is in $fpath\n"
         "  fish  lmi completion fish > ~/.config/fish/completions/lmi.fish",
     )
-    completion.add_argument("shell", choices=_SHELLS)
-    completion.set_defaults(run=lambda arguments: _completion(arguments.shell, parser, deploy))
+    parser.add_argument("shell", choices=_SHELLS)
     return parser
 
 

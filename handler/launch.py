@@ -99,8 +99,8 @@ def _claude(served: Served) -> Settings:
     }
     # `env` in the settings files of the user and the project overrides variables, and Claude Code sends the key of
     # their apiKeyHelper beside ANTHROPIC_AUTH_TOKEN. --settings overrides both (code.claude.com/docs, "Settings").
-    own = {name: str(value) for name, value in variables.items() if value is not None}
-    return Settings(variables, files={"--settings": json.dumps({"env": own, "apiKeyHelper": ""})})
+    values = {name: str(value) for name, value in variables.items() if value is not None}
+    return Settings(variables, files={"--settings": json.dumps({"env": values, "apiKeyHelper": ""})})
 
 
 def _codex(served: Served) -> Settings:
@@ -181,11 +181,11 @@ def _aider(served: Served) -> Settings:
     file = "\n".join(f"{name}='{_dotenv(value)}'" for name, value in variables.items())
     arguments = ["--model", model, "--weak-model", model, "--editor-model", model, "--openai-api-base", base]
     # With the model in this file, aider does not ask GitHub for its context length and price.
-    known = {"litellm_provider": "openai", "mode": "chat", "input_cost_per_token": 0, "output_cost_per_token": 0}
+    metadata = {"litellm_provider": "openai", "mode": "chat", "input_cost_per_token": 0, "output_cost_per_token": 0}
     if served.context:
-        known |= {"max_input_tokens": served.context, "max_tokens": served.context}
+        metadata |= {"max_input_tokens": served.context, "max_tokens": served.context}
     return Settings(
-        variables, arguments, files={"--env-file": file, "--model-metadata-file": json.dumps({model: known})}
+        variables, arguments, files={"--env-file": file, "--model-metadata-file": json.dumps({model: metadata})}
     )
 
 
@@ -226,9 +226,9 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=_launch)
 
     def ours(words: Sequence[str]) -> Sequence[str]:
-        own = [*takewhile(lambda word: word != "--", words)]
-        parser.set_defaults(words=[*words[len(own) + 1 :]])
-        return own
+        command = [*takewhile(lambda word: word != "--", words)]
+        parser.set_defaults(words=[*words[len(command) + 1 :]])
+        return command
 
     parser.rewrite = ours
 
@@ -283,8 +283,8 @@ def _direct(url: str) -> dict[str, str]:
     host = urlsplit(url).hostname or ""
     if host not in ("127.0.0.1", "localhost", "::1"):
         return {}
-    others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    value = others if others.strip() == "*" else ",".join(filter(None, [others, host]))
+    bypassed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    value = bypassed if bypassed.strip() == "*" else ",".join(filter(None, [bypassed, host]))
     return {"NO_PROXY": value, "no_proxy": value}
 
 
@@ -305,9 +305,10 @@ def _find(url: str, key: str, name: str | None) -> Served:
             hint = f", a redirect to {log_words(error.headers.get('Location') or 'nowhere')}; set --url to that server"
         raise ConfigError(f"lmi launch: {url}/v1/models returned status {error.code}{hint}") from None
     except OSError as error:
-        why = getattr(error, "reason", error)
+        reason = getattr(error, "reason", error)
         raise ConfigError(
-            f"lmi launch: cannot reach a server at {url} ({why}): start a server with `lmi serve MODEL`, or pass MODEL"
+            f"lmi launch: cannot reach a server at {url} ({reason}): start a server with `lmi serve MODEL`, "
+            "or pass MODEL"
         ) from None
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError):
         raise ConfigError(f"lmi launch: {url}/v1/models does not return a list of models") from None
@@ -383,7 +384,7 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
         server = subprocess.Popen(
             python("handler.cli:run", json.dumps(_serve_words(arguments))),
             env={
-                **environment.of_own_server(),
+                **environment.of_embedded_server(),
                 "LMI_API_KEY": os.environ.get("LMI_API_KEY") or key,
                 "LMI_LOG_FORMAT": "text",
             },

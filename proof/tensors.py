@@ -62,8 +62,8 @@ def _elements(datatype: str, data: bytes) -> Iterator[Any]:
 def inputs(document: Any) -> dict[str, Any]:
     """Return the first element of each input tensor by name, or {} if the inputs are not tensors."""
     tensors = document.get("inputs")
-    own = [row for row in tensors if isinstance(row, dict)] if isinstance(tensors, list) else ()
-    return {str(row.get("name")): row["data"][0] for row in own if isinstance(row.get("data"), list) and row["data"]}
+    rows = [row for row in tensors if isinstance(row, dict)] if isinstance(tensors, list) else ()
+    return {str(row.get("name")): row["data"][0] for row in rows if isinstance(row.get("data"), list) and row["data"]}
 
 
 def by_name(body: bytes) -> bytes:
@@ -72,9 +72,9 @@ def by_name(body: bytes) -> bytes:
     Other bodies are returned unchanged.
     """
     try:
-        document, rest = read(body)
+        document, tail = read(body)
         for tensor in document["outputs"]:
             tensor[str(tensor["name"])] = tensor.pop("data")
     except (AttributeError, LookupError, TypeError, ValueError):
         return body
-    return json.dumps(document).encode() + rest
+    return json.dumps(document).encode() + tail

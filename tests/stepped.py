@@ -17,7 +17,7 @@ from handler.djl.batches import DynamicBatch, Item, Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
-from handler.engines.process.supervisor import Host, State
+from handler.engines.process.supervisor import LoopHooks, State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
 from handler.protocols.kernel.context import ServerContext
@@ -60,7 +60,7 @@ class Readable(Scripted):
         self._ends = socket.socketpair()
         self._ends[1].send(b"x")
 
-    def attach(self, host: Host) -> None:
+    def attach(self, host: LoopHooks) -> None:
         host.watch(self._ends[0].fileno())
         host.on_change(self.state)
 

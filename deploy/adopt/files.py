@@ -18,7 +18,7 @@ from botocore import xform_name
 from deploy.adopt.jumpstart import listed, prefix_data, read_jumpstart
 from deploy.adopt.live import Source
 from deploy.adopt.specification import Adopted, checked
-from deploy.adopt.variables import one_line
+from deploy.adopt.variables import escaped_line
 from deploy.errors import Refused, SpecError
 from deploy.service_model import sagemaker
 from handler.core.text_files import decode
@@ -135,7 +135,7 @@ def _variant(fields: Content) -> Content:
     return {"ProductionVariants": [{"VariantName": "AllTraffic", **fields}]}
 
 
-def _one(documents: list[Any], file: str, number: int) -> Any:
+def _numbered(documents: list[Any], file: str, number: int) -> Any:
     if not 1 <= number <= len(documents):
         raise SpecError(
             f"{file}: --recommendation {number}: the job has {len(documents)} recommendations", "Numbers start at 1."
@@ -145,20 +145,20 @@ def _one(documents: list[Any], file: str, number: int) -> Any:
 
 def _recommended(content: Content, file: str, number: int, region: str) -> Source:
     """Read one recommendation from the response of DescribeInferenceRecommendationsJob."""
-    chosen = _one(content["InferenceRecommendations"], file, number)
+    chosen = _numbered(content["InferenceRecommendations"], file, number)
     endpoint, model = chosen.get("EndpointConfiguration", {}), chosen.get("ModelConfiguration", {})
-    own = dict(content.get("Model", {}))
-    container = dict(own.pop("PrimaryContainer", {}))
+    model_fields = dict(content.get("Model", {}))
+    container = dict(model_fields.pop("PrimaryContainer", {}))
     tuned = {parameter["Key"]: str(parameter["Value"]) for parameter in model.get("EnvironmentParameters", ())}
     container["Environment"] = {**container.get("Environment", {}), **tuned}
     return _of_job(
-        content, "JobArn", f"{file}, recommendation {number}", endpoint, {**own, "PrimaryContainer": container}
+        content, "JobArn", f"{file}, recommendation {number}", endpoint, {**model_fields, "PrimaryContainer": container}
     )
 
 
 def _ai_recommended(content: Content, file: str, number: int, region: str) -> Source:
     """Read one recommendation from the response of DescribeAIRecommendationJob."""
-    chosen = _one(content["Recommendations"], file, number)
+    chosen = _numbered(content["Recommendations"], file, number)
     advice = chosen.get("DeploymentConfiguration", {})
     uri = next((item["Uri"] for item in advice.get("S3", ()) if item.get("ChannelName", "model") == "model"), None)
     uri = uri or content.get("ModelSource", {}).get("S3", {}).get("S3Uri")
@@ -257,8 +257,8 @@ def written(adopted: Adopted, command: str) -> str:
 def _listed(title: str, items: Sequence[tuple[str, str]]) -> Iterator[str]:
     if items:
         yield f"\n# {title}:"
-        yield from (_comment(f"  {what}: {why}") for what, why in items)
+        yield from (_comment(f"  {setting}: {reason}") for setting, reason in items)
 
 
 def _comment(text: str) -> str:
-    return f"# {one_line(text)}"
+    return f"# {escaped_line(text)}"

@@ -16,7 +16,7 @@ from deploy.resources.resource import merged
 _IMAGES: Mapping[str, str] = table("containers")["images_of_jumpstart"]
 """Maps each framework of the SDK to its image, for documents that do not name an image."""
 
-_ONE_MODEL = ("model_id", "url", "version", "gated_bucket")  # fields that a configuration does not override
+_NOT_OVERRIDDEN = ("model_id", "url", "version", "gated_bucket")  # fields that a configuration does not override
 
 _DRAFT = "speculative_decoding"
 
@@ -112,10 +112,10 @@ def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
     configs = _map(fields, file, "inference_configs")
     components = _map(fields, file, "inference_config_components")
     for config in (_ranked(fields, configs, file) or sorted(configs))[:1]:
-        own = _section(configs[config], file, f"inference_configs.{config}")
-        for name in map(str, listed(own.get("component_names"), file, "component_names")):
+        section = _section(configs[config], file, f"inference_configs.{config}")
+        for name in map(str, listed(section.get("component_names"), file, "component_names")):
             component = _section(components.get(name), file, f"inference_config_components.{name}")
-            fields = merged(fields, {key: value for key, value in component.items() if key not in _ONE_MODEL})
+            fields = merged(fields, {key: value for key, value in component.items() if key not in _NOT_OVERRIDDEN})
     return fields
 
 
@@ -177,7 +177,7 @@ def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str
 
     Prepacked artifacts, which include a script, take precedence.
     """
-    has_it = any(fields.get(f"hosting_prepacked_artifact_{what}") for what in ("key", "uri"))
+    has_it = any(fields.get(f"hosting_prepacked_artifact_{suffix}") for suffix in ("key", "uri"))
     is_prepacked = has_it or not fields.get("hosting_use_script_uri", True)
     kinds = ("prepacked_artifact", "artifact") if is_prepacked else ("artifact",)
     for kind in kinds:

@@ -54,7 +54,7 @@ class Source:
         return [item for item in self.components if "BaseInferenceComponentName" not in item.get("Specification", {})]
 
     @property
-    def own_tags(self) -> dict[str, str]:
+    def user_tags(self) -> dict[str, str]:
         """Return the tags that were set neither by AWS nor by lmi deploy."""
         return user_tags(self.tags)
 

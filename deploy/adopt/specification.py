@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from deploy.adopt.live import Source, container_of, data_of, refuse_owned, refuse_unsettled
 from deploy.adopt.triton import NAME, read_repository
-from deploy.adopt.variables import KINDS, Container, Variables, container_kind, shown, variables
+from deploy.adopt.variables import KINDS, Container, Variables, container_kind, setting_text, variables
 from deploy.errors import Refused, SpecError
 from deploy.resolve.images import image_cuda
 from deploy.resources.environment import MODEL_DATA
@@ -58,10 +58,10 @@ def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> d
                 "scale_in_cooldown": tracking.get("ScaleInCooldown", _COOLDOWN),
                 "scale_out_cooldown": tracking.get("ScaleOutCooldown", _COOLDOWN),
             }
-            why = "`up` creates the same policy under another name: delete the old policy afterwards"
+            reason = "`up` creates the same policy under another name: delete the old policy afterwards"
         else:
-            why = f"it is kept ({metric or policy.get('PolicyType', 'unknown type')}); set scaling: to replace it"
-        unmapped.append((f"scaling policy {name} of {target['ResourceId']}", why))
+            reason = f"it is kept ({metric or policy.get('PolicyType', 'unknown type')}); set scaling: to replace it"
+        unmapped.append((f"scaling policy {name} of {target['ResourceId']}", reason))
     return result
 
 
@@ -116,7 +116,7 @@ class Adopted:
             self.content[name] = value
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _without_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -135,7 +135,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
         refuse_owned(source)
         refuse_unsettled(source)
     variant = _variant(source, wishes, beside=name != source.name)
-    first, *others = _served(source, variant)
+    first, *different = _served(source, variant)
     reading = _read(source, first, wishes)
     result = Adopted({"name": name})
     content = result.content
@@ -148,25 +148,34 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     content["instance"] = _instance(result, source, variant)
     result.put("timeouts", _times(source, variant))
     content["routing"] = _routing(result, variant)
-    result.put("components", _components(result, source, others, wishes))
-    models = [content["model"], *(item.get("model", {}) for item in content.get("components", ()))]
-    if wishes.token_secret is not None and not any("token_secret" in model for model in models):
-        raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: omit the argument.")
+    result.put("components", _components(result, source, different, wishes))
+    _check_token_secret(content, wishes)
     result.put("scaling", scaling_of(source, variant, result.unmapped))
     content["alarms"] = None
     result.put("network", _network(source, first.model))
-    result.put("encryption", _given(volume_key=source.config.get("KmsKeyId")))
+    result.put("encryption", _without_none(volume_key=source.config.get("KmsKeyId")))
     _asynchronous(content, source)
     result.put("sagemaker", _passed(result, source, variant, first))
-    result.put("tags", source.own_tags)
+    result.put("tags", source.user_tags)
     result.unmapped += [*reading.settings.unmapped, *source.notes]
     result.idle += reading.settings.idle
     result.defaults += reading.settings.defaults
-    tagged, release = reading.container.tagged_release, reading.container.release
-    also = f", treated as {release}" if tagged != release else ""
-    kind = f"{KINDS[reading.container.kind]} {tagged}".rstrip()
-    result.head.append(f"from {source.origin}; its container is {kind}{also}")
+    result.head.append(f"from {source.origin}; its container is {_container_text(reading.container)}")
     return _checked(result)
+
+
+def _container_text(container: Container) -> str:
+    """Return the name of a container and its release, such as `TGI 2.3.1`."""
+    tagged, release = container.tagged_release, container.release
+    also = f", treated as {release}" if tagged != release else ""
+    return f"{KINDS[container.kind]} {tagged}".rstrip() + also
+
+
+def _check_token_secret(content: Mapping[str, Any], wishes: Wishes) -> None:
+    """Raise SpecError if the user names a secret with the hub token, but no model is on the hub."""
+    models = [content["model"], *(item.get("model", {}) for item in content.get("components", ()))]
+    if wishes.token_secret is not None and not any("token_secret" in model for model in models):
+        raise SpecError("--token-secret applies only to a model on the hub", "This model is in S3: omit the argument.")
 
 
 def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
@@ -195,7 +204,7 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
     return dict(chosen)
 
 
-class Served(NamedTuple):
+class ServingContainer(NamedTuple):
     """A serving container: the name of its component ("" if there are no components), its fields, and its model."""
 
     component: str
@@ -211,7 +220,7 @@ class Reading(NamedTuple):
     artifact: Artifact
 
 
-def _served(source: Source, variant: Json) -> list[Served]:
+def _served(source: Source, variant: Json) -> list[ServingContainer]:
     """Return the first serving container, followed by those that differ from it.
 
     Raises:
@@ -226,12 +235,12 @@ def _served(source: Source, variant: Json) -> list[Served]:
                 "Adopt it once it serves a model, or write the specification yourself.",
             )
         model = source.model(name)
-        return [Served("", container_of(model, name), model)]
-    first, *others = (_served_by(source, component) for component in source.bases)
-    return [first, *(other for other in others if other.container != first.container)]
+        return [ServingContainer("", container_of(model, name), model)]
+    first, *further = (_served_by(source, component) for component in source.bases)
+    return [first, *(other for other in further if other.container != first.container)]
 
 
-def _served_by(source: Source, component: Json) -> Served:
+def _served_by(source: Source, component: Json) -> ServingContainer:
     """Return the serving container of a component.
 
     Raises:
@@ -242,12 +251,12 @@ def _served_by(source: Source, component: Json) -> Served:
         raise Refused(f"component {name} has specifications by instance type", "Write the specification yourself.")
     if (model_name := specification.get("ModelName")) is not None:
         model = source.model(str(model_name))
-        return Served(name, container_of(model, str(model_name)), model)
+        return ServingContainer(name, container_of(model, str(model_name)), model)
     container = dict(specification.get("Container", {}))
     image = container.pop("DeployedImage", {}).get("SpecifiedImage")
     artifact = container.pop("ArtifactUrl", None)
     fields = {**({"Image": image} if image else {}), **container, **({"ModelDataUrl": artifact} if artifact else {})}
-    return Served(name, fields, {})
+    return ServingContainer(name, fields, {})
 
 
 # With --file, the model data may belong to another account.
@@ -257,7 +266,7 @@ _UNREAD = Artifact(problem="with --file, model data is read only with --read-dat
 _BEATEN = "vLLM's image ignores it and serves the model data or the value of SM_VLLM_MODEL"
 
 
-def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
+def _read(source: Source, served: ServingContainer, wishes: Wishes) -> Reading:
     """Read a container's kind, settings and model data.
 
     If the model data will no longer be used, its serving.properties is merged into the settings.
@@ -268,8 +277,8 @@ def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
     beaten = environ.pop("HF_MODEL_ID", "") if container.kind == "vllm" and uri else ""
     artifact = source.artifacts.get(uri, _UNREAD) if uri else Artifact()
     if container.kind not in ("lmi", "ours"):  # only DJL Serving reads serving.properties, and looks into a folder
-        others = (*([OPTIONS_FILE] if artifact.variables else []), *artifact.others)
-        artifact = replace(artifact, variables={}, others=others, folder="")
+        other_files = (*([OPTIONS_FILE] if artifact.variables else []), *artifact.other_files)
+        artifact = replace(artifact, variables={}, other_files=other_files, folder="")
     if container.kind == "triton":
         engine, repository = read_repository(artifact, str(environ.get(NAME, "")), wishes.model)
         container = container._replace(engine=engine, repository=repository)
@@ -277,11 +286,11 @@ def _read(source: Source, served: Served, wishes: Wishes) -> Reading:
     if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or settings.model_id)):
         settings = variables({**environ, **artifact.variables}, container)
     if beaten:
-        settings.idle.append((shown("HF_MODEL_ID", beaten), _BEATEN))
+        settings.idle.append((setting_text("HF_MODEL_ID", beaten), _BEATEN))
     return Reading(container, settings, artifact)
 
 
-def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) -> dict[str, Any]:
+def _component_parts(result: Adopted, source: Source, served: ServingContainer, wishes: Wishes) -> dict[str, Any]:
     """Return a component's own model, options and environment, which replace those at the top level."""
     if wishes.model is not None:
         raise SpecError(
@@ -296,7 +305,9 @@ def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) 
     part.idle += reading.settings.idle
     part.put("options", _override(reading.settings.options, result.content.get("options", {})))
     part.put("environment", _override(reading.settings.environment, result.content.get("environment", {})))
-    fields = _without_owned(shape_of("model"), {"PrimaryContainer": _kept(served.container, model)}, OWNED["model"], "")
+    fields = _without_owned(
+        shape_of("model"), {"PrimaryContainer": _container_fields(served.container, model)}, OWNED["model"], ""
+    )
     for name in fields.get("PrimaryContainer", {}):
         part.unmapped.append((name, "sagemaker.model applies to all components"))
     result.unmapped += _of_component(served.component, part.unmapped)
@@ -305,12 +316,12 @@ def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) 
 
 
 def _of_component(name: str, notes: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(f"components {name}: {setting}", why) for setting, why in notes]
+    return [(f"components {name}: {setting}", reason) for setting, reason in notes]
 
 
-def _override(own: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+def _override(settings: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that differ from those at the top level. Settings that only the top level has are None."""
-    return {key: own.get(key) for key in (*own, *whole) if own.get(key) != whole.get(key)}
+    return {key: settings.get(key) for key in (*settings, *whole) if settings.get(key) != whole.get(key)}
 
 
 def _role(source: Source, model: Json, wishes: Wishes) -> str:
@@ -342,20 +353,20 @@ def _model(result: Adopted, served: Json, reading: Reading, wishes: Wishes) -> d
     elif is_prefix or (uri.endswith(ARCHIVE) and artifact.may_serve):
         model["s3"] = uri
         if artifact.unseen and not is_prefix:
-            why = f"{artifact.problem}; SageMaker unpacks it, and the model's files must be at its top level"
-            result.unmapped.append((f"ModelDataUrl={uri}", why))
-        if OPTIONS_FILE in artifact.others:
-            why = "the original container ignores it, but this project's image reads it: remove it"
-            result.unmapped.append((f"{uri}{OPTIONS_FILE}", why))
+            reason = f"{artifact.problem}; SageMaker unpacks it, and the model's files must be at its top level"
+            result.unmapped.append((f"ModelDataUrl={uri}", reason))
+        if OPTIONS_FILE in artifact.other_files:
+            reason = "the original container ignores it, but this project's image reads it: remove it"
+            result.unmapped.append((f"{uri}{OPTIONS_FILE}", reason))
         if id.rstrip("/").startswith(f"{MODEL_DATA}/"):
             settings.environment["OPTION_MODEL_ID"] = id
         elif artifact.folder:
             settings.environment["OPTION_MODEL_ID"] = f"{MODEL_DATA}/{artifact.folder}"
     else:
         where = f"in the archive {uri}" if uri else (f"{id}, whose location is unknown" if id else "not named")
-        why = artifact.problem or artifact.fault or ("it contains no weights" if uri else "")
+        reason = artifact.problem or artifact.fault or ("it contains no weights" if uri else "")
         raise Refused(
-            f"the container's model is {where}{': ' * bool(why)}{why}",
+            f"the container's model is {where}{': ' * bool(reason)}{reason}",
             "Unpack the model to an S3 prefix and pass --model s3://BUCKET/PREFIX/, or pass its hub ID as --model ID.",
         )
     if uri and model.get("s3") != uri:
@@ -378,9 +389,9 @@ def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tupl
             f"{field_name}={uri}",
             "the model is loaded from elsewhere, so other files there, such as model.py, are not carried over",
         )
-    elif artifact.others:
-        names = ", ".join(artifact.others[:_MOST_NAMES]) + ", ..." * (len(artifact.others) > _MOST_NAMES)
-        are = "is" if len(artifact.others) == 1 else "are"
+    elif artifact.other_files:
+        names = ", ".join(artifact.other_files[:_MOST_NAMES]) + ", ..." * (len(artifact.other_files) > _MOST_NAMES)
+        are = "is" if len(artifact.other_files) == 1 else "are"
         yield f"{field_name}={uri}", f"{names} {are} not carried over"
 
 
@@ -392,19 +403,19 @@ def _token(result: Adopted, model: dict[str, Any], settings: Variables, wishes: 
     if wishes.token_secret is not None and "id" in model:
         model["token_secret"] = wishes.token_secret
     elif settings.hub_token:
-        why = "a model in S3 needs no token"
+        reason = "a model in S3 needs no token"
         if "id" in model:
-            why = "put the token into Secrets Manager and its ARN into model.token_secret (or --token-secret ARN)"
-        result.unmapped += [(f"{name}=***", why) for name in settings.hub_token]
+            reason = "put the token into Secrets Manager and its ARN into model.token_secret (or --token-secret ARN)"
+        result.unmapped += [(f"{name}=***", reason) for name in settings.hub_token]
 
 
 def _instance(result: Adopted, source: Source, variant: Json) -> dict[str, Any]:
     instance: dict[str, Any] = {}
     if pools := variant.get("InstancePools", ()):
-        instance["pools"] = [_given(type=pool["InstanceType"], priority=pool.get("Priority")) for pool in pools]
-        why = "set the options that differ in instance.pools[].options"
+        instance["pools"] = [_without_none(type=pool["InstanceType"], priority=pool.get("Priority")) for pool in pools]
+        reason = "set the options that differ in instance.pools[].options"
         names = (pool["ModelNameOverride"] for pool in pools if "ModelNameOverride" in pool)
-        result.unmapped += [(f"ModelNameOverride={name}", why) for name in names]
+        result.unmapped += [(f"ModelNameOverride={name}", reason) for name in names]
     elif "InstanceType" in variant:
         instance |= {"type": variant["InstanceType"], "unchecked": True}
     if count := source.instances(variant.get("VariantName")) or variant.get("InitialInstanceCount"):
@@ -417,15 +428,15 @@ def _instance(result: Adopted, source: Source, variant: Json) -> dict[str, Any]:
         instance["managed"] = {"min": managed.get("MinInstanceCount", 1), "max": maximum}
         instance["count"] = min(instance.get("count", 1), maximum)
     elif managed.get("Status") == "ENABLED":
-        why = "AWS rejects it for a variant with its own model; instance.managed applies only to components"
-        result.unmapped.append(("ManagedInstanceScaling", why))
-    instance |= _given(volume_gb=variant.get("VolumeSizeInGB"))
+        reason = "AWS rejects it for a variant with its own model; instance.managed applies only to components"
+        result.unmapped.append(("ManagedInstanceScaling", reason))
+    instance |= _without_none(volume_gb=variant.get("VolumeSizeInGB"))
     if (ami := variant.get("InferenceAmiVersion")) is not None:
         if image_cuda(Image(**result.content["image"])) is None:
             instance["ami"] = ami
         else:
-            why = "the image's tag names its CUDA version, by which instance.ami: auto chooses the AMI"
-            result.idle.append((f"InferenceAmiVersion={ami}", why))
+            reason = "the image's tag names its CUDA version, by which instance.ami: auto chooses the AMI"
+            result.idle.append((f"InferenceAmiVersion={ami}", reason))
     return instance
 
 
@@ -440,7 +451,7 @@ def _times(source: Source, variant: Json) -> dict[str, int]:
         seconds = [fields[field_name] for fields in (*parameters, variant) if field_name in fields]
         if seconds:
             times[name] = max(seconds[: len(parameters)] or seconds)
-    return times | _given(provision=variant.get("VariantInstanceProvisionTimeoutInSeconds"))
+    return times | _without_none(provision=variant.get("VariantInstanceProvisionTimeoutInSeconds"))
 
 
 def _routing(result: Adopted, variant: Json) -> Any:
@@ -462,21 +473,26 @@ def _routing(result: Adopted, variant: Json) -> Any:
     return "random" if strategy == "RANDOM" else "least_outstanding"
 
 
-def _components(result: Adopted, source: Source, others: Sequence[Served], wishes: Wishes) -> list[dict[str, Any]]:
-    """Return the `components` section, in which each of `others` has its own model."""
-    own = {other.component: _own_parts(result, source, other, wishes) for other in others}
-    return [_component(result, source, item, own.get(item["InferenceComponentName"], {})) for item in source.bases]
+def _components(
+    result: Adopted, source: Source, different: Sequence[ServingContainer], wishes: Wishes
+) -> list[dict[str, Any]]:
+    """Return the `components` section, in which each of `different` has its own model."""
+    parts_by_component = {other.component: _component_parts(result, source, other, wishes) for other in different}
+    return [
+        _component(result, source, item, parts_by_component.get(item["InferenceComponentName"], {}))
+        for item in source.bases
+    ]
 
 
-def _component(result: Adopted, source: Source, item: Json, own: Json) -> dict[str, Any]:
+def _component(result: Adopted, source: Source, item: Json, parts: Json) -> dict[str, Any]:
     name, specification = str(item["InferenceComponentName"]), item.get("Specification", {})
     needs, runtime = specification.get("ComputeResourceRequirements", {}), item.get("RuntimeConfig", {})
     copies = runtime.get("DesiredCopyCount", runtime.get("CopyCount"))
     if copies == 0:
-        why = "AWS cannot create a component with 0 copies, so the file says 1"
-        result.unmapped.append((f"components {name}: 0 copies", why))
+        reason = "AWS cannot create a component with 0 copies, so the file says 1"
+        result.unmapped.append((f"components {name}: 0 copies", reason))
     gpus = needs.get("NumberOfAcceleratorDevicesRequired")
-    component = _given(
+    component = _without_none(
         name=name,
         copies=None if copies is None else max(copies, 1),
         accelerators=None if gpus is None else int(gpus),
@@ -485,7 +501,11 @@ def _component(result: Adopted, source: Source, item: Json, own: Json) -> dict[s
         cache=bool(specification.get("DataCacheConfig", {}).get("EnableCaching", False)),
         adapters=[*_adapters(source, name)] or None,
     )
-    return {**component, **own, **_given(sagemaker=_rest(result, "component", item, f"components {name}") or None)}
+    return {
+        **component,
+        **parts,
+        **_without_none(sagemaker=_unowned_fields(result, "component", item, f"components {name}") or None),
+    }
 
 
 def _adapters(source: Source, base: str) -> Iterator[dict[str, str]]:
@@ -512,7 +532,7 @@ def _asynchronous(content: dict[str, Any], source: Source) -> None:
         return
     output, client = config.get("OutputConfig", {}), config.get("ClientConfig", {})
     topics = output.get("NotificationConfig", {})
-    content["async"] = _given(
+    content["async"] = _without_none(
         output=output.get("S3OutputPath"),
         failures=output.get("S3FailurePath"),
         concurrency=client.get("MaxConcurrentInvocationsPerInstance"),
@@ -523,40 +543,40 @@ def _asynchronous(content: dict[str, Any], source: Source) -> None:
         content["encryption"] = {**content.get("encryption", {}), "output_key": key}
 
 
-def _passed(result: Adopted, source: Source, variant: Json, served: Served) -> dict[str, Any]:
+def _passed(result: Adopted, source: Source, variant: Json, served: ServingContainer) -> dict[str, Any]:
     """Return the `sagemaker` section: all fields that the specification has no setting for."""
     if "ImageConfig" in served.container:
         result.idle.append(("ImageConfig", "it applies only to the original image"))
-    container = _kept(served.container, result.content["model"])
+    container = _container_fields(served.container, result.content["model"])
     model = {name: value for name, value in served.model.items() if name != "Containers"}
     parts = {
         "endpoint_config": source.config,
         "variant": variant,
         "model": {**model, "PrimaryContainer": container},
     }
-    parts_left = {part: _rest(result, part, fields, part) for part, fields in parts.items()}
+    parts_left = {part: _unowned_fields(result, part, fields, part) for part, fields in parts.items()}
     if "managed" not in result.content["instance"]:
         parts_left["variant"].pop("ManagedInstanceScaling", None)
     return {part: fields for part, fields in parts_left.items() if fields}
 
 
-def _kept(container: Json, model: Json) -> dict[str, Any]:
+def _container_fields(container: Json, model: Json) -> dict[str, Any]:
     """Return the container's fields without ImageConfig, and without ModelDataSource unless the model is in S3."""
     omitted = ("ImageConfig",) if "s3" in model else ("ImageConfig", "ModelDataSource")
     return {name: value for name, value in container.items() if name not in omitted}
 
 
-def _rest(result: Adopted, part: str, content: Json, path: str) -> dict[str, Any]:
+def _unowned_fields(result: Adopted, part: str, content: Json, path: str) -> dict[str, Any]:
     """Return the fields of a part that the specification has no setting for, under SageMaker's names."""
     fields = _without_owned(shape_of(part), content, OWNED[part], "")
     for name in list(fields):
         wrong = (line.partition(": ") for line in problems(part, {name: fields[name]}))
-        why = next((why for where, _, why in wrong if f".{name}" in where), None)
-        if why is None:
+        reason = next((reason for where, _, reason in wrong if f".{name}" in where), None)
+        if reason is None:
             result.passed.append(f"{path}.{name}")
         else:
             del fields[name]
-            result.unmapped.append((f"{path}.{name}", why))
+            result.unmapped.append((f"{path}.{name}", reason))
     return fields
 
 
@@ -595,7 +615,7 @@ _MOST_PASSES = 12  # a pass may reveal problems that an earlier problem has hidd
 
 def _dropped(result: Adopted, line: str) -> bool:
     """Move the field that a message names to `unmapped` if its section is optional. Return whether it was moved."""
-    path, _, why = line.partition(": ")
+    path, _, reason = line.partition(": ")
     names = path.split(".")
     if names[0] not in ("sagemaker", "environment", "options", "tags", "timeouts", "capture"):
         return False
@@ -606,7 +626,7 @@ def _dropped(result: Adopted, line: str) -> bool:
         level.pop(names[-1])
     else:
         result.content.pop(names[0], None)
-    result.unmapped.append((path, why))
+    result.unmapped.append((path, reason))
     result.passed = [field for field in result.passed if not path.endswith(field)]
     return True
 

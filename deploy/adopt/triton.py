@@ -38,8 +38,9 @@ def read_repository(artifact: Artifact, name: str, model: str | None) -> tuple[s
     Raises:
         Refused: the backend is not supported, a file cannot be read, or the model is a TensorRT engine.
     """
-    own = {path: text for path, text in artifact.repository.items() if path.startswith(f"{name}/")}
-    files = own if any(not path.endswith(".pbtxt") for path in own) else artifact.repository  # an ensemble has steps
+    model_files = {path: text for path, text in artifact.repository.items() if path.startswith(f"{name}/")}
+    has_arguments = any(not path.endswith(".pbtxt") for path in model_files)  # an ensemble has steps instead
+    files = model_files if has_arguments else artifact.repository
     backends, values = set[str](), dict[str, Any]()
     for path, text in files.items():
         backends.update(_BACKEND.findall(text))
@@ -57,8 +58,12 @@ def read_repository(artifact: Artifact, name: str, model: str | None) -> tuple[s
         )
     models = {path.partition("/")[0] for path in files}
     names = {NAME: models.pop()} if len(models) == 1 else {}
-    kept = {_name(key): value for key, value in values.items() if value not in (None, "") and "${" not in str(value)}
-    settings = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in kept.items()}
+    parameters = {
+        _name(key): value for key, value in values.items() if value not in (None, "") and "${" not in str(value)
+    }
+    settings = {
+        key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in parameters.items()
+    }
     return "trtllm" if is_trtllm else "vllm", {**names, **settings}
 
 

@@ -18,7 +18,7 @@ from deploy.errors import Refused
 from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.spec.options import Value, settings_of, variable_of, wrong_options
 from handler.config.environment import CONTEXTS, STAGES
-from handler.config.implied import as_lmi_reads, named_engine
+from handler.config.implied import as_lmi_reads, selected_engine
 from handler.config.lmi_version import KEY, release_of
 from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT, VARIABLES_OF, Option
 from handler.config.options.names import (
@@ -80,8 +80,10 @@ def container_kind(image: str, override: str | None) -> Container:
         raise Refused(f"the image {image} is for AWS Neuron, which this project's images do not support", "")
     kind = override or _kind(repository)
     if kind is None:
-        known = ", ".join(KINDS.values())
-        raise Refused(f"the image {image or '(none)'} cannot be replaced by lmi deploy; it replaces {known}", _ADVICE)
+        supported = ", ".join(KINDS.values())
+        raise Refused(
+            f"the image {image or '(none)'} cannot be replaced by lmi deploy; it replaces {supported}", _ADVICE
+        )
     if kind == "tgi" and (match := _TGI.search(tag)):
         return Container(kind, "vllm", match[1], match[1])
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
@@ -103,7 +105,7 @@ _ASYNC = "option.async_mode"
 _DEGREES = {f"option.{name}" for name in ("tensor_parallel_degree", "tensor_parallel_size", *STAGES, *CONTEXTS)}
 """Options that determine how many GPUs a model uses."""
 
-_OF_OTHERS: Mapping[str, str] = {**_CONTAINERS["of_sdk"], **IDLE}
+_IGNORED: Mapping[str, str] = {**_CONTAINERS["of_sdk"], **IDLE}
 """Maps each variable of SageMaker's SDK, JumpStart or their toolkits, and each parameter of Triton's backends, to the
 reason why it has no effect here.
 """
@@ -141,16 +143,16 @@ class Variables:
     keys: dict[str, str] = field(default_factory=dict)
 
 
-def shown(name: str, value: str) -> str:
+def setting_text(name: str, value: str) -> str:
     """Return `NAME=value` for a comment, on one line, truncated, and with secrets hidden."""
-    text = one_line(HIDDEN if is_secret(name, value) else str(redact(value)))
+    text = escaped_line(HIDDEN if is_secret(name, value) else str(redact(value)))
     return f"{name}={text[:_MOST]}{'...' if len(text) > _MOST else ''}"
 
 
 _MOST = 200  # maximum characters of a value in a comment
 
 
-def one_line(text: str) -> str:
+def escaped_line(text: str) -> str:
     """Return the text with line breaks and control characters escaped."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
@@ -165,7 +167,7 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
         result.options[KEY.removeprefix("option.")] = container.release
     for name, value in names.items():
         if name.startswith(("OPTION_", "SERVING_")):
-            _own(result, name, value, key_of(name), value, engine)
+            _classify(result, name, value, key_of(name), value, engine)
     _translate(result, names, engine)
     for name, value in names.items():
         _as_it_is(result, name, value, engine)
@@ -174,7 +176,7 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
     _checked(result)
     _write_defaults(result, container)
     rolling = Setting("option.rolling_batch", str(result.options.get("rolling_batch", "auto")), "")
-    if "llm_engine" not in result.options and not named_engine([rolling], ""):
+    if "llm_engine" not in result.options and not selected_engine([rolling], ""):
         result.options["llm_engine"] = engine
     return result
 
@@ -183,12 +185,12 @@ def _translate(result: Variables, names: Mapping[str, str], engine: str) -> None
     """Classify the variables whose names are in the table of foreign names."""
     for item in translate(names, engine):
         if isinstance(item, Note):
-            result.idle.append((shown(item.foreign, names[item.foreign]), item.message))
+            result.idle.append((setting_text(item.foreign, names[item.foreign]), item.message))
         elif not isinstance(item, Own):
-            setting = shown(item.name, names.get(item.name, ""))
+            setting = setting_text(item.name, names.get(item.name, ""))
             result.unmapped.append((setting, item.message.removeprefix(f"{setting}: ")))
         elif item.name not in names:
-            _own(result, item.foreign, names.get(item.foreign, ""), key_of(item.name), item.value, engine)
+            _classify(result, item.foreign, names.get(item.foreign, ""), key_of(item.name), item.value, engine)
 
 
 def _joined(names: Mapping[str, str], settings: Variables) -> dict[str, str]:
@@ -204,7 +206,9 @@ def _joined(names: Mapping[str, str], settings: Variables) -> dict[str, str]:
         prefix = SM_VLLM if item.origin.startswith(SM_VLLM) else "OPTION_"
         name = prefix + item.key.removeprefix("option.").upper()
         if name in result:
-            settings.idle.append((shown(name, result[name]), "variables with dotted names override it, as in vLLM"))
+            settings.idle.append(
+                (setting_text(name, result[name]), "variables with dotted names override it, as in vLLM")
+            )
         result[name] = item.value
     return result
 
@@ -231,9 +235,9 @@ def _defaults(result: Variables, container: Container) -> Iterator[tuple[str, An
     if container.kind == "tgi":
         yield "option.tgi_compat", True, "TGI's response format; as in LMI, max_new_tokens is 30 by default"
         yield "job_queue_size", 128, "TGI's default of max_concurrent_requests"
-        for key, (value, why) in _of_tgi(container.release).items():
+        for key, (value, remark) in _of_tgi(container.release).items():
             if key not in _DEGREES or not result.keys.keys() & _DEGREES:
-                yield key, value, f"TGI {container.release}'s default: {why}"
+                yield key, value, f"TGI {container.release}'s default: {remark}"
 
 
 def _of_tgi(release: str) -> dict[str, tuple[Any, str]]:
@@ -251,11 +255,11 @@ def _taken_out(name: str, value: str, result: Variables, container: Container) -
         result.hub_token += [name] if value else []
         return True
     if is_secret(name, value):
-        why = "anyone who may describe the model can read this secret; pass it to the container in another way"
-        result.unmapped.append((f"{name}={HIDDEN}", why))
+        reason = "anyone who may describe the model can read this secret; pass it to the container in another way"
+        result.unmapped.append((f"{name}={HIDDEN}", reason))
         return True
     if not _is_read(name, container):
-        result.idle.append((shown(name, value), f"{KINDS[container.kind]} does not read it"))
+        result.idle.append((setting_text(name, value), f"{KINDS[container.kind]} does not read it"))
         return True
     if value or name in VARIABLES or name.startswith(SM_VLLM):
         return False
@@ -273,43 +277,43 @@ def _is_read(name: str, container: Container) -> bool:
     line = VARIABLES.get(name)
     if name not in ENVIRONMENT and (line is None or line.unread):
         return True
-    own = _CONTAINERS["kinds"][container.kind]
-    return name in own["reads"] or name in VARIABLES_OF.get(own["group"], ())
+    entry = _CONTAINERS["kinds"][container.kind]
+    return name in entry["reads"] or name in VARIABLES_OF.get(entry["group"], ())
 
 
 def _read(names: Mapping[str, str], container: Container) -> tuple[str, dict[str, str]]:
     """Return the engine and the options that LMI derives from the `OPTION_*` variables."""
     options = [Setting(key_of(name), value, name) for name, value in names.items() if name.startswith("OPTION_")]
-    settings = as_lmi_reads(options, {}, "", java=False, is_mode_given=False)
-    engine = named_engine(settings, container.engine) or container.engine
+    settings = as_lmi_reads(options, {}, "", java=False, is_mode_set=False)
+    engine = selected_engine(settings, container.engine) or container.engine
     return engine, {setting.key: setting.value for setting in settings}
 
 
 def _as_it_is(result: Variables, name: str, value: str, engine: str) -> None:
     """Classify a variable that is neither an option by its own name nor in the table of foreign names."""
     if name in ENVIRONMENT:
-        _own(result, name, value, ENVIRONMENT[name], value, engine)
-    elif name in _OF_OTHERS:
-        result.idle.append((shown(name, value), _OF_OTHERS[name]))
+        _classify(result, name, value, ENVIRONMENT[name], value, engine)
+    elif name in _IGNORED:
+        result.idle.append((setting_text(name, value), _IGNORED[name]))
     elif name in MISSING:
-        result.unmapped.append((shown(name, value), MISSING[name]))
+        result.unmapped.append((setting_text(name, value), MISSING[name]))
     elif name.startswith(("OPTION_", "SERVING_", SM_VLLM)):
         return
     elif (line := VARIABLES.get(name)) is None or line.unread or line.heeded:
         result.environment[name] = value
 
 
-def _own(result: Variables, origin: str, raw: str, key: str, value: str, engine: str) -> None:
+def _classify(result: Variables, origin: str, raw: str, key: str, value: str, engine: str) -> None:
     """Classify the option that a variable sets, according to how this project's image would treat it."""
     name = key.removeprefix("option.")
     if origin.startswith("SERVING_") and key in SERVER_ENVIRONMENT:
-        result.idle.append((shown(origin, raw), "only DJL Serving's Java side reads it"))
+        result.idle.append((setting_text(origin, raw), "only DJL Serving's Java side reads it"))
         return
     option = find_option(key, engine)
     same = option.key if option is not None else key  # an option may have several names
     if same in result.keys:
         if result.keys[same] != value:
-            result.idle.append((shown(origin, raw), f"another variable sets {same}, and overrides it"))
+            result.idle.append((setting_text(origin, raw), f"another variable sets {same}, and overrides it"))
         return
     result.keys[same] = value
     if same == _MODEL_ID:
@@ -317,11 +321,13 @@ def _own(result: Variables, origin: str, raw: str, key: str, value: str, engine:
         return
     if option is None:
         unknown = unknown_variable(origin) if origin.startswith("SERVING_") else unknown_option(key, engine)
-        result.unmapped.append((shown(origin, raw), f"{unknown.message}; the original container silently ignores it"))
+        result.unmapped.append(
+            (setting_text(origin, raw), f"{unknown.message}; the original container silently ignores it")
+        )
     elif refusal := _refusal(option, value, engine):
-        result.unmapped.append((shown(origin, raw), refusal))
+        result.unmapped.append((setting_text(origin, raw), refusal))
     elif no_effect := _no_effect(option, engine):
-        result.idle.append((shown(origin, raw), no_effect))
+        result.idle.append((setting_text(origin, raw), no_effect))
     elif same == _LENGTH and is_digits(value) and int(value):
         result.context = int(value)
     elif variable_of(name) not in (variable(key), origin):
@@ -362,19 +368,19 @@ def typed(text: str) -> Value:
 def _checked(result: Variables) -> None:
     """Move options that this project's image would reject in combination with other options to `unmapped`."""
     for _ in range(len(result.options) + len(result.environment)):
-        path, why = next(_problems(result), ("", ""))
+        path, reason = next(_problems(result), ("", ""))
         if not path:
             return
         section, _, name = path.partition(".")
         values = result.options if section == "options" else result.environment
         origin = result.origins.get(path, name)
-        result.unmapped.append((shown(origin, str(values.pop(name))), why))
+        result.unmapped.append((setting_text(origin, str(values.pop(name))), reason))
 
 
 def _problems(result: Variables) -> Iterator[tuple[str, str]]:
     settings = list(settings_of(result.options, result.environment))
     origins = {setting.origin for setting in settings}
     for line in wrong_options(settings, None):
-        path, _, why = line.partition(": ")
+        path, _, reason = line.partition(": ")
         if path in origins:
-            yield path, why
+            yield path, reason

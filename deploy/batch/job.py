@@ -37,7 +37,7 @@ _GPU_AMI = "al2-ami-sagemaker-batch-gpu-535"  # the newer of two AMIs, which onl
 
 
 @dataclass(frozen=True)
-class BatchJob:
+class TransformJob:
     """A transform job to create.
 
     Attributes:
@@ -64,7 +64,7 @@ def settings_of(spec: Spec) -> Batch:
     return spec.batch
 
 
-def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> BatchJob:
+def transform_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> TransformJob:
     """Build the transform job and its model.
 
     Raises:
@@ -102,7 +102,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
         "Tags": job_tags,
     }
     stem = f"{job_prefix(spec.name)}{digest([batch.input, batch.output])}"
-    return BatchJob(job_model, stem, request, tuple(_warnings(spec, decision)))
+    return TransformJob(job_model, stem, request, tuple(_warnings(spec, decision)))
 
 
 def amounts(spec: Spec) -> tuple[int, int]:
@@ -152,8 +152,8 @@ def _model(spec: Spec, decision: Decision, job_tags: list[dict[str, str]], *, al
     if _fetches(decision):
         environment["HF_MODEL_ID"] = str(decision.model_data)
         decision = replace(decision, model_data=None)
-    on_its_own = spec.model_copy(update={"environment": environment, "components": ()})
-    resource = model(on_its_own, decision, job_tags, allow_plaintext_secret=allow_plaintext_secret)
+    job_spec = spec.model_copy(update={"environment": environment, "components": ()})
+    resource = model(job_spec, decision, job_tags, allow_plaintext_secret=allow_plaintext_secret)
     content = {name: value for name, value in resource.request.items() if name not in ("ModelName", "Tags")}
     name = version_name(batch_name(spec.name), content)
     return replace(resource, name=name, request={**resource.request, "ModelName": name})
@@ -268,9 +268,9 @@ def too_long(chunks: Iterable[bytes], maximum: int) -> int | None:
     """Return the 1-based index of the first line that exceeds `maximum` bytes, including its newline, or None."""
     number, length = 1, 0
     for chunk in chunks:
-        first, *others = chunk.split(b"\n")
+        first, *following = chunk.split(b"\n")
         length += len(first)
-        for other in others:
+        for other in following:
             if length + 1 > maximum:
                 return number
             number, length = number + 1, len(other)

@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, error_code, pages, unless_missing
-from deploy.batch.job import BatchJob, inputs, outputs
+from deploy.batch.job import TransformJob, inputs, outputs
 from deploy.deployer.calls import call, is_there
 from deploy.deployer.wait import Progress, Report, polls
 from deploy.diagnostics import advice
@@ -25,10 +25,10 @@ EVERY = 30.0
 _TAG_RUN = "lmi:run"
 _RUNNING = ("InProgress", "Stopping")
 _LOG_TAIL = 40
-_SHOWN = 20
+_MAX_LISTED = 20
 
 
-def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
+def refuse_concurrent(aws: Aws, deployment: str, job: TransformJob) -> None:
     """Refuse a job if another running job of the deployment writes to the same output.
 
     Raises:
@@ -46,7 +46,7 @@ def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
                 )
 
 
-def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
+def make_model(aws: Aws, deployment: str, job: TransformJob) -> bool:
     """Create the job's model unless it exists, and return whether it was created.
 
     Raises:
@@ -58,7 +58,7 @@ def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
     return True
 
 
-def name_of(aws: Aws, job: BatchJob) -> str:
+def name_of(aws: Aws, job: TransformJob) -> str:
     """Return a name for the job that ends in the next free number.
 
     If two jobs are created at the same time, they get the same name, and AWS accepts only one of them.
@@ -66,7 +66,7 @@ def name_of(aws: Aws, job: BatchJob) -> str:
     return f"{job.stem}-{_next_number(aws, job.stem)}"
 
 
-def create(aws: Aws, job: BatchJob, name: str) -> None:
+def create(aws: Aws, job: TransformJob, name: str) -> None:
     """Create the transform job.
 
     Raises:
@@ -136,8 +136,8 @@ def wait(aws: Aws, name: str, report: Report) -> list[str]:
 def where(uris: list[str], output: str) -> list[str]:
     """Return lines of text that list the URIs of the outputs."""
     lines = [f"The outputs are under {output}:" if uris else f"The outputs are under {output}."]
-    lines += [f"  {uri}" for uri in uris[:_SHOWN]]
-    return [*lines, f"  and {len(uris) - _SHOWN} more"] if len(uris) > _SHOWN else lines
+    lines += [f"  {uri}" for uri in uris[:_MAX_LISTED]]
+    return [*lines, f"  and {len(uris) - _MAX_LISTED} more"] if len(uris) > _MAX_LISTED else lines
 
 
 def output_of(job: Mapping[str, Any]) -> str:

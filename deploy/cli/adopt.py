@@ -12,8 +12,9 @@ from typing import Any
 from deploy.adopt.files import read_file, written
 from deploy.adopt.live import read_endpoint, reading_policy, with_data
 from deploy.adopt.specification import Wishes, adopted
-from deploy.adopt.variables import KINDS, one_line
+from deploy.adopt.variables import KINDS, escaped_line
 from deploy.aws import Aws
+from deploy.cli.arguments import add_flags
 from deploy.errors import Refused, SpecError
 from deploy.resolve.images import ECR_URI
 
@@ -30,7 +31,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--recommendation", type=int, default=1, metavar="N", help="number of the job's recommendation (default: 1)"
     )
-    parser.add_argument("--read-data", action="store_true", help="with --file: also read options from model data in S3")
+    add_flags(parser, read_data="with --file: also read options from model data in S3")
     parser.add_argument("--output", type=Path, metavar="FILE", help="new file to write (default: standard output)")
     parser.add_argument("--name", help="the deployment's name (default: the endpoint's)")
     parser.add_argument("--region", help="AWS region (default: boto3's setting)")
@@ -46,7 +47,7 @@ def add(commands: Any) -> None:
         help="server in the endpoint's image, if the image's name does not show it; lmi-handler is this project",
     )
     parser.add_argument("--variant", help="production variant to adopt, if there are several; requires --name")
-    parser.add_argument("--policy", action="store_true", help="print the IAM policy that adopt needs, and exit")
+    add_flags(parser, policy="print the IAM policy that adopt needs, and exit")
     parser.set_defaults(run=_run)
 
 
@@ -75,15 +76,15 @@ def _run(arguments: argparse.Namespace) -> int:
         variant=arguments.variant,
     )
     result = adopted(source, wishes)
-    what = arguments.endpoint or f"--file {arguments.file.name}"
-    text = written(result, f"lmi deploy adopt {what}")
+    source_name = arguments.endpoint or f"--file {arguments.file.name}"
+    text = written(result, f"lmi deploy adopt {source_name}")
     if arguments.output is None:
         print(text, end="")
     else:
         _write(arguments.output, text)
         print(f"wrote {arguments.output}", file=sys.stderr)
-    for name, why in result.unmapped:
-        print(one_line(f"note: {name} cannot be mapped: {why}"), file=sys.stderr)
+    for name, reason in result.unmapped:
+        print(escaped_line(f"note: {name} cannot be mapped: {reason}"), file=sys.stderr)
     return 0
 
 

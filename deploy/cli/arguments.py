@@ -35,6 +35,25 @@ _SHORT = {
 """Maps the short flag of each common setting to its field in the specification and its description."""
 
 
+_FLAGS = {
+    "json": "print JSON",
+    "no_checks": "skip the preflight checks",
+    "allow_plaintext_secret": "allow secrets in the environment",
+}
+"""Descriptions of flags that several commands have."""
+
+
+def add_flags(parser: argparse.ArgumentParser, *shared: str, **flags: str) -> None:
+    """Add flags without a value.
+
+    Args:
+        shared: names of flags in `_FLAGS`, which follow the other flags.
+        flags: descriptions of flags by name.
+    """
+    for name, meaning in {**flags, **{name: _FLAGS[name] for name in shared}}.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=meaning)
+
+
 def add_spec(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification (YAML or JSON)")
     setting = "set one field of the specification, such as instance.type=ml.g5.xlarge"
@@ -58,7 +77,7 @@ def spec_of(arguments: argparse.Namespace) -> Spec:
 
 
 def add_shadow(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shadow", action="store_true", help="run as a shadow variant on another owner's endpoint")
+    add_flags(parser, shadow="run as a shadow variant on another owner's endpoint")
     default = Share()
     parser.add_argument(
         "--shadow-percent",
@@ -222,8 +241,8 @@ def _read(text: str) -> str:
     try:
         return decode(sys.stdin.buffer.read() if text == "-" else Path(text[1:]).read_bytes())
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise DeployError(f"{'standard input' if text == '-' else text[1:]}: {why}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise DeployError(f"{'standard input' if text == '-' else text[1:]}: {reason}") from None
 
 
 def _print_retry(error: NotStarted, pause: float) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from deploy.aws import Aws
-from deploy.batch.job import BatchJob, batch_job, checks, settings_of
+from deploy.batch.job import TransformJob, checks, settings_of, transform_job
 from deploy.batch.running import create, describe, make_model, name_of, output_of, refuse_concurrent, stop, wait, where
-from deploy.cli.arguments import add_spec, spec_of
+from deploy.cli.arguments import add_flags, add_spec, spec_of
 from deploy.cli.views import confirm, live_progress, out, print_and_refuse, print_warnings, say, upload_progress
 from deploy.deployer.apply import interruptible, status_of
 from deploy.deployer.live import look
@@ -35,10 +35,9 @@ def add(commands: Any) -> None:
     for name, meaning in _SETTINGS.items():
         parser.add_argument(f"--{name}", metavar="S3URI", help=f"{meaning} (--set batch.{name}=...)")
     parser.add_argument("--job", metavar="NAME", help="name of the job (default: the deployment's name and a number)")
-    parser.add_argument("--no-wait", action="store_true", help="return as soon as the job is created")
+    add_flags(parser, no_wait="return as soon as the job is created")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the job is created")
-    parser.add_argument("--no-checks", action="store_true", help="skip the preflight checks")
-    parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
+    add_flags(parser, "no_checks", "allow_plaintext_secret")
     parser.add_argument("--resume", metavar="JOB", help="wait for an existing job instead of creating one")
     parser.add_argument("--stop", metavar="JOB", help="stop a job instead of creating one")
     parser.set_defaults(run=_run)
@@ -86,7 +85,7 @@ def _existing(console: Console, arguments: argparse.Namespace) -> int:
     return _wait(console, aws, arguments.resume)
 
 
-def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namespace) -> BatchJob:
+def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namespace) -> TransformJob:
     """Build the job, check it, and print what will be created.
 
     Raises:
@@ -94,7 +93,7 @@ def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namesp
     """
     resolution = resolve_online(spec, aws)
     decision = resolution.decision
-    job = batch_job(spec, decision, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    job = transform_job(spec, decision, allow_plaintext_secret=arguments.allow_plaintext_secret)
     print_warnings(console, job.warnings)
     refuse_concurrent(aws, spec.name, job)
     if spec.model.upload is not None:
@@ -107,7 +106,7 @@ def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namesp
     return job
 
 
-def _summary(spec: Spec, job: BatchJob, prices: Prices) -> str:
+def _summary(spec: Spec, job: TransformJob, prices: Prices) -> str:
     batch, request = settings_of(spec), job.request
     name = request["TransformResources"]["InstanceType"]
     return (

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.aws import Aws
-from deploy.cli.arguments import add_spec, spec_of, url
+from deploy.cli.arguments import add_flags, add_spec, spec_of, url
 from deploy.cli.views import checks_as_json
 from deploy.client.runtime import boto_session, runtime_client
 from deploy.errors import DeployError, SpecError
@@ -25,7 +25,7 @@ _WRONG = 2
 def add(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="check a specification (FILE), or measure an endpoint (NAME --live)")
     add_spec(parser)
-    parser.add_argument("--live", action="store_true", help="send requests to an endpoint, whose NAME replaces FILE")
+    add_flags(parser, live="send requests to an endpoint, whose NAME replaces FILE")
     parser.add_argument("--component", metavar="NAME", help="with --live: component to send requests to")
     parser.add_argument(
         "--endpoint-url", type=url, metavar="URL", help="with --live: the API's URL, as `lmi deploy local` prints it"
@@ -40,8 +40,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="with --live: also request N tokens, which should take more than a minute",
     )
-    parser.add_argument("--aws-only", action="store_true", help="do not contact the hub or registries")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_flags(parser, "json", aws_only="do not contact the hub or registries")
     parser.set_defaults(run=_run)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from deploy.aws import Aws
-from deploy.cli.arguments import down_command
+from deploy.cli.arguments import add_flags, down_command
 from deploy.cli.views import confirm, live_progress, out, print_plan, say
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle, to_the_end
 from deploy.deployer.live import Live
@@ -30,10 +30,13 @@ def add(commands: Any) -> None:
     parser.add_argument("--name", help="name of the endpoint, instead of FILE")
     parser.add_argument("--endpoint", help="with --name: another deployment's endpoint, on which the components run")
     parser.add_argument("--region", help="AWS region (default: the file's region, or else boto3's setting)")
-    parser.add_argument("--shadow", action="store_true", help="remove only the shadow of `up --shadow`")
+    add_flags(parser, shadow="remove only the shadow of `up --shadow`")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask for confirmation")
-    parser.add_argument("--logs", action="store_true", help="also delete the deployment's log groups")
-    parser.add_argument("--data", action="store_true", help="also delete the model data that up uploaded (needs FILE)")
+    add_flags(
+        parser,
+        logs="also delete the deployment's log groups",
+        data="also delete the model data that up uploaded (needs FILE)",
+    )
     parser.set_defaults(run=_run)
 
 
@@ -51,8 +54,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise SpecError(f"--name is {arguments.name}, but the file's name is {spec.name}", "Pass only one of them.")
     if spec is not None and arguments.endpoint not in (None, spec.endpoint):
         raise SpecError(f"--endpoint is {arguments.endpoint}, but the file's endpoint is {spec.endpoint or spec.name}")
-    own = arguments.endpoint if arguments.endpoint != arguments.name else None
-    name = spec.deployment if spec is not None else deployment_of(arguments.name, own)
+    other_endpoint = arguments.endpoint if arguments.endpoint != arguments.name else None
+    name = spec.deployment if spec is not None else deployment_of(arguments.name, other_endpoint)
     only = "".join(f" --{flag}" for flag in ("shadow", "logs") if getattr(arguments, flag))
     aws = Aws(arguments.region or (spec.region if spec is not None else None))
     work = partial(_remove, aws, name, spec, out(), arguments)
@@ -69,7 +72,9 @@ def _remove(aws: Aws, name: str, spec: Spec | None, console: Console, arguments:
     planned = removal_of_all(live)
     prefixes = uploads(spec) if arguments.data and spec is not None else []
     for prefix in prefixes:
-        check_users(aws, prefix, own_models=[existing.name for existing in live.owned if existing.kind is Kind.MODEL])
+        check_users(
+            aws, prefix, deleted_models=[existing.name for existing in live.owned if existing.kind is Kind.MODEL]
+        )
     _print_removal(console, planned, f"{name} has no resources in {aws.region}.")
     also = ["its logs"] * arguments.logs + ["its model data"] * arguments.data
     if not planned.actions and not also:
@@ -79,10 +84,10 @@ def _remove(aws: Aws, name: str, spec: Spec | None, console: Console, arguments:
     with live_progress(console) as report:
         apply(aws, planned, (), ApplyOptions(options.say, report), run)
     if arguments.logs:
-        _delete_logs(aws, console, None if planned.kept or is_guest(name) else name, live, spec)
+        _delete_logs(aws, console, None if planned.dependents or is_guest(name) else name, live, spec)
     for prefix in prefixes:
         _delete_data(aws, console, prefix)
-    say(console, f"{name} is deleted." if not planned.kept else f"{name} is deleted, except for its endpoint.")
+    say(console, f"{name} is deleted." if not planned.dependents else f"{name} is deleted, except for its endpoint.")
     return 0
 
 
@@ -92,8 +97,8 @@ def _print_removal(console: Console, planned: Plan, nothing: str) -> None:
         print_plan(console, planned, whole=False)
     else:
         say(console, nothing)
-    if planned.kept:
-        text = f"The endpoint is kept, as it runs components of other deployments: {', '.join(planned.kept)}."
+    if planned.dependents:
+        text = f"The endpoint is kept, as it runs components of other deployments: {', '.join(planned.dependents)}."
         say(console, f"{text} Run this command again after they are deleted.")
 
 
@@ -105,8 +110,8 @@ def _delete_logs(aws: Aws, console: Console, endpoint: str | None, live: Live, s
 
 
 def _delete_data(aws: Aws, console: Console, prefix: str) -> None:
-    removed, others = delete_data(aws, prefix)
-    note = f"; {others} objects were not uploaded by lmi deploy, and are kept" if others else ""
+    removed, remaining = delete_data(aws, prefix)
+    note = f"; {remaining} objects were not uploaded by lmi deploy, and are kept" if remaining else ""
     say(console, f"deleted {removed} objects under {prefix}{note}")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from deploy.aws import Aws
-from deploy.cli.arguments import add_spec, spec_of
+from deploy.cli.arguments import add_flags, add_spec, spec_of
 from deploy.export.cloudformation import cloudformation_template, template_notes, terraform_configuration
 from deploy.export.sdk import sdk_program
 from deploy.resolve.model.files import hub_to_ask
@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         "a program for SageMaker's Python SDK 3 (default: cloudformation)",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="file to write (default: standard output)")
-    parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
+    add_flags(parser, "allow_plaintext_secret")
     parser.set_defaults(run=_run)
 
 

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from deploy.aws import Aws
-from deploy.cli.arguments import add_spec, spec_of
+from deploy.cli.arguments import add_flags, add_spec, spec_of
 from deploy.errors import Refused
 from deploy.iam.policies import MOST, Policy, length, parts, policies
 from deploy.iam.simulation import caller, denials
@@ -30,8 +30,11 @@ def add(commands: Any) -> None:
         metavar="WHO",
         help=f"print only one policy, in the aws command's format: {', '.join(_WHO)}, or a part (deployer-1)",
     )
-    parser.add_argument("--adopt", action="store_true", help="include what `--adopt`, `--shadow` and `promote` require")
-    parser.add_argument("--check", action="store_true", help="ask IAM which actions are denied (changes nothing)")
+    add_flags(
+        parser,
+        adopt="include what `--adopt`, `--shadow` and `promote` require",
+        check="ask IAM which actions are denied (changes nothing)",
+    )
     parser.add_argument(
         "--principal",
         metavar="ARN",
@@ -58,7 +61,7 @@ def _run(arguments: argparse.Namespace) -> int:
         missing = denials(aws, principal, documents[who])
         print(f"{who}: {principal}: " + (f"{len(missing)} denied" if missing else "all allowed"))
         for denial in missing:
-            print(f"  {denial.action} on {denial.resource}: {denial.why}")
+            print(f"  {denial.action} on {denial.resource}: {denial.decision}")
         status = 3 if missing else status
     return status
 

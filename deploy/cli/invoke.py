@@ -11,6 +11,7 @@ from typing import Any
 from deploy.cli.arguments import (
     add_body,
     add_endpoint_arguments,
+    add_flags,
     add_parameters,
     body_of,
     options_of,
@@ -49,10 +50,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.asynchronous:
         accepted = predictor.predict_async(body, upload=arguments.upload, **options)
         print(f"the response will be written to {accepted.output}", file=sys.stderr)
-        answer = accepted.wait()
+        output = accepted.wait()
     else:
-        answer = predictor.predict(body, **options)
-    print(for_terminal(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, indent=2)))
+        output = predictor.predict(body, **options)
+    print(for_terminal(output if isinstance(output, str) else json.dumps(output, ensure_ascii=False, indent=2)))
     return 0
 
 
@@ -63,7 +64,7 @@ def add_stream(commands: Any) -> None:
     parser = commands.add_parser("stream", help="send one request, and print the generated text as it arrives")
     add_endpoint_arguments(parser)
     add_body(parser)
-    parser.add_argument("--raw", action="store_true", help="print the raw bytes instead of the text")
+    add_flags(parser, raw="print the raw bytes instead of the text")
     parser.set_defaults(run=_stream)
 
 
@@ -118,7 +119,7 @@ def _chat(arguments: argparse.Namespace) -> int:
             if not _command(conversation, line):
                 return 0
         elif line:
-            _answer(conversation, line, terminal)
+            _print_response(conversation, line, terminal)
     return 0
 
 
@@ -150,11 +151,11 @@ def _command(conversation: Conversation, line: str) -> bool:
     return True
 
 
-def _answer(conversation: Conversation, line: str, terminal: bool) -> None:
+def _print_response(conversation: Conversation, line: str, terminal: bool) -> None:
     """Print the response to a message. Raises RequestFailed unless a user at a terminal can try again."""
-    answer = conversation.ask(line)
+    pieces = conversation.ask(line)
     try:
-        for piece in answer:
+        for piece in pieces:
             print(for_terminal(piece), end="", flush=True)
     except KeyboardInterrupt:
         print(" ...", end="")
@@ -163,5 +164,5 @@ def _answer(conversation: Conversation, line: str, terminal: bool) -> None:
             raise
         print(for_terminal(f"{error}\n{error.advice}".strip(), sys.stderr), file=sys.stderr)
     finally:
-        answer.close()  # type: ignore[attr-defined]
+        pieces.close()  # type: ignore[attr-defined]
         print(flush=True)

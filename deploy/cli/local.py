@@ -18,8 +18,8 @@ from typing import Any
 
 from deploy.cli.arguments import number, seconds
 from deploy.emulator.container import Command, Probing, command
-from deploy.emulator.endpoint import Component, Endpoint, Limits
-from deploy.emulator.serving import Plan, free_port, serve
+from deploy.emulator.endpoint import Endpoint, EndpointComponent, Limits
+from deploy.emulator.serving import LocalPlan, free_port, serve
 from deploy.emulator.specification import OF_ADAPTERS, started, this_machine, with_arguments
 from deploy.errors import DeployError
 from deploy.spec.reading import read_spec
@@ -27,7 +27,7 @@ from handler.core.command_line import add_repeatable, port
 from handler.core.package import install
 
 _NEEDED = ("moto", "flask", "policy_sentry")
-_OTHERS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME")
+_CONFLICTING = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME")
 """Environment variables that would direct a client to other endpoints or accounts."""
 _NOT_WITH_AWS = {
     "endpoint_name": "endpoints have the names under which you create them",
@@ -54,7 +54,7 @@ def add_emulation(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def emulated(arguments: argparse.Namespace, plan: Plan) -> Plan:
+def emulated(arguments: argparse.Namespace, plan: LocalPlan) -> LocalPlan:
     """Return a plan in which one container serves all endpoints of an emulated AWS.
 
     Raises:
@@ -62,10 +62,10 @@ def emulated(arguments: argparse.Namespace, plan: Plan) -> Plan:
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise DeployError(f"--aws needs {', '.join(missing)}: {install('lmi-handler[rehearse]')}")
-    for name, why in _NOT_WITH_AWS.items():
+    for name, reason in _NOT_WITH_AWS.items():
         if getattr(arguments, name) not in ("127.0.0.1", [], None):
             option = {"adapters": "adapter"}.get(name, name.replace("_", "-"))
-            raise DeployError(f"--{option} cannot be combined with --aws: {why}")
+            raise DeployError(f"--{option} cannot be combined with --aws: {reason}")
     if plan.endpoint.components:
         raise DeployError(
             f"{arguments.model} has components, but with --aws one container serves all endpoints",
@@ -77,7 +77,7 @@ def emulated(arguments: argparse.Namespace, plan: Plan) -> Plan:
     return replace(plan, endpoint=replace(plan.endpoint, name="*", region=None))
 
 
-def run_emulation(arguments: argparse.Namespace, plan: Plan, report: Callable[[str], None]) -> int:
+def run_emulation(arguments: argparse.Namespace, plan: LocalPlan, report: Callable[[str], None]) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit status."""
     from deploy.emulator.account import ContainerLog, account, variables
 
@@ -91,7 +91,7 @@ def run_emulation(arguments: argparse.Namespace, plan: Plan, report: Callable[[s
 
     def ready(url: str) -> None:
         print("# AWS is now emulated on this machine. In another terminal:")
-        print(f"unset {' '.join(_OTHERS)}")
+        print(f"unset {' '.join(_CONFLICTING)}")
         for name, value in {**variables(url, region), **_no_proxy()}.items():
             print(f"export {name}={shlex.quote(value)}")
         print(f"# In ECR: {', '.join(_images(arguments))}. Ctrl-C stops the emulation; nothing is kept.", flush=True)
@@ -107,8 +107,8 @@ def _no_proxy() -> dict[str, str]:
     """Return environment variables that bypass the proxy for 127.0.0.1, or {} if no proxy is set."""
     if not any(os.environ.get(name) for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")):
         return {}
-    others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
-    both = ",".join(filter(None, [others, "127.0.0.1"]))
+    no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+    both = ",".join(filter(None, [no_proxy, "127.0.0.1"]))
     return {"NO_PROXY": both, "no_proxy": both}
 
 
@@ -179,8 +179,8 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("SageMaker's limits")
-    for flag, default, what in ("--invoke-timeout", 60.0, "response"), ("--stream-timeout", 480.0, "streamed response"):
-        text = f"seconds for a {what} (default: %(default)g)"
+    for flag, default, noun in ("--invoke-timeout", 60.0, "response"), ("--stream-timeout", 480.0, "streamed response"):
+        text = f"seconds for a {noun} (default: %(default)g)"
         group.add_argument(flag, type=_limit, default=default, metavar="S", help=text)
     group.add_argument(
         "--max-body", type=int, default=25 * 2**20, metavar="BYTES", help="maximum request body (default: %(default)s)"
@@ -214,7 +214,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return asyncio.run(serve(plan, report=report, log=log, ready=ready))
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def _plan(arguments: argparse.Namespace) -> LocalPlan:
     """Return the plan that the arguments describe.
 
     Raises:
@@ -228,7 +228,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     options = [*arguments.options, *(OF_ADAPTERS if adapters else ())]
     port = arguments.container_port or free_port()
     url = (arguments.container or f"http://127.0.0.1:{port}").rstrip("/")
-    components = {BASE: Component(), **{name: Component(name) for name in adapters}} if adapters else {}
+    components = {BASE: EndpointComponent(), **{name: EndpointComponent(name) for name in adapters}} if adapters else {}
     commands = {} if arguments.container else {"": command(arguments.model, port, options, arguments.engine)}
     return _planned(arguments, url, _NAME, components, commands, adapters)
 
@@ -244,7 +244,7 @@ def _refuse_settings_of_container(arguments: argparse.Namespace) -> None:
         raise DeployError(f"--container cannot be combined with {names}, as the container is already running")
 
 
-def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
+def _plan_of_specification(arguments: argparse.Namespace) -> LocalPlan:
     """Return the plan for a specification, with one process for each component.
 
     Raises:
@@ -264,10 +264,10 @@ def _planned(
     arguments: argparse.Namespace,
     url: str,
     name: str,
-    components: Mapping[str, Component],
+    components: Mapping[str, EndpointComponent],
     commands: Mapping[str, Command],
     adapters: Mapping[str, str],
-) -> Plan:
+) -> LocalPlan:
     endpoint = Endpoint(
         url,
         arguments.endpoint_name or name,
@@ -277,7 +277,7 @@ def _planned(
         part_bytes=arguments.part_bytes,
     )
     probing = Probing(window=arguments.start_timeout)
-    return Plan(
+    return LocalPlan(
         endpoint, host=arguments.host, port=arguments.port, commands=commands, adapters=adapters, probing=probing
     )
 

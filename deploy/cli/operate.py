@@ -14,7 +14,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, components_of
-from deploy.cli.arguments import add_endpoint
+from deploy.cli.arguments import add_endpoint, add_flags
 from deploy.cli.views import for_terminal, live_progress, out, status_as_json, view
 from deploy.deployer.wait import wait_for
 from deploy.errors import NotThere, Refused
@@ -28,7 +28,7 @@ _NOT_SERVING = 5
 def add_status(commands: Any) -> None:
     parser = commands.add_parser("status", help="print an endpoint's status")
     add_endpoint(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_flags(parser, "json")
     parser.set_defaults(run=_status)
 
 
@@ -91,7 +91,7 @@ def _refuse_none(aws: Aws, groups: Sequence[str]) -> None:
         )
 
 
-def show_line(line: logs.Line) -> None:
+def show_line(line: logs.LogLine) -> None:
     at = datetime.fromtimestamp(line.at / 1000, timezone.utc).strftime("%H:%M:%S")
     print(for_terminal(f"{at} {line.stream.rpartition('/')[2][-8:]} {line.text}"), flush=True)
 
@@ -106,7 +106,7 @@ def add_scale(commands: Any) -> None:
     parser.add_argument("--component", metavar="NAME", help="component to scale, if there are several")
     parser.add_argument("--min", type=int, help="minimum for automatic scaling")
     parser.add_argument("--max", type=int, help="maximum for automatic scaling")
-    parser.add_argument("--no-wait", action="store_true", help="return as soon as AWS has accepted the change")
+    add_flags(parser, no_wait="return as soon as AWS has accepted the change")
     parser.set_defaults(run=_scale)
 
 
@@ -115,18 +115,18 @@ def _scale(arguments: argparse.Namespace) -> int:
     if arguments.count is None and not bounds:
         raise Refused("a count or a limit is required", "Pass a number of instances or copies, or --min and --max.")
     aws = Aws(arguments.region)
-    what = scaling_target(aws, arguments.name, arguments.component)
-    refuse_foreign(aws, what)
+    target = scaling_target(aws, arguments.name, arguments.component)
+    refuse_foreign(aws, target)
     if bounds:
-        low, high = set_bounds(aws, what, arguments.min, arguments.max)
-        print(f"{what.target}: scales between {low} and {high}")
-        what = scaling_target(aws, arguments.name, arguments.component)
+        low, high = set_bounds(aws, target, arguments.min, arguments.max)
+        print(f"{target.resource_id}: scales between {low} and {high}")
+        target = scaling_target(aws, arguments.name, arguments.component)
     if arguments.count is not None:
-        note = set_count(aws, what, arguments.count)  # may refuse
-        print(f"{what.target}: {what.count} -> {arguments.count}")
+        note = set_count(aws, target, arguments.count)  # may refuse
+        print(f"{target.resource_id}: {target.count} -> {arguments.count}")
         if note:
             print(note)
         if not arguments.no_wait:
             with live_progress(out()) as report:
-                wait_for(aws, what.resource, report)
+                wait_for(aws, target.resource, report)
     return 0

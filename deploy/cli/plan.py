@@ -10,7 +10,7 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws
-from deploy.cli.arguments import add_shadow, add_spec, share_of, spec_of
+from deploy.cli.arguments import add_flags, add_shadow, add_spec, share_of, spec_of
 from deploy.cli.views import (
     checks_as_json,
     components_as_json,
@@ -24,7 +24,7 @@ from deploy.cli.views import (
     print_warnings,
     say,
 )
-from deploy.deployer.calls import why_unreachable
+from deploy.deployer.calls import unreachable_reason
 from deploy.deployer.live import look
 from deploy.deployer.preparation import Comparison, Preparation, compare_offline, prepare
 from deploy.deployer.release import compare_online
@@ -42,11 +42,14 @@ from deploy.spec.reading import schema
 def add(commands: Any) -> None:
     parser = commands.add_parser("plan", help="print the requests that `up` would send, and what they would change")
     add_spec(parser)
-    parser.add_argument("--offline", action="store_true", help="do not call AWS; plan as if no resources existed")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--adopt", action="store_true", help="plan to take over existing resources with the same names")
+    add_flags(
+        parser,
+        offline="do not call AWS; plan as if no resources existed",
+        json="print JSON",
+        adopt="plan to take over existing resources with the same names",
+    )
     add_shadow(parser)
-    parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
+    add_flags(parser, "allow_plaintext_secret")
     parser.set_defaults(run=_run)
 
 
@@ -62,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
         try:
             return _print_online(spec, aws, arguments, share)
         except (BotoCoreError, ClientError) as error:
-            reason = why_unreachable(error)
+            reason = unreachable_reason(error)
             if reason is None or share is not None:
                 raise
     preparation = prepare(spec, aws.region, None, allow_plaintext_secret=arguments.allow_plaintext_secret)

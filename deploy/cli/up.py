@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from deploy.aws import Aws
-from deploy.cli.arguments import add_shadow, add_spec, down_command, share_of, spec_of
+from deploy.cli.arguments import add_flags, add_shadow, add_spec, down_command, share_of, spec_of
 from deploy.cli.views import (
     confirm,
     live_progress,
@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
 
 
 def add_adopt(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--adopt", action="store_true", help="take over another owner's resources with the same names")
+    add_flags(parser, adopt="take over another owner's resources with the same names")
 
 
 def _parser(commands: Any, command: str, purpose: str) -> argparse.ArgumentParser:
@@ -51,9 +51,7 @@ def _parser(commands: Any, command: str, purpose: str) -> argparse.ArgumentParse
     parser: argparse.ArgumentParser = commands.add_parser(command, help=purpose)
     add_spec(parser)
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the first change")
-    parser.add_argument("--keep-failed", action="store_true", help="keep failed resources for inspection")
-    parser.add_argument("--no-checks", action="store_true", help="skip the preflight checks")
-    parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
+    add_flags(parser, "no_checks", "allow_plaintext_secret", keep_failed="keep failed resources for inspection")
     parser.set_defaults(run=partial(deploy, command=command))
     return parser
 
@@ -108,8 +106,7 @@ def _deploy(
     with live_progress(console) as report:
         apply(aws, comparison.plan, preparation.resources_in_order, replace(options, report=report), run)
     before = live.config.tags.get(TAG_BEFORE) if command == "promote" and live.config is not None else None
-    for line in _next_steps(spec, share, before):
-        say(console, line)
+    say(console, "\n".join(_next_steps(spec, share, before)))
     return 0
 
 

@@ -22,7 +22,7 @@ from deploy.deployer.plan import Action, Plan, Verb
 from deploy.deployer.wait import Progress, Report
 from deploy.diagnostics import advice
 from deploy.errors import Refused
-from deploy.operations.status import MINUTES, Component, Status
+from deploy.operations.status import MINUTES, ComponentStatus, EndpointStatus
 from deploy.preflight.check import Check, Verdict
 from deploy.preflight.checks import lines, refuse_errors
 from deploy.redaction import HIDDEN, is_secret, redact
@@ -100,7 +100,7 @@ def confirm(question: str, *, yes: bool, needed: bool) -> bool:
 # -- print generated text without executing its control characters -----------------------------------------------------
 
 
-_KEPT = "\n\t"
+_PRINTED = "\n\t"
 
 
 def for_terminal(text: str, to: IO[str] | None = None) -> str:
@@ -118,7 +118,7 @@ def for_terminal(text: str, to: IO[str] | None = None) -> str:
 
 def _visible(sign: str) -> str:
     number = ord(sign)
-    if number < 0x20 and sign not in _KEPT:
+    if number < 0x20 and sign not in _PRINTED:
         return chr(0x2400 + number)
     # Delete, C1 controls, and controls of text direction.
     if 0x7F <= number < 0xA0 or 0x202A <= number <= 0x202E or 0x2066 <= number <= 0x2069:
@@ -149,11 +149,11 @@ def components_as_json(sums: Sums) -> dict[str, Any]:
 
 
 def _row(item: Placed) -> tuple[str, ...]:
-    known = ("", "", "", "", "not checked: the model's size or the instance type is unknown")
+    columns = ("", "", "", "", "not checked: the model's size or the instance type is unknown")
     if (fit := item.fit) is not None:
         memory = (f"{fit.weights:.1f}", f"{max(0.0, fit.room):.1f}", str(fit.tokens), str(fit.sequences))
-        known = (*memory, fit.problem or "fits")
-    return (item.name, item.model, str(item.copies), str(item.gpus), str(item.memory_mb), *known)
+        columns = (*memory, fit.problem or "fits")
+    return (item.name, item.model, str(item.copies), str(item.gpus), str(item.memory_mb), *columns)
 
 
 def _sum(sums: Sums) -> str:
@@ -215,7 +215,7 @@ def summary(plan: Plan) -> str:
         "to delete": verbs.count(Verb.DELETE),
         "unchanged": verbs.count(Verb.UNCHANGED),
     }
-    text = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    text = ", ".join(f"{count} {label}" for label, count in counts.items() if count)
     return f"{text or 'no resources exist or are specified'}."
 
 
@@ -237,7 +237,7 @@ def plan_as_json(plan: Plan, **more: Any) -> str:
                 }
                 for change in action.changes
             ],
-            "why": action.why,
+            "why": action.reason,
         }
         for action in plan.actions
     ]
@@ -285,8 +285,8 @@ def print_and_refuse(console: Console, checks: Sequence[Check]) -> None:
 def _print_action(console: Console, action: Action, whole: bool) -> None:
     mark, style = _MARKS[action.verb]
     call = f"  {action.service}.{action.operation}" if action.operation and whole else ""
-    why = f"  ({action.why})" if action.why else ""
-    say(console, f"{mark} {action.verb.value} {action.key}{call}{why}", style)
+    reason = f"  ({action.reason})" if action.reason else ""
+    say(console, f"{mark} {action.verb.value} {action.key}{call}{reason}", style)
     for change in action.changes:
         before, after = (_short(_hidden(change.path, value)) for value in (change.before, change.after))
         say(console, f"    {change.path}: {before} -> {after}", style)
@@ -378,17 +378,17 @@ def _minutes(seconds: float) -> str:
     return f"{int(seconds) // 60:3d}:{int(seconds) % 60:02d}"
 
 
-# -- print a `Status` as tables, or convert it to JSON -----------------------------------------------------------------
+# -- print an `EndpointStatus` as tables, or convert it to JSON --------------------------------------------------------
 
 
 _COLOURS = dict.fromkeys((*READY, "OK"), "green") | dict.fromkeys((*FAILED, *MIXED, "ALARM"), "red")
 
 
-def status_as_json(status: Status) -> dict[str, Any]:
+def status_as_json(status: EndpointStatus) -> dict[str, Any]:
     return {**asdict(status), "serving": status.serving}
 
 
-def view(status: Status) -> RenderableType:
+def view(status: EndpointStatus) -> RenderableType:
     parts: list[RenderableType] = [_summary(status), _places(status)]
     for heading, content in (("Scaling", _scaling(status)), ("Alarms", _alarms(status)), ("Metrics", _metrics(status))):
         if content:
@@ -400,7 +400,7 @@ def view(status: Status) -> RenderableType:
     return Group(*parts)
 
 
-def _summary(status: Status) -> Table:
+def _summary(status: EndpointStatus) -> Table:
     serving = Text("yes", style="green") if status.serving else Text("no", style="red")
     if status.serving and status.asleep:
         serving = Text("scaled to zero: requests wait until an instance is running", style="yellow")
@@ -415,7 +415,7 @@ def _summary(status: Status) -> Table:
     return _table((), rows)
 
 
-def _places(status: Status) -> Table:
+def _places(status: EndpointStatus) -> Table:
     rows: list[tuple[RenderableType, ...]] = []
     for variant in status.variants:
         details = " ".join(part for part in ("instances", variant.type, variant.image) if part)
@@ -435,13 +435,13 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **l
     return table(columns, rows, box=None, padding=(0, 2), show_header=bool(columns), header_style="bold", **look)
 
 
-def _copies(item: Component) -> str:
+def _copies(item: ComponentStatus) -> str:
     """Return a phrase such as `copies of llama-0123abcd, 2 GPUs each`."""
     gpus = f"{item.gpus} GPU{'s' * (item.gpus > 1)} each" if item.gpus else ""
     return ", ".join(part for part in (f"copies of {item.model}" if item.model else "copies", gpus) if part)
 
 
-def _scaling(status: Status) -> list[tuple[RenderableType, ...]]:
+def _scaling(status: EndpointStatus) -> list[tuple[RenderableType, ...]]:
     rows: list[tuple[RenderableType, ...]] = []
     for item in status.scaling:
         rows.append((item.target, f"{item.min} to {item.max}", ", ".join(item.policies) or "no policy"))
@@ -449,11 +449,11 @@ def _scaling(status: Status) -> list[tuple[RenderableType, ...]]:
     return rows
 
 
-def _alarms(status: Status) -> list[tuple[RenderableType, ...]]:
+def _alarms(status: EndpointStatus) -> list[tuple[RenderableType, ...]]:
     return [(item.name, coloured(item.state), Text(item.reason)) for item in status.alarms]
 
 
-def _metrics(status: Status) -> list[tuple[RenderableType, ...]]:
+def _metrics(status: EndpointStatus) -> list[tuple[RenderableType, ...]]:
     return [
         (name, "none" if value is None else f"{value:g}", f"in {MINUTES} min") for name, value in status.metrics.items()
     ]

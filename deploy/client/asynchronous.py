@@ -65,8 +65,8 @@ class AsyncAnswer:
         """
         until, pause = self._clock() + seconds, _FIRST
         while True:
-            if (answer := self._fetch(self.output)) is not None:
-                body, content_type = answer
+            if (fetched := self._fetch(self.output)) is not None:
+                body, content_type = fetched
                 return deserialize_body(self._deserializer, body, content_type)
             if (failed := self._fetch(self.failure)) is not None:
                 raise ModelFailed(f"the model failed: {failed[0].decode('utf-8', 'replace').strip()}")
@@ -106,8 +106,8 @@ def split_s3(uri: str) -> tuple[str, str]:
     Raises:
         NotSent: the URI does not have the form s3://BUCKET/KEY.
     """
-    scheme, _, rest = uri.partition("://")
-    bucket, _, key = rest.partition("/")
+    scheme, _, path = uri.partition("://")
+    bucket, _, key = path.partition("/")
     if scheme != "s3" or not bucket or not key:
         raise NotSent(f"{uri} is not of the form s3://BUCKET/KEY")
     return bucket, key

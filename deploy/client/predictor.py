@@ -115,9 +115,13 @@ class Session:
             if error is None:  # otherwise the first error matters
                 raise
 
-    def _send(self, what: str, name: str) -> dict[str, Any]:
+    def _send(self, request_type: str, name: str) -> dict[str, Any]:
         return self._predictor.runtime.invoke(
-            {"Body": json.dumps({"requestType": what}).encode(), "ContentType": "application/json", "SessionId": name}
+            {
+                "Body": json.dumps({"requestType": request_type}).encode(),
+                "ContentType": "application/json",
+                "SessionId": name,
+            }
         )
 
 
@@ -251,8 +255,8 @@ class Predictor:
         body = {"messages": list(messages), **parameters}
         if stream:
             return self.predict_stream({**body, "stream": True})
-        answer: dict[str, Any] = self.predict({**body, "stream": False})
-        return answer
+        completion: dict[str, Any] = self.predict({**body, "stream": False})
+        return completion
 
     def session(self) -> Session:
         """Open a stateful session, for use in a `with` statement."""

@@ -66,8 +66,10 @@ def runtime_client(
         config: further arguments for botocore's `Config`.
     """
     once = {"total_max_attempts": 1, "mode": "standard"}
-    own = Config(tcp_keepalive=True, retries=once, user_agent_extra="lmi-client", **config)
-    return web_pages.refused(session.client(service, region_name=region, endpoint_url=endpoint_url, config=own))
+    client_config = Config(tcp_keepalive=True, retries=once, user_agent_extra="lmi-client", **config)
+    return web_pages.refused(
+        session.client(service, region_name=region, endpoint_url=endpoint_url, config=client_config)
+    )
 
 
 # -- find the inference component for a request that does not name a component -----------------------------------------
@@ -134,7 +136,7 @@ def _cannot_list(error: RequestFailed, endpoint_name: str) -> RequestFailed:
 # boto3's own retries are off. After a read timeout, boto3 would send the request again while the model still works on
 # the first request, so that one response could cost three generations.
 
-_Answer = TypeVar("_Answer")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -162,13 +164,13 @@ IMPATIENT = Patience(busy=0, cold=0)
 
 
 def with_retries(
-    attempt: Callable[[], _Answer],
+    attempt: Callable[[], _T],
     patience: Patience,
     report: Callable[[NotStarted, float], None] | None = None,
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> _Answer:
+) -> _T:
     """Return the result of `attempt`, which is repeated while it raises `NotStarted`.
 
     Args:
@@ -197,8 +199,6 @@ WARN_BYTES = 6 * 1024 * 1024
 MAX_BYTES = 25 * 1024 * 1024
 """Maximum size of a request body. AWS's documentation states 25 MB, but the API model states 6 MiB (`WARN_BYTES`).
 The client warns if a body exceeds the limit in the API model, and raises an error if it exceeds 25 MiB."""
-
-_T = TypeVar("_T")
 
 
 class LargePayload(UserWarning):
@@ -453,7 +453,7 @@ class BearerToken:
 
 _SERVICE = "sagemaker-inference-router-runtime"
 _TAKES = ("Accept", "Body", "ContentType", "CustomAttributes", "InferenceId", "PrefixAwareId")
-_ANSWER = 170.0  # seconds: AWS's minimum for a router's client, as a router may try a second destination
+_ROUTER_TIMEOUT = 170.0  # seconds: AWS's minimum for a router's client, as a router may try a second destination
 
 
 class RouterRuntime(Runtime):
@@ -498,6 +498,6 @@ class RouterRuntime(Runtime):
     @property
     def _client(self) -> Any:
         try:
-            return self._client_for(max(self._timeouts.answer, _ANSWER))
+            return self._client_for(max(self._timeouts.answer, _ROUTER_TIMEOUT))
         except UnknownServiceError:
             raise NotSent("this boto3 does not support inference routers", "pip install --upgrade boto3") from None

@@ -182,11 +182,11 @@ _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")
 
 
 class Truncated(Exception):
-    """The error for a response that ends inside a value. `rest` is the incomplete value."""
+    """The error for a response that ends inside a value. `remainder` is the incomplete value."""
 
-    def __init__(self, rest: bytes) -> None:
-        super().__init__(rest)
-        self.rest = rest
+    def __init__(self, remainder: bytes) -> None:
+        super().__init__(remainder)
+        self.remainder = remainder
 
 
 class Reader(Protocol):
@@ -277,7 +277,7 @@ class ServerSentEvents:
             try:
                 results += _values(event.data)
             except Truncated as cut:  # the value is incomplete, although its event is complete
-                results.append(cut.rest.decode("utf-8", "replace"))
+                results.append(cut.remainder.decode("utf-8", "replace"))
         return results
 
     def flush(self) -> list[Any]:
@@ -336,7 +336,7 @@ def _parse(value: bytes) -> Any:
 # -- convert the bytes of a streamed response to events, and check at the end that it is complete ----------------------
 
 
-class AnswerReader:
+class ResponseEvents:
     """A reader that converts the bytes of a response to events.
 
     The events do not depend on how the bytes are split, except that plain text may be split differently.
@@ -391,8 +391,8 @@ class AnswerReader:
             values += self._reader.flush()
         except Truncated as cut:
             yield from self._events(values)
-            rest = cut.rest[:80].decode("utf-8", "replace")
-            raise self.with_arrived(StreamBroken(f"the response ended inside a value: {rest}")) from None
+            beginning = cut.remainder[:80].decode("utf-8", "replace")
+            raise self.with_arrived(StreamBroken(f"the response ended inside a value: {beginning}")) from None
         yield from self._events(values)
         if self._open:
             raise self.with_arrived(StreamBroken("the response ended without a final event"))
@@ -438,7 +438,7 @@ class Stream:
     def __init__(self, parts: Iterable[bytes], content_type: str, close: Callable[[], Any], variant: str = "") -> None:
         self._parts = parts
         self._close = close
-        self._reader = AnswerReader(content_type)
+        self._reader = ResponseEvents(content_type)
         self._events = self._read()
         self.content_type = content_type
         self.variant = variant

@@ -227,7 +227,7 @@ class _Steps:
                 raise Failed(f"{action.key} existed, but was deleted meanwhile", "Run this again.") from error
 
     def _delete(self, action: Action) -> None:
-        self._options.say(f"delete {action.key}" + (f" ({action.why})" if action.why else ""))
+        self._options.say(f"delete {action.key}" + (f" ({action.reason})" if action.reason else ""))
         if action.undo:  # recorded before the call, whose response may be lost
             self._run.deregistered.append(action)
         try:

@@ -70,8 +70,8 @@ def lost(target: LiveResource, desired: Sequence[Resource], live: Live) -> tuple
         return ()
     desired_keys = {(item.kind, identity_of(item)) for item in desired}
     foreign = [item for item in (target, *policies_of(target, live)) if not item.is_of(live.deployment)]
-    kept = (target.kind, target.which) in desired_keys or target in foreign
-    return tuple(_copy(item, {}) for item in foreign if kept and (item.kind, item.which) not in desired_keys)
+    is_recreated = (target.kind, target.which) in desired_keys or target in foreign
+    return tuple(_copy(item, {}) for item in foreign if is_recreated and (item.kind, item.which) not in desired_keys)
 
 
 def _new_config(desired: Sequence[Resource], live: Live) -> Json | None:

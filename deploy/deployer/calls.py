@@ -16,7 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTT
 from deploy.aws import Aws, error_code, pages, unless_missing
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID
 from deploy.errors import DeployError, Refused
-from deploy.resources.resource import TAG_DEPLOYMENT, Json, Kind, Resource, tag_map
+from deploy.resources.resource import TAG_DEPLOYMENT, Json, Kind, Resource, tag_list, tag_map
 from deploy.web_pages import WebPage
 
 
@@ -201,12 +201,11 @@ def foreign(key: str) -> str:
 
 def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
     """Return the operation and the arguments of the call that sets tags on an existing resource."""
-    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
     if kind is Kind.SCALABLE_TARGET:
         return "tag_resource", {"ResourceARN": arn, "Tags": dict(tags)}
     if kind is Kind.ALARM:
-        return "tag_resource", {"ResourceARN": arn, "Tags": pairs}
-    return "add_tags", {"ResourceArn": arn, "Tags": pairs}
+        return "tag_resource", {"ResourceARN": arn, "Tags": tag_list(tags)}
+    return "add_tags", {"ResourceArn": arn, "Tags": tag_list(tags)}
 
 
 def _is_retryable(error: ClientError) -> bool:
@@ -232,7 +231,7 @@ def is_temporary(error: BotoCoreError | ClientError) -> bool:
     return isinstance(error, ConnectionError | HTTPClientError)
 
 
-def why_unreachable(error: BotoCoreError | ClientError) -> str | None:
+def unreachable_reason(error: BotoCoreError | ClientError) -> str | None:
     """Return a phrase that explains why AWS cannot be called, or None if AWS itself returned the error."""
     if isinstance(error, NOT_SIGNED_IN):
         return "no AWS credentials"

@@ -89,7 +89,7 @@ class Live:
         resources: resources that the deployment owns or that have a desired name. The endpoint and its configuration
             are included even if they belong to another owner.
         online: whether AWS was queried. If it was not, no existing resources are known.
-        others: components on the same endpoint that the deployment does not own, including adapters.
+        foreign_components: components on the same endpoint that the deployment does not own, including adapters.
         foreign_scaling: scalable targets of the endpoint and its components that the deployment does not own, and
             policies of these and of its own targets that it does not own.
     """
@@ -97,7 +97,7 @@ class Live:
     deployment: str
     resources: tuple[LiveResource, ...] = ()
     online: bool = True
-    others: tuple[LiveResource, ...] = ()
+    foreign_components: tuple[LiveResource, ...] = ()
     foreign_scaling: tuple[LiveResource, ...] = ()
 
     def get(self, kind: Kind, which: Identity) -> LiveResource | None:
@@ -126,9 +126,9 @@ class Live:
         endpoint = self.endpoint
         if endpoint is None or endpoint.is_of(self.deployment) or is_guest(self.deployment):
             return ()
-        own = {item.name for item in self.owned if item.kind is Kind.ENDPOINT_CONFIG}
+        config_names = {item.name for item in self.owned if item.kind is Kind.ENDPOINT_CONFIG}
         configs = {endpoint.description["EndpointConfigName"], *pending_configs(endpoint.description)}
-        return (endpoint,) if own & configs else ()
+        return (endpoint,) if config_names & configs else ()
 
     @property
     def config(self) -> LiveResource | None:
@@ -181,12 +181,12 @@ class _Search:
         names = {*self._desired, *self._served, (Kind.ENDPOINT, (self._endpoint,))}
         existing = self._existing.values()
         related = [item for item in existing if (item.kind, item.which) in names or item.is_of(self._deployment)]
-        rest = [item for item in existing if item not in related]
+        foreign = [item for item in existing if item not in related]
         return Live(
             self._deployment,
             tuple(related),
-            others=tuple(item for item in rest if item.kind is Kind.COMPONENT),
-            foreign_scaling=tuple(item for item in rest if item.kind in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY)),
+            foreign_components=tuple(item for item in foreign if item.kind is Kind.COMPONENT),
+            foreign_scaling=tuple(item for item in foreign if item.kind in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY)),
         )
 
     def find_by_name(self) -> None:
@@ -219,8 +219,8 @@ class _Search:
         if config is None:
             return
         yield Kind.ENDPOINT_CONFIG, config
-        own = self._existing.get((Kind.ENDPOINT_CONFIG, identity(Kind.ENDPOINT_CONFIG, config)))
-        if own is not None and (before := own.tags.get(TAG_BEFORE)) is not None:
+        live_config = self._existing.get((Kind.ENDPOINT_CONFIG, identity(Kind.ENDPOINT_CONFIG, config)))
+        if live_config is not None and (before := live_config.tags.get(TAG_BEFORE)) is not None:
             yield from _before(self._aws, before)
         if is_guest(self._deployment):
             return
@@ -260,8 +260,8 @@ class _Search:
         which = {name: target[name] for name in CALLS[Kind.SCALABLE_TARGET].identity}
         for policy in pages(self._aws, _SCALING, "describe_scaling_policies", "ScalingPolicies", **which):
             # A policy that a user added must not be updated. It is deleted only with its target.
-            is_own = policy["PolicyName"].startswith(scoped_name(self._own_name, ""))
-            self._keep(Kind.SCALING_POLICY, policy, tags if is_own else {})
+            is_ours = policy["PolicyName"].startswith(scoped_name(self._own_name, ""))
+            self._keep(Kind.SCALING_POLICY, policy, tags if is_ours else {})
 
     def _keep(self, kind: Kind, description: Json | None, tags: Mapping[str, str] | None = None) -> None:
         """Add a resource, unless it does not exist or is already known. If `tags` is None, they are read from AWS."""
@@ -355,8 +355,8 @@ def _retained_configs(
     names = {item.name for item in desired if item.kind is Kind.ENDPOINT_CONFIG}
     serving = None if live.endpoint is None else live.endpoint.description["EndpointConfigName"]
     # The serving version is kept first, as a rollback returns to it.
-    others = sorted((item for item in configs if item.name not in names), key=lambda item: item.name != serving)
-    return [*(item for item in configs if item.name in names), *others[: max(keep - len(names), 0)]]
+    candidates = sorted((item for item in configs if item.name not in names), key=lambda item: item.name != serving)
+    return [*(item for item in configs if item.name in names), *candidates[: max(keep - len(names), 0)]]
 
 
 def _unused_models(configs: Sequence[LiveResource], desired: Sequence[Resource], live: Live) -> list[LiveResource]:

@@ -172,7 +172,7 @@ class Action:
         request: arguments of the call. The value of a `Ref` among them is known only once its resource exists.
         resource: desired resource, or None for a deletion.
         changes: fields that change.
-        why: reason for a deletion.
+        reason: reason for a deletion.
         expects: configuration that another owner's endpoint must still serve when it is updated, or "".
         undo: resources that recreate what a deletion removed, if the update after it fails.
     """
@@ -184,7 +184,7 @@ class Action:
     request: Json | None = None
     resource: Resource | None = None
     changes: tuple[Difference, ...] = ()
-    why: str = ""
+    reason: str = ""
     expects: str = ""
     undo: tuple[Resource, ...] = ()
 
@@ -205,13 +205,13 @@ class Plan:
         deployment: name of the deployment.
         actions: actions, one or more for each resource.
         online: whether AWS was queried. If not, the plan assumes that no resources exist.
-        kept: names of other deployments' components, which prevent the deletion of the endpoint.
+        dependents: names of other deployments' components, which prevent the deletion of the endpoint.
     """
 
     deployment: str
     actions: tuple[Action, ...]
     online: bool = True
-    kept: tuple[str, ...] = ()
+    dependents: tuple[str, ...] = ()
 
     @property
     def changing(self) -> tuple[Action, ...]:
@@ -295,11 +295,11 @@ def removal_of_all(live: Live) -> Plan:
             "Delete it with the tool that created it, or take it over with `lmi deploy up --adopt`. `lmi deploy down "
             "--shadow` removes only a shadow variant.",
         )
-    kept = _of_endpoint(live) if live.others and not is_guest(live.deployment) else []
-    gone = [item for item in in_order_of_removal(live.owned) if item not in kept]
+    retained = _of_endpoint(live) if live.foreign_components and not is_guest(live.deployment) else []
+    gone = [item for item in in_order_of_removal(live.owned) if item not in retained]
     targets = [removal_of(target, "the resource that it scales is deleted") for target in _foreign_targets(live, gone)]
-    names = tuple(sorted(item.name for item in live.others)) if kept else ()
-    return Plan(live.deployment, (*targets, *(removal_of(existing, "") for existing in gone)), kept=names)
+    names = tuple(sorted(item.name for item in live.foreign_components)) if retained else ()
+    return Plan(live.deployment, (*targets, *(removal_of(existing, "") for existing in gone)), dependents=names)
 
 
 def _foreign_targets(live: Live, gone: Sequence[LiveResource]) -> list[LiveResource]:
@@ -355,8 +355,8 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
     endpoint = live.endpoint
     if not live.online:
         return
-    names = ", ".join(sorted(item.name for item in live.others))
-    if endpoint is not None and endpoint.failed and live.others:
+    names = ", ".join(sorted(item.name for item in live.foreign_components))
+    if endpoint is not None and endpoint.failed and live.foreign_components:
         raise Refused(
             f"{endpoint.key} has failed, but it runs components of other deployments: {names}",
             "AWS can only delete it, and only after its components. Delete them with the tools that created them, "
@@ -365,7 +365,9 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
     if is_guest(live.deployment):
         _refuse_shared(desired, endpoint, live)
     configs = [item.request for item in desired if item.kind is Kind.ENDPOINT_CONFIG]
-    if live.others and any("ModelName" in variant for config in configs for variant in config["ProductionVariants"]):
+    if live.foreign_components and any(
+        "ModelName" in variant for config in configs for variant in config["ProductionVariants"]
+    ):
         raise Refused(
             f"the endpoint would have its own model, but it runs components of other deployments: {names}",
             "Keep components in the specification, or have the other components deleted first.",
@@ -473,8 +475,8 @@ def _updates(resource: Resource, existing: LiveResource, live: Live) -> Iterator
 
 def _changes(resource: Resource, existing: LiveResource, live: Live) -> tuple[Difference, ...]:
     """Return the differences between a resource and its desired state, except for tags."""
-    known = {item.key: item.description for item in live.resources}
-    fields = resolved(desired_fields(resource), lambda ref: known.get(ref.key, {}).get(ref.attribute, ref))
+    descriptions = {item.key: item.description for item in live.resources}
+    fields = resolved(desired_fields(resource), lambda ref: descriptions.get(ref.key, {}).get(ref.attribute, ref))
     changes = differences(as_request(resource.kind, existing.description), fields)
     if existing.mixed:  # AWS names one configuration, but several are serving
         changes = (*changes, Difference(str(CALLS[resource.kind].status), existing.status, READY[0]))
@@ -507,9 +509,9 @@ def _removals(desired: Sequence[Resource], live: Live, keep: int) -> list[Action
     ]
 
 
-def removal_of(existing: LiveResource, why: str) -> Action:
+def removal_of(existing: LiveResource, reason: str) -> Action:
     operation, request = removal(existing.kind, existing.which)
-    return Action(Verb.DELETE, existing.kind, existing.which, operation, request, why=why)
+    return Action(Verb.DELETE, existing.kind, existing.which, operation, request, reason=reason)
 
 
 def _base(existing: LiveResource) -> str | None:

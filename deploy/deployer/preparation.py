@@ -106,7 +106,7 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
     planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
     checked = [check_data(server, aws, live) for server in servers(spec)]
     uploads = {str(upload.prefix): upload for upload in checked if upload is not None}
-    sums, notes = beside_others(spec, preparation.resolution.sums, live)
+    sums, notes = sums_on_endpoint(spec, preparation.resolution.sums, live)
     return Comparison(planned, (*scaled_by_hand(spec, live), *notes), tuple(uploads.values()), sums)
 
 
@@ -120,7 +120,9 @@ def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share)
     spec = preparation.spec
     resources = beside(spec, preparation.resources_in_order, live, share)
     # The checks and the price concern only the shadow.
-    own = spec.model_copy(update={"instance": spec.instance.model_copy(update={"count": share.count}), "scaling": None})
+    shadow_spec = spec.model_copy(
+        update={"instance": spec.instance.model_copy(update={"count": share.count}), "scaling": None}
+    )
     uploaded = check_data(spec, aws, live)
     notes = (
         f"{share.percent} % of the requests are copied to the shadow, and its responses are discarded",
@@ -128,7 +130,7 @@ def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share)
         "and quota during the update",
     )
     comparison = Comparison(plan_shadow(resources, live), notes, () if uploaded is None else (uploaded,))
-    return replace(preparation, spec=own, resources_in_order=resources), comparison
+    return replace(preparation, spec=shadow_spec, resources_in_order=resources), comparison
 
 
 def compare_promotion(preparation: Preparation, aws: Aws, live: Live) -> Comparison:
@@ -186,7 +188,7 @@ def upload_models(spec: Spec, aws: Aws, live: Live, progress: Callable[[UploadPr
                 model.upload,
                 progress,
                 isolated=server.network.isolated,
-                own_code=server.own_code,
+                trusts_code=server.trusts_code,
                 deployment=spec.deployment,
             )
 
@@ -202,7 +204,9 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
     model = spec.model
     if model.directory is None or model.upload is None:
         return None
-    planned = plan_upload(aws, model.directory, model.upload, isolated=spec.network.isolated, own_code=spec.own_code)
+    planned = plan_upload(
+        aws, model.directory, model.upload, isolated=spec.network.isolated, trusts_code=spec.trusts_code
+    )
     serves = live.endpoint is not None and not live.endpoint.failed
     users = [
         existing.name
@@ -223,9 +227,9 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
 
 def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
     """Raise Refused if another model loads from the prefix, or another deployment uploaded a file that would change."""
-    own_models = {existing.name for existing in live.owned if existing.kind is Kind.MODEL}
+    deployment_models = {existing.name for existing in live.owned if existing.kind is Kind.MODEL}
     uris = users_of(aws, str(planned.prefix))
-    users = [f"the model {name} loads from {where}" for name, where in uris.items() if name not in own_models]
+    users = [f"the model {name} loads from {where}" for name, where in uris.items() if name not in deployment_models]
     with ThreadPoolExecutor(WORKERS) as pool:
         senders = set(pool.map(lambda name: object_sender(aws, planned.prefix, name), planned.changed))
     users += [f"the deployment {name} uploaded files there" for name in senders if name not in (None, live.deployment)]
@@ -241,7 +245,7 @@ def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
 # -- check whether the components of several deployments fit on one endpoint -------------------------------------------
 
 
-def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | None, tuple[str, ...]]:
+def sums_on_endpoint(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | None, tuple[str, ...]]:
     """Return the sums of all components on the endpoint, including other deployments' components, and warnings.
 
     Raises:
@@ -253,19 +257,19 @@ def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | Non
     if spec.endpoint is not None and variant:
         _check_type(spec, variant)
         sums = replace(sums, count=_instances(variant, live))
-    others = tuple(_placed(live))
-    if not others and spec.endpoint is None:
+    foreign = tuple(_placed(live))
+    if not foreign and spec.endpoint is None:
         return sums, ()
-    together = replace(sums, placed=(*sums.placed, *others))
+    together = replace(sums, placed=(*sums.placed, *foreign))
     if sums.instance is None:
         return together, ()
-    names = ", ".join(item.name for item in others) or "none"
+    names = ", ".join(item.name for item in foreign) or "none"
     where = f"{sums.count} x {sums.instance.name} with other deployments' components ({names})"
     problem = without_room(together, where)
     if problem and not spec.instance.unchecked:
         raise SpecError(problem, "Use fewer copies, or have the endpoint's owner add instances.")
     notes = [f"{problem} (instance.unchecked)."] if problem else []
-    if others and spec.endpoint is None:
+    if foreign and spec.endpoint is None:
         notes.append(f"changes to the endpoint's instances also affect components of other deployments: {names}.")
     return together, tuple(notes)
 
@@ -292,7 +296,7 @@ def _instances(variant: Mapping[str, Any], live: Live) -> int:
 
 def _placed(live: Live) -> Iterator[Placed]:
     """Yield the resources that other deployments' components need. Adapters share their base component's resources."""
-    for item in live.others:
+    for item in live.foreign_components:
         specification = next((part for part in specifications(item.description) if part), {})
         needs = specification.get("ComputeResourceRequirements", {})
         if "BaseInferenceComponentName" in specification:

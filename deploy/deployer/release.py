@@ -43,14 +43,14 @@ def compare_online(
         Refused, NotThere, SpecError: the existing resources do not allow the plan; see `compare`, `compare_beside` and
             `compare_promotion`.
     """
-    preparation, kept = keep_release(preparation, aws, live, adopt=adopt or promote or share is not None)
+    preparation, notes = keep_release(preparation, aws, live, adopt=adopt or promote or share is not None)
     if share is not None:
         preparation, comparison = compare_beside(preparation, aws, live, share)
     elif promote:
         comparison = compare_promotion(preparation, aws, live)
     else:
         comparison = compare(preparation, aws, live, adopt=adopt)
-    return preparation, replace(comparison, warnings=(*kept, *comparison.warnings))
+    return preparation, replace(comparison, warnings=(*notes, *comparison.warnings))
 
 
 def keep_release(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool) -> tuple[Preparation, tuple[str, ...]]:
@@ -112,8 +112,8 @@ def _lacks_release(preparation: Preparation, spec: Spec) -> bool:
     if is_aws_image(preparation.decision.of(spec).image):
         return False
     file = spec.model.directory / "serving.properties" if spec.model.directory else None
-    own = [item.key for item in from_file(file) if isinstance(item, Setting)] if file and file.is_file() else []
-    return KEY not in own and all(item.name != _VARIABLE for item in settings_of(spec.options, spec.environment))
+    keys = [item.key for item in from_file(file) if isinstance(item, Setting)] if file and file.is_file() else []
+    return KEY not in keys and all(item.name != _VARIABLE for item in settings_of(spec.options, spec.environment))
 
 
 def _releases(endpoint: LiveResource, aws: Aws, live: Live, without: Collection[str], *, adopt: bool) -> set[str]:

@@ -26,6 +26,7 @@ from deploy.resources.resource import (
     containers,
     digest,
     is_version_of,
+    tag_list,
     user_tags,
     version_name,
 )
@@ -57,7 +58,7 @@ def refuse_specification(spec: Spec) -> None:
     Raises:
         SpecError: the specification has such a setting, which the message names.
     """
-    for is_set, setting, why in (
+    for is_set, setting, reason in (
         (bool(spec.components), "components", "SageMaker does not support shadow variants with inference components"),
         (spec.endpoint is not None, "endpoint", "SageMaker does not support shadow variants with inference components"),
         (spec.asynchronous is not None, "async", "SageMaker does not support shadow variants of async endpoints"),
@@ -69,7 +70,7 @@ def refuse_specification(spec: Spec) -> None:
         ),
     ):
         if is_set:
-            raise SpecError(f"{setting}: {why}", f"Omit {setting}, or use `lmi deploy up` without --shadow.")
+            raise SpecError(f"{setting}: {reason}", f"Omit {setting}, or use `lmi deploy up` without --shadow.")
 
 
 def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) -> tuple[Resource, ...]:
@@ -90,10 +91,10 @@ def beside(spec: Spec, resources: Sequence[Resource], live: Live, share: Share) 
     served = live.config
     assert served is not None
     models = [item for item in resources if item.kind is Kind.MODEL]
-    (own,) = (item.request for item in resources if item.kind is Kind.ENDPOINT_CONFIG)
-    shadow = _variant(own["ProductionVariants"][0], _weight(endpoint, served), share)
-    content = {**_as_asked(served.description), "ShadowProductionVariants": [shadow]}
-    config = _config(spec.name, content, [*own["Tags"], {"Key": TAG_BEFORE, "Value": before(live)}], models)
+    (config_request,) = (item.request for item in resources if item.kind is Kind.ENDPOINT_CONFIG)
+    shadow = _variant(config_request["ProductionVariants"][0], _weight(endpoint, served), share)
+    content = {**_creation_fields(served.description), "ShadowProductionVariants": [shadow]}
+    config = _config(spec.name, content, [*config_request["Tags"], {"Key": TAG_BEFORE, "Value": before(live)}], models)
     return (*models, config, _serving(spec.name, config.name))
 
 
@@ -106,7 +107,7 @@ def plan_shadow(desired: Sequence[Resource], live: Live) -> Plan:
     refuse_foreign([item for item in desired if item.kind is not Kind.ENDPOINT], live, _DELETE)
     actions = [action for resource in desired for action in action_of(resource, live, desired)]
     keep = {item.name for item in desired} | {before(live)}
-    left = [removal_of(item, "it belonged to an earlier shadow") for item in _own_parts(live, keep)]
+    left = [removal_of(item, "it belonged to an earlier shadow") for item in _removable_parts(live, keep)]
     return Plan(live.deployment, (*actions, *left), live.online)
 
 
@@ -124,10 +125,10 @@ def plan_promotion(desired: Sequence[Resource], live: Live, keep: int) -> Plan:
     """
     _refuse_other_shadow(desired, live)
     refuse_foreign([item for item in desired if item.kind in (Kind.MODEL, Kind.ENDPOINT_CONFIG)], live, _DELETE)
-    kept = [
+    retaining = [
         replace(item, update={**item.update, **_RETAINED}) if item.kind is Kind.ENDPOINT else item for item in desired
     ]
-    promotion = plan(kept, live, keep=keep, adopt=True)
+    promotion = plan(retaining, live, keep=keep, adopt=True)
     gone = {action.key for action in promotion.actions if action.verb is Verb.DELETE}
     ended = [
         removal_of(item, "it has the shadow variant")
@@ -153,7 +154,7 @@ def plan_end(live: Live) -> Plan:
             f"endpoint/{endpoint.name} belongs to this deployment, so `up --shadow` cannot have added a shadow",
             "Remove shadow from its file and run `lmi deploy up`, or delete everything with `lmi deploy down`.",
         )
-    if endpoint is not None and live.config is None and _own_parts(live, ()):
+    if endpoint is not None and live.config is None and _removable_parts(live, ()):
         raise Refused(
             f"endpoint/{endpoint.name} serves the configuration {endpoint.description['EndpointConfigName']}, which "
             "was deleted or cannot be read. As it may still contain the shadow, the shadow's resources are kept",
@@ -173,7 +174,7 @@ def plan_end(live: Live) -> Plan:
     elif endpoint is not None and endpoint.mixed and any(TAG_BEFORE in item.tags for item in live.owned):
         # The update that added the shadow could not be rolled back, so parts of the endpoint may still use it.
         back += action_of(_serving(endpoint.name, before(live)), live, ())
-    left = [removal_of(item, "") for item in _own_parts(live, keep)]
+    left = [removal_of(item, "") for item in _removable_parts(live, keep)]
     return Plan(live.deployment, (*back, *left))
 
 
@@ -240,7 +241,7 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
         yield "is asynchronous, and SageMaker does not support shadow variants of async endpoints", none
     if any("ServerlessConfig" in variant for variant in variants):
         yield "is serverless, and SageMaker does not support shadow variants of serverless endpoints", none
-    if live.others or live.of(Kind.COMPONENT) or any("ModelName" not in variant for variant in variants):
+    if live.foreign_components or live.of(Kind.COMPONENT) or any("ModelName" not in variant for variant in variants):
         yield "has inference components, and SageMaker does not support shadow variants with them", none
     if len(variants) > 1:
         yield (
@@ -273,13 +274,15 @@ def _has_several_models(model: LiveResource | None) -> bool:
     return len(parts) > 1 or any(part.get("Mode") == "MultiModel" for part in parts)
 
 
-def _variant(own: Json, weight: float, share: Share) -> dict[str, Any]:
+def _variant(variant: Json, weight: float, share: Share) -> dict[str, Any]:
     """Return the shadow variant, which is a copy of the deployment's variant with the shadow's weight and instances.
 
     Its name depends on its content, because an update keeps the number of instances and the weight of a variant with
     the same name. It does not use a capacity reservation, which is for the serving variant.
     """
-    content = {name: value for name, value in own.items() if name not in ("VariantName", "CapacityReservationConfig")}
+    content = {
+        name: value for name, value in variant.items() if name not in ("VariantName", "CapacityReservationConfig")
+    }
     content |= {"InitialInstanceCount": share.count, "InitialVariantWeight": round(weight * share.percent / 100, 6)}
     return {"VariantName": f"{SHADOW}-{digest(content)}", **content}
 
@@ -301,7 +304,7 @@ def _weight(endpoint: LiveResource, config: LiveResource) -> float:
     return weight
 
 
-def _as_asked(description: Json) -> dict[str, Any]:
+def _creation_fields(description: Json) -> dict[str, Any]:
     """Convert a configuration's description to arguments of CreateEndpointConfig, without name, tags and shadow."""
     omitted = ("EndpointConfigName", "ShadowProductionVariants", "Tags")
     fields = sagemaker().operation_model("CreateEndpointConfig").input_shape.members
@@ -329,11 +332,10 @@ def _shadow_config(live: Live) -> LiveResource | None:
 
 def _without_shadow(live: Live, config: LiveResource) -> Resource:
     tags = {**user_tags(config.tags), TAG_DEPLOYMENT: live.deployment}
-    pairs = [{"Key": key, "Value": value} for key, value in tags.items()]
-    return _config(live.deployment, _as_asked(config.description), pairs)
+    return _config(live.deployment, _creation_fields(config.description), tag_list(tags))
 
 
-def _own_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:
+def _removable_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:
     """Return the deployment's models and configurations to delete.
 
     Models of the serving variants, and models that batch transform jobs may use, are kept.
@@ -342,6 +344,8 @@ def _own_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:
         keep: names of further resources to keep.
     """
     batch = batch_name(live.deployment)
-    own = [item for item in live.owned if item.kind in (Kind.MODEL, Kind.ENDPOINT_CONFIG)]
+    versions = [item for item in live.owned if item.kind in (Kind.MODEL, Kind.ENDPOINT_CONFIG)]
     stay = {*keep, *(item.get("ModelName") for item in live.variants)}
-    return in_order_of_removal([item for item in own if item.name not in stay and not is_version_of(batch, item.name)])
+    return in_order_of_removal(
+        [item for item in versions if item.name not in stay and not is_version_of(batch, item.name)]
+    )

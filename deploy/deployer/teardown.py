@@ -48,21 +48,21 @@ def data_uri(container: Json) -> str:
     return str(data.get("S3Uri") or container.get("ModelDataUrl") or "")
 
 
-def check_users(aws: Aws, uri: str, own_models: Iterable[str]) -> None:
+def check_users(aws: Aws, uri: str, deleted_models: Iterable[str]) -> None:
     """Check that no other model loads from the prefix.
 
     Args:
-        own_models: names of models that are deleted before the data.
+        deleted_models: names of models that are deleted before the data.
 
     Raises:
         Refused: another model loads from the prefix.
     """
-    others = {name: where for name, where in users_of(aws, uri).items() if name not in set(own_models)}
-    if others:
-        name, where = sorted(others.items())[0]
+    users = {name: where for name, where in users_of(aws, uri).items() if name not in set(deleted_models)}
+    if users:
+        name, where = sorted(users.items())[0]
         raise Refused(
             f"the model {name} also loads from {uri} ({where})"
-            + (f", and {len(others) - 1} more" if len(others) > 1 else ""),
+            + (f", and {len(users) - 1} more" if len(users) > 1 else ""),
             "Omit --data, or delete those models first.",
         )
 

@@ -210,7 +210,7 @@ def _progress(aws: Aws, resource: Resource, description: Mapping[str, Any], elap
     return Progress(resource.key, status, _phase(status, description, lines, elapsed), elapsed, limit, line, hint)
 
 
-def _phase(status: str, description: Mapping[str, Any], lines: list[logs.Line] | None, elapsed: float) -> str:
+def _phase(status: str, description: Mapping[str, Any], lines: list[logs.LogLine] | None, elapsed: float) -> str:
     variants = description.get("PendingDeploymentSummary", {}).get("ProductionVariants", [])
     for variant in variants:
         for item in variant.get("VariantStatus", []):
@@ -223,7 +223,7 @@ def _phase(status: str, description: Mapping[str, Any], lines: list[logs.Line] |
     return "loading the model"
 
 
-def _log(aws: Aws, resource: Resource, description: Mapping[str, Any], count: int = 1) -> list[logs.Line] | None:
+def _log(aws: Aws, resource: Resource, description: Mapping[str, Any], count: int = 1) -> list[logs.LogLine] | None:
     """Return the last lines of the log, or None if there is no log or reading it is denied.
 
     Lines before the resource's creation are omitted, as they belong to an earlier resource with the same name.

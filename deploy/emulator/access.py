@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from urllib.parse import parse_qs, urlsplit
 
-from deploy.emulator.answers import ApiError
+from deploy.emulator.protocol import ApiError
 from handler.core.numbers import is_digits
 
 TOKEN_PREFIX = "sagemaker-api-key-"
@@ -166,5 +166,5 @@ def _region(credential: str, expected: str | None, code: str) -> str:
             raise ApiError(403, code, f"Credential must be scoped to service {_SERVICE}.")
 
 
-def _access_denied(why: str) -> ApiError:
-    return ApiError(403, "AccessDeniedException", f"Not authorized: {why}.")
+def _access_denied(reason: str) -> ApiError:
+    return ApiError(403, "AccessDeniedException", f"Not authorized: {reason}.")

@@ -21,12 +21,12 @@ from moto.core.exceptions import ServiceException
 from moto.servicequotas.responses import ServiceQuotasResponse
 
 from deploy.emulator import authorization
-from deploy.emulator.authorization import Need, RoleStore, Where, needs_of_action
-from deploy.emulator.cloud import OWN, Call, Cloud
+from deploy.emulator.authorization import Permission, RoleStore, Where, needs_of_action
+from deploy.emulator.cloud import SERVER_KEY, Call, Cloud
 from deploy.emulator.patch import Replacements, json_result, methods
 from deploy.emulator.runtimes import Runtimes
 from deploy.emulator.sagemaker import ACCOUNT, Fate, Thing
-from deploy.emulator.serving import Front, Log, Plan, cannot_listen
+from deploy.emulator.serving import Front, LocalPlan, Log, cannot_listen
 from deploy.operations.logs import component_group, endpoint_group
 from deploy.s3.archive import read_archive
 from deploy.s3.prefix import bucket_and_key
@@ -112,11 +112,11 @@ class Quotas:
         return {"Quotas": list(self._quotas.values()) if p["ServiceCode"] == "sagemaker" else []}
 
     def get_service_quota(self, p: Mapping[str, Any], region: str) -> dict[str, Any]:
-        return {"Quota": self._named(p)}
+        return {"Quota": self._find_quota(p)}
 
     def request_service_quota_increase(self, p: Mapping[str, Any], region: str) -> dict[str, Any]:
         """Grant the requested quota immediately."""
-        quota = self._named(p)
+        quota = self._find_quota(p)
         quota["Value"] = float(p["DesiredValue"])
         names = ("ServiceCode", "QuotaCode", "QuotaName")
         change = {"DesiredValue": quota["Value"], "Status": "APPROVED", **{name: quota[name] for name in names}}
@@ -126,7 +126,7 @@ class Quotas:
         """Return the number of instances of a type that the account's endpoints may use."""
         return float(self._quotas[_code(f"{instance_type} for endpoint usage")]["Value"])
 
-    def _named(self, p: Mapping[str, Any]) -> dict[str, Any]:
+    def _find_quota(self, p: Mapping[str, Any]) -> dict[str, Any]:
         code = p["QuotaCode"]
         if p["ServiceCode"] != "sagemaker" or code not in self._quotas:
             raise ServiceException("NoSuchResourceException", f"There is no quota {code} of {p['ServiceCode']}.")
@@ -162,7 +162,7 @@ _ENDS = {
 """Startup failures of a container, each with its log line. SageMaker reports the same FailureReason for all of them."""
 _NO_CAPACITY, _NO_QUOTA = "no-capacity", "no-quota"
 FAILURES = (*_ENDS, _NO_CAPACITY, _NO_QUOTA)
-_OWN_IMAGE = re.compile(
+_ACCOUNT_IMAGE = re.compile(
     rf"{ACCOUNT}\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.[a-z.]+/"
     r"(?P<repository>[^:@]+)(?::(?P<tag>[^@]+))?(?:@(?P<digest>.+))?"
 )
@@ -219,19 +219,19 @@ class Starts:
             or self._data(container, role, where)
             or (
                 f"The primary container for production variant {variant} did not pass the ping health check."
-                if self._ends(thing, environment, is_own=_OWN_IMAGE.fullmatch(image) is not None)
+                if self._ends(thing, environment, in_account=_ACCOUNT_IMAGE.fullmatch(image) is not None)
                 else None
             )
         )
 
-    def _ends(self, thing: Thing, environment: Mapping[str, str], *, is_own: bool) -> bool:
+    def _ends(self, thing: Thing, environment: Mapping[str, str], *, in_account: bool) -> bool:
         """Return whether the container fails to become ready. If so, log the reasons as the container would.
 
         Args:
-            is_own: whether the image is in this account, and therefore contains this package's server and its options.
+            in_account: whether the image is in this account, and therefore contains this package's server.
         """
         settings = [Setting(name, value, f"environment variable {name}") for name, value in environment.items()]
-        lines = [f"cannot start: {problem}" for problem in wrong_options(settings, None)] if is_own else []
+        lines = [f"cannot start: {problem}" for problem in wrong_options(settings, None)] if in_account else []
         if end := _ENDS.get(environment.get(REHEARSAL, "")):
             lines.append(f"{REHEARSAL}={environment[REHEARSAL]}: {end}")
         for line in lines:
@@ -239,17 +239,17 @@ class Starts:
         return bool(lines)
 
     def _image(self, image: str, role: str, where: Where) -> str | None:
-        own = _OWN_IMAGE.fullmatch(image)
-        if own is None:  # an image of another account, for example AWS's
+        match = _ACCOUNT_IMAGE.fullmatch(image)
+        if match is None:  # an image of another account, for example AWS's
             return None
-        image_id = {"imageDigest": own["digest"]} if own["digest"] else {"imageTag": own["tag"] or "latest"}
-        repository = {"repositoryName": own["repository"]}
+        image_id = {"imageDigest": match["digest"]} if match["digest"] else {"imageTag": match["tag"] or "latest"}
+        repository = {"repositoryName": match["repository"]}
         try:
-            self._cloud.client("ecr", own["region"]).describe_images(**repository, imageIds=[image_id])
+            self._cloud.client("ecr", match["region"]).describe_images(**repository, imageIds=[image_id])
         except ClientError:
             return f"The requested image '{image}' could not be found."
         pulls = (need for action in _PULLS for need in needs_of_action(action, repository, where))
-        if self._cloud.missing(role, [Need("ecr:GetAuthorizationToken", "*"), *pulls]) is not None:
+        if self._cloud.missing(role, [Permission("ecr:GetAuthorizationToken", "*"), *pulls]) is not None:
             return f"The role '{role}' does not have BatchGetImage permission for the image: '{image}'."
         return None
 
@@ -359,16 +359,16 @@ class Account(Cloud):
     def arn_of(self, caller: str) -> str | None:
         return authorization.arn_of(caller)
 
-    def on_denial(self, need: Need) -> None:
+    def on_denial(self, need: Permission) -> None:
         self._report(f"aws       | denied: {need}")
 
     def on_call(self, call: Call) -> None:
-        if call.caller != OWN:
+        if call.caller != SERVER_KEY:
             self._log.on_call(self, call)
 
     def refusal(self, call: Call) -> tuple[str, str] | None:
-        if call.service == "sagemaker" and (why := _NOT_EMULATED.get(call.operation)):
-            return "ValidationException", f"{call.operation} is not emulated: {why}."
+        if call.service == "sagemaker" and (reason := _NOT_EMULATED.get(call.operation)):
+            return "ValidationException", f"{call.operation} is not emulated: {reason}."
         if call.operation == "CreateModel" and (failure := _failure_of(call.parameters)) and failure not in FAILURES:
             return "ValidationException", f"{REHEARSAL}={failure}: must be one of {', '.join(FAILURES)}."
         return None
@@ -390,7 +390,7 @@ def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
     """
 
     @contextlib.asynccontextmanager
-    async def front(plan: Plan, report: Callable[[str], None], say: Log) -> AsyncIterator[str]:
+    async def front(plan: LocalPlan, report: Callable[[str], None], say: Log) -> AsyncIterator[str]:
         runtimes = Runtimes(plan.endpoint, asyncio.get_running_loop())
         try:
             cloud = Account(plan.port, runtimes, log, report)

@@ -44,7 +44,7 @@ _ELEMENTS = {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", 
 
 
 @dataclass(frozen=True)
-class Need:
+class Permission:
     """A permission that a call needs: one action on one resource.
 
     Attributes:
@@ -61,7 +61,7 @@ class Need:
         return f"{self.action} on {self.resource}"
 
 
-def allowed(policies: Iterable[Mapping[str, Any]], need: Need) -> bool:
+def allowed(policies: Iterable[Mapping[str, Any]], need: Permission) -> bool:
     """Return whether the policies together grant the permission."""
     effects = {
         statement["Effect"] for policy in policies for statement in policy["Statement"] if _applies(statement, need)
@@ -69,7 +69,7 @@ def allowed(policies: Iterable[Mapping[str, Any]], need: Need) -> bool:
     return effects == {"Allow"}
 
 
-def _applies(statement: Mapping[str, Any], need: Need) -> bool:
+def _applies(statement: Mapping[str, Any], need: Permission) -> bool:
     unknown = set(statement) - _ELEMENTS
     if unknown:
         raise Unexplained(f"the statement has unsupported elements: {', '.join(sorted(unknown))}")
@@ -183,7 +183,7 @@ def reference() -> dict[str, Any]:
     return content
 
 
-def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where: Where) -> Iterator[Need]:
+def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where: Where) -> Iterator[Permission]:
     """Yield the permissions that a call to a service with the JSON, CBOR or query protocol needs.
 
     Args:
@@ -198,7 +198,7 @@ def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where:
         yield from _besides(action, parameters, where)
 
 
-def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **context: str) -> Iterator[Need]:
+def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **context: str) -> Iterator[Permission]:
     """Yield a permission for each resource that the request names, or for `*` if the action supports no resources.
 
     Args:
@@ -208,14 +208,14 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
         Unexplained: the action or a condition key is not in the reference, or a required resource is not in `values`.
     """
     if action in _UNLISTED:
-        yield Need(action, "*", context)
+        yield Permission(action, "*", context)
         return
     arns = _resources(action, values, where)
     keys = {key for rules in _resource_types(action).values() for key in rules["condition_keys"]}
-    if unknown := {key for key in context if not any(_is_key(key, known) for known in keys)}:
+    if unknown := {key for key in context if not any(_is_key(key, template) for template in keys)}:
         raise Unexplained(f"{action} has no condition key {unknown}")
     for arn in arns or ["*"]:
-        yield Need(action, arn, context)
+        yield Permission(action, arn, context)
 
 
 def _resource_types(action: str) -> Mapping[str, Any]:
@@ -244,8 +244,8 @@ def _resources(action: str, values: Mapping[str, Any], where: Where) -> list[str
     return [arn for arns in arns_of.values() for arn in arns]
 
 
-def _is_key(key: str, known: str) -> bool:
-    return key.lower() == known.lower() or ("${" in known and key.startswith(known.partition("${")[0]))
+def _is_key(key: str, template: str) -> bool:
+    return key.lower() == template.lower() or ("${" in template and key.startswith(template.partition("${")[0]))
 
 
 def _arns(prefix: str, kind: str, values: Mapping[str, Any], where: Where) -> list[str]:
@@ -311,18 +311,18 @@ def _names(prefix: str, kind: str, values: Mapping[str, Any]) -> list[dict[str, 
     return []
 
 
-def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[Need]:
+def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[Permission]:
     """Yield the additional permissions of a call, from the reference's dependent actions and AWS's guides."""
     dependent = {other for rules in _resource_types(action).values() for other in rules["dependent_actions"]}
     if "iam:PassRole" in dependent and (role := values.get("ExecutionRoleArn")):
-        yield Need("iam:PassRole", role, {"iam:PassedToService": "sagemaker.amazonaws.com"})
+        yield Permission("iam:PassRole", role, {"iam:PassedToService": "sagemaker.amazonaws.com"})
     if values.get("Tags"):
         yield from _tagging(action, values, where)
     if action == "application-autoscaling:RegisterScalableTarget" and values["ScalableDimension"] in LINKED_ROLES:
         # The first call in an account creates the service-linked role.
         role = f"arn:{where.partition}:iam::{where.account}:role/aws-service-role/{_LINKED}/"
         role += f"AWSServiceRoleForApplicationAutoScaling_{LINKED_ROLES[values['ScalableDimension']]}"
-        yield Need("iam:CreateServiceLinkedRole", role, {"iam:AWSServiceName": _LINKED})
+        yield Permission("iam:CreateServiceLinkedRole", role, {"iam:AWSServiceName": _LINKED})
     if action in ("sagemaker:CreateEndpoint", "sagemaker:UpdateEndpoint") and (key := values.get("KmsKeyId")):
         yield from needs_of_action("kms:CreateGrant", {"KeyId": key}, where, **{"kms:GrantIsForAWSResource": "true"})
     if action == "application-autoscaling:PutScalingPolicy" and "TargetTrackingScalingPolicyConfiguration" in values:
@@ -330,7 +330,7 @@ def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[N
         yield from needs_of_action("cloudwatch:PutMetricAlarm", alarm, where)
 
 
-def _tagging(action: str, values: Mapping[str, Any], where: Where) -> Iterator[Need]:
+def _tagging(action: str, values: Mapping[str, Any], where: Where) -> Iterator[Permission]:
     """Yield the permissions to tag the resource that a call creates."""
     prefix, _, name = action.partition(":")
     if name in ("AddTags", "TagResource"):
@@ -347,7 +347,7 @@ def _tagging(action: str, values: Mapping[str, Any], where: Where) -> Iterator[N
 
 def needs_of_s3(
     method: str, bucket: str, key: str, query: Mapping[str, str], body: bytes, where: Where, encrypted: str | None
-) -> Iterator[Need]:
+) -> Iterator[Permission]:
     """Yield the permissions that a request to S3 needs.
 
     Args:
@@ -416,14 +416,14 @@ class RoleStore:
     where: Where
     key: str | None = None
 
-    def check(self, *needs: Need) -> None:
+    def check(self, *needs: Permission) -> None:
         """Raise PermissionError if the role does not have one of the permissions."""
         if (missing := self.cloud.missing(self.role, needs)) is not None:
             raise PermissionError(f"The role is not authorized to perform: {missing}")
 
-    def listing(self, uri: str) -> Need:
+    def listing(self, uri: str) -> Permission:
         bucket, prefix = bucket_and_key(uri)
-        return Need("s3:ListBucket", f"arn:{self.where.partition}:s3:::{bucket}", {"s3:prefix": prefix})
+        return Permission("s3:ListBucket", f"arn:{self.where.partition}:s3:::{bucket}", {"s3:prefix": prefix})
 
     def keys(self, uri: str) -> list[str]:
         """Return the keys of the objects whose URIs begin with `uri`."""
@@ -431,11 +431,11 @@ class RoleStore:
         bucket, prefix = bucket_and_key(uri)
         return [item["Key"] for item in self._s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", ())]
 
-    def reading(self, uri: str) -> Iterator[Need]:
+    def reading(self, uri: str) -> Iterator[Permission]:
         bucket, key = bucket_and_key(uri)
         return needs_of_s3("GET", bucket, key, {}, b"", self.where, self.cloud.keys.get(bucket))
 
-    def writing(self, uri: str) -> Iterator[Need]:
+    def writing(self, uri: str) -> Iterator[Permission]:
         bucket, key = bucket_and_key(uri)
         return needs_of_s3("PUT", bucket, key, {}, b"", self.where, self.key or self.cloud.keys.get(bucket))
 
@@ -462,7 +462,9 @@ _INVOKED = re.compile(
 )
 
 
-def needs_of_invocation(path: str, component: str | None, where: Where, *, bearer: bool = False) -> Iterator[Need]:
+def needs_of_invocation(
+    path: str, component: str | None, where: Where, *, bearer: bool = False
+) -> Iterator[Permission]:
     """Yield the permissions that a request to SageMaker Runtime needs.
 
     Args:
@@ -488,7 +490,7 @@ def needs_of_invocation(path: str, component: str | None, where: Where, *, beare
     for action in actions:
         yield from needs_of_action(f"sagemaker:{action}", values, where)
     if bearer:
-        yield Need("sagemaker:CallWithBearerToken", "*")
+        yield Permission("sagemaker:CallWithBearerToken", "*")
 
 
 # -- users and roles in the emulated IAM: their policies, trust policies, and the simulation of policies ---------------
@@ -548,7 +550,7 @@ def _simulate_principal_policy(owner: str, p: Mapping[str, Any], region: str) ->
         {
             "EvalActionName": action,
             "EvalResourceName": resource,
-            "EvalDecision": "allowed" if allowed(policies, Need(action, resource, context)) else "implicitDeny",
+            "EvalDecision": "allowed" if allowed(policies, Permission(action, resource, context)) else "implicitDeny",
         }
         for action in p["ActionNames"]
         for resource in p.get("ResourceArns") or ["*"]

@@ -13,7 +13,7 @@ from moto.core.exceptions import ServiceException
 from moto.utilities.utils import get_partition
 
 from deploy.emulator.patch import Replacements, json_result, methods
-from deploy.emulator.sagemaker import ACCOUNT, Invalid, SageMaker, page
+from deploy.emulator.sagemaker import ACCOUNT, Invalid, SageMakerState, page
 
 _DIMENSIONS = {
     "sagemaker:variant:DesiredInstanceCount": "endpoint/",
@@ -35,7 +35,7 @@ class NotFound(ServiceException):
 
 
 @dataclass
-class Scaling:
+class AutoScaling:
     """The state and API operations of Application Auto Scaling.
 
     Attributes:
@@ -46,7 +46,7 @@ class Scaling:
         registered: scalable dimensions that were ever registered, so that their service-linked roles exist.
     """
 
-    sagemaker: SageMaker
+    sagemaker: SageMakerState
     targets: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     policies: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     tags: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -88,12 +88,12 @@ class Scaling:
 
     def _check_resource(self, resource: str) -> None:
         """Check that the endpoint's variant or the component exists."""
-        kind, name, *rest = resource.split("/")
+        kind, name, *variant_path = resource.split("/")
         if (kind, name) not in self.sagemaker.things:
             raise Invalid(f"SageMaker {kind} not found: {name}")
         if kind == "endpoint":
-            variants = self.sagemaker.get("endpoint", name).config["ProductionVariants"]
-            if rest not in [["variant", variant["VariantName"]] for variant in variants]:
+            variants = self.sagemaker.get("endpoint", name).served.config["ProductionVariants"]
+            if variant_path not in [["variant", variant["VariantName"]] for variant in variants]:
                 raise Invalid(f"SageMaker variant not found: {resource}")
 
     def _check_limits(self, target: dict[str, Any]) -> None:
@@ -130,9 +130,9 @@ class Scaling:
         key = (p["ResourceId"], p["ScalableDimension"], p["PolicyName"])
         stem = f"arn:{get_partition(region)}:autoscaling:{region}:{ACCOUNT}:scalingPolicy:{uuid.uuid4()}"
         arn = f"{stem}:resource/sagemaker/{p['ResourceId']}:policyName/{p['PolicyName']}"
-        kept = self.policies.get(key, {"PolicyARN": arn, "CreationTime": time.time(), "Alarms": []})
-        self.policies[key] = {**{name: kept[name] for name in ("PolicyARN", "CreationTime", "Alarms")}, **p}
-        return {"PolicyARN": kept["PolicyARN"], "Alarms": []}
+        before = self.policies.get(key, {"PolicyARN": arn, "CreationTime": time.time(), "Alarms": []})
+        self.policies[key] = {**{name: before[name] for name in ("PolicyARN", "CreationTime", "Alarms")}, **p}
+        return {"PolicyARN": before["PolicyARN"], "Alarms": []}
 
     def describe_scaling_policies(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         policies = [
@@ -148,7 +148,7 @@ class Scaling:
     def delete_scaling_policy(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         key = (p["ResourceId"], p["ScalableDimension"], p["PolicyName"])
         if key not in self.policies:
-            raise NotFound(f"No scaling policy found for {_place(p)}, policy name: {p['PolicyName']}")
+            raise NotFound(f"No scaling policy found for {_target_text(p)}, policy name: {p['PolicyName']}")
         del self.policies[key]
         return {}
 
@@ -204,7 +204,7 @@ class Scaling:
 
     def _target(self, p: dict[str, Any], verb: str) -> None:
         if (p["ResourceId"], p["ScalableDimension"]) not in self.targets:
-            raise NotFound(f"No scalable target {verb} for {_place(p)}")
+            raise NotFound(f"No scalable target {verb} for {_target_text(p)}")
 
     def _drop(self, resource: str, dimension: str) -> None:
         self.tags.pop(self.targets.pop((resource, dimension))["ScalableTargetARN"], None)
@@ -214,15 +214,15 @@ class Scaling:
 
 def _page(name: str, items: list[dict[str, Any]], p: dict[str, Any]) -> dict[str, Any]:
     """Return the requested page of a list, of at most 50 items."""
-    shown, more = page(items, {"MaxResults": 50, **p})
-    return {name: shown, **more}
+    page_items, more = page(items, {"MaxResults": 50, **p})
+    return {name: page_items, **more}
 
 
-def _place(p: dict[str, Any]) -> str:
+def _target_text(p: dict[str, Any]) -> str:
     return f"service namespace: sagemaker, resource ID: {p['ResourceId']}, scalable dimension: {p['ScalableDimension']}"
 
 
-def replacements(scaling: Scaling) -> Replacements:
+def replacements(scaling: AutoScaling) -> Replacements:
     """Return the operations of `scaling` as replacements for moto's operations."""
     return [
         (

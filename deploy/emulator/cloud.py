@@ -30,10 +30,9 @@ from werkzeug.serving import make_server
 
 from deploy.emulator import autoscaling, sagemaker, transform_jobs
 from deploy.emulator.access import TOKEN_PREFIX, check_host
-from deploy.emulator.answers import ApiError
 from deploy.emulator.authorization import (
     LINKED_ROLES,
-    Need,
+    Permission,
     Unexplained,
     Where,
     allowed,
@@ -42,13 +41,14 @@ from deploy.emulator.authorization import (
     needs_of_s3,
 )
 from deploy.emulator.patch import Replacements, patched
-from deploy.emulator.sagemaker import ACCOUNT, SageMaker
+from deploy.emulator.protocol import ApiError
+from deploy.emulator.sagemaker import ACCOUNT, SageMakerState
 from deploy.service_model import Malformed, wrong_with
 from handler.core.numbers import is_digits
 
 log = logging.getLogger("deploy.emulator")
 
-OWN = "sagemaker"
+SERVER_KEY = "sagemaker"
 """Access key for the server's own calls, which have all permissions."""
 _READS = ("Describe", "List", "Get", "Head", "BatchGet", "Filter", "Simulate", "Test", "Lookup")
 
@@ -98,12 +98,12 @@ class Cloud:
     """
 
     def __init__(self, port: int = 0) -> None:
-        self.sagemaker = SageMaker()
-        self.scaling = autoscaling.Scaling(self.sagemaker)
+        self.sagemaker = SageMakerState()
+        self.scaling = autoscaling.AutoScaling(self.sagemaker)
         self.sagemaker.on_endpoint_gone = self.scaling.endpoint_gone
         self.sagemaker.scaled_of = self.scaling.variants_of
         self._clients: dict[tuple[str, str], Any] = {}
-        self.trusted = {OWN}
+        self.trusted = {SERVER_KEY}
         self.keys: dict[str, str] = {}
         self.price_list: list[str] = []
         self.app = _Application(DomainDispatcherApplication(create_backend_app), self)
@@ -125,7 +125,7 @@ class Cloud:
     def client(self, service: str, region: str = "us-east-1") -> Any:
         """Return a boto3 client with all permissions, cached because creating a client takes longer than a call."""
         if (service, region) not in self._clients:
-            session = boto3.session.Session(OWN, OWN, region_name=region)
+            session = boto3.session.Session(SERVER_KEY, SERVER_KEY, region_name=region)
             self._clients[service, region] = session.client(service, endpoint_url=self.url)
         return self._clients[service, region]
 
@@ -149,13 +149,13 @@ class Cloud:
         """Return the ARN of the owner of an access key, or None if the key is unknown."""
         return f"arn:aws:iam::{ACCOUNT}:user/{caller}"
 
-    def on_denial(self, need: Need) -> None:
+    def on_denial(self, need: Permission) -> None:
         """Record a denied permission."""
 
     def on_call(self, call: Call) -> None:
         """Record a call before it is checked or executed."""
 
-    def on_answer(self, call: Call) -> None:
+    def on_response(self, call: Call) -> None:
         """Record a call after moto has executed it."""
 
     def refusal(self, call: Call) -> tuple[str, str] | None:
@@ -176,7 +176,7 @@ class Cloud:
         """
         raise ValueError("transform jobs do not run here")
 
-    def denial(self, call: Call, environ: dict[str, Any]) -> Need | None:
+    def denial(self, call: Call, environ: dict[str, Any]) -> Permission | None:
         """Return the first permission that the call needs but its caller does not have, or None.
 
         The denied permission is recorded with `on_denial`. A call whose permissions are not known is denied.
@@ -186,10 +186,10 @@ class Cloud:
         try:
             return self.missing(call.caller, self._needs(call, environ))
         except Unexplained as error:
-            self.on_denial(need := Need(f"{call.service}:{call.operation}", str(error)))
+            self.on_denial(need := Permission(f"{call.service}:{call.operation}", str(error)))
             return need
 
-    def missing(self, caller: str, needs: Iterable[Need]) -> Need | None:
+    def missing(self, caller: str, needs: Iterable[Permission]) -> Permission | None:
         """Return the first of `needs` that the caller's policies do not allow, or None.
 
         The denied permission is recorded with `on_denial`.
@@ -211,10 +211,10 @@ class Cloud:
         bucket, key = _bucket_and_key(environ)
         if call.service != "s3" or not key or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return False
-        listing = Need("s3:ListBucket", f"arn:{Where(call.region, ACCOUNT).partition}:s3:::{bucket}")
+        listing = Permission("s3:ListBucket", f"arn:{Where(call.region, ACCOUNT).partition}:s3:::{bucket}")
         return call.caller not in self.trusted and not allowed(self.policies_of(call.caller), listing)
 
-    def _needs(self, call: Call, environ: dict[str, Any]) -> Iterator[Need]:
+    def _needs(self, call: Call, environ: dict[str, Any]) -> Iterator[Permission]:
         """Return the permissions that a call needs, by its protocol: S3, SageMaker Runtime, or any other."""
         where = Where(call.region, ACCOUNT)
         if call.service == "s3":
@@ -228,7 +228,7 @@ class Cloud:
         needs = needs_of(call.service, call.operation, {**call.parameters, **self._resource_names(call, where)}, where)
         return (self._tagged(need) for need in needs if not self._is_linked(need))
 
-    def _is_linked(self, need: Need) -> bool:
+    def _is_linked(self, need: Permission) -> bool:
         """Return whether the need is to create a service-linked role that an earlier call has created."""
         roles = {LINKED_ROLES[dimension] for dimension in self.scaling.registered}
         return need.action == "iam:CreateServiceLinkedRole" and need.resource.rpartition("_")[2] in roles
@@ -250,7 +250,7 @@ class Cloud:
         config = self.sagemaker.things.get(("endpoint-config", values["EndpointConfigName"]))
         return None if config is None else config.request.get("KmsKeyId")
 
-    def _tagged(self, need: Need) -> Need:
+    def _tagged(self, need: Permission) -> Permission:
         """Return `need` with the tags of its resource as condition keys."""
         things = (thing for thing in self.sagemaker.things.values() if thing.arn.lower() == need.resource.lower())
         tags = next((thing.tags for thing in things), {})
@@ -282,13 +282,13 @@ class _Application:
         except Malformed as error:
             return refuse("SerializationException", str(error), start)
         try:
-            return self._answer(environ, call, start)
+            return self._respond(environ, call, start)
         except Exception:  # moto does not validate requests thoroughly
             log.exception("%s %s failed", call.service, call.operation)
             text = "The request is malformed, or the emulator has a bug."
             return _error(environ, call, "500 Internal Server Error", "InternalFailure", text, start)
 
-    def _answer(self, environ: dict[str, Any], call: Call, start: Any) -> Iterable[bytes]:
+    def _respond(self, environ: dict[str, Any], call: Call, start: Any) -> Iterable[bytes]:
         if environ["PATH_INFO"].lstrip("/").startswith("moto-api"):  # moto's own API can write files
             return refuse("UnknownOperationException", "The emulator supports AWS's operations only.", start)
         if not call.caller and _in_json_or_cbor(environ) and not _is_invocation(environ):
@@ -311,17 +311,17 @@ class _Application:
             return self._cloud.invoked(call, environ, start)
         response: list[Any] = []
         try:
-            answer = list(self._app(environ, lambda *head: response.append(head)))
+            body_parts = list(self._app(environ, lambda *head: response.append(head)))
         except NotImplementedError:
             text = f"{call.operation} is not emulated, as moto does not support it."
             return _error(environ, call, "400 Bad Request", "UnknownOperationException", text, start)
-        self._cloud.on_answer(call)
+        self._cloud.on_response(call)
         if response[0][0].startswith("404") and self._cloud.hides(call, environ):
             return self._denied(environ, call, "", start)
         if call.service == "s3" and (region := _bucket_region(environ)) is not None:
             response[0][1].append(("x-amz-bucket-region", region))  # AWS adds this header to every response
         start(*response[0])
-        return answer
+        return body_parts
 
     def _denied(self, environ: dict[str, Any], call: Call, need: str, start_response: Any) -> list[bytes]:
         """Reject a call with AWS's error for a missing permission, or for an unknown access key."""
@@ -329,8 +329,10 @@ class _Application:
         text = f"User: {arn} is not authorized to perform: {need}" if arn else _INVALID_KEY
         codes = {"s3": ("AccessDenied", "InvalidAccessKeyId"), "ec2": ("UnauthorizedOperation", "AuthFailure")}
         status = "400 Bad Request" if _in_json_or_cbor(environ) else "403 Forbidden"
-        others = _DENIED_IN_JSON if _in_json_or_cbor(environ) else _DENIED_IN_XML
-        return _error(environ, call, status, codes.get(call.service, others)[0 if arn else 1], text, start_response)
+        default_codes = _DENIED_IN_JSON if _in_json_or_cbor(environ) else _DENIED_IN_XML
+        return _error(
+            environ, call, status, codes.get(call.service, default_codes)[0 if arn else 1], text, start_response
+        )
 
 
 _INVALID_KEY = "The security token included in the request is invalid."
@@ -423,12 +425,12 @@ def _key_arn(name: str, where: Where) -> str:
     return f"arn:{where.partition}:kms:{where.region}:{ACCOUNT}:key/{key_id}"
 
 
-def _with_aliases(need: Need) -> Need:
+def _with_aliases(need: Permission) -> Permission:
     """Return `need` with the aliases of its KMS key as a condition key."""
     if not need.action.startswith("kms:"):
         return need
-    _, _, _, region, account, rest = need.resource.split(":", 5)
-    key = kms_backends[account][region].keys.get(rest.removeprefix("key/"))
+    _, _, _, region, account, key_resource = need.resource.split(":", 5)
+    key = kms_backends[account][region].keys.get(key_resource.removeprefix("key/"))
     return need if key is None else replace(need, context={**need.context, "kms:ResourceAliases": list(key.aliases)})
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
-from deploy.emulator.endpoint import Component, Endpoint, Status
+from deploy.emulator.endpoint import Endpoint, EndpointComponent, Status
 from deploy.errors import DeployError, Failed
 from deploy.s3.archive import variable_of_key
 from handler.config.options.names import KEY_VARIABLES
@@ -26,8 +26,8 @@ STOP_SECONDS = 30.0
 _LOOK = 0.05  # seconds between two checks of the exit status
 _TAIL = 20  # number of log lines to show on exit
 _LINE = 2**20  # bytes; longer log lines are dropped
-_OWN = ("OPTION_", "SERVING_", "SAGEMAKER_", "AWS_CONTAINER_", "HF_MODEL_ID", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN",
-        "MODEL_ID", "TENSOR_PARALLEL_DEGREE", *KEY_VARIABLES)  # fmt: skip
+_NOT_INHERITED = ("OPTION_", "SERVING_", "SAGEMAKER_", "AWS_CONTAINER_", "HF_MODEL_ID", "HF_TOKEN",
+                  "HUGGING_FACE_HUB_TOKEN", "MODEL_ID", "TENSOR_PARALLEL_DEGREE", *KEY_VARIABLES)  # fmt: skip
 """Prefixes of environment variables that the process does not inherit, because they would configure the server."""
 
 
@@ -108,7 +108,7 @@ def settings_of_arguments(options: Sequence[str]) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-class Container:
+class ContainerProcess:
     """The container process and its children, in their own session so that Ctrl-C does not interrupt them.
 
     Args:
@@ -127,7 +127,7 @@ class Container:
         return self._process.pid
 
     async def start(self, command: Command) -> None:
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
         self._process = await asyncio.create_subprocess_exec(
             *command.arguments,
             env={**inherited, "PYTHONUNBUFFERED": "1", **command.environment},
@@ -273,7 +273,7 @@ async def until_ready(endpoint: Endpoint, probing: Probing, name: str = "") -> N
             await asyncio.sleep(probing.between)
 
 
-async def keep_watch(target: Endpoint | Component, probing: Probing, report: Callable[[str], None]) -> None:
+async def keep_watch(target: Endpoint | EndpointComponent, probing: Probing, report: Callable[[str], None]) -> None:
     """Ping the container until it exits, and update `target.status`.
 
     Args:

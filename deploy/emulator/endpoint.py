@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from enum import Enum
 from typing import Any
 
-from deploy.emulator.answers import CUSTOM_ATTRIBUTES, INFERENCE_ID, ApiError, validation_error
+from deploy.emulator.protocol import CUSTOM_ATTRIBUTES, INFERENCE_ID, ApiError, validation_error
 
 # -- data capture: an endpoint's requests and responses in JSON Lines files, as SageMaker writes them to S3 ------------
 # AWS does not document what it captures of streams and of failed requests. Here, a stream's endpointOutput contains its
@@ -26,12 +26,12 @@ _SECONDS = 1.0  # maximum time until a captured event is written
 _MOST_BYTES = 8 << 20  # maximum size of the events that are not written yet
 _SAMPLED = 100.0  # percent
 
-Answer = tuple[str, bytes]
+Output = tuple[str, bytes]
 """Content type and body of a response."""
 
 
 @dataclass(frozen=True)
-class Shadow:
+class ShadowVariant:
     """A shadow variant.
 
     Attributes:
@@ -44,7 +44,7 @@ class Shadow:
 
 
 @dataclass(frozen=True)
-class Capture:
+class DataCapture:
     """An endpoint's DataCaptureConfig and its shadow variant, whose responses are also captured.
 
     Args:
@@ -64,10 +64,12 @@ class Capture:
     outputs: bool = True
     json_types: frozenset[str] = frozenset()
     csv_types: frozenset[str] = frozenset()
-    shadow: Shadow | None = None
+    shadow: ShadowVariant | None = None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], write: Callable[[str, bytes], None], shadow: Shadow | None) -> Capture:
+    def of(
+        cls, config: Mapping[str, Any], write: Callable[[str, bytes], None], shadow: ShadowVariant | None
+    ) -> DataCapture:
         """Return the data capture that a DataCaptureConfig describes."""
         modes = {option["CaptureMode"] for option in config["CaptureOptions"]}
         types = config.get("CaptureContentTypeHeader", {})
@@ -84,10 +86,10 @@ class Capture:
 
 
 @dataclass(frozen=True)
-class Event:
+class CapturedRequest:
     """A captured request."""
 
-    capture: Capture
+    capture: DataCapture
     headers: Mapping[str, str]
     body: bytes
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -99,12 +101,12 @@ class Event:
         shadow = self.capture.shadow
         return shadow is not None and random.random() < shadow.share
 
-    def line(self, answer: Answer | None) -> bytes:
+    def line(self, output: Output | None) -> bytes:
         capture, data = self.capture, dict[str, dict[str, str]]()
         if capture.inputs:
             data["endpointInput"] = self._part("INPUT", self.headers.get("Content-Type", ""), self.body)
-        if capture.outputs and answer is not None:
-            data["endpointOutput"] = self._part("OUTPUT", *answer)
+        if capture.outputs and output is not None:
+            data["endpointOutput"] = self._part("OUTPUT", *output)
         about: dict[str, Any] = {"eventId": self.id}
         if INFERENCE_ID in self.headers:
             about["inferenceId"] = self.headers[INFERENCE_ID]
@@ -117,7 +119,7 @@ class Event:
     def _part(self, mode: str, content_type: str, body: bytes) -> dict[str, str]:
         media = content_type.partition(";")[0].strip().lower()
         types = {"JSON": self.capture.json_types, "CSV": self.capture.csv_types}
-        encoding = next((name for name, known in types.items() if media in known), "BASE64")
+        encoding = next((name for name, media_types in types.items() if media in media_types), "BASE64")
         try:
             data = base64.b64encode(body).decode() if encoding == "BASE64" else body.decode()
         except UnicodeDecodeError:
@@ -130,13 +132,13 @@ class Captures:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        self._waiting: dict[tuple[Capture, str, str], list[bytes]] = {}
+        self._waiting: dict[tuple[DataCapture, str, str], list[bytes]] = {}
         self._bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @staticmethod
-    def begin(capture: Capture | None, headers: Mapping[str, str], body: bytes) -> Event | None:
+    def begin(capture: DataCapture | None, headers: Mapping[str, str], body: bytes) -> CapturedRequest | None:
         """Return the event for a request, or None if the request is not captured.
 
         Args:
@@ -144,13 +146,13 @@ class Captures:
         """
         if capture is None or random.random() * _SAMPLED >= capture.percent:
             return None
-        return Event(capture, headers, body)
+        return CapturedRequest(capture, headers, body)
 
-    def end(self, event: Event | None, variant: str, answer: Answer | None) -> None:
+    def end(self, event: CapturedRequest | None, variant: str, output: Output | None) -> None:
         """Record a captured event with the response of a variant, or with None if the request failed."""
         if event is None:
             return
-        line = event.line(answer)
+        line = event.line(output)
         if b'"captureData":{}' in line[:20]:  # only outputs are captured, and the request failed
             return
         key = (event.capture, variant, event.time.strftime("%Y/%m/%d/%H"))
@@ -161,7 +163,7 @@ class Captures:
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_SECONDS, self._flush)
 
-    def copy(self, event: Event | None, ask: Callable[[], Awaitable[Answer]]) -> None:
+    def copy(self, event: CapturedRequest | None, ask: Callable[[], Awaitable[Output]]) -> None:
         """Send a copy of the request to the shadow variant in the background, if it is in the variant's share.
 
         Args:
@@ -181,14 +183,14 @@ class Captures:
         self._flush()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _copied(self, event: Event, ask: Callable[[], Awaitable[Answer]]) -> None:
+    async def _copied(self, event: CapturedRequest, ask: Callable[[], Awaitable[Output]]) -> None:
         assert event.capture.shadow is not None, "the event is shadowed"
-        answer = None
+        output = None
         try:
-            answer = await ask()
+            output = await ask()
         except Exception as error:  # a failing shadow variant does not affect the response to the client
             log.warning("the shadow variant did not respond: %s", error or type(error).__name__)
-        self.end(event, event.capture.shadow.variant, answer)
+        self.end(event, event.capture.shadow.variant, output)
 
     def _flush(self) -> None:
         if self._timer is not None:
@@ -199,7 +201,7 @@ class Captures:
             uri = f"{capture.destination}/{self._endpoint}/{variant}/{hour}/{name}"
             self._run(self._write(capture, uri, b"".join(lines)))
 
-    async def _write(self, capture: Capture, uri: str, content: bytes) -> None:
+    async def _write(self, capture: DataCapture, uri: str, content: bytes) -> None:
         try:
             await asyncio.to_thread(capture.write, uri, content)
         except Exception as error:  # a failed capture does not affect the response to the client
@@ -252,7 +254,7 @@ class Limits:
 
 
 @dataclass
-class Component:
+class EndpointComponent:
     """An inference component.
 
     Args:
@@ -290,12 +292,12 @@ class Endpoint:
     container: str
     name: str = "local"
     region: str | None = None
-    components: Mapping[str, Component] = field(default_factory=dict)
+    components: Mapping[str, EndpointComponent] = field(default_factory=dict)
     limits: Limits = Limits()
     part_bytes: int | None = None
     status: Status = Status.IN_SERVICE
     account: str = ACCOUNT
-    capture: Capture | None = None
+    capture: DataCapture | None = None
     weights: Mapping[str, float] = field(default_factory=lambda: {"AllTraffic": 1.0})
     asynchronous: bool = False
 
@@ -328,7 +330,7 @@ class Endpoint:
             raise validation_error(f"No variant of endpoint {name} has a weight; choose a variant with TargetVariant.")
         return variant or random.choices(list(weights), list(weights.values()))[0]
 
-    def component(self, component: str | None) -> Component | None:
+    def component(self, component: str | None) -> EndpointComponent | None:
         """Return the requested component, or None if the endpoint has no components.
 
         Raises:
@@ -345,25 +347,25 @@ class Endpoint:
                 "Inference Component Name header is required for endpoints to which you plan to deploy inference "
                 f"components. Endpoint {self.name} has: {', '.join(self.components)}."
             )
-        known = self.components.get(component)
-        if known is None:
+        target = self.components.get(component)
+        if target is None:
             raise validation_error(f"Inference Component {component} of endpoint {self.name} not found.")
-        if not known.copies:
+        if not target.copies:
             raise validation_error(
                 "Inference Component has no capacity to process this request. ApplicationAutoScaling may be in "
                 "progress (if configured), or its copy count must be raised."
             )
-        base = known if known.base is None else self.components[known.base]
+        base = target if target.base is None else self.components[target.base]
         if not base.status.is_healthy:
             raise ApiError(
                 503, "ServiceUnavailable", f"No copy of Inference Component {component} passes its health check."
             )
-        return known
+        return target
 
     def log_stream(self, region: str, component: str | None = None, variant: str | None = None) -> str:
         """Return the ARN of the log stream: the component's if it has its own container, otherwise the variant's."""
-        known = self.components.get(component) if component is not None else None
+        target = self.components.get(component) if component is not None else None
         group = f"/aws/sagemaker/Endpoints/{self.name}"
-        if known is not None and known.container is not None:
-            group = f"/aws/sagemaker/InferenceComponents/{known.base or component}"
+        if target is not None and target.container is not None:
+            group = f"/aws/sagemaker/InferenceComponents/{target.base or component}"
         return f"arn:aws:logs:{region}:{self.account}:log-group:{group}:log-stream:{variant or self.variant}/local"

@@ -47,12 +47,12 @@ def json_result(operation: Operation) -> Any:
     return respond
 
 
-def methods(operations: object, method: Callable[[Operation], Any], *others: str) -> dict[str, Any]:
+def methods(operations: object, method: Callable[[Operation], Any], *excluded: str) -> dict[str, Any]:
     """Return methods for a response class of moto, one for each public method of `operations`.
 
     Args:
         method: `result` or `json_result`.
-        others: names of public methods that are not operations.
+        excluded: names of public methods that are not operations.
     """
-    names = [name for name in vars(type(operations)) if not name.startswith("_") and name not in others]
+    names = [name for name in vars(type(operations)) if not name.startswith("_") and name not in excluded]
     return {name: method(getattr(operations, name)) for name in names}

@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from deploy.emulator.answers import TIMED_OUT, model_error
+from deploy.emulator.protocol import TIMED_OUT, model_error
 
 # -- `application/vnd.amazon.eventstream`, the framing of InvokeEndpointWithResponseStream -----------------------------
 # A message consists of a prelude (total length, length of the headers, CRC-32 of both), the headers, the payload, and

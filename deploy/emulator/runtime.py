@@ -17,7 +17,8 @@ import aiohttp
 from aiohttp import HttpVersion11, web
 
 from deploy.emulator.access import check_host, check_signed, check_token
-from deploy.emulator.answers import (
+from deploy.emulator.endpoint import ACCOUNT, MIB, CapturedRequest, Captures, Endpoint, EndpointComponent, Output
+from deploy.emulator.protocol import (
     ASYNC,
     COMPONENT,
     CUSTOM_ATTRIBUTES,
@@ -33,7 +34,6 @@ from deploy.emulator.answers import (
     to_container,
     validation_error,
 )
-from deploy.emulator.endpoint import ACCOUNT, MIB, Answer, Captures, Component, Endpoint, Event
 from deploy.emulator.relay import CONTENT_TYPE, Relay, messages, raise_for_status, reset_when_closed
 
 ROUTED = Operation("Content-Type", "Accept", False, (CUSTOM_ATTRIBUTES,))
@@ -63,7 +63,7 @@ class _Checked(NamedTuple):
     seconds: float
 
 
-class Runtime:
+class RuntimeEmulator:
     """Emulator of SageMaker Runtime's API for one endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -139,13 +139,13 @@ class Runtime:
                 raise validation_error("The request's body can't be empty.")
             if len(body) > limit:
                 raise validation_error(f"Request body is larger than {limit} bytes, a router's maximum.", 413)
-            answer = await self._whole(checked, body, ROUTED)
+            response = await self._whole(checked, body, ROUTED)
         except ApiError as error:
             raise ApiError(error.status, _CODES.get(error.code, error.code), str(error), **error.members) from error
         arn = f"arn:aws:sagemaker:{checked.log_stream.split(':')[3]}:{ACCOUNT}:endpoint/{endpoint.name}"
-        answer.headers["X-Amzn-SageMaker-Invoked-Routed-Resource-Arn"] = arn
-        answer.headers["X-Amzn-SageMaker-Invoked-Routing-Reason"] = "local-preferred"
-        return answer
+        response.headers["X-Amzn-SageMaker-Invoked-Routed-Resource-Arn"] = arn
+        response.headers["X-Amzn-SageMaker-Invoked-Routing-Reason"] = "local-preferred"
+        return response
 
     async def _route_async(self, request: web.Request) -> web.StreamResponse:
         raise ApiError(400, "ValidationException", "The emulator's router has no asynchronous routing target.")
@@ -192,13 +192,13 @@ class Runtime:
         headers = {**to_client(reply.headers, operation, checked.variant), **_some(reply.headers, "Content-Type")}
         return web.Response(body=data, headers=headers)
 
-    def _begin(self, checked: _Checked, body: bytes) -> Event | None:
+    def _begin(self, checked: _Checked, body: bytes) -> CapturedRequest | None:
         """Return the capture event of a request, or None if it is not captured.
 
         The shadow variant's copy of the request is sent to the same container.
         """
 
-        async def ask() -> Answer:
+        async def ask() -> Output:
             reply, data = await checked.relay.whole(body, checked.headers, checked.seconds, checked.log_stream)
             return reply.headers.get("Content-Type", ""), data
 
@@ -215,7 +215,7 @@ class Runtime:
         region = check_signed(headers.get("Authorization"), request.query, endpoint.region, now)
         variant = endpoint.admit(request.match_info["endpoint"], headers.get(VARIANT))
         name = headers.get(COMPONENT)
-        component = endpoint.component(name) or Component()
+        component = endpoint.component(name) or EndpointComponent()
         return _Checked(
             self._relay.to(component.container),
             endpoint.log_stream(region, name, variant),
@@ -229,7 +229,7 @@ class Runtime:
         endpoint, name = self._endpoint, request.match_info.get("component")
         region = check_token(request.headers.get("Authorization"), endpoint.region, datetime.now(timezone.utc))
         variant = endpoint.admit(request.match_info["endpoint"], None)
-        component = endpoint.component(name) or Component()
+        component = endpoint.component(name) or EndpointComponent()
         headers = _some(request.headers, "Content-Type", "Accept")
         if component.adapter is not None:
             headers["X-Amzn-SageMaker-Adapter-Identifier"] = component.adapter
@@ -274,27 +274,25 @@ async def _respond(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Convert errors to AWS's error responses, and log each request."""
-    began, answer = time.monotonic(), None
+    began = time.monotonic()
+    response: web.StreamResponse | None = None
     try:
         address = request.transport.get_extra_info("sockname")[0] if request.transport else ""
         headers = request.headers
         check_host(request.host, headers.get("Origin"), address, headers.get("Sec-Fetch-Site"))
-        answer = await handler(request)
-        return answer
+        response = await handler(request)
     except ApiError as error:
-        answer = error.response()
+        response = error.response()
         log.info("%s: %s", error.code, error)
-        return answer
     except web.HTTPException:  # from the router: no such path or method
         text = f"No operation at {request.path}."
         if operation := request.headers.get("X-Amz-Target", "").rpartition(".")[2]:
             text = f"No operation {operation} here. lmi deploy local --aws emulates SageMaker's control plane."
-        answer = ApiError(404, "UnknownOperationException", text).response()
-        return answer
+        response = ApiError(404, "UnknownOperationException", text).response()
     except Exception:
         log.exception("%s failed", request.path)
-        answer = ApiError(500, "InternalFailure", "The request processing has failed.").response()
-        return answer
+        response = ApiError(500, "InternalFailure", "The request processing has failed.").response()
     finally:
-        status = answer.status if answer is not None else "client disconnected"
+        status = response.status if response is not None else "client disconnected"
         log.info("%s %s %.2f s", request.path, status, time.monotonic() - began)
+    return response

@@ -25,10 +25,10 @@ from botocore.exceptions import ClientError
 from multidict import CIMultiDict
 from werkzeug.datastructures import EnvironHeaders
 
-from deploy.emulator.answers import ASYNC, INFERENCE_ID, to_container
-from deploy.emulator.authorization import Need, RoleStore, Where, needs_of_action
+from deploy.emulator.authorization import Permission, RoleStore, Where, needs_of_action
 from deploy.emulator.cloud import Call, Cloud, body_of, refuse
-from deploy.emulator.endpoint import Capture, Component, Endpoint, Limits, Shadow, Status
+from deploy.emulator.endpoint import DataCapture, Endpoint, EndpointComponent, Limits, ShadowVariant, Status
+from deploy.emulator.protocol import ASYNC, INFERENCE_ID, to_container
 from deploy.emulator.relay import reset_when_closed
 from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, now, specifications_of, weights_of
 from deploy.emulator.serving import listening
@@ -79,7 +79,7 @@ class Accepted:
     since: float = field(default_factory=time.monotonic)
     received: datetime.datetime = field(default_factory=now)
 
-    def answer(self, start_response: Any) -> list[bytes]:
+    def respond(self, start_response: Any) -> list[bytes]:
         headers = {f"{_HEADER}OutputLocation": self.output, f"{_HEADER}FailureLocation": self.failure}
         start_response("202 Accepted", [("Content-Type", "application/json"), *headers.items()])
         return [json.dumps({"InferenceId": self.id}).encode()]
@@ -93,7 +93,7 @@ class Accepted:
         """
         if self.waits:
             return
-        failure = self._answered(ask)
+        failure = self._execute(ask)
         if failure:
             with contextlib.suppress(PermissionError, ClientError):
                 self.store.write(self.failure, failure.encode(), ContentType="application/json")
@@ -126,7 +126,7 @@ class Accepted:
             "eventName": "InferenceResult",
         }
 
-    def _answered(self, ask: Callable[[bytes], bytes]) -> str:
+    def _execute(self, ask: Callable[[bytes], bytes]) -> str:
         """Write the container's response to S3. Return the reason if that failed, or an empty string."""
         if time.monotonic() - self.since > self.ttl:
             return f"The request expired: it waited for more than {self.ttl} s."
@@ -140,7 +140,7 @@ class Accepted:
             return f"Unable to read {self.location} or to write {self.output}: {error}"
         return ""
 
-    def _telling(self, topic: str) -> Iterator[Need]:
+    def _telling(self, topic: str) -> Iterator[Permission]:
         where = self.store.where
         yield from needs_of_action("sns:Publish", {"TopicArn": topic}, where)
         attributes = self._sns.get_topic_attributes(TopicArn=topic)["Attributes"]
@@ -171,10 +171,10 @@ def accept(
     thing = cloud.sagemaker.get("endpoint", endpoint)
     if thing.status != "InService":
         raise Invalid(f"Endpoint {endpoint} is not in service.")
-    config = thing.config
+    config = thing.served.config
     if "AsyncInferenceConfig" not in config:
         raise Invalid(f"Endpoint {endpoint} does not support asynchronous inference: it has no AsyncInferenceConfig.")
-    model = thing.models[config["ProductionVariants"][0]["ModelName"]]
+    model = thing.served.models[config["ProductionVariants"][0]["ModelName"]]
     outputs = config["AsyncInferenceConfig"]["OutputConfig"]
     if not _has_instances(thing):
         cloud.scaling.wake(endpoint, region)
@@ -239,23 +239,23 @@ def _has_instances(endpoint: Thing) -> bool:
 # -- data capture, which is written to the emulated S3 with the model's role -------------------------------------------
 
 
-def configured(cloud: Cloud, endpoint: Thing, region: str) -> Capture | None:
+def configured(cloud: Cloud, endpoint: Thing, region: str) -> DataCapture | None:
     """Return the data capture of an endpoint's configuration, or None if it is off."""
-    request = endpoint.config
+    request = endpoint.served.config
     capture = request.get("DataCaptureConfig")
     if capture is None or not capture.get("EnableCapture", True):
         return None
     variant = request["ProductionVariants"][0]
     role = request.get("ExecutionRoleArn")
     if role is None and "ModelName" in variant:
-        role = endpoint.models[variant["ModelName"]]["ExecutionRoleArn"]
+        role = endpoint.served.models[variant["ModelName"]]["ExecutionRoleArn"]
     shadow = None
     for item in request.get("ShadowProductionVariants", ()):
-        shadow = Shadow(
+        shadow = ShadowVariant(
             item["VariantName"], item.get("InitialVariantWeight", 1) / variant.get("InitialVariantWeight", 1)
         )
     store = RoleStore(cloud, role or "", Where(region, ACCOUNT), capture.get("KmsKeyId"))
-    return Capture.of(capture, store.write, shadow)
+    return DataCapture.of(capture, store.write, shadow)
 
 
 _CONCURRENT = 4  # concurrent asynchronous requests; SageMaker's default of MaxConcurrentInvocationsPerInstance
@@ -308,7 +308,7 @@ class Runtimes:
         accepted = accept(cloud, name, region, body_of(environ), headers, self._plan.limits)
         passed = {**to_container(headers, ASYNC, None), INFERENCE_ID: accepted.id}
         self._workers.submit(accepted.work, lambda body: self._ask(body, passed, accepted.timeout))
-        return accepted.answer(start_response)
+        return accepted.respond(start_response)
 
     def transform(self, payload: bytes, content_type: str) -> bytes:
         """Return the body of the container's response to a transform job's payload, which may also be a 4xx response.
@@ -317,10 +317,10 @@ class Runtimes:
             ValueError: the response status is 5xx, or the container did not respond.
         """
         headers = {"Content-Type": content_type} if content_type else {}
-        status, answer = self._post(payload, headers, self._plan.limits.asynchronous)
+        status, response_body = self._post(payload, headers, self._plan.limits.asynchronous)
         if status >= 500:
             raise ValueError(f"Bad HTTP status received from algorithm: {status}")
-        return answer
+        return response_body
 
     def _ask(self, body: bytes, headers: Mapping[str, str], seconds: float) -> bytes:
         """Return the body of the container's response to an asynchronous request.
@@ -328,11 +328,11 @@ class Runtimes:
         Raises:
             ValueError: the response status is 4xx or 5xx, or the container did not respond.
         """
-        status, answer = self._post(body, headers, seconds)
+        status, response_body = self._post(body, headers, seconds)
         if status >= 400:
-            text = answer.decode("utf-8", "replace")
+            text = response_body.decode("utf-8", "replace")
             raise ValueError(f'Received client error ({status}) from primary with message "{text}".')
-        return answer
+        return response_body
 
     def _post(self, body: bytes, headers: Mapping[str, str], seconds: float) -> tuple[int, bytes]:
         request = urllib.request.Request(f"{self._plan.container}/invocations", body, dict(headers))
@@ -357,8 +357,8 @@ class Runtimes:
         endpoint.status = _STATUS.get(thing.status, healthy)
         sagemaker = cloud.sagemaker
         endpoint.capture = configured(cloud, thing, region)
-        endpoint.weights = weights_of(thing.config, thing.request)
-        endpoint.asynchronous = "AsyncInferenceConfig" in thing.config
+        endpoint.weights = weights_of(thing.served.config, thing.request)
+        endpoint.asynchronous = "AsyncInferenceConfig" in thing.served.config
         endpoint.components = {item.name: _component(item) for item in sagemaker.components_of(thing.name)}
         return url
 
@@ -409,11 +409,11 @@ def _pieces(
         connection.close()
 
 
-def _component(thing: Thing) -> Component:
+def _component(thing: Thing) -> EndpointComponent:
     """Return the emulator's component for a component resource. It has copies only if it is in service or updating."""
     copies = thing.request["RuntimeConfig"]["CurrentCopyCount"] if thing.status in ("InService", "Updating") else 0
     is_adapter = any("BaseInferenceComponentName" in item for item in specifications_of(thing.request))
-    return Component(thing.name if is_adapter else None, copies)
+    return EndpointComponent(thing.name if is_adapter else None, copies)
 
 
 def _headers(environ: dict[str, Any]) -> dict[str, str]:

@@ -50,7 +50,7 @@ class Fate:
         status: `InService`, `Failed`, `RolledBack` (the update failed, and the previous state is in service again) or
             `UpdateRollbackFailed`.
         reason: the FailureReason, or None.
-        polls: number of polls that show the busy state first, or None for `SageMaker.polls`.
+        polls: number of polls that show the busy state first, or None for `SageMakerState.polls`.
     """
 
     status: str
@@ -65,19 +65,43 @@ def now() -> datetime.datetime:
 
 
 @dataclass
+class Change:
+    """A creation, update or deletion in progress.
+
+    Attributes:
+        left: number of remaining polls that show the busy state.
+        end: function that ends the busy state.
+        config: name of the new endpoint configuration, or None if the configuration stays.
+    """
+
+    left: int
+    end: Callable[[], None]
+    config: str | None = None
+
+
+@dataclass(frozen=True)
+class ServedConfig:
+    """The configuration and the CreateModel requests that an endpoint serves, all of which may have been deleted since.
+
+    Attributes:
+        models: requests of the models in `config`, by name.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
 class Thing:
     """A resource and its state.
 
     Attributes:
         request: parameters of the create request, updated by later requests.
         reason: the FailureReason, or None.
-        left: number of remaining polls that show the busy state.
-        end: function that ends the busy state, or None if the resource is not busy.
+        change: the change in progress, or None if the resource is not busy.
         before: during an update, `request` before the update.
-        coming: during an update of an endpoint, the name of the new endpoint configuration.
         changed: time of the last change.
-        config: configuration that an endpoint serves, which may have been deleted since.
-        models: CreateModel requests of the models in `config`, by name.
+        served: what an endpoint serves.
     """
 
     kind: str
@@ -88,31 +112,29 @@ class Thing:
     tags: dict[str, str]
     status: str = "InService"
     reason: str | None = None
-    left: int = 0
-    end: Callable[[], None] | None = None
+    change: Change | None = None
     before: dict[str, Any] | None = None
-    coming: str | None = None
     changed: datetime.datetime = field(default_factory=now)
-    config: dict[str, Any] = field(default_factory=dict)
-    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    served: ServedConfig = field(default_factory=ServedConfig)
 
     def look(self) -> None:
         """Count one poll, which ends the busy state if no polls are left."""
-        if self.end is None:
+        change = self.change
+        if change is None:
             return
-        if self.left > 0:
-            self.left -= 1
+        if change.left > 0:
+            change.left -= 1
             return
-        end, self.end = self.end, None
-        end()
+        self.change = None
+        change.end()
         self.changed = now()
 
     @property
-    def busy(self) -> bool:
-        return self.end is not None
+    def modified(self) -> datetime.datetime:
+        return max(self.created, self.changed)
 
 
-SAID = {
+KIND_NAMES = {
     "model": "model",
     "endpoint-config": "endpoint configuration",
     "endpoint": "endpoint",
@@ -123,7 +145,7 @@ SAID = {
 
 
 @dataclass
-class SageMaker:
+class SageMakerState:
     """The state of SageMaker.
 
     Attributes:
@@ -161,12 +183,12 @@ class SageMaker:
     def get(self, kind: str, name: str) -> Thing:
         thing = self.things.get((kind, name))
         if thing is None:
-            raise Invalid(f'Could not find {SAID[kind]} "{arn(kind, name)}".')
+            raise Invalid(f'Could not find {KIND_NAMES[kind]} "{arn(kind, name)}".')
         return thing
 
     def create(self, kind: str, name: str, request: dict[str, Any], region: str) -> Thing:
         if (kind, name) in self.things:
-            raise Invalid(f'Cannot create already existing {SAID[kind]} "{arn(kind, name, region)}".')
+            raise Invalid(f'Cannot create already existing {KIND_NAMES[kind]} "{arn(kind, name, region)}".')
         tags = {tag["Key"]: tag["Value"] for tag in request.pop("Tags", None) or ()}
         thing = Thing(kind, name, arn(kind, name, region), request, self._now(), tags)
         self.things[kind, name] = thing
@@ -195,8 +217,7 @@ class SageMaker:
         """
         queue = self.fates.get(thing.name, [])
         fate = queue.pop(0) if queue else self.fate_of(thing, request)
-        thing.status, thing.reason, thing.coming = status, None, None
-        thing.left = self.polls if fate.polls is None else fate.polls
+        thing.status, thing.reason = status, None
 
         def end() -> None:
             thing.status, thing.reason = fate.status, fate.reason
@@ -207,16 +228,21 @@ class SageMaker:
             elif fate.status == "InService" and done is not None:
                 done()
 
-        thing.end = end
+        polls = self.polls if fate.polls is None else fate.polls
+        thing.change = Change(polls, end, request.get("EndpointConfigName"))
 
     def begin_deletion(self, thing: Thing, gone: Callable[[], None]) -> None:
-        thing.status, thing.reason, thing.left = "Deleting", None, self.polls
+        thing.status, thing.reason = "Deleting", None
 
         def end() -> None:
-            del self.things[thing.kind, thing.name]
+            self.delete(thing.kind, thing.name)
             gone()
 
-        thing.end = end
+        thing.change = Change(self.polls, end)
+
+    def delete(self, kind: str, name: str) -> None:
+        self.get(kind, name)
+        del self.things[kind, name]
 
     def look(self, kind: str, name: str) -> Thing:
         """Count one poll of a resource, and return the resource.
@@ -236,10 +262,12 @@ class SageMaker:
 
     def serve(self, endpoint: Thing, config_name: str) -> None:
         """Keep the configuration and the models of an endpoint, which can be deleted while they serve."""
-        endpoint.config = self.get("endpoint-config", config_name).request
-        names = {variant["ModelName"] for variant in _variants(endpoint.config) if "ModelName" in variant}
+        config = self.get("endpoint-config", config_name).request
+        names = {variant["ModelName"] for variant in _variants(config) if "ModelName" in variant}
         models = {name: self.things.get(("model", name)) for name in names}
-        endpoint.models = {name: model.request for name, model in models.items() if model is not None}
+        endpoint.served = ServedConfig(
+            config, {name: model.request for name, model in models.items() if model is not None}
+        )
 
     def by_arn(self, arn: str) -> Thing:
         for thing in self.things.values():
@@ -277,7 +305,7 @@ def listed(things: Iterable[Thing], p: Mapping[str, Any]) -> list[Thing]:
         if p.get("NameContains", "").lower() in thing.name.lower()
         and p.get("StatusEquals", thing.status) == thing.status
         and _is_between(thing.created, p.get("CreationTimeAfter"), p.get("CreationTimeBefore"))
-        and _is_between(_modified(thing), p.get("LastModifiedTimeAfter"), p.get("LastModifiedTimeBefore"))
+        and _is_between(thing.modified, p.get("LastModifiedTimeAfter"), p.get("LastModifiedTimeBefore"))
     ]
     keys: dict[str, Callable[[Thing], Any]] = {
         "Name": lambda thing: thing.name,
@@ -285,10 +313,6 @@ def listed(things: Iterable[Thing], p: Mapping[str, Any]) -> list[Thing]:
     }
     key = keys.get(p.get("SortBy", ""), lambda thing: thing.created)
     return sorted(matching, key=key, reverse=p.get("SortOrder", "Descending") == "Descending")
-
-
-def _modified(thing: Thing) -> datetime.datetime:
-    return max(thing.created, thing.changed)
 
 
 def _is_between(at: datetime.datetime, after: Any, before: Any) -> bool:
@@ -321,13 +345,13 @@ def _words(kind: str) -> str:
 
 _LIVE = ("Counts", "Weights")
 """Fields of an endpoint that override the instance counts and weights of its configuration's variants."""
-_SHOWN_WITH_ENDPOINT = ("AsyncInferenceConfig", "CrossRegionTrafficConfig", "ExplainerConfig", "MetricsConfig")
+_DESCRIBED_WITH_ENDPOINT = ("AsyncInferenceConfig", "CrossRegionTrafficConfig", "ExplainerConfig", "MetricsConfig")
 
 
 class Operations:
     """SageMaker's operations, each named as in boto3. `p` contains the operation's parameters, and may be modified."""
 
-    def __init__(self, state: SageMaker) -> None:
+    def __init__(self, state: SageMakerState) -> None:
         self._state = state
 
     # Models and configurations are created at once, cannot be changed, and can be deleted while in use, as on AWS.
@@ -406,12 +430,10 @@ class Operations:
                 self._state.get("model", pool["ModelNameOverride"])
 
     def delete_model(self, p: dict[str, Any], region: str) -> None:
-        self._state.get("model", p["ModelName"])
-        del self._state.things["model", p["ModelName"]]
+        self._state.delete("model", p["ModelName"])
 
     def delete_endpoint_config(self, p: dict[str, Any], region: str) -> None:
-        self._state.get("endpoint-config", p["EndpointConfigName"])
-        del self._state.things["endpoint-config", p["EndpointConfigName"]]
+        self._state.delete("endpoint-config", p["EndpointConfigName"])
 
     # Endpoints
 
@@ -450,7 +472,6 @@ class Operations:
                 endpoint.request["LastDeploymentConfig"] = p["DeploymentConfig"]
 
         self._state.begin(endpoint, "Updating", done, p)
-        endpoint.coming = p["EndpointConfigName"]
         return {"EndpointArn": endpoint.arn}
 
     def _check_quota(self, config: dict[str, Any], name: str, counts: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -461,7 +482,7 @@ class Operations:
         Args:
             counts: numbers of instances that override those in the configuration, by variant.
         """
-        used = self._instances_of_others(name)
+        used = self._used_instances(name)
         for variant in _variants(config):
             model = self._state.things.get(("model", variant.get("ModelName", "")))
             for instance, count in _instances({"ProductionVariants": [variant]}, counts).items():
@@ -474,7 +495,7 @@ class Operations:
                     )
                 used[instance] += count
 
-    def _instances_of_others(self, name: str) -> Counter[str]:
+    def _used_instances(self, name: str) -> Counter[str]:
         """Return the number of instances of each type that the endpoints other than `name` use."""
         used = Counter[str]()
         for (kind, other), endpoint in self._state.things.items():
@@ -572,11 +593,11 @@ class Operations:
         component.before = dict(component.request)
 
         def done() -> None:
-            kept = component.request
+            request = component.request
             changes: dict[str, Any] = {name: p[name] for name in ("Specification", "Specifications") if name in p}
             if changes:  # either form replaces both
-                kept = {name: kept[name] for name in kept if not name.startswith("Specification")}
-            component.request = {**kept, **changes}
+                request = {name: request[name] for name in request if not name.startswith("Specification")}
+            component.request = {**request, **changes}
             if "RuntimeConfig" in p:
                 component.request["RuntimeConfig"] = _copies(p["RuntimeConfig"])
 
@@ -616,7 +637,7 @@ class Operations:
             Invalid: the resource does not exist, or another change is in progress.
         """
         thing = self._state.get(kind, name)
-        if thing.busy:
+        if thing.change is not None:
             thing.look()
             raise Invalid(f'Cannot update in-progress {kind.replace("-", " ")} "{thing.arn}".')
         return thing
@@ -628,7 +649,7 @@ class Operations:
             **copy.deepcopy(thing.request),
             f"{words}Arn": thing.arn,
             "CreationTime": thing.created,
-            "LastModifiedTime": max(thing.created, thing.changed),
+            "LastModifiedTime": thing.modified,
         }
         if kind in ("endpoint", "inference-component"):
             description[f"{words}Status"] = thing.status
@@ -639,8 +660,8 @@ class Operations:
             if shadows := self._variants(thing, "ShadowProductionVariants"):
                 description["ShadowProductionVariants"] = shadows
             description |= self._of_configuration(thing)
-            if thing.status == "Updating" and thing.coming is not None:
-                description["PendingDeploymentSummary"] = {"EndpointConfigName": thing.coming}
+            if thing.status == "Updating" and thing.change is not None and thing.change.config is not None:
+                description["PendingDeploymentSummary"] = {"EndpointConfigName": thing.change.config}
         if kind == "inference-component":
             description["EndpointArn"] = self._state.get("endpoint", thing.request["EndpointName"]).arn
             for specification in specifications_of(description):
@@ -659,8 +680,8 @@ class Operations:
         for filtered, name in (("EndpointNameEquals", "EndpointName"), ("VariantNameEquals", "VariantName")):
             if filtered in p:
                 things = [thing for thing in things if thing.request.get(name) == p[filtered]]
-        shown, more = page(things, p)
-        return {f"{_words(kind)}s": [self._summary(kind, thing) for thing in shown], **more}
+        page_things, more = page(things, p)
+        return {f"{_words(kind)}s": [self._summary(kind, thing) for thing in page_things], **more}
 
     def _summary(self, kind: str, thing: Thing) -> dict[str, Any]:
         words = _words(kind)
@@ -668,7 +689,7 @@ class Operations:
             f"{words}Name": thing.name,
             f"{words}Arn": thing.arn,
             "CreationTime": thing.created,
-            "LastModifiedTime": max(thing.created, thing.changed),
+            "LastModifiedTime": thing.modified,
             f"{words}Status": thing.status,
         }
         for name in ("EndpointName", "VariantName") if kind == "inference-component" else ():
@@ -681,10 +702,11 @@ class Operations:
         return [
             {
                 "VariantName": variant["VariantName"],
-                "CurrentInstanceCount": counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1)),
-                "DesiredInstanceCount": counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1)),
-                "CurrentWeight": weights.get(variant["VariantName"], variant["InitialVariantWeight"]),
-                "DesiredWeight": weights.get(variant["VariantName"], variant["InitialVariantWeight"]),
+                **dict.fromkeys(("CurrentInstanceCount", "DesiredInstanceCount"), _count(variant, counts)),
+                **dict.fromkeys(
+                    ("CurrentWeight", "DesiredWeight"),
+                    weights.get(variant["VariantName"], variant["InitialVariantWeight"]),
+                ),
                 **_in_pools(variant, counts),
             }
             for variant in variants
@@ -693,21 +715,21 @@ class Operations:
     def _config_of(self, endpoint: Thing) -> dict[str, Any]:
         """Return the request of an endpoint's configuration, which may have been deleted."""
         config = self._state.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
-        return endpoint.config if config is None else config.request
+        return endpoint.served.config if config is None else config.request
 
     def _of_configuration(self, endpoint: Thing) -> dict[str, Any]:
         """Return the fields of an endpoint's configuration that DescribeEndpoint shows."""
         request = self._config_of(endpoint)
-        shown = {name: request[name] for name in _SHOWN_WITH_ENDPOINT if name in request}
+        fields = {name: request[name] for name in _DESCRIBED_WITH_ENDPOINT if name in request}
         if (capture := request.get("DataCaptureConfig")) is not None:
-            shown["DataCaptureConfig"] = {
+            fields["DataCaptureConfig"] = {
                 "EnableCapture": capture.get("EnableCapture", True),
                 "CaptureStatus": "Started",
                 "CurrentSamplingPercentage": capture["InitialSamplingPercentage"],
                 "DestinationS3Uri": capture["DestinationS3Uri"],
                 "KmsKeyId": capture.get("KmsKeyId", ""),
             }
-        return shown
+        return fields
 
     # Tags
 
@@ -716,9 +738,8 @@ class Operations:
         return {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
 
     def add_tags(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        tags = self._state.by_arn(p["ResourceArn"]).tags
-        tags.update({tag["Key"]: tag["Value"] for tag in p["Tags"]})
-        return {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+        self._state.by_arn(p["ResourceArn"]).tags.update({tag["Key"]: tag["Value"] for tag in p["Tags"]})
+        return self.list_tags(p, region)
 
     def delete_tags(self, p: dict[str, Any], region: str) -> None:
         for key in p["TagKeys"]:
@@ -768,25 +789,30 @@ def _instances(config: dict[str, Any], counts: Mapping[str, int]) -> Counter[str
     """Return the number of instances of each type. All instances of a variant with pools are in its first pool."""
     totals = Counter[str]()
     for variant in _variants(config):
-        pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
+        pools = _pools(variant)
         instance = pools[0]["InstanceType"] if pools else variant.get("InstanceType")
         if instance is not None and "ServerlessConfig" not in variant:
-            totals[instance] += counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1))
+            totals[instance] += _count(variant, counts)
     return totals
+
+
+def _pools(variant: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pools of a variant, the highest priority first."""
+    return sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
+
+
+def _count(variant: dict[str, Any], counts: Mapping[str, int]) -> int:
+    """Return the number of instances of a variant, which `counts` may override by its name."""
+    return int(counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1)))
 
 
 def _in_pools(variant: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
     """Return the instances of a variant in each pool. All instances are in the pool with the highest priority."""
-    pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
-    if not pools:
-        return {}
-    count = counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1))
-    return {
-        "InstancePools": [
-            {"InstanceType": pool["InstanceType"], "CurrentInstanceCount": 0 if index else count}
-            for index, pool in enumerate(pools)
-        ]
-    }
+    pools = [
+        {"InstanceType": pool["InstanceType"], "CurrentInstanceCount": 0 if index else _count(variant, counts)}
+        for index, pool in enumerate(_pools(variant))
+    ]
+    return {"InstancePools": pools} if pools else {}
 
 
 def _copies(runtime: dict[str, Any]) -> dict[str, Any]:
@@ -794,13 +820,13 @@ def _copies(runtime: dict[str, Any]) -> dict[str, Any]:
     return {"DesiredCopyCount": count, "CurrentCopyCount": count}
 
 
-def replacements(state: SageMaker) -> Replacements:
+def replacements(state: SageMakerState) -> Replacements:
     """Return SageMaker's operations as replacements for moto's operations."""
     operations = Operations(state)
-    own = methods(operations, result, "describe", "list_kind")
+    replaced = methods(operations, result, "describe", "list_kind")
     for kind in _KINDS:
         name = kind.replace("-", "_")
-        own[f"describe_{name}"] = result(partial(operations.describe, kind))
-        own[f"list_{name}s"] = result(partial(operations.list_kind, kind))
+        replaced[f"describe_{name}"] = result(partial(operations.describe, kind))
+        replaced[f"list_{name}s"] = result(partial(operations.list_kind, kind))
     any_type = {"validate_instance_type": lambda self, instance_type: None}
-    return [(SageMakerResponse, own), (moto.sagemaker.models.FakeEndpointConfig, any_type)]
+    return [(SageMakerResponse, replaced), (moto.sagemaker.models.FakeEndpointConfig, any_type)]

@@ -15,14 +15,14 @@ from functools import partial
 import aiohttp
 from aiohttp import web
 
-from deploy.emulator.container import Command, Container, Probing, keep_watch, until_ready
-from deploy.emulator.endpoint import Component, Endpoint, Status
-from deploy.emulator.runtime import Runtime
+from deploy.emulator.container import Command, ContainerProcess, Probing, keep_watch, until_ready
+from deploy.emulator.endpoint import Endpoint, EndpointComponent, Status
+from deploy.emulator.runtime import RuntimeEmulator
 from deploy.errors import DeployError, Failed
 
 
 @dataclass(frozen=True)
-class Plan:
+class LocalPlan:
     """The endpoint and the containers to serve.
 
     Args:
@@ -54,24 +54,24 @@ Log = Callable[[str, str], None]
 
 
 @contextlib.asynccontextmanager
-async def one_endpoint(plan: Plan, report: Callable[[str], None], log: Log) -> AsyncIterator[str]:
+async def endpoint_front(plan: LocalPlan, report: Callable[[str], None], log: Log) -> AsyncIterator[str]:
     """Serve the API of the plan's endpoint, and yield its URL."""
     async with listening(plan.endpoint, plan.host, plan.port) as url:
         report(f"endpoint {plan.endpoint.name} is starting at {url}")
         yield url
 
 
-Front = Callable[[Plan, Callable[[str], None], Log], AbstractAsyncContextManager[str]]
+Front = Callable[[LocalPlan, Callable[[str], None], Log], AbstractAsyncContextManager[str]]
 """Context manager that serves an API in front of the container. It accepts `plan`, `report` and `log`, and yields the
 API's URL."""
 
 
 async def serve(
-    plan: Plan,
+    plan: LocalPlan,
     report: Callable[[str], None],
     log: Log,
     ready: Callable[[str], None],
-    front: Front = one_endpoint,
+    front: Front = endpoint_front,
 ) -> int:
     """Serve until SIGINT or SIGTERM, and return the exit status.
 
@@ -112,7 +112,7 @@ async def _until(stopping: asyncio.Task[None], tasks: set[asyncio.Task[None]]) -
         await asyncio.gather(*tasks, stopping, return_exceptions=True)
 
 
-async def _exit(endpoint: Endpoint, name: str, container: Container, report: Callable[[str], None]) -> None:
+async def _exit(endpoint: Endpoint, name: str, container: ContainerProcess, report: Callable[[str], None]) -> None:
     """Wait until a container exits, and report it. The container's endpoint or component then rejects requests.
 
     Raises:
@@ -130,25 +130,29 @@ async def _exit(endpoint: Endpoint, name: str, container: Container, report: Cal
     report(f"{failed}. {failed.advice}\n{which} get status 503 until you stop this command (Ctrl-C) and run it again.")
 
 
-async def _watch(plan: Plan, report: Callable[[str], None], ready: Callable[[], None]) -> None:
+async def _watch(plan: LocalPlan, report: Callable[[str], None], ready: Callable[[], None]) -> None:
     endpoint = plan.endpoint
-    own = {name: item for name, item in endpoint.components.items() if item.container and item.adapter is None}
-    await asyncio.gather(*(until_ready(endpoint, plan.probing, name) for name in own or [""]))
+    with_container = {
+        name: item for name, item in endpoint.components.items() if item.container and item.adapter is None
+    }
+    await asyncio.gather(*(until_ready(endpoint, plan.probing, name) for name in with_container or [""]))
     await load_adapters(plan)
     endpoint.status = Status.IN_SERVICE
     ready()
-    watched: dict[str, Endpoint | Component] = {f"inference component {name}": item for name, item in own.items()}
+    watched: dict[str, Endpoint | EndpointComponent] = {
+        f"inference component {name}": item for name, item in with_container.items()
+    }
     watched = watched or {f"endpoint {endpoint.name}": endpoint}
     await asyncio.gather(
         *(keep_watch(target, plan.probing, partial(_tell, report, who)) for who, target in watched.items())
     )
 
 
-def _tell(report: Callable[[str], None], who: str, what: str) -> None:
-    report(f"{who}: {what}")
+def _tell(report: Callable[[str], None], who: str, text: str) -> None:
+    report(f"{who}: {text}")
 
 
-async def load_adapters(plan: Plan) -> None:
+async def load_adapters(plan: LocalPlan) -> None:
     """Load each adapter with `POST /adapters`, as SageMaker does for adapter components.
 
     Raises:
@@ -157,10 +161,10 @@ async def load_adapters(plan: Plan) -> None:
     # Without reuse, a second response of the container cannot be taken for that of the next adapter.
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
         for name, path in plan.adapters.items():
-            own = plan.endpoint.components[name].container if name in plan.endpoint.components else None
+            container = plan.endpoint.components[name].container if name in plan.endpoint.components else None
             body = {"name": name, "src": path, "preload": True, "pin": False}
             try:
-                async with session.post(f"{own or plan.endpoint.container}/adapters", json=body) as reply:
+                async with session.post(f"{container or plan.endpoint.container}/adapters", json=body) as reply:
                     if reply.status != 200:
                         text = (await reply.text(errors="replace")).strip()
                         raise Failed(f"adapter {name}: the container responded with status {reply.status}: {text}")
@@ -178,7 +182,9 @@ async def listening(endpoint: Endpoint, host: str, port: int) -> AsyncIterator[s
     Raises:
         DeployError: the API cannot listen on the host and port.
     """
-    runner = web.AppRunner(Runtime(endpoint).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
+    runner = web.AppRunner(
+        RuntimeEmulator(endpoint).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
+    )
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
@@ -201,12 +207,12 @@ def cannot_listen(host: str, port: int, error: OSError) -> DeployError:
 @contextlib.asynccontextmanager
 async def _containers(
     commands: Mapping[str, Command], log: Log, signals: _Signals
-) -> AsyncIterator[dict[str, Container]]:
+) -> AsyncIterator[dict[str, ContainerProcess]]:
     """Start the containers, each in its own process group, and stop them concurrently on exit.
 
     A second signal kills them immediately.
     """
-    containers: dict[str, Container] = {}
+    containers: dict[str, ContainerProcess] = {}
 
     def kill() -> None:
         for container in containers.values():
@@ -215,7 +221,7 @@ async def _containers(
     signals.on_second = kill
     try:
         for name, command in commands.items():
-            container = Container(partial(log, name))
+            container = ContainerProcess(partial(log, name))
             await container.start(command)
             containers[name] = container
         yield containers

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from deploy.emulator.container import Command, settings_of_arguments, start
-from deploy.emulator.endpoint import Component
+from deploy.emulator.endpoint import EndpointComponent
 from deploy.errors import SpecError
 from deploy.spec import Spec
 from deploy.spec.components import servers, title
@@ -47,7 +47,7 @@ class Started:
     """
 
     commands: Mapping[str, Command]
-    components: Mapping[str, Component]
+    components: Mapping[str, EndpointComponent]
     adapters: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
@@ -121,12 +121,14 @@ def _free_ports(port: Callable[[], int], names: Iterable[str]) -> dict[str, int]
     return ports
 
 
-def _components(spec: Spec, commands: Mapping[str, Command]) -> dict[str, Component]:
+def _components(spec: Spec, commands: Mapping[str, Command]) -> dict[str, EndpointComponent]:
     """Return the specification's components, followed by their adapters, by name."""
     urls = {name: command.url for name, command in commands.items()}
-    bases = {item.name: Component(copies=item.copies, container=urls.get(item.name)) for item in spec.components}
+    bases = {
+        item.name: EndpointComponent(copies=item.copies, container=urls.get(item.name)) for item in spec.components
+    }
     return bases | {
-        adapter.name: Component(adapter.name, item.copies, urls.get(item.name), base=item.name)
+        adapter.name: EndpointComponent(adapter.name, item.copies, urls.get(item.name), base=item.name)
         for item in spec.components
         for adapter in item.adapters
     }

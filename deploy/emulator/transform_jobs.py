@@ -19,7 +19,7 @@ from moto.sagemaker.responses import SageMakerResponse
 
 from deploy.emulator.authorization import RoleStore, Where
 from deploy.emulator.patch import Replacements, methods, result
-from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, listed, page
+from deploy.emulator.sagemaker import ACCOUNT, Change, Invalid, Thing, listed, page
 from deploy.s3.prefix import bucket_and_key
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class InUse(ServiceException):
     code = "ResourceInUse"
 
 
-class Operations:
+class TransformJobOperations:
     """SageMaker's operations for transform jobs, each named as in boto3."""
 
     def __init__(self, cloud: Cloud) -> None:
@@ -61,33 +61,33 @@ class Operations:
         if unsupported := list(_unsupported(p)):
             raise Invalid(f"The emulator does not support {', '.join(unsupported)}.")
         job = self._jobs.create(KIND, name, p, region)
-        job.status, job.left = "InProgress", self._jobs.polls
+        job.status = "InProgress"
         role = model.request["ExecutionRoleArn"]  # read now because the model may be deleted while the job runs
-        job.end = lambda: self._run(job, role, region)
+        job.change = Change(self._jobs.polls, lambda: self._run(job, role, region))
         return {"TransformJobArn": job.arn}
 
     def describe_transform_job(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         job = self._job(p["TransformJobName"])
-        started = job.left < self._jobs.polls
+        started = job.change is None or job.change.left < self._jobs.polls
         job.look()
         description = {**copy.deepcopy(job.request), **_summary(job)}
-        return {**description, "TransformStartTime": job.created} if started or not job.busy else description
+        return {**description, "TransformStartTime": job.created} if started or job.change is None else description
 
     def list_transform_jobs(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         jobs = listed((job for (kind, _), job in self._jobs.things.items() if kind == KIND), p)
-        shown, more = page(jobs, p)
-        return {"TransformJobSummaries": [_summary(job) for job in shown], **more}
+        page_jobs, more = page(jobs, p)
+        return {"TransformJobSummaries": [_summary(job) for job in page_jobs], **more}
 
     def stop_transform_job(self, p: dict[str, Any], region: str) -> None:
         job = self._job(p["TransformJobName"])
         if job.status != "InProgress":
             raise Invalid(f"The job is {job.status} and cannot be stopped.")
-        job.status, job.left = "Stopping", self._jobs.polls
+        job.status = "Stopping"
 
         def end() -> None:
             job.status = "Stopped"
 
-        job.end = end
+        job.change = Change(self._jobs.polls, end)
 
     def _job(self, name: str) -> Thing:
         if (KIND, name) not in self._jobs.things:
@@ -190,11 +190,11 @@ def _summary(job: Thing) -> dict[str, Any]:
         "TransformJobStatus": job.status,
         "CreationTime": job.created,
     }
-    if job.status not in ("InProgress", "Stopping"):  # `job.busy` is False while the job runs
-        summary |= {"TransformEndTime": max(job.created, job.changed)}
+    if job.status not in ("InProgress", "Stopping"):  # `job.change` is None while the job runs
+        summary |= {"TransformEndTime": job.modified}
     return {**summary, "FailureReason": job.reason} if job.reason else summary
 
 
 def replacements(cloud: Cloud) -> Replacements:
     """Return the operations for transform jobs as replacements for moto's operations."""
-    return [(SageMakerResponse, methods(Operations(cloud), result))]
+    return [(SageMakerResponse, methods(TransformJobOperations(cloud), result))]

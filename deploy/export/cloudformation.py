@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploy.errors import Refused
-from deploy.resources.resource import TAG_DEPLOYMENT, Kind, Ref, Resource, resolved
+from deploy.resources.resource import TAG_DEPLOYMENT, Kind, Ref, Resource, resolved, tag_list, tag_map
 from deploy.spec.components import name_and_endpoint
 
 LACKING: Mapping[Kind, Mapping[str, bool]] = {
@@ -42,25 +42,25 @@ def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dic
     """
     lacking = LACKING.get(resource.kind, {})
     lost: list[str] = []
-    kept = _without(content, "", lacking, lost)
+    properties = _without(content, "", lacking, lost)
     if harm := [path for path in lost if lacking[path]]:
         raise Refused(
             f"CloudFormation does not support {', '.join(harm)} of {resource.key}",
             "Remove these fields from the specification, or create the endpoint with `lmi deploy up`.",
         )
-    return kept, lost
+    return properties, lost
 
 
 def _without(value: Any, path: str, lacking: Mapping[str, bool], lost: list[str]) -> Any:
     if isinstance(value, Mapping):
-        kept = {}
+        properties = {}
         for name, item in value.items():
             full_path = f"{path}.{name}".removeprefix(".")
             if full_path in lacking:
                 lost.append(full_path)
             else:
-                kept[name] = _without(item, full_path, lacking, lost)
-        return kept
+                properties[name] = _without(item, full_path, lacking, lost)
+        return properties
     return [_without(item, path, lacking, lost) for item in value] if isinstance(value, list) else value
 
 
@@ -104,10 +104,10 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
     # There is no endpoint if it belongs to another deployment.
     endpoint = next((resource for resource in resources if resource.kind is Kind.ENDPOINT), None)
     name, shared = _deployment(resources)
-    what = f"SageMaker endpoint {name}" if endpoint is not None else f"{name}, on the SageMaker endpoint {shared}"
+    subject = f"SageMaker endpoint {name}" if endpoint is not None else f"{name}, on the SageMaker endpoint {shared}"
     return {
         "AWSTemplateFormatVersion": "2010-09-09",
-        "Description": f"{what} (written by lmi deploy export).",
+        "Description": f"{subject} (written by lmi deploy export).",
         "Resources": {names[resource.key]: _template_resource(resource, names) for resource in resources},
         "Outputs": {
             "EndpointName": {
@@ -155,8 +155,7 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
 
 def _deployment(resources: Sequence[Resource]) -> tuple[str, str]:
     """Return the names of the deployment and its endpoint, according to the tags that all resources have."""
-    tags = {tag["Key"]: tag["Value"] for tag in resources[0].request["Tags"]}
-    return name_and_endpoint(tags[TAG_DEPLOYMENT])
+    return name_and_endpoint(tag_map(resources[0].request["Tags"])[TAG_DEPLOYMENT])
 
 
 def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
@@ -165,9 +164,9 @@ def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
     names: dict[str, str] = {}
     models = _components_of_models(resources)
     for resource in resources:
-        own = resource.name.removeprefix("inference-component/").removeprefix("endpoint/")
-        own = own.removeprefix(f"{deployment}/")
-        text = resource.kind.value if resource.kind in _UNIQUE else f"{resource.kind.value}-{own}"
+        suffix = resource.name.removeprefix("inference-component/").removeprefix("endpoint/")
+        suffix = suffix.removeprefix(f"{deployment}/")
+        text = resource.kind.value if resource.kind in _UNIQUE else f"{resource.kind.value}-{suffix}"
         if (component := models.get(resource.key)) is not None:
             text = f"{text}-{component}"
         name = "".join(word[0].upper() + word[1:] for word in re.findall("[A-Za-z0-9]+", text))
@@ -192,7 +191,7 @@ def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str
     updates = {name: resource.update[name] for name in _UPDATE_PROPERTIES if name in resource.update}
     content = without_lacking(resource, {**resource.request, **updates})[0]
     if isinstance(tags := content.get("Tags"), Mapping):
-        content["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
+        content["Tags"] = tag_list(tags)
     properties, references = _with_references(content, resource, names)
     # CloudFormation derives no dependency from a name that is only part of a string.
     depends_on = [names[key] for key in resource.needs if key not in references]

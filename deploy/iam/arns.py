@@ -55,9 +55,9 @@ class Arns:
         captured = [spec.capture.output] if spec.capture else []
         self.checked = [*self.artifacts, *self.responses, *captured, *self.batch_input, *self.batch_output]
 
-    def of(self, service: str, rest: str, *, region: str | None = None) -> str:
+    def of(self, service: str, resource: str, *, region: str | None = None) -> str:
         where = self._region if region is None else region
-        return f"arn:{self._partition}:{service}:{where}:{self.account}:{rest}"
+        return f"arn:{self._partition}:{service}:{where}:{self.account}:{resource}"
 
     def principals(self, *kinds: str) -> list[str]:
         """Return ARN patterns that match all of the account's roles or users."""
@@ -73,7 +73,7 @@ class Arns:
         """Return the ARNs of the deployment's own endpoint, or of the shared endpoint that it uses."""
         return self._sagemaker("endpoint", [self.spec.endpoint_name])
 
-    def own_endpoint(self) -> list[str]:
+    def deployment_endpoint(self) -> list[str]:
         return self.endpoint() if self.spec.endpoint is None else []
 
     def shared_endpoint(self) -> list[str]:
@@ -149,7 +149,7 @@ class Arns:
             if match is not None
         )
 
-    def own_repositories(self) -> list[str]:
+    def account_repositories(self) -> list[str]:
         return [arn for arn in self.repositories() if arn.split(":")[4] == self.account]
 
     def registry_logins(self) -> list[str]:
@@ -180,9 +180,9 @@ class Arns:
         """Return the ARNs of the account's KMS keys in the region, and of the volume key if it is not one of them."""
         if not (self.checked or self.spec.topics or self.secrets() or self.encryption.volume_key):
             return []
-        own = self.of("kms", "key/")
+        keys_prefix = self.of("kms", "key/")
         volumes = [arn for scope in self.key(self.encryption.volume_key) for arn in scope.resources]
-        return [f"{own}*", *(arn for arn in volumes if not arn.startswith(own))]
+        return [f"{keys_prefix}*", *(arn for arn in volumes if not arn.startswith(keys_prefix))]
 
     def key(self, key: str | None, condition: Condition | None = None) -> list[Scope]:
         """Return the scopes of a KMS key. IAM supports an alias only as a condition, not as a resource."""

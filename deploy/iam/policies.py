@@ -16,7 +16,7 @@ from deploy.iam.arns import Arns, Condition, Scope
 from deploy.resolve.decision import Decision
 from deploy.resources.resource import TAG_DEPLOYMENT
 from deploy.spec import Spec
-from deploy.spec.options import named
+from deploy.spec.options import locations
 
 Statement = dict[str, Any]
 Policy = dict[str, Any]
@@ -149,13 +149,13 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
     "deployer": (
         Row("SageMaker", "sagemaker:CreateModel DeleteModel DescribeModel", Arns.models),
         Row("SageMaker", "sagemaker:CreateEndpointConfig DeleteEndpointConfig DescribeEndpointConfig", Arns.configs),
-        Row("SageMaker", "sagemaker:CreateEndpoint DeleteEndpoint DescribeEndpoint", Arns.own_endpoint),
+        Row("SageMaker", "sagemaker:CreateEndpoint DeleteEndpoint DescribeEndpoint", Arns.deployment_endpoint),
         Row("SageMaker", "sagemaker:CreateInferenceComponent DeleteInferenceComponent DescribeInferenceComponent",
             Arns.components),
-        Row("SageMaker", "sagemaker:UpdateEndpoint UpdateEndpointWeightsAndCapacities", Arns.own_endpoint),
+        Row("SageMaker", "sagemaker:UpdateEndpoint UpdateEndpointWeightsAndCapacities", Arns.deployment_endpoint),
         Row("SageMaker", "sagemaker:UpdateInferenceComponent UpdateInferenceComponentRuntimeConfig", Arns.components),
         Row("SageMaker", "sagemaker:AddTags ListTags",
-            lambda a: [*a.models(), *a.configs(), *a.own_endpoint(), *a.components()]),
+            lambda a: [*a.models(), *a.configs(), *a.deployment_endpoint(), *a.components()]),
         # Another deployment's endpoint is read, and components are created on it.
         Row("SharedEndpoint", "sagemaker:CreateInferenceComponent DescribeEndpoint DescribeEndpointConfig ListTags",
             Arns.shared_endpoint),
@@ -180,7 +180,7 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("General", "servicequotas:ListServiceQuotas", _any),
         Row("General", "pricing:GetProducts", _any),
         Row("General", "ec2:DescribeSecurityGroups DescribeSubnets", Arns.network),
-        Row("General", "ecr:GetAuthorizationToken", lambda a: ["*"] if a.own_repositories() else []),
+        Row("General", "ecr:GetAuthorizationToken", lambda a: ["*"] if a.account_repositories() else []),
         Row("ScalingRoleOnce", "iam:CreateServiceLinkedRole", lambda a: [Scope(
             a.scaling_role(_AUTOSCALING), {"StringLike": {"iam:AWSServiceName": _AUTOSCALING}}
         )]),
@@ -189,11 +189,11 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("Logs", "logs:DeleteLogGroup DescribeLogStreams FilterLogEvents GetLogEvents", Arns.logs),
         # Reading the images, and `docker push` to the account's repositories
         Row("Image", "ecr:DescribeImages BatchCheckLayerAvailability BatchGetImage CompleteLayerUpload"
-            " GetDownloadUrlForLayer InitiateLayerUpload PutImage UploadLayerPart", Arns.own_repositories),
+            " GetDownloadUrlForLayer InitiateLayerUpload PutImage UploadLayerPart", Arns.account_repositories),
         Row("Image", f"ecr:DescribeImages {_PULL}",
-            lambda a: [] if a.own_repositories() else a.repositories()),
+            lambda a: [] if a.account_repositories() else a.repositories()),
         Row("ImageRead", f"ecr:DescribeImages {_PULL}", lambda a: [
-            item for item in a.repositories() if a.own_repositories() and item not in a.own_repositories()
+            item for item in a.repositories() if a.account_repositories() and item not in a.account_repositories()
         ]),
         # The models' files
         Row("ModelData", "s3:GetObject AbortMultipartUpload DeleteObject ListMultipartUploadParts PutObject",
@@ -212,7 +212,7 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         Row("TopicsChecked", "sns:GetTopicAttributes", lambda a: a.spec.topics),
         Row("KeysChecked", "kms:DescribeKey", Arns.keys),
         # Checks of the region of buckets and of a reservation
-        Row("PlacesChecked", "s3:ListBucket", lambda a: a.listed([*named(a.spec)])),
+        Row("PlacesChecked", "s3:ListBucket", lambda a: a.listed([*locations(a.spec)])),
         Row("ReservationChecked", "sagemaker:DescribeTrainingPlan",
             lambda a: [a.spec.reservation] if a.spec.reservation else []),
         # Batch transform
@@ -293,15 +293,15 @@ def parts(policy: Policy, maximum: int = MOST) -> list[Policy]:
     """Split a policy into policies of at most `maximum` characters, which together allow the same actions."""
     policies: list[Policy] = []
     for statement in policy["Statement"]:
-        rest: dict[str, Any] | None = statement
-        while rest is not None:
+        remaining: dict[str, Any] | None = statement
+        while remaining is not None:
             last = policies[-1]["Statement"] if policies else []
-            taken, left = _split(policy, last, rest, maximum)
+            taken, left = _split(policy, last, remaining, maximum)
             if taken is not None:
                 policies[-1:] = [{**policy, "Statement": [*last, taken]}]
             else:
                 policies.append({**policy, "Statement": []})
-            rest = left
+            remaining = left
     return policies
 
 
@@ -314,8 +314,8 @@ def _split(
     condition. Each resource or value is sufficient for a match, so they can be in separate statements.
     """
 
-    def fits(others: list[dict[str, Any]], statement: dict[str, Any]) -> bool:
-        return length({**policy, "Statement": [*others, statement]}) <= maximum
+    def fits(preceding: list[dict[str, Any]], statement: dict[str, Any]) -> bool:
+        return length({**policy, "Statement": [*preceding, statement]}) <= maximum
 
     if fits(before, statement):
         return statement, None

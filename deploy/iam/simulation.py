@@ -21,12 +21,12 @@ class Denial(NamedTuple):
     Attributes:
         action: action, such as `sagemaker:CreateModel`.
         resource: the ARN of the resource, or `*`.
-        why: IAM's decision: implicitDeny (no policy allows the action) or explicitDeny (a policy denies it).
+        decision: IAM's decision: implicitDeny (no policy allows the action) or explicitDeny (a policy denies it).
     """
 
     action: str
     resource: str
-    why: str
+    decision: str
 
 
 def denials(aws: Aws, principal: str, policy: Policy) -> tuple[Denial, ...]:

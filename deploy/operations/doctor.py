@@ -1,6 +1,6 @@
 """Measurements of SageMaker behaviour that AWS does not document, made through the public API on a live endpoint.
 
-`lmi deploy doctor NAME --live` runs them. Each measurement returns one `Finding`, even if it fails. A finding describes
+`lmi deploy doctor NAME --live` runs them. Each returns one `Measurement`, even if it fails. A measurement describes
 SageMaker, and does not judge the endpoint.
 """
 
@@ -34,7 +34,7 @@ _FAILURES = (ClientError, BotoCoreError, HTTPError)
 
 
 @dataclass(frozen=True)
-class Finding:
+class Measurement:
     """The result of one measurement.
 
     Attributes:
@@ -76,7 +76,7 @@ class Target:
 
 def measure(
     target: Target, *, tokens: int = 64, slow: int = 0, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Finding]:
+) -> Iterator[Measurement]:
     """Run the measurements, and yield each result.
 
     Args:
@@ -96,19 +96,19 @@ def measure(
         yield _measure("a response longer than the timeout", lambda: _slow(target, slow, clock))
         yield _measure("a stream longer than a minute", lambda: _parts(target, slow, clock))
     for point in OPEN:
-        yield Finding(point, "cannot be measured through the public API")
+        yield Measurement(point, "cannot be measured through the public API")
 
 
-def report(endpoint: str, findings: Sequence[Finding]) -> dict[str, Any]:
+def report(endpoint: str, findings: Sequence[Measurement]) -> dict[str, Any]:
     return {"endpoint": endpoint, "findings": [asdict(finding) for finding in findings]}
 
 
-def _measure(question: str, measurement: Callable[[], tuple[str, Mapping[str, Any]]]) -> Finding:
+def _measure(question: str, measurement: Callable[[], tuple[str, Mapping[str, Any]]]) -> Measurement:
     try:
-        answer, figures = measurement()
+        result, figures = measurement()
     except _FAILURES as error:
-        return Finding(question, _failure_text(error))
-    return Finding(question, answer, figures)
+        return Measurement(question, _failure_text(error))
+    return Measurement(question, result, figures)
 
 
 def _failure_text(error: Exception) -> str:

@@ -22,7 +22,7 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """One line of a log.
 
     Attributes:
@@ -56,7 +56,7 @@ def period(text: str) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-def tail(aws: Aws, group: str, count: int = 20, prefix: str = "") -> list[Line] | None:
+def tail(aws: Aws, group: str, count: int = 20, prefix: str = "") -> list[LogLine] | None:
     """Return the last lines of a log group's newest stream, or None if there is no stream yet.
 
     Args:
@@ -83,7 +83,7 @@ def exists(aws: Aws, group: str) -> bool:
     return any(item["logGroupName"] == group for item in events)
 
 
-def lines(aws: Aws, group: str, *, since: int, pattern: str | None = None) -> Iterator[Line]:
+def lines(aws: Aws, group: str, *, since: int, pattern: str | None = None) -> Iterator[LogLine]:
     """Yield all lines of a log group since a time, oldest first. Yield nothing if the group does not exist.
 
     Args:
@@ -108,7 +108,7 @@ def follow(
     since: int,
     pattern: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Line]:
+) -> Iterator[LogLine]:
     """Yield the lines of log groups since a time, and then new lines as they arrive, without end.
 
     CloudWatch may add lines out of order, so each poll reads the last `_LATE` milliseconds again and skips known lines.
@@ -117,18 +117,18 @@ def follow(
         since: time in milliseconds since 1970.
         pattern: text that lines must contain (case-sensitive), or None for all lines.
     """
-    known_ids: dict[tuple[int, str, str], None] = {}
+    seen: dict[tuple[int, str, str], None] = {}
     newest = since
     while True:
         start = max(since, newest - _LATE)
         events = [line for group in groups for line in lines(aws, group, since=start, pattern=pattern)]
         for line in sorted(events, key=lambda line: line.at):
             key = (line.at, line.stream, line.text)
-            if key not in known_ids:
-                known_ids[key] = None
+            if key not in seen:
+                seen[key] = None
                 newest = max(newest, line.at)
                 yield line
-        known_ids = {key: None for key in known_ids if key[0] >= newest - _LATE}
+        seen = {key: None for key in seen if key[0] >= newest - _LATE}
         sleep(_EVERY)
 
 
@@ -136,5 +136,5 @@ _LATE = 30_000  # milliseconds
 _EVERY = 2.0  # seconds between two polls
 
 
-def _line(event: dict[str, object], stream: str) -> Line:
-    return Line(int(str(event["timestamp"])), stream, str(event["message"]).rstrip("\r\n"))
+def _line(event: dict[str, object], stream: str) -> LogLine:
+    return LogLine(int(str(event["timestamp"])), stream, str(event["message"]).rstrip("\r\n"))

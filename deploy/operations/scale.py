@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from deploy.aws import Aws, components_of, pages
 from deploy.errors import NotThere, Refused
-from deploy.operations.status import Scaling, endpoint_of, scaling_of
+from deploy.operations.status import ScalingStatus, endpoint_of, scaling_of
 from deploy.resources.resource import DIMENSIONS, TAG_DEPLOYMENT, Kind, Resource, tag_map
 
 
@@ -26,11 +26,11 @@ class ScalingTarget:
     name: str
     variant: str
     count: int
-    scaling: Scaling | None
+    scaling: ScalingStatus | None
     sleeps: bool = True
 
     @property
-    def target(self) -> str:
+    def resource_id(self) -> str:
         if self.kind is Kind.COMPONENT:
             return f"inference-component/{self.name}"
         return f"endpoint/{self.name}/variant/{self.variant}"
@@ -76,55 +76,56 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
             None,
             sleeps="AsyncInferenceConfig" in endpoint_description,
         )
-    return replace(target, scaling=next(scaling_of(aws, [target.target]), None))
+    return replace(target, scaling=next(scaling_of(aws, [target.resource_id]), None))
 
 
-def refuse_foreign(aws: Aws, what: ScalingTarget) -> None:
+def refuse_foreign(aws: Aws, target: ScalingTarget) -> None:
     """Refuse to scale an endpoint or a component that lmi deploy does not own.
 
     Raises:
         Refused: the resource has no tag of a deployment.
     """
-    if what.kind is Kind.ENDPOINT:
-        arn = endpoint_of(aws, what.name)["EndpointArn"]
+    if target.kind is Kind.ENDPOINT:
+        arn = endpoint_of(aws, target.name)["EndpointArn"]
     else:
-        component = aws.client("sagemaker").describe_inference_component(InferenceComponentName=what.name)
+        component = aws.client("sagemaker").describe_inference_component(InferenceComponentName=target.name)
         arn = component["InferenceComponentArn"]
     if TAG_DEPLOYMENT not in tag_map(pages(aws, "sagemaker", "list_tags", "Tags", ResourceArn=arn)):
         raise Refused(
-            f"{what.kind.value} {what.name} was not created by lmi deploy",
+            f"{target.kind.value} {target.name} was not created by lmi deploy",
             "Scale it with the tool that created it, or take it over first (`lmi deploy adopt`, `up --adopt`).",
         )
 
 
-def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
+def set_count(aws: Aws, target: ScalingTarget, count: int) -> str:
     """Set the number of instances or copies. Return a note for the user, or an empty string.
 
     Raises:
         Refused: the number is invalid, or automatic scaling would change it again.
     """
-    if count < 0 or (count == 0 and what.kind is Kind.ENDPOINT):
+    if count < 0 or (count == 0 and target.kind is Kind.ENDPOINT):
         advice = "An endpoint without components needs at least one instance."
-        if what.kind is Kind.COMPONENT:
+        if target.kind is Kind.COMPONENT:
             advice = "Use 0 or a positive number of copies."
-        elif what.sleeps:
+        elif target.sleeps:
             advice = "Use a positive number. An asynchronous endpoint scales to zero by itself (scaling.min: 0)."
-        raise Refused(f"{what.target} cannot be scaled to {count} instances or copies", advice)
-    bounds = what.scaling
+        raise Refused(f"{target.resource_id} cannot be scaled to {count} instances or copies", advice)
+    bounds = target.scaling
     if bounds is not None and not bounds.min <= count <= bounds.max:
         raise Refused(
-            f"{what.target} scales automatically between {bounds.min} and {bounds.max}, which would undo {count}",
+            f"{target.resource_id} scales automatically between {bounds.min} and {bounds.max}, "
+            f"which would undo {count}",
             "Change the bounds with --min and --max, or change `scaling` and run `lmi deploy update`.",
         )
     sagemaker = aws.client("sagemaker")
-    if what.kind is Kind.COMPONENT:
+    if target.kind is Kind.COMPONENT:
         sagemaker.update_inference_component_runtime_config(
-            InferenceComponentName=what.name, DesiredRuntimeConfig={"CopyCount": count}
+            InferenceComponentName=target.name, DesiredRuntimeConfig={"CopyCount": count}
         )
     else:
         sagemaker.update_endpoint_weights_and_capacities(
-            EndpointName=what.name,
-            DesiredWeightsAndCapacities=[{"VariantName": what.variant, "DesiredInstanceCount": count}],
+            EndpointName=target.name,
+            DesiredWeightsAndCapacities=[{"VariantName": target.variant, "DesiredInstanceCount": count}],
         )
     if bounds is not None and bounds.policies and bounds.min != bounds.max:
         names = ", ".join(bounds.policies)
@@ -132,7 +133,7 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
     return ""
 
 
-def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None) -> tuple[int, int]:
+def set_bounds(aws: Aws, target: ScalingTarget, low: int | None, high: int | None) -> tuple[int, int]:
     """Set the bounds of automatic scaling, and return both.
 
     Args:
@@ -142,31 +143,31 @@ def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None)
     Raises:
         Refused: automatic scaling is off, or the bounds are invalid.
     """
-    if what.scaling is None:
+    if target.scaling is None:
         raise Refused(
-            f"{what.target} does not scale automatically",
+            f"{target.resource_id} does not scale automatically",
             "Add `scaling` to the specification, and run `lmi deploy update`.",
         )
-    low = what.scaling.min if low is None else low
-    high = what.scaling.max if high is None else high
+    low = target.scaling.min if low is None else low
+    high = target.scaling.max if high is None else high
     if not 0 <= low <= high or high == 0:
         raise Refused(
-            f"{what.target}: the bounds {low} to {high} are invalid", "Use 0 <= --min <= --max, and 1 <= --max."
+            f"{target.resource_id}: the bounds {low} to {high} are invalid", "Use 0 <= --min <= --max, and 1 <= --max."
         )
-    if low == 0 and not what.sleeps:
+    if low == 0 and not target.sleeps:
         raise Refused(
-            f"{what.target}: only components and asynchronous endpoints can scale to 0",
+            f"{target.resource_id}: only components and asynchronous endpoints can scale to 0",
             "Set --min to 1 or more, or use `components` or `async` in the specification.",
         )
-    if low == 0 and not what.scaling.wakes:
+    if low == 0 and not target.scaling.wakes:
         raise Refused(
-            f"{what.target} could not scale up again from 0: a policy of the type StepScaling is missing",
+            f"{target.resource_id} could not scale up again from 0: a policy of the type StepScaling is missing",
             "Set scaling.min: 0 in the specification and run `lmi deploy update`, which creates the policy.",
         )
     aws.client("application-autoscaling").register_scalable_target(
         ServiceNamespace="sagemaker",
-        ResourceId=what.target,
-        ScalableDimension=DIMENSIONS[what.kind],
+        ResourceId=target.resource_id,
+        ScalableDimension=DIMENSIONS[target.kind],
         MinCapacity=low,
         MaxCapacity=high,
     )

@@ -38,7 +38,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Component:
+class ComponentStatus:
     """An inference component, which serves either copies of a model or an adapter.
 
     Attributes:
@@ -61,7 +61,7 @@ class Component:
 
 
 @dataclass(frozen=True)
-class Scaling:
+class ScalingStatus:
     """Automatic scaling of a variant or component.
 
     Attributes:
@@ -87,7 +87,7 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class Status:
+class EndpointStatus:
     """The status of an endpoint.
 
     Attributes:
@@ -108,8 +108,8 @@ class Status:
     config: str
     changed: str
     variants: tuple[Variant, ...]
-    components: tuple[Component, ...]
-    scaling: tuple[Scaling, ...]
+    components: tuple[ComponentStatus, ...]
+    scaling: tuple[ScalingStatus, ...]
     alarms: tuple[Alarm, ...]
     metrics: Mapping[str, float | None]
     unread: tuple[str, ...] = ()
@@ -130,7 +130,7 @@ class Status:
         return self.asleep or any(variant.instances > 0 for variant in self.variants)
 
 
-def look(aws: Aws, name: str) -> Status:
+def look(aws: Aws, name: str) -> EndpointStatus:
     """Read the status of an endpoint.
 
     Raises:
@@ -141,7 +141,7 @@ def look(aws: Aws, name: str) -> Status:
     unread: list[str] = []
     targets = [f"endpoint/{name}/variant/{item['VariantName']}" for item in endpoint.get("ProductionVariants", [])]
     targets += [f"inference-component/{component.name}" for component in components if component.base is None]
-    return Status(
+    return EndpointStatus(
         name=name,
         region=aws.region,
         status=endpoint["EndpointStatus"],
@@ -170,7 +170,7 @@ def endpoint_of(aws: Aws, name: str) -> dict[str, Any]:
     return dict(endpoint)
 
 
-def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
+def scaling_of(aws: Aws, targets: list[str]) -> Iterator[ScalingStatus]:
     """Yield the automatic scaling of scalable targets, without their activities.
 
     Args:
@@ -182,10 +182,10 @@ def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
         policies = list(find("describe_scaling_policies", "ScalingPolicies", ResourceId=key))
         names = tuple(policy["PolicyName"] for policy in policies)
         wakes = any(policy["PolicyType"] != "TargetTrackingScaling" for policy in policies)
-        yield Scaling(key, target["MinCapacity"], target["MaxCapacity"], names, wakes)
+        yield ScalingStatus(key, target["MinCapacity"], target["MaxCapacity"], names, wakes)
 
 
-def _with_activities(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
+def _with_activities(aws: Aws, targets: list[str]) -> Iterator[ScalingStatus]:
     for item in scaling_of(aws, targets):
         acts = aws.client("application-autoscaling").describe_scaling_activities(
             ServiceNamespace="sagemaker", ResourceId=item.target, MaxResults=_ACTIVITIES
@@ -223,14 +223,14 @@ def _in_pools(variant: Mapping[str, Any]) -> str:
     return ", ".join(f"{pool['CurrentInstanceCount']} x {pool['InstanceType']}" for pool in pools)
 
 
-def _components(aws: Aws, name: str) -> Iterator[Component]:
+def _components(aws: Aws, name: str) -> Iterator[ComponentStatus]:
     for component in components_of(aws, name):
         read = partial(aws.client("sagemaker").describe_inference_component, InferenceComponentName=component)
         if (description := unless_missing(read)) is None:  # deleted since it was listed
             continue
         runtime, specification = description.get("RuntimeConfig", {}), description.get("Specification", {})
         image = specification.get("Container", {}).get("DeployedImage", {}).get("SpecifiedImage", "")
-        yield Component(
+        yield ComponentStatus(
             component,
             description["InferenceComponentStatus"],
             runtime.get("CurrentCopyCount", 0),
@@ -271,14 +271,14 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
     end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(minutes=1)
     queries = [
         {
-            "Id": own_name,
+            "Id": metric_name,
             "MetricStat": {
                 "Metric": {"Namespace": _NAMESPACE, "MetricName": metric, "Dimensions": dimensions},
                 "Period": MINUTES * 60,
                 "Stat": statistic,
             },
         }
-        for own_name, (metric, statistic, _) in _METRICS.items()
+        for metric_name, (metric, statistic, _) in _METRICS.items()
     ]
     response = aws.client("cloudwatch").get_metric_data(
         MetricDataQueries=queries, StartTime=end - timedelta(minutes=MINUTES), EndTime=end
@@ -286,15 +286,15 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
     values = {item["Id"]: item["Values"] for item in response["MetricDataResults"] if item["Values"]}
     # The minutes may span two of CloudWatch's periods; then the higher percentile is used.
     return {
-        own_name: (sum if statistic == "Sum" else max)(values[own_name]) * by if own_name in values else None
-        for own_name, (_, statistic, by) in _METRICS.items()
+        metric_name: (sum if statistic == "Sum" else max)(values[metric_name]) * by if metric_name in values else None
+        for metric_name, (_, statistic, by) in _METRICS.items()
     }
 
 
-def _read_if_allowed(read: Any, what: str, unread: list[str]) -> Any:
+def _read_if_allowed(read: Any, part: str, unread: list[str]) -> Any:
     """Return the result of `read`. If AWS rejects the call, return () and add a note to `unread`."""
     try:
         return read()
     except ClientError as error:
-        unread.append(f"{what}: {error_code(error)}")
+        unread.append(f"{part}: {error_code(error)}")
         return ()

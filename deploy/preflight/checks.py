@@ -22,21 +22,21 @@ from deploy.preflight.key import key, topics
 from deploy.preflight.model import image, model, secret
 from deploy.resolve.decision import Decision
 from deploy.resolve.model.files import OPENER
-from deploy.resources.resource import TAG_DEPLOYMENT
+from deploy.resources.resource import TAG_DEPLOYMENT, tag_map
 from deploy.s3.prefix import Prefix, bucket_and_key, check_region
 from deploy.spec import Spec
 from deploy.spec.components import servers, shadow_of
-from deploy.spec.options import named
+from deploy.spec.options import locations
 
 _ENDED = ("Expired", "Failed")
 
 
 def places(context: Context) -> list[Check]:
     """Check that each bucket, except the buckets of `model` and adapters, exists and is in the endpoint's region."""
-    return [_place(context, uri, field) for uri, field in named(context.spec).items()]
+    return [_location(context, uri, field) for uri, field in locations(context.spec).items()]
 
 
-def _place(context: Context, uri: str, field: str) -> Check:
+def _location(context: Context, uri: str, field: str) -> Check:
     bucket, key = bucket_and_key(uri)
     try:
         check_region(context.aws, Prefix(bucket, key), field)
@@ -73,8 +73,8 @@ def _plan_check(context: Context, name: str, plan: Mapping[str, Any]) -> Check:
     if plan["Status"] in _ENDED:
         return error("reservation", f"{name} is {plan['Status']}", "Use another reservation, or omit `reservation`.")
     if "endpoint" not in plan.get("TargetResources", ()):
-        what = ", ".join(plan.get("TargetResources", ())) or "nothing"
-        return error("reservation", f"{name} is for {what}, not for endpoints", "Reserve capacity for endpoints.")
+        targets = ", ".join(plan.get("TargetResources", ())) or "nothing"
+        return error("reservation", f"{name} is for {targets}, not for endpoints", "Reserve capacity for endpoints.")
     if types and instance_type not in types:
         advice = f"Set instance.type: {types[0]}, or use another reservation."
         return error("reservation", f"{name} is for {', '.join(types)}, but the endpoint uses {instance_type}", advice)
@@ -122,9 +122,9 @@ def refuse_errors(checks: Sequence[Check]) -> None:
     """
     wrong = [check for check in checks if check.verdict is Verdict.ERROR]
     if wrong:
-        first, *others = wrong
-        lines = [f"{check.name}: {check.says}\n  {check.advice}".rstrip() for check in others]
-        advice = f"  {first.advice}" if others else first.advice
+        first, *further = wrong
+        lines = [f"{check.name}: {check.says}\n  {check.advice}".rstrip() for check in further]
+        advice = f"  {first.advice}" if further else first.advice
         raise Refused(f"{first.name}: {first.says}", "\n".join([advice.rstrip(), *lines]))
 
 
@@ -135,8 +135,8 @@ def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple
     """
     request = urllib.request.Request(url, method=method, headers=dict(headers))
     try:
-        with OPENER.open(request, timeout=_SECONDS) as answer:
-            return answer.status, answer.read()
+        with OPENER.open(request, timeout=_SECONDS) as response:
+            return response.status, response.read()
     except urllib.error.HTTPError as failure:
         with failure:
             return failure.code, b""
@@ -240,11 +240,11 @@ def _quota_of(context: Context, instance: str) -> Check:
     shadow = context.decision.shadow
     beside = context.spec.shadow.count if context.spec.shadow and shadow and shadow.instance_type == instance else 0
     at_first = context.spec.instance.count + beside
-    own = _own_instances(context, instance)
-    return quota(context.aws, f"{instance} for endpoint usage", needed + beside, at_first, "instance.type", own)
+    current = _current_instances(context, instance)
+    return quota(context.aws, f"{instance} for endpoint usage", needed + beside, at_first, "instance.type", current)
 
 
-def _own_instances(context: Context, instance: str) -> int:
+def _current_instances(context: Context, instance: str) -> int:
     """Return the number of instances of a type that the deployment's endpoint has now, or 0 if that is unknown."""
     sagemaker = context.aws.client("sagemaker")
     endpoint = unless_missing(lambda: sagemaker.describe_endpoint(EndpointName=context.spec.name)) or {}
@@ -258,7 +258,7 @@ def _own_instances(context: Context, instance: str) -> int:
     return sum(int(item.get("CurrentInstanceCount", 0)) for item in counted)
 
 
-def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str, own: int = 0) -> Check:
+def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str, current: int = 0) -> Check:
     """Check one of SageMaker's quotas.
 
     Args:
@@ -266,7 +266,7 @@ def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str, own: in
         needed: maximum number of instances that the deployment may use.
         at_first: number of instances with which the deployment starts.
         setting: field of the specification that chooses the instance type, for the advice.
-        own: number of instances that the deployment has now, which are part of the usage that AWS reports.
+        current: number of instances that the deployment has now, which are part of the usage that AWS reports.
     """
     quotas = pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker")
     entry = next((entry for entry in quotas if entry["QuotaName"] == name), None)
@@ -274,7 +274,7 @@ def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str, own: in
         return warning(
             "quota", f"there is no quota named {name!r}", "See the type's quotas in Service Quotas, Amazon SageMaker."
         )
-    value, used = entry["Value"], max(0, _used(aws, entry) - own)
+    value, used = entry["Value"], max(0, _used(aws, entry) - current)
     says = f"{name}: {value:g}" + (f", of which other endpoints use {used}" if used else "")
     advice = (
         f"Request a quota of {needed + used} for `{name}` in Service Quotas (Amazon SageMaker), or change {setting}."
@@ -359,7 +359,7 @@ def _name(context: Context) -> Check | None:
     result = unless_missing(lambda: sagemaker.describe_endpoint(EndpointName=context.spec.name))
     if result is None:
         return ok("name", f"{context.spec.name} is not used by an existing endpoint")
-    tags = {tag["Key"]: tag["Value"] for tag in sagemaker.list_tags(ResourceArn=result["EndpointArn"])["Tags"]}
+    tags = tag_map(sagemaker.list_tags(ResourceArn=result["EndpointArn"])["Tags"])
     if tags.get(TAG_DEPLOYMENT) != context.spec.name:
         return error(
             "name",
@@ -378,7 +378,7 @@ def _shadow(context: Context) -> list[Check]:
     shadow, decision = context.spec.shadow, context.decision.shadow
     if shadow is None or decision is None:
         return []
-    own = Context(context.aws, shadow_of(context.spec), decision, context.fetch)
+    shadow_context = Context(context.aws, shadow_of(context.spec), decision, context.fetch)
     checks: list[Check] = []
     for name, check, other in (
         ("image", image, decision.image != context.decision.image),
@@ -387,7 +387,7 @@ def _shadow(context: Context) -> list[Check]:
         ("quota", _quota, decision.instance_type != context.decision.instance_type),
     ):
         if other:
-            checks += run(name, partial(check, own))
+            checks += run(name, partial(check, shadow_context))
     return [replace(check, says=f"shadow: {check.says}") for check in checks]
 
 

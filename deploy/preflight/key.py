@@ -27,23 +27,23 @@ class Use:
 
     Attributes:
         option: name of the key's field in `encryption`.
-        what: description of the resource that the key encrypts.
+        resource: description of the resource that the key encrypts.
         users: roles and users that need the permissions for the key, as text. `lmi deploy iam` prints the permissions.
-        at_rest: whether the resource must already be encrypted with the key. If False, the key is for new data only.
+        for_existing: whether the resource must already be encrypted with the key. If False, the key is for new data.
         hint: advice to add if the resource is not encrypted with the key.
     """
 
     option: str
-    what: str
+    resource: str
     users: str
-    at_rest: bool = True
+    for_existing: bool = True
     hint: str = ""
 
 
 _DEFAULT = " A bucket's default encryption determines the key of new objects."
 _MODEL = Use("model_key", "the model's bucket", "the role and the deployer", hint=_DEFAULT)
-_ANSWERS = Use("output_key", "the output's bucket", "the role and the invoker", at_rest=False)
-_CAPTURED = Use("capture_key", "captured data", "the role", at_rest=False)
+_OUTPUT = Use("output_key", "the output's bucket", "the role and the invoker", for_existing=False)
+_CAPTURED = Use("capture_key", "captured data", "the role", for_existing=False)
 _INPUT = Use("input_key", "batch.input", "the role and the deployer", hint=_DEFAULT)
 _TOPICS = Use("topic_key", "the topics of `async`", "the role")
 SECRET = Use("secret_key", "model.token_secret", "the role")
@@ -52,13 +52,13 @@ SECRET = Use("secret_key", "model.token_secret", "the role")
 def key(context: Context) -> list[Check]:
     """Check the KMS keys of the model, the adapters, the batch input, and the buckets for output and captured data."""
     asynchronous, capture, batch = context.spec.asynchronous, context.spec.capture, context.spec.batch
-    answers = [] if asynchronous is None else [asynchronous.output, asynchronous.failures or asynchronous.output]
-    answers += [] if batch is None else [batch.output]
+    outputs = [] if asynchronous is None else [asynchronous.output, asynchronous.failures or asynchronous.output]
+    outputs += [] if batch is None else [batch.output]
     objects = [] if batch is None else _of_object(context, Prefix(*bucket_and_key(batch.input)))
     return [
         *compared(context, _INPUT, dict(objects)),
         *compared(context, _MODEL, dict(_of_model(context))),
-        *compared(context, _ANSWERS, dict(_of_buckets(context, answers))),
+        *compared(context, _OUTPUT, dict(_of_buckets(context, outputs))),
         *compared(context, _CAPTURED, dict(_of_buckets(context, [capture.output] if capture is not None else []))),
     ]
 
@@ -99,8 +99,8 @@ def compared(context: Context, use: Use, keys: Mapping[str, str | None]) -> list
         if arn not in (None, expected)
     ]
     if expected is not None and expected in keys.values():
-        checks.append(ok("key", f"{option} encrypts {use.what}"))
-    elif option is not None and keys and use.at_rest:
+        checks.append(ok("key", f"{option} encrypts {use.resource}"))
+    elif option is not None and keys and use.for_existing:
         says = f"encryption.{use.option}: {option} does not encrypt {', '.join(keys)}"
         checks.append(warning("key", says, f"Correct encryption.{use.option}, or omit it.{use.hint}"))
     return checks
@@ -141,12 +141,12 @@ def _of_buckets(context: Context, uris: Iterable[str]) -> Iterator[tuple[str, st
 
 def _of_bucket(context: Context, bucket: str) -> str | None:
     try:
-        answer = context.aws.client("s3").get_bucket_encryption(Bucket=bucket)
+        encryption = context.aws.client("s3").get_bucket_encryption(Bucket=bucket)
     except ClientError as failure:
         if error_code(failure) in _PLAIN:
             return None
         raise
-    rules = answer["ServerSideEncryptionConfiguration"]["Rules"]
+    rules = encryption["ServerSideEncryptionConfiguration"]["Rules"]
     defaults = [rule.get("ApplyServerSideEncryptionByDefault", {}) for rule in rules]
     return customers(context, next((rule["KMSMasterKeyID"] for rule in defaults if "KMSMasterKeyID" in rule), None))
 

@@ -26,7 +26,7 @@ _DEMO = "demo"  # the handler's name for its small demo model
 
 def model(context: Context) -> list[Check]:
     spec = context.spec.model
-    how = {"isolated": context.spec.network.isolated, "own_code": context.spec.own_code}
+    how = {"isolated": context.spec.network.isolated, "trusts_code": context.spec.trusts_code}
     if spec.directory is not None and spec.upload is not None:
         return _upload(f"{spec.path}", plan_upload(context.aws, spec.directory, spec.upload, **how))
     if spec.s3 is not None and spec.s3.endswith(ARCHIVE):
@@ -71,16 +71,16 @@ def _archive(context: Context, uri: str) -> list[Check]:
 
 def _contents(context: Context, uri: str, read: Artifact) -> Iterator[Check]:
     """Check the beginning of an archive."""
-    own = any(context.spec.environment.get(name, "").startswith(f"{MODEL_DATA}/") for name in _MODEL_IDS)
+    names_model = any(context.spec.environment.get(name, "").startswith(f"{MODEL_DATA}/") for name in _MODEL_IDS)
     if problem := read.fault or read.problem:
         verdict = warning if read.unseen else error
         yield verdict("model", f"{uri}: {problem}", _PACK)
-    elif not read.weights and not own and "OPTION_MODEL_ID" not in read.variables:
+    elif not read.weights and not names_model and "OPTION_MODEL_ID" not in read.variables:
         yield error("model", f"{uri} contains no weights", _PACK)
-    elif read.folder and not own and not is_aws_image(context.decision.image):  # LMI searches the directory
+    elif read.folder and not names_model and not is_aws_image(context.decision.image):  # LMI searches the directory
         says = f"{uri}: all files are in the directory {read.folder!r}, where the server does not look for them"
         yield error("model", says, f"Set environment.OPTION_MODEL_ID: {MODEL_DATA}/{read.folder}")
-    if _SCRIPT in read.others and not any(_SCRIPT in value for value in context.spec.environment.values()):
+    if _SCRIPT in read.other_files and not any(_SCRIPT in value for value in context.spec.environment.values()):
         says = f"{uri} contains {_SCRIPT}, which the server does not run"
         yield warning("model", says, "Move its functions to a file model.py beside the weights.")
 

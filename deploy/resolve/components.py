@@ -78,7 +78,7 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
             enough resources for the initial copies.
     """
     served = _serve(spec, servers(spec), resolve)
-    _one_host(served)
+    _check_hosts(served)
     sums = _sums(spec, served, find(served[0].decision.instance_type))
     if not spec.instance.unchecked and (problem := _without_room(sums, spec)):
         raise SpecError(problem, _MORE_ROOM)
@@ -91,7 +91,7 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
     return replace(first, decision=decision, candidates=first.candidates if len(served) == 1 else None, sums=sums)
 
 
-class Served(NamedTuple):
+class ResolvedServer(NamedTuple):
     """A server that serves components, and its resolution."""
 
     server: Spec
@@ -102,9 +102,9 @@ class Served(NamedTuple):
         return self.resolution.decision
 
 
-def _serve(spec: Spec, groups: Sequence[Spec], resolve: Callable[[Spec], Resolution]) -> list[Served]:
+def _serve(spec: Spec, groups: Sequence[Spec], resolve: Callable[[Spec], Resolution]) -> list[ResolvedServer]:
     """Resolve each server. With `auto`, resolve them again on the common instance type unless all of them chose it."""
-    served = [Served(server, _of_one(server, resolve, alone=len(groups) == 1)) for server in groups]
+    served = [ResolvedServer(server, _resolved_server(server, resolve, alone=len(groups) == 1)) for server in groups]
     if spec.instance.type != "auto":
         return served
     kind = _common_type(spec, served)
@@ -160,10 +160,10 @@ def _resources(instance: InstanceType) -> list[tuple[str, Callable[[Placed], flo
 
 def _held(item: Placed) -> float:
     """Return the size of a copy's weights and other memory, without its KV cache, in GiB."""
-    return 0.0 if item.fit is None else round(item.fit.weights + item.fit.rest, 1)
+    return 0.0 if item.fit is None else round(item.fit.weights + item.fit.overhead, 1)
 
 
-def _of_one(server: Spec, resolve: Callable[[Spec], Resolution], *, alone: bool) -> Resolution:
+def _resolved_server(server: Spec, resolve: Callable[[Spec], Resolution], *, alone: bool) -> Resolution:
     try:
         return resolve(server)
     except (DoesNotFit, SpecError) as error:
@@ -172,7 +172,7 @@ def _of_one(server: Spec, resolve: Callable[[Spec], Resolution], *, alone: bool)
         raise type(error)(f"{title(server)}: {error}", error.advice) from error
 
 
-def _common_type(spec: Spec, served: Sequence[Served]) -> str:
+def _common_type(spec: Spec, served: Sequence[ResolvedServer]) -> str:
     """Return the cheapest instance type on which each model fits, with enough resources for all initial copies.
 
     If there is only one server and no such type, return the cheapest type on which its model fits.
@@ -199,7 +199,7 @@ def _types_of_all(candidates: Sequence[Sequence[Fit]]) -> list[str]:
     return sorted(set.intersection(*fitting), key=lambda name: (max(of_model[name] for of_model in ranks), name))
 
 
-def _sums(spec: Spec, served: Sequence[Served], instance: InstanceType | None) -> Sums:
+def _sums(spec: Spec, served: Sequence[ResolvedServer], instance: InstanceType | None) -> Sums:
     """Return the resources that the copies need, and the resources that the specification's instances have."""
     needed = []
     for server, resolution in served:
@@ -217,7 +217,7 @@ def _instances(spec: Spec) -> int:
     return spec.instance.count if spec.instance.managed is None else spec.instance.managed.max
 
 
-def _one_host(served: Sequence[Served]) -> None:
+def _check_hosts(served: Sequence[ResolvedServer]) -> None:
     """Check that all images can run on the same host AMI, as an endpoint configuration has only one AMI.
 
     Raises:
@@ -231,7 +231,7 @@ def _one_host(served: Sequence[Served]) -> None:
         )
 
 
-def _warnings(served: Sequence[Served]) -> Iterator[str]:
+def _warnings(served: Sequence[ResolvedServer]) -> Iterator[str]:
     """Yield the warnings of all servers. A warning that does not concern all servers names its components."""
     common = set.intersection(*(set(item.decision.warnings) for item in served))
     for item in served:
@@ -252,7 +252,9 @@ def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
         )
     if not sums.instance.gpus:
         for item in sums.placed:
-            if item.fit is not None and item.memory_mb < (needed := round(1024 * (item.fit.weights + item.fit.rest))):
+            if item.fit is not None and item.memory_mb < (
+                needed := round(1024 * (item.fit.weights + item.fit.overhead))
+            ):
                 yield f"component {item.name}: memory_mb is {item.memory_mb}, but the model needs about {needed} MB."
     if spec.scaling is not None and sums.instance.gpus:
         gpus = sum(max(spec.scaling.max, item.copies) * item.gpus for item in sums.placed)
@@ -305,8 +307,8 @@ def _distribute(left: int, needs: Sequence[float], free: Sequence[Room]) -> tupl
         each = room.copies(needs, left)
         full = min(left // each, room.instances) if each else 0
         left -= each * full
-        rest = min(each, left) if full < room.instances else 0  # on one more instance
-        left -= rest
-        parts = ((each, full), (rest, int(rest > 0)), (0, room.instances - full - int(rest > 0)))
+        extra = min(each, left) if full < room.instances else 0  # on one more instance
+        left -= extra
+        parts = ((each, full), (extra, int(extra > 0)), (0, room.instances - full - int(extra > 0)))
         remaining += [room.less(needs, copies, instances) for copies, instances in parts if instances]
     return remaining, left

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Pool:
+class InstancePool:
     """An instance pool, one of several instance types that an endpoint may use.
 
     Attributes:
@@ -69,7 +69,7 @@ class Decision:
     tensor_parallel: int | None = None
     expert_parallel: bool = False
     warnings: tuple[str, ...] = ()
-    pools: tuple[Pool, ...] = ()
+    pools: tuple[InstancePool, ...] = ()
     shadow: Decision | None = None
     components: Mapping[str, Decision] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ class Decision:
         """Return the decision for one of the specification's servers (`spec/components.py`)."""
         return self.components.get(server.components[0].name, self) if server.components else self
 
-    def on(self, pool: Pool) -> Decision:
+    def on(self, pool: InstancePool) -> Decision:
         """Return the decision for the instances of one pool."""
         return replace(
             self,
@@ -116,7 +116,7 @@ def joined(decisions: Sequence[Decision], warnings: Iterable[str], **changes: An
     )
 
 
-def spec_on(spec: Spec, pool: Pool) -> Spec:
+def spec_on(spec: Spec, pool: InstancePool) -> Spec:
     """Return the specification with the instance type and options of one pool, and without pools."""
     instance = spec.instance.model_copy(update={"type": pool.instance_type, "pools": ()})
     return spec.model_copy(update={"instance": instance, "options": {**spec.options, **pool.options}})

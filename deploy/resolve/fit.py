@@ -87,11 +87,11 @@ class Need:
         shape = self.shape
         if shape.stored is not None and shape.dtype == self.dtype:
             return shape.stored / _GIB
-        kept = 0.0
+        unquantized = 0.0
         if WIDTH[self.dtype] < 2:  # embeddings and the last layer stay in 16 bits
-            kept = min(0.1 * shape.parameters, 2e9) if shape.embeddings is None else shape.embeddings
-            kept = min(kept, shape.parameters)
-        return (kept * 2 + (shape.parameters - kept) * WIDTH[self.dtype]) / _GIB
+            unquantized = min(0.1 * shape.parameters, 2e9) if shape.embeddings is None else shape.embeddings
+            unquantized = min(unquantized, shape.parameters)
+        return (unquantized * 2 + (shape.parameters - unquantized) * WIDTH[self.dtype]) / _GIB
 
     @property
     def stored_gib(self) -> float:
@@ -107,7 +107,7 @@ class Need:
             degree: number of GPUs for each copy of the model.
         """
         fixed, full, windowed = self._bytes(degree)
-        return (fixed + full * tokens + windowed * min(tokens, self._kept)) / _GIB
+        return (fixed + full * tokens + windowed * min(tokens, self._window_tokens)) / _GIB
 
     def cached(self, room: float, degree: int) -> int:
         """Return the number of tokens that fit into a cache.
@@ -127,12 +127,12 @@ class Need:
         if left <= 0:
             return 0
         within = left / (full + windowed) if full + windowed else float(self.context)
-        if within > self._kept and full:
-            within = (left - windowed * self._kept) / full
+        if within > self._window_tokens and full:
+            within = (left - windowed * self._window_tokens) / full
         return max(0, int(within))
 
     @property
-    def _kept(self) -> int:
+    def _window_tokens(self) -> int:
         """Return the maximum number of tokens of a request that a layer with a sliding window caches."""
         return self.context if self.shape.window is None or not self.windows else self.shape.window + CHUNK
 
@@ -156,9 +156,9 @@ class Fit:
         instance: the instance type.
         degree: number of GPUs for each copy of the model, or 1 on a CPU type.
         weights: size of the weights.
-        rest: size of workspace and CUDA graphs.
+        overhead: size of workspace and CUDA graphs.
         limit: amount of memory that may be used.
-        room: amount of memory left for the KV cache. It is negative if the weights and `rest` are too large.
+        room: amount of memory left for the KV cache. It is negative if the weights and `overhead` are too large.
         tokens: number of tokens that the KV cache can store.
         sequences: number of concurrent requests of the full context.
         problem: reason why the model does not fit, or empty if it fits.
@@ -170,7 +170,7 @@ class Fit:
     instance: InstanceType
     degree: int
     weights: float
-    rest: float
+    overhead: float
     limit: float
     room: float
     tokens: int
@@ -242,15 +242,15 @@ def _with_degree(need: Need, instance: InstanceType, degree: int, experts: bool,
     else:
         limit, graphs = need.usable * instance.gpu_gib, 1.0 if degree == 1 else 2.0
     weights = need.weight_gib / degree
-    rest = max(0.5, weights / 10) + graphs
-    room = limit - weights - rest
+    overhead = max(0.5, weights / 10) + graphs
+    room = limit - weights - overhead
     tokens = need.cached(room, degree)
-    problem = _problem(need, instance, degree, weights, rest, limit, tokens)
+    problem = _problem(need, instance, degree, weights, overhead, limit, tokens)
     return Fit(
         instance=instance,
         degree=degree,
         weights=weights,
-        rest=rest,
+        overhead=overhead,
         limit=limit,
         room=room,
         tokens=tokens,
@@ -263,7 +263,7 @@ def _with_degree(need: Need, instance: InstanceType, degree: int, experts: bool,
 
 
 def _problem(
-    need: Need, instance: InstanceType, degree: int, weights: float, rest: float, limit: float, tokens: int
+    need: Need, instance: InstanceType, degree: int, weights: float, overhead: float, limit: float, tokens: int
 ) -> str:
     if problem := too_old(instance, need.built_for):
         return problem
@@ -280,12 +280,12 @@ def _problem(
     where = f"each of {degree} GPUs" if degree > 1 else "the GPU" if instance.gpus else "RAM"
     if tokens == 0:
         return (
-            f"weights of {weights:.1f} GiB and {rest:.1f} GiB of other memory are more than the {limit:.1f} "
+            f"weights of {weights:.1f} GiB and {overhead:.1f} GiB of other memory are more than the {limit:.1f} "
             f"GiB of {where}"
         )
     if tokens < need.context:
         return (
-            f"with weights of {weights:.1f} GiB and {rest:.1f} GiB of other memory, the {limit:.1f} GiB of {where} "
+            f"with weights of {weights:.1f} GiB and {overhead:.1f} GiB of other memory, the {limit:.1f} GiB of {where} "
             f"have room for a KV cache of {tokens} tokens, but the context has {need.context}"
         )
     return ""
@@ -315,8 +315,8 @@ def able(built_for: tuple[int, int] | None) -> str:
 
 def _remarks(need: Need, instance: InstanceType, degree: int, experts: bool) -> tuple[str, ...]:
     remarks = []
-    if instance.gpus and (why := undivided(need, degree, experts=experts)):
-        remarks.append(why)
+    if instance.gpus and (reason := undivided(need, degree, experts=experts)):
+        remarks.append(reason)
     if instance.gpus and need.stored_gib > 0.75 * instance.ram_gib:
         remarks.append(f"little host RAM ({instance.ram_gib} GiB) for a checkpoint of {need.stored_gib:.0f} GiB")
     if instance.blackwell and need.cuda is None:
@@ -341,7 +341,7 @@ def _bus_bound(item: Fit) -> bool:
 # -- the candidate instance types for a model, best first, and the table that `lmi deploy plan` prints -----------------
 
 
-BEYOND_ONE_MACHINE = (
+BEYOND_A_MACHINE = (
     "A SageMaker endpoint cannot split a model across machines. Dynamo on HyperPod can: put this server in front of it "
     "(lmi serve --engine openai)."
 )
@@ -411,7 +411,7 @@ def cheapest(fits: Sequence[Fit]) -> Fit:
         largest = max(fits, key=lambda item: item.room * item.degree)
         raise DoesNotFit(
             f"no known type has room for the model; on the largest, {largest.instance.name}, {largest.problem}",
-            f"Use a shorter model.context, or a model.dtype with fewer bits. {BEYOND_ONE_MACHINE}",
+            f"Use a shorter model.context, or a model.dtype with fewer bits. {BEYOND_A_MACHINE}",
         )
     return fits[0]
 
@@ -426,8 +426,8 @@ def too_small(small: Fit, fits: Sequence[Fit]) -> DoesNotFit:
     advice = []
     if small.tokens >= 1024:
         advice.append(f"Set model.context to {small.tokens // 1024 * 1024} or less, or")
-    if others := _three_best(fits):
-        advice.append(f"use {others}, or")
+    if larger := _three_best(fits):
+        advice.append(f"use {larger}, or")
     advice.append("set instance.unchecked: true to use it anyway.")
     text = " ".join(advice)
     return DoesNotFit(f"instance.type: {small.instance.name}: {small.problem}", text[0].upper() + text[1:])
@@ -503,7 +503,7 @@ def _row(item: Fit, chosen: bool) -> tuple[str, ...]:
         str(item.degree) if instance.gpus else "",
         f"{item.weights:.1f}",
         f"{max(0.0, item.room):.1f}",
-        f"{item.rest:.1f}",
+        f"{item.overhead:.1f}",
         str(item.tokens),
         str(item.sequences),
         item.price.text,

@@ -48,7 +48,7 @@ AMI_CUDA_12 = "al2-ami-sagemaker-inference-gpu-3-1"
 AMI_CUDA_13 = "al2023-ami-sagemaker-inference-gpu-4-1"
 """The newest host AMI, with NVIDIA driver 580. Blackwell GPUs need it."""
 
-KNOWN_AMIS = (
+LISTED_AMIS = (
     "al2-ami-sagemaker-inference-gpu-2",
     "al2-ami-sagemaker-inference-gpu-2-1",
     AMI_CUDA_12,
@@ -153,8 +153,8 @@ def choose_ami(setting: str, instance: InstanceType | None, cuda: tuple[int, int
         cuda: the CUDA version of the image, or None if it is unknown.
     """
     if setting != "auto":
-        unknown = (f"instance.ami: {setting} is not one of the AMIs known in 2026: {', '.join(KNOWN_AMIS)}.",)
-        return Ami(setting, () if setting in KNOWN_AMIS else unknown)
+        unknown = (f"instance.ami: {setting} is not one of the AMIs known in 2026: {', '.join(LISTED_AMIS)}.",)
+        return Ami(setting, () if setting in LISTED_AMIS else unknown)
     if instance is not None and instance.gpus == 0:
         return Ami(None)
     if cuda is None:
@@ -209,7 +209,7 @@ def _uri(image: Image, region: str, account: str | None) -> str:
             )
         account = images["registries"][region]
         return f"{account}.dkr.ecr.{region}.{registry_suffix(region)}/djl-inference:{_aws_tag(image)}"
-    tag = image.tag or _own_version()
+    tag = image.tag or _package_version()
     return f"{account}.dkr.ecr.{region}.{registry_suffix(region)}/{image.repository}:{tag}"
 
 
@@ -221,7 +221,7 @@ def _aws_tag(image: Image) -> str:
     return tags.get(tag, tag)
 
 
-def _own_version() -> str:
+def _package_version() -> str:
     try:
         return importlib.metadata.version("lmi-handler")
     except importlib.metadata.PackageNotFoundError:
@@ -235,20 +235,20 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         NotThere: the image or its repository does not exist.
     """
     try:
-        answer = aws.client("ecr").describe_images(
+        response = aws.client("ecr").describe_images(
             registryId=match["account"], repositoryName=match["repository"], imageIds=[{"imageTag": match["tag"]}]
         )
     except ClientError as error:
         code = error_code(error)
         if code in ("RepositoryNotFoundException", "ImageNotFoundException"):
-            what = "repository" if code.startswith("Repository") else "image"
+            missing = "repository" if code.startswith("Repository") else "image"
             raise NotThere(
-                f"image: there is no {what} {match['repository']}:{match['tag']} in ECR of the account "
+                f"image: there is no {missing} {match['repository']}:{match['tag']} in ECR of the account "
                 f"{match['account']} in {match['region']}",
                 push_instructions(match.string),
             ) from None
         raise
-    details: list[dict[str, Any]] = answer["imageDetails"]
+    details: list[dict[str, Any]] = response["imageDetails"]
     if not details:
         raise DeployError(f"image: ECR returned no details of {match.string}")
     detail = details[0]

@@ -110,11 +110,11 @@ def refuse_mistyped(name: str) -> None:
     Raises:
         SpecError: the name is within an edit distance of 2 of a known type of the same generation.
     """
-    known = {*instance_types("ProductionVariantInstanceType"), *(item.name for item in all_types())}
-    if name in known:
+    names = {*instance_types("ProductionVariantInstanceType"), *(item.name for item in all_types())}
+    if name in names:
         return
     generation = re.sub(r"\D", "", family(name))
-    away = {item: _edits(name, item) for item in known if re.sub(r"\D", "", family(item)) == generation}
+    away = {item: _edits(name, item) for item in names if re.sub(r"\D", "", family(item)) == generation}
     nearest = min(away.values(), default=3)
     if nearest > 2:
         return

@@ -78,22 +78,22 @@ class Prices:
     Attributes:
         listed: prices from the Pricing API in US dollars per hour, by instance type, or None to use the table.
         region: region of the prices in `listed`.
-        why: reason why the table is used although AWS was queried, or empty.
+        reason: reason why the table is used although AWS was queried, or empty.
     """
 
     listed: Mapping[str, float] | None = None
     region: str = ""
-    why: str = ""
+    reason: str = ""
 
-    def of(self, name: str, own: float | None = None) -> Price:
+    def of(self, name: str, user_price: float | None = None) -> Price:
         """Return the price of one instance. The table has prices per vCPU for the families of CPU types.
 
         Args:
             name: name of the instance type.
-            own: the user's price, which overrides other prices, or None.
+            user_price: the user's price, which overrides other prices, or None.
         """
-        if own is not None:
-            return Price(own, exact=True)
+        if user_price is not None:
+            return Price(user_price, exact=True)
         if self.listed is not None:
             return Price(self.listed.get(name), exact=True)
         prices = table("prices")
@@ -108,9 +108,9 @@ class Prices:
         if self.listed is not None:
             return f"cost: on-demand, {self.region}, from AWS's Pricing API"
         prices = table("prices")
-        why = f" ({self.why})" if self.why else ""
+        reason = f" ({self.reason})" if self.reason else ""
         return (
-            f"cost class: on-demand, {prices['region']}, as of {prices['read']}{why}; "
+            f"cost class: on-demand, {prices['region']}, as of {prices['read']}{reason}; "
             "see aws.amazon.com/sagemaker/pricing"
         )
 
@@ -132,17 +132,17 @@ _LARGEST_PRICE = 10_000.0  # US dollars per hour
 def ask(aws: Aws) -> Prices:
     """Return the region's on-demand prices from the Pricing API, or the prices in the table and why they are used."""
     if aws.partition != "aws":  # other partitions do not have the API, and their credentials must stay there
-        return Prices(why=f"AWS's Pricing API does not exist in the partition {aws.partition}")
+        return Prices(reason=f"AWS's Pricing API does not exist in the partition {aws.partition}")
     try:
         listed = dict(_prices(aws))
     except ClientError as error:
         if is_denied(error):
-            return Prices(why="pricing:GetProducts is not allowed")
-        return Prices(why=f"the Pricing API returned {error_code(error)}")
+            return Prices(reason="pricing:GetProducts is not allowed")
+        return Prices(reason=f"the Pricing API returned {error_code(error)}")
     except BotoCoreError as error:
-        return Prices(why=f"the request to the Pricing API failed: {type(error).__name__}")
+        return Prices(reason=f"the request to the Pricing API failed: {type(error).__name__}")
     if not listed:
-        return Prices(why=f"the Pricing API lists no endpoint instances in {aws.region}")
+        return Prices(reason=f"the Pricing API lists no endpoint instances in {aws.region}")
     return Prices(listed, aws.region)
 
 

@@ -13,7 +13,7 @@ from deploy.aws import Aws, error_code
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve import images
 from deploy.resolve.components import resolve_components
-from deploy.resolve.decision import Decision, Pool, joined, spec_on
+from deploy.resolve.decision import Decision, InstancePool, joined, spec_on
 from deploy.resolve.fit import (
     Candidates,
     Fit,
@@ -29,14 +29,14 @@ from deploy.resolve.fit import (
 )
 from deploy.resolve.instances import CPU_ENGINES, InstanceType, device_warnings, find, num_engines, refuse_mistyped
 from deploy.resolve.model.files import Hub, HubError, S3Prefix
-from deploy.resolve.model.shape import known_model, read_shape, shape_in_directory, shape_in_s3
+from deploy.resolve.model.shape import read_shape, shape_from_table, shape_in_directory, shape_in_s3
 from deploy.resolve.prices import TABLE, Prices
 from deploy.s3.prefix import ARCHIVE
 from deploy.spec import Spec
 from deploy.spec.components import shadow_of
 from deploy.spec.sections import PrefixAware, Shape
 from handler.config.environment import CONTEXTS, STAGES
-from handler.config.implied import named_engine
+from handler.config.implied import selected_engine
 from handler.config.sources import Setting
 from handler.core.numbers import is_digits
 from handler.core.sizes import format_size
@@ -60,7 +60,7 @@ def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resoluti
     resolutions = [_on_pool(spec, index, resolve) for index in range(len(spec.instance.pools))]
     resolutions.sort(key=lambda resolution: resolution.decision.pools[0].priority)
     decisions = [resolution.decision for resolution in resolutions]
-    _one_host(decisions)
+    _check_hosts(decisions)
     pools = tuple(decision.pools[0] for decision in decisions)
     decision = joined(
         decisions,
@@ -74,7 +74,7 @@ def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resoluti
 def _on_pool(spec: Spec, index: int, resolve: Callable[[Spec], Resolution]) -> Resolution:
     """Resolve the specification for one of its pools. The decision's `pools` contains only that pool."""
     item = spec.instance.pools[index]
-    pool = Pool(item.priority or index + 1, item.type, 0, options=item.options)
+    pool = InstancePool(item.priority or index + 1, item.type, 0, options=item.options)
     try:
         resolution = resolve(spec_on(spec, pool))
     except (DoesNotFit, SpecError) as error:
@@ -86,7 +86,7 @@ def _on_pool(spec: Spec, index: int, resolve: Callable[[Spec], Resolution]) -> R
     return replace(resolution, decision=replace(decision, pools=(pool,)))
 
 
-def _one_host(decisions: list[Decision]) -> None:
+def _check_hosts(decisions: list[Decision]) -> None:
     """Check that all instance types can use the same host AMI, as an endpoint configuration has only one AMI.
 
     Raises:
@@ -118,8 +118,8 @@ def with_shadow(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution
         shadow = resolve(shadow_of(spec)).decision
     except (SpecError, DoesNotFit) as error:
         raise type(error)(f"shadow: {error}", error.advice) from None
-    own = [f"shadow: {warning}" for warning in shadow.warnings if warning not in serving.decision.warnings]
-    warnings = (*serving.decision.warnings, *own)
+    shadow_warnings = [f"shadow: {warning}" for warning in shadow.warnings if warning not in serving.decision.warnings]
+    warnings = (*serving.decision.warnings, *shadow_warnings)
     return replace(serving, decision=replace(serving.decision, shadow=shadow, warnings=warnings))
 
 
@@ -142,7 +142,7 @@ _UNKNOWN_GIB = 20.0
 _DOWNLOAD, _UNPACK, _HUB, _LOAD = 50, 50, 40, 200  # MiB/s
 
 
-class Times(NamedTuple):
+class StartTimeouts(NamedTuple):
     """The timeouts for starting, in seconds, and warnings if SageMaker's maximum may be too short."""
 
     download: int
@@ -157,7 +157,7 @@ def times(
     from_hub: bool = False,
     is_archive: bool = False,
     builds_engine: bool = False,
-) -> Times:
+) -> StartTimeouts:
     """Return the timeouts for starting.
 
     Args:
@@ -182,7 +182,7 @@ def times(
         warnings.append(
             f"Loading {mib / 1024:.0f} GiB may take longer than SageMaker's maximum of {_LONGEST} s.{advice}"
         )
-    return Times(_rounded(download), _rounded(startup), tuple(warnings))
+    return StartTimeouts(_rounded(download), _rounded(startup), tuple(warnings))
 
 
 def _rounded(seconds: float) -> int:
@@ -315,7 +315,7 @@ def _of_server(spec: Spec, inputs: _Inputs) -> Resolution:
             *choice.warnings,
             *ami.warnings,
             *_volume_warnings(spec, choice.instance),
-            *device_warnings(spec, choice.instance, (_degree(spec, choice) or 1) * _others(spec)),
+            *device_warnings(spec, choice.instance, (_degree(spec, choice) or 1) * _stages(spec)),
             *times.warnings,
         ),
     )
@@ -349,7 +349,7 @@ def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> Mod
     size = _on_hub(hub, name, str(spec.options.get("revision", "main")), notes) if hub is not None else None
     if size is not None and hub is not None:
         return ModelSize(size, f"its files on {hub.name}", tuple(notes))
-    shape = known_model(name)
+    shape = shape_from_table(name)
     return ModelSize(shape, "known model" if hub is None else "table of known models", tuple(notes))
 
 
@@ -358,8 +358,8 @@ def _on_hub(hub: Hub, name: str, revision: str, notes: list[str]) -> Shape | Non
 
     Errors are only added to `notes`, because the shape may be known from another source.
     """
-    owner, _, rest = name.partition("/")
-    model, _, file = rest.partition("/")  # OWNER/MODEL/FILE.gguf names a file of the model
+    owner, _, path = name.partition("/")
+    model, _, file = path.partition("/")  # OWNER/MODEL/FILE.gguf names a file of the model
     if not model:  # "demo", or a model inside the container
         return None
     try:
@@ -409,7 +409,7 @@ def _need(spec: Spec, shape: Shape, image: images.ResolvedImage) -> Need:
         built_for=image.built_for,
         windows=_frees_windows(spec),
         weight_only=_engine(spec) == "vllm",
-        stages=_others(spec),
+        stages=_stages(spec),
         experts=_expert_parallel(spec),
     )
 
@@ -437,7 +437,7 @@ def _engine(spec: Spec) -> str:
     """Return the engine that the options or AWS's image select, or "" if neither does."""
     by_image = {"djl-lmi": "vllm", "djl-tensorrtllm": "trtllm"}.get(spec.image.aws or "", "")
     names = [name for name in ("llm_engine", "rolling_batch") if name in spec.options]
-    return named_engine([Setting(f"option.{name}", str(spec.options[name]), "options") for name in names], by_image)
+    return selected_engine([Setting(f"option.{name}", str(spec.options[name]), "options") for name in names], by_image)
 
 
 def _needs_gpus(spec: Spec, image: str) -> bool:
@@ -556,11 +556,11 @@ def _degree_option(spec: Spec) -> int | None:
 
 def _gpus_per_copy(spec: Spec) -> int | None:
     """Return the number of GPUs per copy (tensor x pipeline x context parallel degree), or None if it is unknown."""
-    others = _others(spec)
-    return others * (_degree_option(spec) or 1) if others > 1 else _degree_option(spec)
+    stages = _stages(spec)
+    return stages * (_degree_option(spec) or 1) if stages > 1 else _degree_option(spec)
 
 
-def _others(spec: Spec) -> int:
+def _stages(spec: Spec) -> int:
     """Return the pipeline parallel degree times the context parallel degree."""
     return (_number(spec, *STAGES) or 1) * (_number(spec, *CONTEXTS) or 1)
 
@@ -581,7 +581,7 @@ def _number(spec: Spec, *names: str) -> int | None:
 def _degree(spec: Spec, choice: Choice) -> int | None:
     if choice.instance is not None and choice.instance.gpus == 0:
         return None
-    if choice.fit is None or _others(spec) > 1:
+    if choice.fit is None or _stages(spec) > 1:
         return _degree_option(spec)
     return choice.fit.degree
 
@@ -598,7 +598,7 @@ def _volume_warnings(spec: Spec, instance: InstanceType | None) -> Iterator[str]
         yield f"encryption.volume_key does not apply to the NVMe disk of {instance.name}, which encrypts itself."
 
 
-def _times(spec: Spec, gib: float | None) -> Times:
+def _times(spec: Spec, gib: float | None) -> StartTimeouts:
     engine = str(spec.options.get("llm_engine", "trtllm" if spec.image.aws == "djl-tensorrtllm" else ""))
     return times(
         gib,

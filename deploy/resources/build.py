@@ -111,10 +111,10 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
         return (*built, *scaling(spec, served, marks))
     decided = {item.name: decision.of(server) for server in servers(spec) for item in server.components}
     for item in spec.components:
-        own = component_alarms(spec, item.name, marks)
-        base = component(spec, item, decided[item.name], of_component[item.name], served, own, marks)
+        alarms = component_alarms(spec, item.name, marks)
+        base = component(spec, item, decided[item.name], of_component[item.name], served, alarms, marks)
         adapters = [adapter(spec, child, base, marks) for child in item.adapters]
-        built += [*own, base, *adapters, *scaling(spec, base, marks)]
+        built += [*alarms, base, *adapters, *scaling(spec, base, marks)]
     return tuple(built)
 
 
@@ -126,22 +126,22 @@ def _models(
     Without components, there is one model for each instance pool, in the order of the pools, or a single model.
     """
 
-    def made(server: Spec, decided: Decision) -> Resource:
+    def build_model(server: Spec, decided: Decision) -> Resource:
         return model(server, decided, marks, allow_plaintext_secret=allow_plaintext_secret)
 
     if not spec.components:
         on_types = [(spec_on(spec, pool), decision.on(pool)) for pool in decision.pools]
-        return [made(*server) for server in on_types or [(spec, decision)]], {}
+        return [build_model(*server) for server in on_types or [(spec, decision)]], {}
     groups = servers(spec)
     of_component: dict[str, Resource] = {}
     for server in groups:
         try:
-            own = made(server, decision.of(server))
+            resource = build_model(server, decision.of(server))
         except (Refused, SpecError) as error:
             if len(groups) == 1:
                 raise
             raise type(error)(f"{title(server)}: {error}", error.advice) from error
-        of_component |= {item.name: own for item in server.components}
+        of_component |= {item.name: resource for item in server.components}
     return list(of_component.values()), of_component
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deploy.errors import SpecError
@@ -36,18 +36,7 @@ def component(
     Raises:
         SpecError: the component needs more GPUs than an instance has.
     """
-    specification = component_request(
-        {
-            "Specification": {
-                "ModelName": model.name,
-                "StartupParameters": times(decision),
-                "ComputeResourceRequirements": _resources(item, decision),
-                "DataCacheConfig": {"EnableCaching": item.cache},
-            }
-        },
-        component_fields(spec, item),
-        [pool.instance_type for pool in decision.pools],
-    )
+    specification = _specification(spec, item, decision, model)
     copies = {"RuntimeConfig": {"CopyCount": item.copies}}
     deployment = component_deployment(spec, item, decision, alarms)
     return Resource(
@@ -69,6 +58,17 @@ def component(
             **({"DeploymentConfig": deployment} if deployment else {}),
         },
     )
+
+
+def _specification(spec: Spec, item: Component, decision: Decision, model: Resource) -> Mapping[str, Any]:
+    specification = {
+        "ModelName": model.name,
+        "StartupParameters": times(decision),
+        "ComputeResourceRequirements": _resources(item, decision),
+        "DataCacheConfig": {"EnableCaching": item.cache},
+    }
+    types = [pool.instance_type for pool in decision.pools]
+    return component_request({"Specification": specification}, component_fields(spec, item), types)
 
 
 def adapter(spec: Spec, item: Adapter, base: Resource, tags: list[dict[str, str]]) -> Resource:

@@ -160,8 +160,8 @@ def _types(decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:
         return {"InstanceType": decision.instance_type}
     pools = []
     for pool, model in zip_longest(decision.pools, models):
-        own = {"ModelNameOverride": model.name} if model and model.name != models[0].name else {}
-        pools.append({"InstanceType": pool.instance_type, **own, "Priority": pool.priority})
+        override = {"ModelNameOverride": model.name} if model and model.name != models[0].name else {}
+        pools.append({"InstanceType": pool.instance_type, **override, "Priority": pool.priority})
     return {"InstancePools": pools}
 
 

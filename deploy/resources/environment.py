@@ -140,9 +140,9 @@ def _check_limits(variables: dict[str, str]) -> dict[str, str]:
     for name, value in variables.items():
         if not _NAME.fullmatch(name):
             raise SpecError(f"{name}: a variable's name must consist of letters, digits and _, without a leading digit")
-        for what, text in ("name", name), ("value", value):
+        for field, text in ("name", name), ("value", value):
             if (length := len(text.encode())) > _LENGTH:
-                raise SpecError(f"{name}: the {what} has {length} bytes, but the maximum is {_LENGTH}", _TOO_LONG)
+                raise SpecError(f"{name}: the {field} has {length} bytes, but the maximum is {_LENGTH}", _TOO_LONG)
     total = sum(len(name.encode()) + len(value.encode()) for name, value in variables.items())
     if total > _TOTAL:
         raise SpecError(f"environment: {total} bytes in total, but SageMaker accepts at most {_TOTAL}", _TOO_LONG)

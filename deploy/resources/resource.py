@@ -97,15 +97,11 @@ def containers(model: Json) -> list[Json]:
     return [container for container in (model.get("PrimaryContainer"), *model.get("Containers", ())) if container]
 
 
-def refs(value: Any) -> tuple[Ref, ...]:
+def refs(request: Any) -> tuple[Ref, ...]:
     """Return the `Ref`s in a request, in order."""
-    if isinstance(value, Ref):
-        return (value,)
-    if isinstance(value, Mapping):
-        return tuple(ref for item in value.values() for ref in refs(item))
-    if isinstance(value, list | tuple):
-        return tuple(ref for item in value for ref in refs(item))
-    return ()
+    references: list[Ref] = []
+    resolved(request, references.append)
+    return tuple(references)
 
 
 def resolved(value: Any, look_up: Callable[[Ref], Any]) -> Any:
@@ -184,9 +180,7 @@ def tags(deployment: str, spec: str, user_tags: Mapping[str, str]) -> list[dict[
         spec: digest of the specification.
         user_tags: tags from the specification.
     """
-    return [
-        {"Key": key, "Value": value} for key, value in {**user_tags, TAG_DEPLOYMENT: deployment, TAG_SPEC: spec}.items()
-    ]
+    return tag_list({**user_tags, TAG_DEPLOYMENT: deployment, TAG_SPEC: spec})
 
 
 def user_tags(all_tags: Mapping[str, str]) -> dict[str, str]:
@@ -206,9 +200,14 @@ def scoped_name(deployment: str, *parts: str) -> str:
     return "/".join((deployment, *parts))
 
 
-def tag_map(tag_list: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def tag_map(pairs: Iterable[Mapping[str, str]]) -> dict[str, str]:
     """Convert SageMaker's list of tags to a mapping, as Application Auto Scaling expects it."""
-    return {tag["Key"]: tag["Value"] for tag in tag_list}
+    return {tag["Key"]: tag["Value"] for tag in pairs}
+
+
+def tag_list(tags: Mapping[str, str]) -> list[dict[str, str]]:
+    """Convert a mapping of tags to SageMaker's list."""
+    return [{"Key": key, "Value": value} for key, value in tags.items()]
 
 
 # -- merge the fields of `sagemaker:`, which `spec/passthrough.py` has checked, into the requests ----------------------
@@ -237,12 +236,12 @@ def component_request(
         parts: the user's fields, which are merged in order.
         types: the deployment's instance types, in order of priority.
     """
-    own: dict[str, Mapping[str, Any]] = {}
+    by_type: dict[str, Mapping[str, Any]] = {}
     for fields in parts:
         request = merged(request, {name: value for name, value in fields.items() if name != "Specifications"})
         for item in fields.get("Specifications", ()):
-            own[item["InstanceType"]] = merged(own.get(item["InstanceType"], {}), item)
-    if not own:
+            by_type[item["InstanceType"]] = merged(by_type.get(item["InstanceType"], {}), item)
+    if not by_type:
         return request
-    every = [merged({"InstanceType": name, **request["Specification"]}, own.get(name, {})) for name in types]
+    every = [merged({"InstanceType": name, **request["Specification"]}, by_type.get(name, {})) for name in types]
     return {"Specifications": every}

@@ -31,7 +31,7 @@ class Artifact:
     Attributes:
         variables: settings of serving.properties, as variables. They override the container's variables, as in LMI.
         repository: contents of the parameter files in a Triton repository, by path.
-        others: names of further files, which are known only for an archive.
+        other_files: names of further files, which are known only for an archive.
         weights: name of a weight file, or a reason to assume that weights exist, or "" if there are none.
         folder: the only directory at the top level of the archive, if it contains all files, or "".
         fault: reason why SageMaker cannot unpack the archive, or "" if none was found.
@@ -41,7 +41,7 @@ class Artifact:
 
     variables: Mapping[str, str] = field(default_factory=dict)
     repository: Mapping[str, str] = field(default_factory=dict)
-    others: tuple[str, ...] = ()
+    other_files: tuple[str, ...] = ()
     weights: str = ""
     folder: str = ""
     fault: str = ""
@@ -111,7 +111,7 @@ def read_archive(packed: Any) -> Artifact:
     tops = {path.parts[0] for path in places if path.parts and not path.parts[0].startswith(".")}
     read = Artifact(
         repository=texts,
-        others=tuple(dict.fromkeys(path.name for path in places if path not in contents)),
+        other_files=tuple(dict.fromkeys(path.name for path in places if path not in contents)),
         weights=weights,
         folder=tops.pop() if len(tops) == 1 and all(len(path.parts) > 1 for path in places) else "",
         fault=fault,

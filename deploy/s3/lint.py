@@ -48,15 +48,15 @@ class Level(enum.Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem with model data. `place` is the name of the file, or "" if the problem is not about one file."""
+    """A problem with model data. `file` is the name of the file, or "" if the problem is not about one file."""
 
     level: Level
-    place: str
+    file: str
     says: str
     advice: str
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.says}" if self.place else self.says
+        return f"{self.file}: {self.says}" if self.file else self.says
 
 
 @dataclass(frozen=True)
@@ -102,23 +102,25 @@ def list_directory(directory: Path) -> Listing:
     for root, directories, names in os.walk(directory, onerror=unreadable):
         here = Path(root).relative_to(directory)
         for name in sorted(directories):
-            shown = (here / name).as_posix()
+            relative = (here / name).as_posix()
             if name in _SKIPPED_DIRECTORIES:
                 directories.remove(name)
             elif (Path(root) / name).is_symlink():
-                findings.append(Finding(Level.ERROR, shown, "a link to a directory", "Replace it with the directory."))
+                findings.append(
+                    Finding(Level.ERROR, relative, "a link to a directory", "Replace it with the directory.")
+                )
                 directories.remove(name)
         directories.sort()
         for name in sorted(names):
-            shown, path = (here / name).as_posix(), Path(root) / name
+            relative, path = (here / name).as_posix(), Path(root) / name
             if name in _SKIPPED_NAMES or name.startswith(_APPLE_DOUBLE):
                 continue
-            if fault := _fault(shown, path):
+            if fault := _fault(relative, path):
                 findings.append(fault)
             else:
-                files.append(Entry(shown, path.stat().st_size))
+                files.append(Entry(relative, path.stat().st_size))
                 if path.is_symlink() and not _within(path.resolve(), directory):
-                    findings.append(_leads_out(shown, path.resolve()))
+                    findings.append(_leads_out(relative, path.resolve()))
     return Listing(tuple(_without_duplicates(files)), tuple(findings))
 
 
@@ -159,16 +161,19 @@ def _without_duplicates(files: list[Entry]) -> list[Entry]:
     ]
 
 
-def lint(entries: Sequence[Entry], read: Read, *, isolated: bool = False, own_code: bool = False) -> list[Finding]:
+def lint(entries: Sequence[Entry], read: Read, *, isolated: bool = False, trusts_code: bool = False) -> list[Finding]:
     """Return all problems with model data.
 
     Args:
         entries: all files or objects.
         read: function that reads a small file of `entries`.
         isolated: whether the container is isolated from the network, and therefore from the hub (network.isolated).
-        own_code: whether the model's own code may run (options.trust_remote_code).
+        trusts_code: whether the model's own code may run (options.trust_remote_code).
     """
-    return [*lint_layout(entries), *_content({entry.name: entry.size for entry in entries}, read, isolated, own_code)]
+    return [
+        *lint_layout(entries),
+        *_content({entry.name: entry.size for entry in entries}, read, isolated, trusts_code),
+    ]
 
 
 def lint_layout(entries: Sequence[Entry]) -> Iterator[Finding]:
@@ -194,7 +199,7 @@ def lint_layout(entries: Sequence[Entry]) -> Iterator[Finding]:
             yield Finding(Level.WARNING, entry.name, "an archive, which is not unpacked", "Unpack it.")
 
 
-def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) -> Iterator[Finding]:
+def _content(sizes: dict[str, int], read: Read, isolated: bool, trusts_code: bool) -> Iterator[Finding]:
     if not sizes:
         yield Finding(Level.ERROR, "", "it contains no files", "Check model.path or model.s3.")
         return
@@ -203,8 +208,8 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
     may_name_model = "serving.properties" in top and "config.json" not in top
     elsewhere = _model_elsewhere(read) if may_name_model else None
     for name, size in sizes.items():
-        if 0 < size <= _POINTER and name.endswith((*WEIGHTS, *_TOKENIZERS)) and (why := placeholder(read(name))):
-            yield Finding(Level.ERROR, name, why, "It comes from a clone without Git LFS: run `git lfs pull` there.")
+        if 0 < size <= _POINTER and name.endswith((*WEIGHTS, *_TOKENIZERS)) and (reason := placeholder(read(name))):
+            yield Finding(Level.ERROR, name, reason, "It comes from a clone without Git LFS: run `git lfs pull` there.")
     if not has_weights and elsewhere is None:
         yield Finding(Level.ERROR, "", "there are no weights", "Add the model's *.safetensors files, or a .gguf file.")
     if isolated and elsewhere not in (None, "demo"):
@@ -228,7 +233,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
     if config is None:
         yield Finding(Level.ERROR, "config.json", "not JSON", "Download it again.")
         return
-    yield from _code(config, sizes, isolated, own_code)
+    yield from _code(config, sizes, isolated, trusts_code)
     yield from _shards(sizes, read)
 
 
@@ -241,13 +246,13 @@ def _model_elsewhere(read: Read) -> str | None:
     return name if name and _ELSEWHERE.fullmatch(name) else None
 
 
-def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_code: bool) -> Iterator[Finding]:
+def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, trusts_code: bool) -> Iterator[Finding]:
     """Check the Python files that `auto_map` names: `module.Class`, or `REPO--module.Class` in another repository."""
     auto_map = config.get("auto_map")
     if not isinstance(auto_map, dict):
         return
     modules = [item for value in auto_map.values() for item in (value if isinstance(value, list) else [value]) if item]
-    if not own_code:
+    if not trusts_code:
         yield Finding(
             Level.WARNING,
             "config.json",
@@ -266,7 +271,7 @@ def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_cod
             )
         elif not repository and file not in sizes:
             yield Finding(
-                Level.ERROR if own_code or isolated else Level.WARNING,
+                Level.ERROR if trusts_code or isolated else Level.WARNING,
                 file,
                 "missing, but auto_map in config.json names it",
                 "Download the model's .py files, too.",

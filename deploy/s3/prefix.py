@@ -77,9 +77,9 @@ def delete(aws: Aws, prefix: Prefix, names: Sequence[str]) -> None:
         some = [{"Key": prefix.key + name} for name in names[first : first + _AT_ONCE]]
         got = aws.client("s3").delete_objects(Bucket=prefix.bucket, Delete={"Objects": some, "Quiet": True})
         if errors := got.get("Errors"):
-            why = errors[0].get("Message") or errors[0].get("Code")
+            reason = errors[0].get("Message") or errors[0].get("Code")
             were = f"and {len(errors) - 1} more were" if len(errors) > 1 else "was"
-            raise Failed(f"s3://{prefix.bucket}/{errors[0]['Key']} {were} not deleted: {why}")
+            raise Failed(f"s3://{prefix.bucket}/{errors[0]['Key']} {were} not deleted: {reason}")
 
 
 def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:

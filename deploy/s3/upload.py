@@ -304,7 +304,7 @@ class UploadProgress:
 
 
 def plan_upload(
-    aws: Aws, directory: Path, prefix: str, *, isolated: bool = False, own_code: bool = False
+    aws: Aws, directory: Path, prefix: str, *, isolated: bool = False, trusts_code: bool = False
 ) -> UploadPlan:
     """Plan an upload without changing anything.
 
@@ -315,7 +315,9 @@ def plan_upload(
     to = Prefix.of(prefix)
     listing = list_directory(directory)
     findings = [*listing.findings]
-    findings += lint(listing.files, lambda name: (directory / name).read_bytes(), isolated=isolated, own_code=own_code)
+    findings += lint(
+        listing.files, lambda name: (directory / name).read_bytes(), isolated=isolated, trusts_code=trusts_code
+    )
     check_region(aws, to)
     there = {entry.name: entry.size for entry in objects(aws, to)}
 
@@ -347,7 +349,7 @@ def upload(
     progress: Callable[[UploadProgress], None] = lambda sent: None,
     *,
     isolated: bool = False,
-    own_code: bool = False,
+    trusts_code: bool = False,
     deployment: str = "",
 ) -> UploadPlan:
     """Upload missing files, verify the objects at the end, and return the plan that was carried out.
@@ -363,12 +365,23 @@ def upload(
         NotThere: the bucket does not exist.
         Failed: a file changed during the upload, or an object in S3 differs from its file.
     """
-    planned = plan_upload(aws, directory, prefix, isolated=isolated, own_code=own_code)
+    planned = plan_upload(aws, directory, prefix, isolated=isolated, trusts_code=trusts_code)
     refuse(planned.findings, str(directory))
     refuse(planned.foreign_findings, str(planned.prefix))
+    _send(aws, planned, progress, deployment)
+    _verify(aws, planned)
+    return planned
+
+
+def _send(aws: Aws, planned: UploadPlan, progress: Callable[[UploadProgress], None], deployment: str) -> None:
+    """Upload the missing files in parts.
+
+    Raises:
+        Failed: a file changed during the upload.
+    """
     sizes = {file.name: file.size for file in planned.files}
     parts = [part for name in planned.missing for part in parts_of(name, sizes[name])]
-    sending = PartUploader(aws, planned.prefix, directory, planned.digests, parts, deployment)
+    sending = PartUploader(aws, planned.prefix, planned.directory, planned.digests, parts, deployment)
     done = UploadProgress(0, len(planned.missing), 0, planned.size_to_send)
     pool = ThreadPoolExecutor(WORKERS)
     try:
@@ -386,8 +399,6 @@ def upload(
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-    _verify(aws, planned)
-    return planned
 
 
 def counted(number: int, noun: str) -> str:

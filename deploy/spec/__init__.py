@@ -105,7 +105,7 @@ class Spec(Section):
         return deployment_of(self.name, self.endpoint)
 
     @property
-    def own_code(self) -> bool:
+    def trusts_code(self) -> bool:
         """Return whether Python code in the model files may run (`trust_remote_code`)."""
         return str(self.options.get("trust_remote_code", "")).lower() == "true"
 
@@ -176,6 +176,6 @@ class Spec(Section):
         if self.components and any(pool.options for pool in pools):
             yield "instance.pools[].options cannot be combined with components, whose model is the same for all types"
         priorities = [str(pool.priority or index) for index, pool in enumerate(pools, 1)]
-        for what, values in ("type", [pool.type for pool in pools]), ("priority", priorities):
+        for setting, values in ("type", [pool.type for pool in pools]), ("priority", priorities):
             if twice := duplicates(values):
-                yield f"instance.pools[].{what}: duplicate values: {twice}"
+                yield f"instance.pools[].{setting}: duplicate values: {twice}"

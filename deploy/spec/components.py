@@ -7,7 +7,7 @@ the same values and the same number of GPUs share a server.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 
-_OWN = ("model", "image")
+_REQUIRED = ("model", "image")
 """Sections that each component needs, either its own or those at the top level."""
 
 
@@ -35,10 +35,10 @@ def servers(spec: Spec) -> list[Spec]:
     groups: dict[str, list[Component]] = {}
     whole: dict[str, Spec] = {}
     for item in spec.components:
-        own = _server(spec, item)
-        parts = own.model_dump_json(include={"model", "image", "options", "environment"})
+        server_spec = _server(spec, item)
+        parts = server_spec.model_dump_json(include={"model", "image", "options", "environment"})
         key = f"{item.accelerators} {parts}"
-        whole.setdefault(key, own)
+        whole.setdefault(key, server_spec)
         groups.setdefault(key, []).append(item)
     return [server.model_copy(update={"components": tuple(groups[key])}) for key, server in whole.items()]
 
@@ -64,11 +64,11 @@ def with_parts_of_components(content: Any) -> Any:
     items = content.get("components") if isinstance(content, Mapping) else None
     if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
         return content
-    for part in _OWN:
-        own = [item[part] for item in items if item.get(part) is not None]
-        if content.get(part) is None and own:
+    for part in _REQUIRED:
+        values = [item[part] for item in items if item.get(part) is not None]
+        if content.get(part) is None and values:
             items = [item if item.get(part) is not None else {**item, part: {}} for item in items]
-            content = {**content, part: own[0], "components": items}
+            content = {**content, part: values[0], "components": items}
     return content
 
 
@@ -99,8 +99,8 @@ def _server(spec: Spec, item: Component) -> Spec:
     )
 
 
-def _laid_over(whole: Mapping[str, Value], own: Mapping[str, Value | None]) -> dict[str, Value]:
-    return {name: value for name, value in {**whole, **own}.items() if value is not None}
+def _laid_over(whole: Mapping[str, Value], overrides: Mapping[str, Value | None]) -> dict[str, Value]:
+    return {name: value for name, value in {**whole, **overrides}.items() if value is not None}
 
 
 # -- the section of batch transform ------------------------------------------------------------------------------------
@@ -115,14 +115,20 @@ class Batch(Section):
 
     input: OutputUri = Field(description="S3 URI of JSON Lines files: an object or a prefix.")
     output: OutputUri = Field(description="S3 URI for the output. The output for OBJECT is stored as OBJECT.out.")
-    concurrency: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
-        None, description="Concurrent requests per instance; default: option.max_rolling_batch_size."
+    concurrency: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_TOGETHER,
+        description="Concurrent requests per instance; default: option.max_rolling_batch_size.",
     )
-    payload_mb: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
-        None, description="Maximum MB of a line; its product with concurrency must be at most 100. Default: 6 or less."
+    payload_mb: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_TOGETHER,
+        description="Maximum MB of a line; its product with concurrency must be at most 100. Default: 6 or less.",
     )
-    timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Timeout for each line, in seconds.")
-    retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Additional attempts after a failure.")
+    timeout: int = Field(3600, ge=1, le=3600, description="Timeout for each line, in seconds.")
+    retries: int = Field(3, ge=0, le=3, description="Additional attempts after a failure.")
 
     @model_validator(mode="after")
     def _together(self) -> Batch:
@@ -138,13 +144,13 @@ class Batch(Section):
 class Shadow(Section):
     """A shadow variant with another image, model or options. It gets copies of requests."""
 
-    percent: Annotated[int, Field(ge=1, le=100)] = Field(description="Percentage of requests to copy.")
+    percent: int = Field(ge=1, le=100, description="Percentage of requests to copy.")
     image: Image | None = Field(None, description="Image of the shadow variant; default: `image`.")
     model: Model | None = Field(None, description="Model of the shadow variant, with `id` or `s3`; default: `model`.")
     options: dict[str, Option] = Field(default_factory=dict, description="Options that override `options`.")
     environment: dict[str, Variable] = Field(default_factory=dict, description="Variables that override `environment`.")
     type: InstanceType | None = Field(None, description="Instance type of the shadow variant; default: instance.type.")
-    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Number of instances of the shadow variant.")
+    count: int = Field(1, ge=1, le=1000, description="Number of instances of the shadow variant.")
 
     @model_validator(mode="after")
     def _other(self) -> Shadow:
@@ -209,6 +215,25 @@ def is_guest(deployment: str) -> bool:
     return _AT in deployment
 
 
+_OF_ENDPOINT = (
+    "routing",
+    "capture",
+    "reservation",
+    "network",
+    "async",
+    "encryption.volume_key",
+    "timeouts.provision",
+    "instance.pools",
+    "instance.managed",
+    "instance.ami",
+    "instance.volume_gb",
+    "sagemaker.endpoint_config",
+    "sagemaker.variant",
+    "sagemaker.endpoint",
+)
+"""Settings that belong to the endpoint, so a guest cannot change them."""
+
+
 def guest_contradictions(spec: Spec) -> Iterator[str]:
     """Yield settings that cannot be combined with `endpoint`."""
     if spec.endpoint is None:
@@ -221,22 +246,8 @@ def guest_contradictions(spec: Spec) -> Iterator[str]:
         yield "endpoint: requires instance.type to be the type of that endpoint's instances, not auto"
     if spec.batch is not None:
         yield "batch: cannot be combined with endpoint; use a separate file, as a job needs no endpoint"
-    theirs = {
-        "routing": spec.routing != "least_outstanding",
-        "capture": spec.capture is not None,
-        "reservation": spec.reservation is not None,
-        "network": bool(spec.network.subnets) or spec.network.isolated,
-        "async": spec.asynchronous is not None,
-        "encryption.volume_key": spec.encryption.volume_key is not None,
-        "timeouts.provision": spec.timeouts.provision is not None,
-        "instance.pools": bool(spec.instance.pools),
-        "instance.managed": spec.instance.managed is not None,
-        "instance.ami": spec.instance.ami != "auto",
-        "instance.volume_gb": spec.instance.volume_gb is not None,
-        "sagemaker.endpoint_config": bool(spec.sagemaker.endpoint_config),
-        "sagemaker.variant": bool(spec.sagemaker.variant),
-        "sagemaker.endpoint": bool(spec.sagemaker.endpoint),
-    }
-    for path, value in theirs.items():
-        if value:
+    changed = spec.model_dump(by_alias=True, exclude_defaults=True)
+    for path in _OF_ENDPOINT:
+        section, _, name = path.partition(".")
+        if section in changed and (not name or name in changed[section]):
             yield f"{path} belongs to the endpoint {spec.endpoint}; set it in the file of that endpoint's deployment"

@@ -66,9 +66,10 @@ def _beside(spec: Spec) -> Iterator[str]:
     ):
         if getattr(spec, name) is not None and field in getattr(spec.sagemaker, part):
             yield f"sagemaker.{part}.{field}: cannot be combined with {name}, which sets it"
-    own = [item.name for item in spec.components if item.model or item.image or item.options or item.environment]
-    if spec.batch is not None and own:
-        yield f"batch: components have their own settings ({', '.join(own)}); a job has one model, so use another file"
+    names = [item.name for item in spec.components if item.model or item.image or item.options or item.environment]
+    if spec.batch is not None and names:
+        settings = f"components have their own settings ({', '.join(names)})"
+        yield f"batch: {settings}; a job has one model, so use another file"
     if spec.encryption.capture_key is not None and spec.capture is None:
         yield "encryption.capture_key requires capture"
     if spec.capture is not None and spec.asynchronous is not None:

@@ -168,7 +168,7 @@ def _core_dumps(spec: Spec) -> Iterator[Written]:
             yield Written(f"{path}.CoreDumpConfig", sid, dump["DestinationS3Uri"], dump.get("KmsKeyId"))
 
 
-def named(spec: Spec) -> dict[str, str]:
+def locations(spec: Spec) -> dict[str, str]:
     """Return the S3 URIs that SageMaker reads or writes, each with the name of its field.
 
     They include data in `sagemaker` fields, but not the data of `model` and of adapters.

@@ -205,7 +205,7 @@ def shape_of(part: str) -> Any:
 def _value(field: _Field, shape: Any, value: Any) -> Iterator[str]:
     types, words = TYPES.get(shape.type_name, ((str,), "a string (put it in quotes)"))
     if type(value) not in types:  # `isinstance` would accept booleans as numbers
-        yield f"{field.name}: must be {words}{_given(value)}"
+        yield f"{field.name}: must be {words}{_actual(value)}"
     elif shape.type_name == "structure":
         yield from _structure(field, shape, value)
     elif shape.type_name == "list":
@@ -246,43 +246,45 @@ def _scalar(shape: Any, value: Any, where: str) -> Iterator[str]:
     name = re.sub(r"\[[0-9]+\]", "", where).rpartition(".")[2]
     if not isinstance(value, str):
         if not wrong and value not in _IN_PROSE.get(name, (value,)):
-            wrong.append(f"{where}: must be {_either(_IN_PROSE[name])}{_given(value)}")
+            wrong.append(f"{where}: must be {_either(_IN_PROSE[name])}{_actual(value)}")
     elif shape.enum:
         if value not in shape.enum:
-            wrong = [f"{where}: {_no_such_word(value, shape.enum)}{_given(value)}"]
+            wrong = [f"{where}: {_no_such_word(value, shape.enum)}{_actual(value)}"]
     elif not wrong and (pattern := limits.get("pattern")) and not re.fullmatch(pattern, value, re.DOTALL):
-        wrong.append(f"{where}: must match {pattern}{_given(value)}")
+        wrong.append(f"{where}: must match {pattern}{_actual(value)}")
     elif not wrong and pattern and "|s3)://" in pattern and not value.startswith("s3://"):
-        wrong.append(f"{where}: must start with s3://{_given(value)}")  # for https://, policies could not name a bucket
+        wrong.append(
+            f"{where}: must start with s3://{_actual(value)}"
+        )  # for https://, policies could not name a bucket
     yield from wrong
 
 
-def _bounds(shape: Any, size: float, where: str, what: str) -> Iterator[str]:
+def _bounds(shape: Any, size: float, where: str, noun: str) -> Iterator[str]:
     minimum, maximum = shape.metadata.get("min"), shape.metadata.get("max")
-    unit = f" {what}" if what else ""
-    verb = "have" if what else "be"
+    unit = f" {noun}" if noun else ""
+    verb = "have" if noun else "be"
     if minimum is not None and size < minimum:
         yield f"{where}: must {verb} at least {minimum:g}{unit} (given: {size:g})"
     elif maximum is not None and size > maximum:
         yield f"{where}: must {verb} at most {maximum:g}{unit} (given: {size:g})"
 
 
-_SHOWN = 12  # maximum number of an enumeration's values to list in a message
+_MAX_LISTED = 12  # maximum number of an enumeration's values to list in a message
 
 
 def _no_such_word(value: str, words: list[str]) -> str:
-    if len(words) <= _SHOWN:
+    if len(words) <= _MAX_LISTED:
         return f"must be {_either(words)}"
     near = difflib.get_close_matches(value, words, n=1, cutoff=0.0)
     return f"is not one of the {len(words)} values that SageMaker accepts; did you mean {near[0]}?"
 
 
 def _either(values: Any) -> str:
-    *others, last = map(str, values)
-    return f"{', '.join(others)} or {last}" if others else last
+    *items, last = map(str, values)
+    return f"{', '.join(items)} or {last}" if items else last
 
 
-def _given(value: Any) -> str:
+def _actual(value: Any) -> str:
     if value is None:
         return "; omit it, or set a value"
     return f" (given: {json.dumps(value, ensure_ascii=False)})" if isinstance(value, str | int | float) else ""

@@ -27,7 +27,7 @@ _SECRET = ("token", "secret", "key", "password")
 def messages(error: ValidationError) -> list[str]:
     """Return a line for each error, e.g. `instance.count: must be at least 1 (given: 0)`."""
     return [
-        _placed(_place(item["loc"]), line)
+        _placed(_location(item["loc"]), line)
         for item in error.errors(include_url=False)
         for line in _describe(item).splitlines()
     ]
@@ -38,55 +38,54 @@ def _placed(path: str, line: str) -> str:
     return f"{path}{line}" if line.startswith(".") or not path else f"{path}: {line}"
 
 
-def _place(loc: Sequence[int | str]) -> str:
+def _location(loc: Sequence[int | str]) -> str:
     """Return an error's location as a dotted name such as `components.0.name`, or "" for the whole specification."""
     return ".".join(str(part) for part in loc if part not in (*_TAGS, "[key]"))
 
 
 def _describe(error: Mapping[str, Any]) -> str:
-    context = error.get("ctx", {})
-    match error["type"]:
-        case "extra_forbidden":
-            return "there is no such setting" + _suggestion(error["loc"])
-        case "missing":
-            return "is required"
-        case "string_pattern_mismatch" if context["pattern"] in EXAMPLES:
-            example = EXAMPLES[context["pattern"]]
-            text = f"must be {'written ' * example.startswith('as ')}{example}"
-        case "greater_than_equal":
-            text = f"must be at least {context['ge']:g}"
-        case "less_than_equal":
-            text = f"must be at most {context['le']:g}"
-        case "greater_than":
-            text = f"must be greater than {context['gt']:g}"
-        case "literal_error":
-            text = f"must be {context['expected']}".replace("'", "")
-        case "string_too_long":
-            text = f"must have at most {context['max_length']} characters"
-        case "string_too_short":
-            text = "must not be empty"
-        case "too_long":
-            return f"must have at most {context['max_length']} entries"
-        case "model_type" | "dict_type":
-            text = "must be a mapping of names to values"
-        case "string_type":
-            text = "must be a string (put it in quotes)"
-        case "int_type" | "int_parsing" | "int_from_float":
-            text = "must be a whole number"
-        case "float_type" | "float_parsing":
-            text = "must be a number"
-        case "bool_type" | "bool_parsing":
-            text = "must be true or false"
-        case "tuple_type":
-            text = "must be a list"
-        case _:
-            text = str(error["msg"]).removeprefix("Value error, ")
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return f"there is no such setting{_suggestion(error['loc'])}"
+    if kind in ("missing", "too_long"):
+        return _MESSAGES[kind].format_map(context)
+    if kind == "literal_error":
+        text = f"must be {context['expected']}".replace("'", "")
+    elif kind == "string_pattern_mismatch" and (example := EXAMPLES.get(context["pattern"])) is not None:
+        text = f"must be {'written ' * example.startswith('as ')}{example}"
+    elif kind in _MESSAGES:
+        text = _MESSAGES[kind].format_map(context)
+    else:
+        text = str(error["msg"]).removeprefix("Value error, ")
     return text + _actual(error)
+
+
+_MESSAGES = {
+    "missing": "is required",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "greater_than": "must be greater than {gt:g}",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must not be empty",
+    "too_long": "must have at most {max_length} entries",
+    "model_type": "must be a mapping of names to values",
+    "dict_type": "must be a mapping of names to values",
+    "string_type": "must be a string (put it in quotes)",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "tuple_type": "must be a list",
+}
+"""Maps the types of pydantic's errors to messages, in which names stand for values of the error's context."""
 
 
 def _actual(error: Mapping[str, Any]) -> str:
     value = error.get("input")
-    if not isinstance(value, str | int | float) or any(word in _place(error["loc"]).lower() for word in _SECRET):
+    if not isinstance(value, str | int | float) or any(word in _location(error["loc"]).lower() for word in _SECRET):
         return ""
     return f" (given: {json.dumps(value, ensure_ascii=False)})"
 

@@ -35,7 +35,7 @@ from deploy.spec.values import (
 )
 
 
-def one_of(section: Section, *names: str) -> None:
+def check_exclusive(section: Section, *names: str) -> None:
     """Check that exactly one of the fields is set.
 
     Raises:
@@ -58,8 +58,8 @@ class Image(Section):
     )
 
     @model_validator(mode="after")
-    def _one(self) -> Image:
-        one_of(self, "uri", "repository", "aws")
+    def _exclusive(self) -> Image:
+        check_exclusive(self, "uri", "repository", "aws")
         if self.uri is not None and self.tag is not None:
             raise ValueError("tag cannot be combined with uri, which contains the tag")
         return self
@@ -140,8 +140,8 @@ class Model(Section):
         return None if self.path is None else Path(self.path).expanduser()
 
     @model_validator(mode="after")
-    def _one(self) -> Model:
-        one_of(self, "id", "s3", "path")
+    def _exclusive(self) -> Model:
+        check_exclusive(self, "id", "s3", "path")
         if (self.path is None) != (self.upload is None):
             raise ValueError("path and upload must be set together")
         if self.token_secret is not None and self.id is None:
@@ -153,7 +153,7 @@ class Managed(Section):
     """Managed instance scaling, in which the number of instances follows the components' copies."""
 
     min: Count = Field(1, description="Minimum number of instances; must be 0 with scaling.min: 0.")
-    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum number of instances.")
+    max: int = Field(ge=1, le=1000, description="Maximum number of instances.")
 
     @model_validator(mode="after")
     def _order(self) -> Managed:
@@ -166,8 +166,8 @@ class Pool(Section):
     """An instance pool, one of several instance types. AWS uses the first type that is available."""
 
     type: PoolType = Field(description="Instance type.")
-    priority: Annotated[int, Field(ge=1, le=5)] | None = Field(
-        None, description="Priority, where 1 is tried first; default: the position in the list."
+    priority: int | None = Field(
+        None, ge=1, le=5, description="Priority, where 1 is tried first; default: the position in the list."
     )
     options: dict[str, Option] = Field(default_factory=dict, description="Options that override `options`.")
 
@@ -177,15 +177,13 @@ class Instance(Section):
 
     type: InstanceType = Field("auto", description="Instance type; `auto` chooses the cheapest type that fits.")
     pools: tuple[Pool, ...] = Field((), max_length=5, description="Up to five instance types, instead of `type`.")
-    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Initial number of instances.")
+    count: int = Field(1, ge=1, le=1000, description="Initial number of instances.")
     unchecked: bool = Field(False, description="Accept an unknown type, or a type that seems too small.")
-    price: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Your price for `type`, in US dollars per hour."
-    )
+    price: float | None = Field(None, gt=0, description="Your price for `type`, in US dollars per hour.")
     managed: Managed | None = Field(None, description="Managed instance scaling, which follows the components' copies.")
     ami: str = Field("auto", description="InferenceAmiVersion; `auto` chooses it by `image.cuda`.")
-    volume_gb: Annotated[int, Field(ge=1, le=512)] | None = Field(
-        None, description="Size of the EBS volume in GB, for types without NVMe."
+    volume_gb: int | None = Field(
+        None, ge=1, le=512, description="Size of the EBS volume in GB, for types without NVMe."
     )
     variant: Name = Field("AllTraffic", description="Production variant; for an adopted endpoint, its existing name.")
 
@@ -195,19 +193,22 @@ class Timeouts(Section):
 
     download: Seconds | None = Field(None, description="Timeout for downloading the model data, in seconds.")
     startup: Seconds | None = Field(None, description="Timeout until /ping responds with 200, in seconds.")
-    provision: Annotated[int, Field(ge=300, le=3600)] | None = Field(
-        None, description="Timeout to find instances, in seconds; default: AWS's."
+    provision: int | None = Field(
+        None, ge=300, le=3600, description="Timeout to find instances, in seconds; default: AWS's."
     )
 
 
 class PrefixAware(Section):
     """Prefix-aware routing, which sends requests with the same beginning to the same instance."""
 
-    prefix_length: Annotated[int, Field(ge=1024, le=65536)] = Field(
-        1024, description="Length of the prefix in bytes of the body, or in characters of OpenAI's messages."
+    prefix_length: int = Field(
+        1024,
+        ge=1024,
+        le=65536,
+        description="Length of the prefix in bytes of the body, or in characters of OpenAI's messages.",
     )
-    concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] = Field(
-        description="Number of concurrent requests from which another instance or copy is used."
+    concurrency_threshold: int = Field(
+        ge=1, le=1024, description="Number of concurrent requests from which another instance or copy is used."
     )
 
 
@@ -223,9 +224,9 @@ class Component(Section):
 
     name: Name = Field(description="Name that requests use for the component.")
     copies: Count = Field(1, description="Number of copies; AWS does not create components with 0 copies.")
-    accelerators: Annotated[int, Field(ge=1, le=64)] = Field(1, description="Number of GPUs for each copy.")
-    memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Minimum memory for each copy, in MB.")
-    cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="Number of CPU cores for each copy.")
+    accelerators: int = Field(1, ge=1, le=64, description="Number of GPUs for each copy.")
+    memory_mb: int = Field(1024, ge=128, description="Minimum memory for each copy, in MB.")
+    cpus: float | None = Field(None, ge=0.25, description="Number of CPU cores for each copy.")
     cache: bool = Field(True, description="Keep the image and the weights on the instance.")
     adapters: tuple[Adapter, ...] = Field((), description="LoRA adapters.")
     model: Model | None = Field(None, description="The component's own model, instead of `model`.")
@@ -245,13 +246,14 @@ class Scaling(Section):
     min: Count = Field(
         1, description="Minimum; 0 requires async, or components, whose requests fail until a copy is ready."
     )
-    max: Annotated[int, Field(ge=1, le=1000)] = Field(description="Maximum number of copies or instances.")
-    concurrency: Annotated[float, Field(gt=0)] = Field(
+    max: int = Field(ge=1, le=1000, description="Maximum number of copies or instances.")
+    concurrency: float = Field(
+        gt=0,
         description="Target number of concurrent requests per copy or instance, or with async, of waiting requests; "
-        "`lmi deploy bench` measures it."
+        "`lmi deploy bench` measures it.",
     )
-    scale_in_cooldown: Annotated[int, Field(ge=0)] = Field(300, description="Seconds between two scale-ins.")
-    scale_out_cooldown: Annotated[int, Field(ge=0)] = Field(60, description="Seconds between two scale-outs.")
+    scale_in_cooldown: int = Field(300, ge=0, description="Seconds between two scale-ins.")
+    scale_out_cooldown: int = Field(60, ge=0, description="Seconds between two scale-outs.")
 
     @model_validator(mode="after")
     def _order(self) -> Scaling:
@@ -277,10 +279,10 @@ class Network(Section):
 class Alarms(Section):
     """CloudWatch alarms, which also trigger the rollback of an update."""
 
-    errors_5xx: Annotated[int, Field(ge=1)] = Field(5, description="Threshold for Invocation5XXErrors per minute.")
-    model_errors: Annotated[int, Field(ge=1)] = Field(5, description="Threshold for InvocationModelErrors per minute.")
-    latency_p95_ms: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Threshold for the 95th percentile of ModelLatency, in milliseconds."
+    errors_5xx: int = Field(5, ge=1, description="Threshold for Invocation5XXErrors per minute.")
+    model_errors: int = Field(5, ge=1, description="Threshold for InvocationModelErrors per minute.")
+    latency_p95_ms: int | None = Field(
+        None, ge=1, description="Threshold for the 95th percentile of ModelLatency, in milliseconds."
     )
     notify: TopicArn | None = Field(None, description="ARN of an SNS topic that the alarms notify.")
 
@@ -291,9 +293,9 @@ class Update(Section):
     policy: Literal["rolling", "blue_green"] = Field(
         "rolling", description="Update in batches, or with a second fleet, which needs twice the capacity."
     )
-    batch_percent: Annotated[int, Field(ge=5, le=50)] = Field(50, description="Size of a batch, in percent.")
-    wait: Annotated[int, Field(ge=0, le=3600)] = Field(120, description="Seconds between batches, to watch the alarms.")
-    keep: Annotated[int, Field(ge=1, le=20)] = Field(2, description="Number of model and configuration versions kept.")
+    batch_percent: int = Field(50, ge=5, le=50, description="Size of a batch, in percent.")
+    wait: int = Field(120, ge=0, le=3600, description="Seconds between batches, to watch the alarms.")
+    keep: int = Field(2, ge=1, le=20, description="Number of model and configuration versions kept.")
 
 
 class Async(Section):
@@ -301,8 +303,8 @@ class Async(Section):
 
     output: OutputUri = Field(description="S3 URI for responses.")
     failures: OutputUri | None = Field(None, description="S3 URI for failures.")
-    concurrency: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        None, description="Maximum number of concurrent requests per instance."
+    concurrency: int | None = Field(
+        None, ge=1, le=1000, description="Maximum number of concurrent requests per instance."
     )
     notify_success: TopicArn | None = Field(None, description="ARN of an SNS topic for successful requests.")
     notify_error: TopicArn | None = Field(None, description="ARN of an SNS topic for failed requests.")
@@ -317,7 +319,7 @@ class Capture(Section):
     """Data capture, which stores requests and responses in S3. The files contain everything that clients send."""
 
     output: OutputUri = Field(description="S3 URI for the files, in the endpoint's region.")
-    percent: Annotated[int, Field(ge=1, le=100)] = Field(100, description="Percentage of requests to capture.")
+    percent: int = Field(100, ge=1, le=100, description="Percentage of requests to capture.")
     content: Literal["both", "input", "output"] = Field("both", description="Capture requests, responses or both.")
 
 

@@ -78,6 +78,6 @@ class Config(Options):
     def where(self, key: str) -> str:
         return self.origins.get(key, "default")
 
-    def problem(self, key: str, value: object, why: str) -> Problem:
-        """Return a problem with the value of an option. `why` explains what is wrong with the value."""
-        return Problem(self.where(key), key, f"{key}={value}: {why}")
+    def problem(self, key: str, value: object, reason: str) -> Problem:
+        """Return a problem with the value of an option. `reason` explains what is wrong with the value."""
+        return Problem(self.where(key), key, f"{key}={value}: {reason}")

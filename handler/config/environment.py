@@ -87,8 +87,8 @@ def netty_buffer_bytes() -> int:
 
 def of_worker() -> dict[str, str]:
     """Return the environment of a DJL worker without the variables for the Java side, which serves several models."""
-    own = ("SERVING_", "SAGEMAKER_MULTI_MODEL")
-    return {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    prefixes = ("SERVING_", "SAGEMAKER_MULTI_MODEL")
+    return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
 def restore_text() -> None:
@@ -163,7 +163,7 @@ def api_key() -> str:
     return os.environ.get(KEYS, "").split(",")[0].strip()
 
 
-def of_own_server() -> dict[str, str]:
+def of_embedded_server() -> dict[str, str]:
     """Return the environment for a server that this program starts for itself, with LMI_API_KEY as the only key.
 
     Variables with keys of other servers would require a key that this program does not send.
@@ -225,8 +225,8 @@ def spread(degree: str, options: Mapping[str, Any]) -> Spread:
         degree: the tensor parallel degree, or "max".
         options: the options of the engine. For vLLM, arguments in `engine_args` override them.
     """
-    own = options.get("engine_args")
-    values = {**options, **own} if isinstance(own, Mapping) else options
+    arguments = options.get("engine_args")
+    values = {**options, **arguments} if isinstance(arguments, Mapping) else options
     tensor = _number(values, ("tensor_parallel_size",), None if degree == "max" else int(degree))
     return Spread(tensor, _number(values, STAGES, 1) or 1, _number(values, CONTEXTS, 1) or 1)
 

@@ -11,7 +11,7 @@ import io
 import math
 import re
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -38,7 +38,6 @@ _END_MARKS = {
     "<｜end▁of▁sentence｜>".encode(),
 }
 """Texts of tokens that end a response even if the header does not declare them as end tokens."""
-_USED = (_ARCHITECTURE, _TYPE, _PARTS, _ALIGNMENT)  # keys whose values are needed
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84)}
 _BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
 """The number of weights in a block and the block's size in bytes, by ggml's number of the type. OpenVINO reads no other
@@ -46,7 +45,7 @@ types.
 """
 
 
-def is_named_gguf(path: Path | str) -> bool:
+def is_gguf_name(path: Path | str) -> bool:
     """Return whether a file name has the suffix of GGUF files. Some file systems and uploaders write it in capitals."""
     return str(path).lower().endswith(".gguf")
 
@@ -74,7 +73,8 @@ def end_ids(path: Path) -> frozenset[int]:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     tokens: list[bytes] = []
-    ids = [id for id in _values(path, _END_KEYS, tokens).values() if isinstance(id, int) and 0 <= id < len(tokens)]
+    values = _values(path, tokens)
+    ids = [id for id in map(values.get, _END_KEYS) if isinstance(id, int) and 0 <= id < len(tokens)]
     ids += [id for id, text in enumerate(tokens) if text in _END_MARKS]
     texts, no_ends = {tokens[id] for id in ids}, set[bytes]()
     if texts >= {b"<|return|>", b"<|call|>"} or texts >= {b"<|calls|>", b"<|flush|>"}:
@@ -92,13 +92,13 @@ def contents(path: Path) -> tuple[str, int]:
     Raises:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
-    return _contents(_values(path, _USED))
+    return _contents(_values(path))
 
 
-def _values(path: Path, keys: Collection[bytes], tokens: list[bytes] | None = None) -> dict[bytes, object]:
-    """Return the values of those keys that the header contains. Append the texts of all tokens to `tokens`."""
+def _values(path: Path, tokens: list[bytes] | None = None) -> dict[bytes, object]:
+    """Return the key-value pairs of the header. Append the texts of all tokens to `tokens`."""
     with path.open("rb") as file:
-        return {key: value for key, value in _pairs(file, _begin(file)[1], tokens) if key in keys}
+        return dict(_pairs(file, _begin(file)[1], tokens))
 
 
 def _contents(values: Mapping[bytes, object]) -> tuple[str, int]:
@@ -142,9 +142,9 @@ def _check_model(path: Path, values: Mapping[bytes, object]) -> None:
         raise ValueError(f"{path} is not a model, but extends a model ({kind}): name the model's own file")
     if parts > 1:
         raise ValueError(f"{path} is part of {in_parts(parts, _PART.sub('-00001-of-', path.name))}")
-    for key, what in _NEEDED.items():
+    for key, content in _NEEDED.items():
         if key not in values:
-            raise ValueError(f"{path} contains no {what}: its header has no {key.decode()}")
+            raise ValueError(f"{path} contains no {content}: its header has no {key.decode()}")
 
 
 def _size(shape: Sequence[int], type: int) -> int:
@@ -170,11 +170,13 @@ def tokenizer_config(path: Path) -> dict[str, object]:
         ValueError: if the file is not a GGUF file of a supported version, or if its header is broken.
     """
     tokens: list[bytes] = []
-    with path.open("rb") as file:
-        values = dict(_pairs(file, _begin(file)[1], tokens))
-    ids = {f"{own}_token": values.get(f"tokenizer.ggml.{name}_token_id".encode()) for name, own in _SPECIAL.items()}
-    known = {name: tokens[id] for name, id in ids.items() if isinstance(id, int) and 0 <= id < len(tokens)}
-    config = {name: token.decode(errors="replace") for name, token in known.items() if token}
+    values = _values(path, tokens)
+    ids = {
+        f"{token_name}_token": values.get(f"tokenizer.ggml.{name}_token_id".encode())
+        for name, token_name in _SPECIAL.items()
+    }
+    tokens_by_name = {name: tokens[id] for name, id in ids.items() if isinstance(id, int) and 0 <= id < len(tokens)}
+    config = {name: token.decode(errors="replace") for name, token in tokens_by_name.items() if token}
     flags = {f"add_{name}_token": values.get(f"tokenizer.ggml.add_{name}_token".encode()) for name in ("bos", "eos")}
     return {**config, **{name: value for name, value in flags.items() if isinstance(value, bool)}}
 
@@ -249,8 +251,8 @@ def _begin(file: BinaryIO) -> tuple[int, int]:
     """Read the start of the header, and return the number of tensors and the number of key-value pairs."""
     file.seek(0)
     head = file.read(64)
-    if why := placeholder(head):
-        raise ValueError(f"{file.name} {why}")
+    if problem := placeholder(head):
+        raise ValueError(f"{file.name} {problem}")
     if not head.startswith(b"GGUF"):
         raise ValueError(f"{file.name} is not a GGUF file")
     file.seek(4)

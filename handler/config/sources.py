@@ -29,7 +29,7 @@ from handler.config.options.names import (
     translate,
     unknown_variable,
 )
-from handler.config.options.option import dotted_value, shown
+from handler.config.options.option import dotted_value, redacted
 from handler.core import text_files
 from handler.core.errors import Problem
 
@@ -171,9 +171,9 @@ def from_overrides(overrides: Iterable[str]) -> Iterator[Setting | Problem]:
     for override in overrides:
         key, equals, value = override.partition("=")
         if equals:
-            yield Setting(key.strip(), value, f"-o {shown(override)}")
+            yield Setting(key.strip(), value, f"-o {redacted(override)}")
         else:
-            yield Problem(f"-o {shown(override)}", "", "write it as key=value")
+            yield Problem(f"-o {redacted(override)}", "", "write it as key=value")
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Unknown]:
@@ -217,8 +217,8 @@ def from_foreign_variables(
 
 
 def _unchecked(name: str) -> Problem:
-    why = "DJL Serving checks no keys: unset it, or use the embedded server (LMI_FRONT=embedded, or `lmi serve`)"
-    return Problem(f"environment variable {name}", name, why)
+    message = "DJL Serving checks no keys: unset it, or use the embedded server (LMI_FRONT=embedded, or `lmi serve`)"
+    return Problem(f"environment variable {name}", name, message)
 
 
 Item: TypeAlias = Setting | Problem | Note | Unknown
@@ -254,7 +254,7 @@ def joined(source: Iterable[Item]) -> list[Item]:
             _update(values.setdefault(root, {}), value)
             last[root] = Setting(root, json.dumps(values[root]), item.origin)
         except (ValueError, RecursionError):
-            plain.append(Problem(item.origin, root, f"{shown(root)}: nested too deeply"))
+            plain.append(Problem(item.origin, root, f"{redacted(root)}: nested too deeply"))
     overridden = (item for item in only(Setting, plain) if item.key in last)
     notes = (Note(str(item), "overridden by its fields under dotted names, as in vLLM") for item in overridden)
     return [*plain, *last.values(), *notes]
@@ -313,6 +313,6 @@ class Sources(NamedTuple):
         return self._replace(in_file=[*with_repeated(from_file(properties))], directory=properties.absolute().parent)
 
     @property
-    def own(self) -> list[list[Item]]:
+    def options(self) -> list[list[Item]]:
         """The sources in which options have the names of this package."""
         return [self.variables, self.in_file, self.in_arguments]

@@ -28,7 +28,7 @@ log = logging.getLogger("handler.launch")
 ENGINE_MODULES = ("djl_python.huggingface", "djl_python.tensorrt_llm", "djl_python.lmi_vllm", "djl_python.lmi_trtllm")
 """Packages and modules with a `handle` function that passes requests to the engine."""
 
-_OWN_ENTRY = "handler.entry"
+_ENTRY_OF_USER = "handler.entry"
 _FILE = "model.py"
 _TRIED_FIRST = "djl_python.lmi_vllm"
 _TRIED_SINCE = (0, 34)
@@ -61,7 +61,7 @@ def role_of(config: Config, path: Path | None) -> Role:
     return Role.FIRST if entry.startswith(_TRIED_FIRST) and config.lmi_version >= _TRIED_SINCE else Role.NONE
 
 
-def has_own_handle(path: Path) -> bool:
+def defines_handle(path: Path) -> bool:
     """Return whether a file defines a `handle` function that does not come from LMI."""
     tree = _parsed(path)
     return tree is not None and _has_handle(tree)
@@ -69,7 +69,7 @@ def has_own_handle(path: Path) -> bool:
 
 def unused_handle(config: Config, path: Path | None) -> str:
     """Return the reason why `handle` in a file is not called, or "" if it is called or does not exist."""
-    if path is None or config.handle_role is not Role.NONE or not has_own_handle(path):
+    if path is None or config.handle_role is not Role.NONE or not defines_handle(path):
         return ""
     entry = config.settings.get(_KEY, "")
     if entry not in ("", _FILE):
@@ -91,8 +91,8 @@ def describe_model_py(path: Path, config: Config) -> str:
     for kind in ("input_formatter", "output_formatter"):
         names = [node.name for node in body if isinstance(node, _FUNCTION) and _is_decorated(node, kind)]
         if names:
-            what = f"{kind} {', '.join(names)}"
-            parts.append(f"{what} (not called, because handle is)" if config.handle_role is Role.ALONE else what)
+            idle = " (not called, because handle is)" if config.handle_role is Role.ALONE else ""
+            parts.append(f"{kind} {', '.join(names)}{idle}")
     return f"{path}: {'; '.join(parts) or 'no handle and no formatters'}"
 
 
@@ -108,9 +108,9 @@ def missing_formatters(path: Path | None, config: Config) -> Iterator[Problem]:
     for kind, name in (("input", config.input_formatter), ("output", config.output_formatter)):
         key = f"option.{kind}_formatter"
         if name is not None and name not in FRAMINGS and name not in bound:
-            why = f"must be the name of an @{kind}_formatter function of model.py"
+            message = f"must be the name of an @{kind}_formatter function of model.py"
             lack = "there is no model.py" if path is None else f"it is not in {path}"
-            yield Problem(config.where(key), key, f"{key}={name}: {why}; {lack}")
+            yield Problem(config.where(key), key, f"{key}={name}: {message}; {lack}")
 
 
 def _bound(tree: ast.Module) -> set[str]:
@@ -144,18 +144,18 @@ def _parsed(path: Path) -> ast.Module | None:
 
 def _has_handle(tree: ast.Module) -> bool:
     """Return whether the last binding of `handle` is a function of the user."""
-    own = False
+    is_users = False
     for node in _statements(tree.body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == "handle":
-            own = True
+            is_users = True
         elif isinstance(node, ast.ImportFrom):
             if any((alias.asname or alias.name) == "handle" for alias in node.names):
-                own = not _is_engines(node.module or "")
+                is_users = not _is_engines(node.module or "")
         elif isinstance(node, ast.Assign) and any(
             isinstance(target, ast.Name) and target.id == "handle" for target in node.targets
         ):
-            own = not _is_engines(ast.unparse(node.value).rpartition(".")[0])
-    return own
+            is_users = not _is_engines(ast.unparse(node.value).rpartition(".")[0])
+    return is_users
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -166,7 +166,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _is_engines(module: str) -> bool:
-    return any(module == name or module.startswith(f"{name}.") for name in (*ENGINE_MODULES, _OWN_ENTRY))
+    return any(module == name or module.startswith(f"{name}.") for name in (*ENGINE_MODULES, _ENTRY_OF_USER))
 
 
 # -- requirements.txt: packages that are installed before model.py is imported -----------------------------------------
@@ -234,16 +234,16 @@ def install(file: Path, environ: Mapping[str, str] | None = None) -> None:
 def _command(file: Path) -> list[str] | None:
     """Return the command to run pip, or uv if pip is not installed, or None if neither is installed."""
     wheels = file.parent / "requirements"
-    what = ["install", "--quiet", "--requirement", str(file.absolute())]
-    what += ["--find-links", str(wheels.absolute())] if wheels.is_dir() else []
+    arguments = ["install", "--quiet", "--requirement", str(file.absolute())]
+    arguments += ["--find-links", str(wheels.absolute())] if wheels.is_dir() else []
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip", *what]
+        return [sys.executable, "-m", "pip", *arguments]
     uv = shutil.which("uv")
-    return (uv and [uv, "pip", what[0], "--python", sys.executable, *what[1:]]) or None
+    return (uv and [uv, "pip", arguments[0], "--python", sys.executable, *arguments[1:]]) or None
 
 
-def _failed(file: Path, why: str) -> None:
-    log.error("%s could not be installed; starting without it, as LMI does: %s", file, why)
+def _failed(file: Path, reason: str) -> None:
+    log.error("%s could not be installed; starting without it, as LMI does: %s", file, reason)
 
 
 def _reason(output: str, status: int) -> str:
@@ -261,6 +261,6 @@ def _reason(output: str, status: int) -> str:
 def _see_new_packages() -> None:
     """Make new packages importable in this process, even if pip has just created the user site directory."""
     importlib.invalidate_caches()
-    own = site.getusersitepackages()
-    if site.ENABLE_USER_SITE and os.path.isdir(own) and own not in sys.path:
-        site.addsitedir(own)
+    packages = site.getusersitepackages()
+    if site.ENABLE_USER_SITE and os.path.isdir(packages) and packages not in sys.path:
+        site.addsitedir(packages)

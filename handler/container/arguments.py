@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from handler.config.environment import model_path
-from handler.config.implied import named_engine
+from handler.config.implied import selected_engine
 from handler.config.model_files import holds_model, model_below
 from handler.config.options.names import SECRET, Own, contradiction, translate
-from handler.config.options.option import shown
+from handler.config.options.option import redacted
 from handler.config.sources import Setting, from_environment
 from handler.core.errors import ConfigError
 from handler.core.numbers import is_digits
@@ -81,7 +81,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Container
             "to run another program in it, use docker run --entrypoint"
         )
     engine = [f"option.llm_engine={flags.engine}"] if flags.engine else []
-    name_of_model = _named(flags, environ)
+    name_of_model = _model_name(flags, environ)
     name, text = ("--port", flags.port) if flags.port is not None else (_BIND, environ.get(_BIND, str(_PORT)))
     if not is_digits(text) or len(text) > 5 or not 0 < int(text) < 65536:
         raise ConfigError(f"{name}={text}: must be a number from 1 to 65535")
@@ -90,7 +90,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Container
     )
 
 
-def _named(flags: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
+def _model_name(flags: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
     """Return the option for the model name in DJL Serving's flags, which its image also accepts after `serve`.
 
     The flag for a model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or only a URL.
@@ -114,9 +114,9 @@ def _named(flags: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
     return [f"option.model_name={served}"] if served else []
 
 
-def _check_home(flag: str, given: str, directory: str, home: str) -> None:
+def _check_home(flag: str, value: str, directory: str, home: str) -> None:
     if directory.rstrip("/") != home.rstrip("/"):
-        raise ConfigError(f"{flag} {given}: the model is in {home}; set SAGEMAKER_MODEL_PATH, or OPTION_MODEL_ID")
+        raise ConfigError(f"{flag} {value}: the model is in {home}; set SAGEMAKER_MODEL_PATH, or OPTION_MODEL_ID")
 
 
 class Translation(NamedTuple):
@@ -138,12 +138,12 @@ def translated_environment(environ: Mapping[str, str]) -> Translation:
     result = dict(environ)
     lines: list[str] = []
     settings = [item for item in from_environment(environ) if isinstance(item, Setting)]
-    for item in translate(environ, named_engine(settings, "")):
+    for item in translate(environ, selected_engine(settings, "")):
         if isinstance(item, Own):
             result[item.name] = item.value
             if item.name in SECRET:
                 del result[item.foreign]  # DJL Serving logs every HF_* variable except HF_TOKEN
-            lines.append(f"{item.foreign} is understood as {shown(f'{item.name}={item.value}')}")
+            lines.append(f"{item.foreign} is understood as {redacted(f'{item.name}={item.value}')}")
     pairs = [(weak, strong) for weak, strong in _SAME if result.get(weak) and result.get(strong)]
     if pairs := [(weak, strong) for weak, strong in pairs if result[weak] != result[strong]]:
         raise ConfigError(*(contradiction(weak, result[weak], strong, result[strong]) for weak, strong in pairs))
@@ -213,15 +213,15 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
             f"OPTION_MODEL_ID={model_below(directory) or directory / 'NAME'}; archives inside the model data are not "
             "unpacked"
         )
-    if own := _own(environ):
-        return ModelSource(None, own, channels)
+    if file := _default_file(environ):
+        return ModelSource(None, file, channels)
     raise ConfigError(f"there is no model: {root} has no files, and neither OPTION_MODEL_ID nor HF_MODEL_ID is set")
 
 
-def _own(environ: Mapping[str, str]) -> str | None:
+def _default_file(environ: Mapping[str, str]) -> str | None:
     """Return the path of the model inside the image, or None if the file that the variable names does not exist."""
-    own = environ.get(DEFAULT)
-    return own if own and Path(own).is_file() else None
+    file = environ.get(DEFAULT)
+    return file if file and Path(file).is_file() else None
 
 
 def _channels(parent: Path) -> dict[str, Path]:
@@ -231,7 +231,7 @@ def _channels(parent: Path) -> dict[str, Path]:
 def _check(name: str, directory: Path | None, channels: Mapping[str, Path], environ: Mapping[str, str]) -> str:
     """Return the model's name or path, or raise ConfigError if it is an absolute path that does not exist."""
     if name == "demo":
-        return _own(environ) or name
+        return _default_file(environ) or name
     if not os.path.isabs(name) or Path(name).exists():
         return name
     places = [str(path) for path in (directory, *channels.values()) if path]

@@ -19,7 +19,7 @@ from handler.config.model_files import locate
 from handler.config.options import ENTRY_POINTS
 from handler.config.options.tables import BY_ROLLING_BATCH
 from handler.config.sources import Setting, decode_properties, encode_properties, from_environment, from_file
-from handler.config.user_files import has_own_handle
+from handler.config.user_files import defines_handle
 from handler.container.arguments import ContainerArguments, ModelSource
 from handler.core.errors import ConfigError
 
@@ -37,7 +37,7 @@ S5CMD = Path("/opt/djl/bin/s5cmd")
 
 _DRAFT = "option.speculative_draft_model"
 _ENTRY = "option.entryPoint=handler.entry"
-_IN_ITS_PLACE = ["engine=Python", "option.task=pooling"]
+_STAND_IN = ["engine=Python", "option.task=pooling"]
 """Settings that replace DJL's own engine for embeddings. The exact task is read from the model's files."""
 
 RETRIES = {"SERVING_RETRY_THRESHOLD": "10"}
@@ -90,24 +90,24 @@ def make_model(
     """
     _link_files(source, target)
     file = target / "serving.properties"
-    own = _text(source.properties) if source.properties else ""
+    properties = _text(source.properties) if source.properties else ""
     lines = ["engine=Python", "minWorkers=1", "maxWorkers=1"]
-    if not has_own_handle(target / "model.py"):
+    if not defines_handle(target / "model.py"):
         lines.append(_ENTRY)
     if source.model_id:
         lines.append(f"option.model_id={_model_id(source.model_id, target.parent / 'weights')}")
-    written = _given(source.properties, environ)
+    written = _settings_of(source.properties, environ)
     if "option.entryPoint" in written and written["option.entryPoint"].value.strip().lower() in ENTRY_POINTS:
-        own = f"{own}\n{_ENTRY}"  # otherwise LMI's own handler, which its image also has, would serve
+        properties = f"{properties}\n{_ENTRY}"  # otherwise LMI's own handler, which its image also has, would serve
     if (engine := java_engine(written)) is not None:  # this image may not have that engine
-        own = "\n".join([own, *_IN_ITS_PLACE, *([] if written.keys() & _MODES else _ROLLING)])
-        log.info("engine=%s is passed to DJL Serving as %s", engine.value.strip(), ", ".join(_IN_ITS_PLACE))
-    _write(file, [*lines, own, *arguments.options])
+        properties = "\n".join([properties, *_STAND_IN, *([] if written.keys() & _MODES else _ROLLING)])
+        log.info("engine=%s is passed to DJL Serving as %s", engine.value.strip(), ", ".join(_STAND_IN))
+    _write(file, [*lines, properties, *arguments.options])
     config = read_config(properties=file, environ=environ, java=True).checked()
     mode: list[str] = []
     if not config.origins.keys() & _MODES:
         mode = _ASYNC if since >= ASYNC_SINCE and not config.tgi_compat else _ROLLING  # async mode has no TGI format
-    _write(file, [*lines, *mode, own, *arguments.options, *_rolling_batch(config)])
+    _write(file, [*lines, *mode, properties, *arguments.options, *_rolling_batch(config)])
     _check(file, environ, asynchronous=mode == _ASYNC)
     if (packages := user_files.requirements_file(source.directory, is_enabled=config.install_requirements)) is not None:
         user_files.install(packages, environ)
@@ -135,7 +135,7 @@ def _text(properties: Path) -> str:
         raise ConfigError(f"cannot read {properties}: {error}") from None
 
 
-def _given(file: Path | None, environ: Mapping[str, str]) -> dict[str, Setting]:
+def _settings_of(file: Path | None, environ: Mapping[str, str]) -> dict[str, Setting]:
     """Return the user's settings in the environment and serving.properties, by key."""
     settings = [*from_environment(environ), *(from_file(file) if file else ())]
     return {item.key: item for item in settings if isinstance(item, Setting)}

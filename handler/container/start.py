@@ -27,7 +27,7 @@ from handler.container.arguments import (
     translated_environment,
 )
 from handler.container.supervisor import Address, run_as_init, supervise
-from handler.core.devices import Driver, DriverCheck, check_driver, read_driver
+from handler.core.devices import DriverCheck, GpuDriver, check_driver, read_driver
 from handler.core.errors import ConfigError, Problem, Problems, refuse
 from handler.core.log import captured, set_up
 
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.execve(start.command[0], start.command, dict(start.environ))
 
 
-def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | None = None) -> Start:
+def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: GpuDriver | None = None) -> Start:
     """Prepare the server's command and environment. For DJL Serving, this writes files below LMI_SCRATCH.
 
     Args:
@@ -108,14 +108,13 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
         translation = translated_environment(environ)
     for line in filter(None, (gpus.line, *translation.lines)):
         log.info("%s", line)
-    echo = "option.llm_engine=echo" in arguments.options or environ.get("OPTION_LLM_ENGINE") == "echo"
     with problems:
-        source = find_model(translation.environ, needed=not echo)
+        source = find_model(translation.environ, needed=_needs_model(arguments, environ))
         _log(source)
     with problems:
         _check_caches(translation.environ, source)
     scratch = Path(environ.get("LMI_SCRATCH") or Path(environ.get("TMPDIR") or "/tmp") / "lmi")
-    ready = {name: str(scratch / directory) for name, directory in _CACHES.items()} | dict(translation.environ)
+    ready = _server_environment(translation.environ, scratch, gpus.library_path)
     home, server = Path(), list[str]()
     with problems:
         if front == "djl" and not arguments.check:
@@ -127,19 +126,43 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
             properties=source.properties, overrides=arguments.options, environ=translation.environ, java=front == "djl"
         ).problems
     problems.check()
-    if gpus.library_path:
-        ready["LD_LIBRARY_PATH"] = ":".join(filter(None, [gpus.library_path, environ.get("LD_LIBRARY_PATH")]))
     if server:
         environ = ready if arguments.check else with_token(ready)
         return Start(server, environ, supervised=None)
+    return _start_of_djl(arguments, source, ready, scratch, home, gpu=driver is not None)
+
+
+def _needs_model(arguments: ContainerArguments, environ: Mapping[str, str]) -> bool:
+    """Return whether the engine needs a model, as all engines but echo do."""
+    return "option.llm_engine=echo" not in arguments.options and environ.get("OPTION_LLM_ENGINE") != "echo"
+
+
+def _server_environment(environ: Mapping[str, str], scratch: Path, library_path: str) -> dict[str, str]:
+    """Return the environment of the server, with its caches below `scratch` and `library_path` for the GPU driver."""
+    ready = {name: str(scratch / directory) for name, directory in _CACHES.items()} | dict(environ)
+    if library_path:
+        ready["LD_LIBRARY_PATH"] = ":".join(filter(None, [library_path, environ.get("LD_LIBRARY_PATH")]))
+    return ready
+
+
+def _start_of_djl(
+    arguments: ContainerArguments,
+    source: ModelSource,
+    environ: Mapping[str, str],
+    scratch: Path,
+    home: Path,
+    *,
+    gpu: bool,
+) -> Start:
+    """Write the files of DJL Serving below `scratch`, and return the start of DJL Serving in the directory `home`."""
     if warning := warning_without_keys(arguments.host, checks_keys=False):
         log.warning("%s", warning)
     scratch.mkdir(parents=True, exist_ok=True)
-    name = djl.make_model(arguments, source, ready, scratch / "model", djl.version(home))
+    name = djl.make_model(arguments, source, environ, scratch / "model", djl.version(home))
     configuration = djl.make_configuration(scratch, arguments)
-    command = djl.command(home, configuration, name, scratch / "model", gpu=driver is not None)
+    command = djl.command(home, configuration, name, scratch / "model", gpu=gpu)
     address = Address(arguments.host, arguments.port, name)
-    return Start(command, with_token(djl.environment(home, ready, scratch)), supervised=address)
+    return Start(command, with_token(djl.environment(home, environ, scratch)), supervised=address)
 
 
 def _model_of(options: Sequence[str]) -> str | None:

@@ -69,15 +69,15 @@ def run(
 def _follow(child: subprocess.Popen[bytes], doing: str) -> bytes:
     """Show the percentages that a program reports until it ends, and return the rest of its standard error."""
     assert child.stderr is not None
-    rest = bytearray()
-    with _shown(doing) as show, child.stderr as lines:
+    tail = bytearray()
+    with _progress(doing) as show, child.stderr as lines:
         for line in lines:
             if match := _DONE.fullmatch(line):
                 show(int(match[1]))
             else:
-                rest += line
+                tail += line
         child.wait()
-    return bytes(rest)
+    return bytes(tail)
 
 
 def tell(done: float) -> None:
@@ -86,7 +86,7 @@ def tell(done: float) -> None:
 
 
 @contextlib.contextmanager
-def _shown(doing: str) -> Iterator[Callable[[int], None]]:
+def _progress(doing: str) -> Iterator[Callable[[int], None]]:
     """Yield a function that shows a percentage on standard error.
 
     On a terminal, if rich is installed, the function updates a line that disappears at the end. Otherwise it prints a
@@ -99,20 +99,20 @@ def _shown(doing: str) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
-    what = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
-    columns, console = (SpinnerColumn(), TimeElapsedColumn(), what), Console(stderr=True)
+    description = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
+    columns, console = (SpinnerColumn(), TimeElapsedColumn(), description), Console(stderr=True)
     with Progress(*columns, console=console, transient=True, expand=True) as line:
         task = line.add_task(doing, total=None)
         yield lambda percent: line.update(task, description=f"{percent} % {doing}")
 
 
 def _printer(doing: str) -> Callable[[int], None]:
-    shown = time.monotonic()
+    last_shown = time.monotonic()
 
     def show(percent: int) -> None:
-        nonlocal shown
-        if (now := time.monotonic()) - shown >= SECONDS:
-            shown = now
+        nonlocal last_shown
+        if (now := time.monotonic()) - last_shown >= SECONDS:
+            last_shown = now
             print(f"{doing}: {percent} %", file=sys.stderr, flush=True)
 
     return show

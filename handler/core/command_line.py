@@ -70,9 +70,9 @@ class Parser(argparse.ArgumentParser):
             return
         if value in self.meant:
             raise argparse.ArgumentError(action, f"{value!r} is not supported here; use {self.meant[value]}")
-        known = [*map(str, action.choices)]
-        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint_of(str(value), known)} (choose from "
-                                             f"{', '.join(map(repr, known))})")  # fmt: skip
+        choices = [*map(str, action.choices)]
+        raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint_of(str(value), choices)} (choose from "
+                                             f"{', '.join(map(repr, choices))})")  # fmt: skip
 
 
 class KeptLines(argparse.HelpFormatter):
@@ -87,13 +87,13 @@ class KeptLines(argparse.HelpFormatter):
 
 def _wrapped(line: str, width: int) -> str:
     column = re.match(r" *\S.*? {2,}|\s*", line)
-    return wrap(line, width, rest=" " * (column.end() if column else 0))
+    return wrap(line, width, indent=" " * (column.end() if column else 0))
 
 
-def wrap(text: str, width: int, first: str = "", rest: str = "") -> str:
-    """Wrap text between words, with `first` before the first line and `rest` before all other lines."""
+def wrap(text: str, width: int, first: str = "", indent: str = "") -> str:
+    """Wrap text between words, with `first` before the first line and `indent` before all other lines."""
     return textwrap.fill(
-        text, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+        text, width, initial_indent=first, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
@@ -150,12 +150,12 @@ def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
     return f"unknown flag {name}{hint_of(name.replace('_', '-'), command._option_string_actions)}{more}"
 
 
-def hint_of(word: str, known: Iterable[str]) -> str:
+def hint_of(word: str, names: Iterable[str]) -> str:
     """Return text such as `; did you mean NAME?`, or "" if no known word is similar.
 
     The suggestion is the shortest known word that begins with `word`, or else the most similar known word.
     """
-    known = [*known]
-    begun = sorted((name for name in known if len(word.strip("-")) > 1 and name.startswith(word)), key=len)
-    near = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    names = [*names]
+    begun = sorted((name for name in names if len(word.strip("-")) > 1 and name.startswith(word)), key=len)
+    near = begun or difflib.get_close_matches(word, names, n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""

@@ -12,7 +12,7 @@ from handler.core.errors import ConfigError
 from handler.core.numbers import is_digits
 
 
-class Driver(NamedTuple):
+class GpuDriver(NamedTuple):
     """The NVIDIA driver.
 
     Attributes:
@@ -26,7 +26,7 @@ class Driver(NamedTuple):
     num_gpus: int
 
 
-def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
+def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> GpuDriver | None:
     """Read the driver version from NVML, which the container runtime mounts. Return None if there is no driver."""
     try:
         nvml = load("libnvidia-ml.so.1")
@@ -44,12 +44,12 @@ def read_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver | None:
         )
         if failed:
             return None
-        return Driver(version.value.decode(), (cuda.value // 1000, cuda.value % 1000 // 10), count.value)
+        return GpuDriver(version.value.decode(), (cuda.value // 1000, cuda.value % 1000 // 10), count.value)
     finally:
         nvml.nvmlShutdown()
 
 
-def visible_gpus(driver: Driver | None, environ: Mapping[str, str]) -> list[str]:
+def visible_gpus(driver: GpuDriver | None, environ: Mapping[str, str]) -> list[str]:
     """Return the GPUs that an engine can use, by index or UUID as in CUDA_VISIBLE_DEVICES.
 
     As in CUDA, the first empty or negative entry of that variable ends the list.
@@ -93,7 +93,7 @@ class DriverCheck(NamedTuple):
     library_path: str = ""
 
 
-def check_driver(driver: Driver | None, environ: Mapping[str, str], compat: Path = _COMPAT) -> DriverCheck:
+def check_driver(driver: GpuDriver | None, environ: Mapping[str, str], compat: Path = _COMPAT) -> DriverCheck:
     """Compare the driver with the CUDA version of the image, which NVIDIA's base images set as CUDA_VERSION.
 
     A newer minor version of CUDA runs on any driver of the same major version. A newer major version requires the
@@ -123,7 +123,7 @@ def check_driver(driver: Driver | None, environ: Mapping[str, str], compat: Path
     return DriverCheck(f"{line}, which works through CUDA's minor version compatibility")
 
 
-def _describe(driver: Driver, environ: Mapping[str, str]) -> str:
+def _describe(driver: GpuDriver, environ: Mapping[str, str]) -> str:
     return f"GPUs visible: {len(visible_gpus(driver, environ))}; driver {driver.version} with CUDA {_text(driver.cuda)}"
 
 

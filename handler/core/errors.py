@@ -222,20 +222,20 @@ class PromptTooLong(TooLong):
     Attributes:
         name: name of the prompt in the dialect of the client.
         num_prompt: number of tokens in the prompt, or a lower bound.
-        given: `num_prompt` as text, such as "at least 100".
+        length: `num_prompt` as text, such as "at least 100".
         most: maximum number of tokens in the prompt.
     """
 
     def __init__(self, name: str, num_prompt: int, most: int, *, limit: int | None = None, exact: bool = True) -> None:
-        given = f"{num_prompt}" if exact else f"at least {num_prompt}"
+        length = f"{num_prompt}" if exact else f"at least {num_prompt}"
         context = self._context(limit or most, of_tgi=limit is not None and name == "inputs")
         super().__init__(
-            f"'{name}' has {given} tokens; the model accepts at most {most}. Input tokens exceed the configured "
+            f"'{name}' has {length} tokens; the model accepts at most {most}. Input tokens exceed the configured "
             f"limit: {context}. Please reduce the length of the {name}"
         )
         self.name = name
         self.num_prompt = num_prompt
-        self.given = given
+        self.length = length
         self.most = most
         self._exact = exact
 
@@ -246,15 +246,15 @@ class PromptTooLong(TooLong):
 
 
 class AnswerTooLong(TooLong):
-    """The sum of `num_prompt` prompt tokens and `wanted` new tokens exceeds the limit `most`."""
+    """The sum of `num_prompt` prompt tokens and `num_new` new tokens exceeds the limit `most`."""
 
-    def __init__(self, name: str, num_prompt: int, wanted: int, most: int) -> None:
+    def __init__(self, name: str, num_prompt: int, num_new: int, most: int) -> None:
         tokens = "token" if num_prompt == 1 else "tokens"
         context = self._context(most, of_tgi=name.endswith("max_new_tokens"))
         super().__init__(
-            f"{name}={wanted}: with {num_prompt} prompt {tokens} it must be at most {most - num_prompt}: {context}"
+            f"{name}={num_new}: with {num_prompt} prompt {tokens} it must be at most {most - num_prompt}: {context}"
         )
-        self.num_prompt, self.wanted, self.most = num_prompt, wanted, most
+        self.num_prompt, self.num_new, self.most = num_prompt, num_new, most
 
 
 class UnsupportedMedia(_OfTheClient):

@@ -18,7 +18,7 @@ class LineReader:
     """
 
     def __init__(self, maximum: int) -> None:
-        self.rest = bytearray()
+        self.partial = bytearray()
         self._maximum = maximum
         self._prefix = _BYTE_ORDER_MARK  # may precede the first line
         self._ends_with_cr = False  # a line feed at the start of the next piece belongs to the same line end
@@ -36,12 +36,12 @@ class LineReader:
             self._ends_with_cr = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         first, *more = data.split(b"\n")
-        self.rest += first
-        self._check(self.rest)
+        self.partial += first
+        self._check(self.partial)
         if not more:
             return []
-        lines = [bytes(self.rest).removeprefix(self._prefix), *more[:-1]]
-        self.rest = bytearray(more[-1])
+        lines = [bytes(self.partial).removeprefix(self._prefix), *more[:-1]]
+        self.partial = bytearray(more[-1])
         self._prefix = b""
         for line in more:
             self._check(line)
@@ -52,7 +52,7 @@ class LineReader:
             raise ValueError(f"a line has more than {self._maximum} bytes")
 
 
-class Event(NamedTuple):
+class StreamEvent(NamedTuple):
     """A server-sent event. `comment` contains the comment lines, which Dynamo uses for error messages."""
 
     name: bytes
@@ -75,30 +75,30 @@ class EventReader:
         self._comments: list[bytes] = []
         self._size = 0  # bytes of the event so far, in whole lines
 
-    def feed(self, data: bytes) -> list[Event]:
+    def feed(self, data: bytes) -> list[StreamEvent]:
         """Return the events that `data` completes.
 
         Raises:
             ValueError: an event is larger than the maximum.
         """
-        if self._is_one_event(data):  # nearly always
-            return [Event(b"", data[6:-2], b"")]
+        if self._is_single_event(data):  # nearly always
+            return [StreamEvent(b"", data[6:-2], b"")]
         try:
             lines = self._lines.feed(data)
         except ValueError:
             raise self._too_large() from None
         events = [event for line in lines if (event := self._read(line)) is not None]
-        if self._size + len(self._lines.rest) > self._maximum:
+        if self._size + len(self._lines.partial) > self._maximum:
             raise self._too_large()
         return events
 
-    def _is_one_event(self, data: bytes) -> bool:
+    def _is_single_event(self, data: bytes) -> bool:
         """Return whether `data` is a single line of data with the blank line after it, and begins an event."""
-        if self._size or self._lines.rest or len(data) > self._maximum or b"\r" in data:
+        if self._size or self._lines.partial or len(data) > self._maximum or b"\r" in data:
             return False
         return data.startswith(b"data: ") and data.endswith(b"\n\n") and data.find(b"\n") == len(data) - 2
 
-    def _read(self, line: bytes) -> Event | None:
+    def _read(self, line: bytes) -> StreamEvent | None:
         """Read a line, and return the event that it ends, if any."""
         if not line:
             return self._end()
@@ -115,11 +115,11 @@ class EventReader:
             self._comments.append(value)
         return None
 
-    def _end(self) -> Event | None:
+    def _end(self) -> StreamEvent | None:
         """Return the event that a blank line ends. A comment without data only keeps the connection open."""
         event = None
         if self._data or self._name:
-            event = Event(self._name, b"\n".join(self._data), b" ".join(self._comments))
+            event = StreamEvent(self._name, b"\n".join(self._data), b" ".join(self._comments))
         self._name = b""
         self._data = []
         self._comments = []

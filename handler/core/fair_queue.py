@@ -1,16 +1,34 @@
-"""A queue that several API keys share, in which no key delays or displaces another."""
+"""Queues that several API keys share, in which no key delays or displaces another."""
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Sized
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Owner = TypeVar("Owner", bound=Hashable)
+Queue = TypeVar("Queue", bound=Sized)
 
-_Flows = OrderedDict[Hashable, deque[T]]
+
+class OwnerTurns(defaultdict[Owner, Queue]):
+    """The queues of owners that take turns, in the order of the turns. A new owner gets a queue, and the last turn.
+
+    After each change, call `end_turn` or `drop_empty`, so that every owner has a queue that is not empty.
+    """
+
+    def end_turn(self, owner: Owner) -> None:
+        """Let all other owners have a turn before this owner. Remove the owner if its queue is empty."""
+        queue = self.pop(owner)
+        if queue:
+            self[owner] = queue
+
+    def drop_empty(self, owner: Owner) -> None:
+        """Remove an owner if its queue is empty. The other owners keep their turns."""
+        if not self[owner]:
+            del self[owner]
 
 
 class FairQueue(Generic[T]):
@@ -24,7 +42,7 @@ class FairQueue(Generic[T]):
 
     def __init__(self, capacity: int | None = None) -> None:
         self._capacity = capacity
-        self._owners: OrderedDict[Hashable, _Flows[T]] = OrderedDict()  # owners and flows, in the order of their turns
+        self._owners = OwnerTurns[Hashable, OwnerTurns[Hashable, deque[T]]](functools.partial(OwnerTurns, deque))
         self._sizes = Counter[Hashable]()  # number of entries by owner
         self._changed = threading.Condition()
         self._closed = False
@@ -47,15 +65,19 @@ class FairQueue(Generic[T]):
             The entry that was removed because the queue was full (possibly the new entry), or None.
         """
         with self._changed:
-            self._owners.setdefault(owner, OrderedDict()).setdefault(flow, deque()).append(item)
-            self._sizes[owner] += 1
-            if self._capacity is not None and len(self) > self._capacity:
-                largest = max(reversed(self._owners), key=self._sizes.__getitem__)
-                flows = self._owners[largest]
-                longest = max(reversed(flows), key=lambda flow: len(flows[flow]))
-                return self._take(largest, longest, deque.pop)
-            self._changed.notify()
-            return None
+            self._owners[owner][flow].append(item)
+            self._count(owner, 1)
+            if self._capacity is None or len(self) <= self._capacity:
+                self._changed.notify()
+                return None
+            largest = max(reversed(self._owners), key=self._sizes.__getitem__)
+            flows = self._owners[largest]
+            longest = max(reversed(flows), key=lambda flow: len(flows[flow]))
+            removed = flows[longest].pop()
+            flows.drop_empty(longest)
+            self._owners.drop_empty(largest)
+            self._count(largest, -1)
+            return removed
 
     def get(self, timeout: float | None = None) -> T | None:
         """Wait for an entry, remove it and return it. Return None after `timeout` seconds, and once the queue has been
@@ -66,20 +88,23 @@ class FairQueue(Generic[T]):
             if self._closed or not self._owners:
                 return None
             owner = next(iter(self._owners))
-            flow = next(iter(self._owners[owner]))
-            item = self._take(owner, flow, deque.popleft)
-            if owner in self._owners:
-                self._owners.move_to_end(owner)
-                if flow in self._owners[owner]:
-                    self._owners[owner].move_to_end(flow)
+            flows = self._owners[owner]
+            flow = next(iter(flows))
+            item = flows[flow].popleft()
+            flows.end_turn(flow)
+            self._owners.end_turn(owner)
+            self._count(owner, -1)
             return item
 
     def drop(self, unwanted: Callable[[T], bool]) -> None:
         """Remove all entries for which `unwanted` returns true."""
         with self._changed:
-            for owner, flow, item in list(self._entries()):
-                if unwanted(item):
-                    self._take(owner, flow, functools.partial(_removed, item=item))
+            for owner, flows in list(self._owners.items()):
+                for flow, items in list(flows.items()):
+                    flows[flow] = deque(item for item in items if not unwanted(item))
+                    self._count(owner, len(flows[flow]) - len(items))
+                    flows.drop_empty(flow)
+                self._owners.drop_empty(owner)
 
     def close(self) -> None:
         """Make all current and future calls to `get` return None."""
@@ -87,22 +112,7 @@ class FairQueue(Generic[T]):
             self._closed = True
             self._changed.notify_all()
 
-    def _entries(self) -> Iterator[tuple[Hashable, Hashable, T]]:
-        for owner, flows in self._owners.items():
-            for flow, items in flows.items():
-                yield from ((owner, flow, item) for item in items)
-
-    def _take(self, owner: Hashable, flow: Hashable, pop: Callable[[deque[T]], T]) -> T:
-        flows = self._owners[owner]
-        item = pop(flows[flow])
-        self._sizes[owner] -= 1
-        if not flows[flow]:
-            del flows[flow]
-        if not flows:
-            del self._owners[owner], self._sizes[owner]
-        return item
-
-
-def _removed(items: deque[T], item: T) -> T:
-    items.remove(item)
-    return item
+    def _count(self, owner: Hashable, change: int) -> None:
+        self._sizes[owner] += change
+        if not self._sizes[owner]:
+            del self._sizes[owner]

@@ -27,7 +27,7 @@ class Framing(NamedTuple):
 
     def encode(self, value: Any) -> bytes:
         data = dumps(value)
-        return self.before + (data if data.isascii() else _one_line(data)) + self.after
+        return self.before + (data if data.isascii() else _on_one_line(data)) + self.after
 
 
 def encoded(value: Any, depth: int = 0) -> Any:
@@ -72,7 +72,7 @@ def is_json(text: str) -> bool:
     return True
 
 
-def _one_line(data: bytes) -> bytes:
+def _on_one_line(data: bytes) -> bytes:
     """Escape the three non-ASCII line separators, because some clients (httpx) split lines with `str.splitlines`."""
     return (
         data.replace(b"\xc2\x85", b"\\u0085").replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
@@ -88,7 +88,7 @@ SSE_DONE = SSE._replace(end=b"data: [DONE]\n\n")
 """Framing for OpenAI streams, which end with a `[DONE]` event."""
 
 
-def named_event(value: Mapping[str, Any]) -> bytes:
+def typed_event(value: Mapping[str, Any]) -> bytes:
     """Encode a server-sent event named after the value's `type`, as in Anthropic's API and OpenAI's Responses API."""
     return b"event: %b\n" % value["type"].encode() + SSE.encode(value)
 

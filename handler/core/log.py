@@ -223,12 +223,12 @@ class _Relay:
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # the main thread handles them
-        rest, end = b"", b""
+        partial, end = b"", b""
         while not end:
-            data, end, _ = (rest + os.read(self._pipe, _MOST)).partition(self._end)
-            *lines, rest = _BREAK.split(data)
-            if end or len(rest) >= _MOST:
-                lines, rest = [*lines, rest], b""
+            data, end, _ = (partial + os.read(self._pipe, _MOST)).partition(self._end)
+            *lines, partial = _BREAK.split(data)
+            if end or len(partial) >= _MOST:
+                lines, partial = [*lines, partial], b""
             for line in lines:
                 self._write(_COLOURS.sub("", line.decode(errors="replace")))
 

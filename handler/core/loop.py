@@ -97,14 +97,14 @@ def settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
         future.set_result(result)
 
 
-async def run_in_daemon_thread(call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+async def run_in_daemon_thread(call: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
     """Run a call on a daemon thread and return its result. The call continues if the task that awaits it is cancelled.
 
     The executor of the event loop cannot be used because its threads are joined when the process ends.
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()  # from now on the future cannot be cancelled
-    run = functools.partial(call, *arguments, **named)
+    run = functools.partial(call, *arguments, **keywords)
     threading.Thread(target=settle, args=(future, run), name="blocking-call", daemon=True).start()
     return await asyncio.wrap_future(future)
 
@@ -127,7 +127,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self._num_told = 0
+        self._num_delivered = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: Callable[[signal.Signals], object] | None = None
         self._leaving = False
@@ -160,10 +160,10 @@ class StopSignals:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(0)
 
     def _tell(self) -> None:
-        while self._num_told < len(self.received):
-            self._num_told += 1
+        while self._num_delivered < len(self.received):
+            self._num_delivered += 1
             assert self._listener is not None, "a listener is set together with the loop"
-            self._listener(signal.Signals(self.received[self._num_told - 1]))
+            self._listener(signal.Signals(self.received[self._num_delivered - 1]))
 
 
 def _imports(frame: FrameType | None) -> bool:

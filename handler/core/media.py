@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import secrets
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
-
-
-def new_uuid() -> str:
-    """Return a random UUID (version 4) without a system call, which would release and reacquire the GIL."""
-    digits = new_digits()
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
-
-
-def new_digits() -> str:
-    """Return 128 random bits as 32 hexadecimal digits."""
-    return f"{random.getrandbits(128):032x}"
-
-
-def new_secret() -> str:
-    """Return 128 unguessable bits in hexadecimal, for ids that give access to data."""
-    return secrets.token_hex(16)
-
 
 MEDIA = {"image": "images", "audio": "audio clips"}
 """Kinds of media with their plurals. The names are the same as in chat templates and `limit_mm_per_prompt`."""
@@ -182,7 +164,7 @@ class SharedMedia:
         if not media:
             self.file = MediaFile("", "", text, ())
             return
-        name = f"media-{new_digits()}"
+        name = f"media-{secrets.token_hex(16)}"
         fd = os.memfd_create(name)
         weakref.finalize(self, os.close, fd)
         with open(fd, "wb", closefd=False) as file:

@@ -23,7 +23,7 @@ _CREDENTIALS = re.compile(
 )
 """Matches the names of headers and query parameters whose values are credentials."""
 
-_KNOWN = re.compile(
+_PUBLIC = re.compile(
     r"accept|accept-language|content-type|content-encoding|adapter|inference-header-content-length"
     r"|x-amzn-sagemaker-[a-z-]+|anthropic-(?:version|beta)|openai-beta"
 )
@@ -35,15 +35,13 @@ def is_credential(name: str) -> bool:
     return _CREDENTIALS.search(name) is not None
 
 
-def known_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def public_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that a server may record.
 
     Args:
         headers: headers by name in lower case.
     """
-    return {
-        name: value for name, value in headers.items() if _KNOWN.fullmatch(name) is not None and not is_credential(name)
-    }
+    return {name: value for name, value in headers.items() if _PUBLIC.fullmatch(name) and not is_credential(name)}
 
 
 def path_without_credentials(path: str) -> str:
@@ -52,7 +50,7 @@ def path_without_credentials(path: str) -> str:
     if not mark:
         return path
     params = parse_qsl(query, keep_blank_values=True)
-    kept = [(name, value) for name, value in params if not is_credential(name)]
-    if len(kept) < len(params):
-        query = urlencode(kept)
+    public = [(name, value) for name, value in params if not is_credential(name)]
+    if len(public) < len(params):
+        query = urlencode(public)
     return f"{path}?{query}" if query else path

@@ -41,7 +41,7 @@ class Vocabulary:
         if self.special:
             self.visible = ["" if id in self.special else text for id, text in enumerate(self.texts)]
 
-        self._shown: dict[frozenset[str], list[str | None]] = {frozenset(): self.visible}
+        self._texts: dict[frozenset[str], list[str | None]] = {frozenset(): self.visible}
         self._ids: dict[bytes, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
@@ -54,13 +54,13 @@ class Vocabulary:
 
     def showing(self, marks: frozenset[str]) -> list[str | None]:
         """Return the text to show for each id. Special tokens have no text, except those in `marks`."""
-        if marks not in self._shown:
-            shown = [*self.visible]
+        if marks not in self._texts:
+            texts = [*self.visible]
             for id in self.special:
                 if (text := self.texts[id]) in marks:
-                    shown[id] = text
-            self._shown[marks] = shown
-        return self._shown[marks]
+                    texts[id] = text
+            self._texts[marks] = texts
+        return self._texts[marks]
 
     def text(self, id: int) -> str:
         """Return the text of a single token, as in prompt details. An incomplete character is replaced with U+FFFD."""
@@ -108,7 +108,7 @@ class Prompt(NamedTuple):
     media: SharedMedia | None = None
 
 
-def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | None) -> Prompt:
+def prompt_of_ids(request: Request, ids: Sequence[int], vocabulary: Vocabulary | None) -> Prompt:
     """Return the prompt for token ids that a client sent.
 
     Args:
@@ -347,9 +347,9 @@ class SequenceState:
         "_detokenizer",
         "_ending",
         "_hides_end",
-        "_kept_ends",
         "_num_protected",
         "_stops",
+        "_visible_ends",
         "_vocabulary",
         "_watched",
         "special",
@@ -371,7 +371,7 @@ class SequenceState:
         self._num_protected = sampling.min_new_tokens  # tokens to come in which no stop string may end
         self._ending = frozenset() if sampling.include_stop else frozenset(sampling.stop_token_ids)
         self._hides_end = not sampling.include_stop and not sampling.skip_special_tokens
-        self._kept_ends = sampling.marks
+        self._visible_ends = sampling.marks
         self._watched = self._stops is not None or bool(self._ending)
         self.texts = self._texts()
         self.stopped = ""
@@ -418,7 +418,7 @@ class SequenceState:
 
     def _is_hidden_end(self, id: int) -> bool:
         """Return whether a token that ends the sequence has no text. Parsers need the ends that are their markers."""
-        return id in self.special and self._vocabulary.text(id) not in self._kept_ends
+        return id in self.special and self._vocabulary.text(id) not in self._visible_ends
 
     def _flush(self, tokens: list[Token]) -> None:
         """Append the text that was held back to the last token."""

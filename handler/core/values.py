@@ -1,8 +1,10 @@
-"""Immutable values for all layers: requests, sampling parameters, tokens and deltas."""
+"""Immutable values for all layers: requests and their ids, sampling parameters, tokens and deltas."""
 
 from __future__ import annotations
 
 import math
+import random
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
@@ -11,6 +13,22 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from handler.core.errors import ServingError
 from handler.core.media import MediaSource
+
+
+def new_uuid() -> str:
+    """Return a random UUID (version 4) without a system call, which would release and reacquire the GIL."""
+    digits = new_digits()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+
+
+def new_digits() -> str:
+    """Return 128 random bits as 32 hexadecimal digits."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def new_secret() -> str:
+    """Return 128 unguessable bits in hexadecimal, for ids that give access to data."""
+    return secrets.token_hex(16)
 
 
 class Thoughts(NamedTuple):

@@ -195,7 +195,7 @@ class RollingBatch:
         self.reset()
         return [self._refusal(error) for _ in range(size)]
 
-    def fail_one(self, piece: Piece, bug: Exception) -> Piece:
+    def fail_piece(self, piece: Piece, bug: Exception) -> Piece:
         """End the request of a piece that cannot be written, and return a piece to write instead."""
         if not piece.last:
             self._tasks.remove(piece.task)

@@ -42,7 +42,7 @@ from handler.djl.wire import (
     headers_of,
     is_batch,
     is_of_http,
-    one_line,
+    on_one_line,
     output,
     refusal,
     single,
@@ -77,11 +77,11 @@ class AdapterCalls:
         self._turn = asyncio.Lock()
         self._under_way: dict[asyncio.Future[None], str] = {}  # the adapters' names
 
-    async def answer(self, inputs: Input, what: str) -> tuple[str, dict[str, Any]]:
+    async def answer(self, inputs: Input, change: str) -> tuple[str, dict[str, Any]]:
         """Register, update or unregister an adapter.
 
         Args:
-            what: "register", "update" or "unregister".
+            change: "register", "update" or "unregister".
 
         Returns:
             A message that describes the change, and the value of the response.
@@ -94,9 +94,9 @@ class AdapterCalls:
         self._under_way[end] = str(name or "")
         try:
             async with self._turn:
-                return await self._change(inputs, what)
+                return await self._change(inputs, change)
         except ServingError as error:
-            log.warning("the call to %s %r failed: %s", what, name, one_line(error.public))
+            log.warning("the call to %s %r failed: %s", change, name, on_one_line(error.public))
             raise
         finally:
             del self._under_way[end]
@@ -108,19 +108,19 @@ class AdapterCalls:
         if earlier:
             await asyncio.wait(earlier)
 
-    async def _change(self, inputs: Input, what: str) -> tuple[str, dict[str, Any]]:
+    async def _change(self, inputs: Input, change: str) -> tuple[str, dict[str, Any]]:
         if is_of_http(inputs.get_properties()):  # a client's header `handler` has selected this function
             raise InvalidPayload(_CHOSEN)
         adapters = self._model.adapters
         adapters.registry.check()
         call = _read_call(inputs, refuse_unknown=self._model.config.unknown_parameters == "refuse")
         name = required(call.name, "name")
-        done = f"Adapter {inputs.get_properties().get('alias') or name} {_DONE[what]}"
+        done = f"Adapter {inputs.get_properties().get('alias') or name} {_DONE[change]}"
         value: dict[str, Any] = {"status": done}
-        if what == "unregister":
+        if change == "unregister":
             with contextlib.suppress(NotFound):  # Java lists an adapter even if its registration has failed
                 adapters.unregister(name)
-        elif what == "update":
+        elif change == "update":
             await adapters.update(name, call.src, preload=call.preload)
         else:  # DJL Serving itself registers every adapter in the model's `adapters/`
             src, preload = required(call.src, "src"), call.preload is not False
@@ -143,7 +143,7 @@ def _read_call(inputs: Input, *, refuse_unknown: bool) -> AdapterCall:
     values |= {name: properties[name] for name in ("name", "src", "pin") if name in properties}
     call = read_adapter_call(values, refuse_unknown=refuse_unknown)
     if call.ignored:
-        names = one_line(", ".join(map(repr, call.ignored)))
+        names = on_one_line(", ".join(map(repr, call.ignored)))
         log.warning("a call about an adapter has parameters without effect: %s", names)
     return call
 
@@ -166,8 +166,8 @@ class Passive:
         """Answer a call that contains one or more requests, or a step of a rolling batch."""
         return Output()
 
-    def change_adapter(self, inputs: Input, what: str) -> Output:
-        """Answer a call about an adapter. `what` is "register", "update" or "unregister"."""
+    def change_adapter(self, inputs: Input, change: str) -> Output:
+        """Answer a call about an adapter. `change` is "register", "update" or "unregister"."""
         return Output()
 
 
@@ -185,16 +185,16 @@ class _Stepped:
         self._adapters = AdapterCalls(model)
         self._turns = turns
 
-    def change_adapter(self, inputs: Input, what: str) -> Output:
+    def change_adapter(self, inputs: Input, change: str) -> Output:
         """Change an adapter, and wait for the engine. The tokens of running requests queue up until then."""
-        return self._turns.of(self._change_adapter(inputs, what))
+        return self._turns.of(self._change_adapter(inputs, change))
 
-    def _change_adapter(self, inputs: Input, what: str) -> Output:
+    def _change_adapter(self, inputs: Input, change: str) -> Output:
         try:
             with self._loop.lock:
-                call = asyncio.wait_for(self._adapters.answer(inputs, what), self._seconds)
+                call = asyncio.wait_for(self._adapters.answer(inputs, change), self._seconds)
                 done, value = self._loop.run(call)
-            return output(dumps(value), _JSON, message=one_line(done))
+            return output(dumps(value), _JSON, message=on_one_line(done))
         except asyncio.TimeoutError:
             reason = f"not finished within {self._seconds:g} s (option.predict_timeout)"
             return refusal(GenerationFailed(reason))
@@ -228,9 +228,9 @@ class Rolling(_Stepped):
         return self._turns.of(answer)
 
     def _sent(self, pieces: Sequence[Piece]) -> Sent:
-        return Sent(self._writer.step(pieces, self._batch.fail_one))
+        return Sent(self._writer.step(pieces, self._batch.fail_piece))
 
-    def change_adapter(self, inputs: Input, what: str) -> Output:
+    def change_adapter(self, inputs: Input, change: str) -> Output:
         """Change an adapter, or refuse to while there are requests, because Java then drops the worker.
 
         If Java had made a step before this call, it waits only for this response. Otherwise it makes a step now, and
@@ -239,7 +239,7 @@ class Rolling(_Stepped):
         if self._batch.num_requests:
             log.error("%s", _BUSY)
             return self._turns.of(_without_contents(refusal(Unavailable(_BUSY))), _NEXT_STEP)
-        return self._turns.of(_without_contents(self._change_adapter(inputs, what)))
+        return self._turns.of(_without_contents(self._change_adapter(inputs, change)))
 
 
 def _without_contents(answer: Output) -> Output:
@@ -345,12 +345,12 @@ class Reloading:
             return self._turns.of(self._refused(inputs, error))
         return mode.answer(inputs)
 
-    def change_adapter(self, inputs: Input, what: str) -> Output:
+    def change_adapter(self, inputs: Input, change: str) -> Output:
         try:
             mode = self._wait()
         except ServingError as error:
             return self._turns.of(_without_contents(refusal(error)))
-        return mode.change_adapter(inputs, what)
+        return mode.change_adapter(inputs, change)
 
     def _wait(self) -> Rolling | Dynamic:
         """Wait for the mode of the loaded model.
@@ -416,9 +416,9 @@ class Async:
             self._mark_ready(task)
         return _no_outputs()
 
-    async def change_adapter(self, inputs: Input, what: str) -> Output:
+    async def change_adapter(self, inputs: Input, change: str) -> Output:
         try:
-            _, value = await self._adapters.answer(inputs, what)
+            _, value = await self._adapters.answer(inputs, change)
             return output(self._writer.piece(dumps(value), last=True), _JSON)
         except Exception as bug:  # Java could not read djl_python's own error response
             error = serving_error(bug)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from handler.config import environment, model_files
 from handler.config.config import Config
 from handler.config.engines import ENGINES
-from handler.config.implied import named_engine
+from handler.config.implied import selected_engine
 from handler.config.loader import Reading, read_config
 from handler.config.options import KNOWN
 from handler.config.options.names import option_key
@@ -161,16 +161,16 @@ def _beyond_java(config: Config, properties: Mapping[str, Any], version: DjlVers
         yield Problem(
             "DJL Serving", key, f"{key}: several ranks need DJL Serving 0.29 or later, or option.rolling_batch=trtllm"
         )
-    why, rolling = "", steps_rolling(config, properties, version)
+    reason, rolling = "", steps_rolling(config, properties, version)
     if rolling and not version.passes_headers:
-        why = "sessions need DJL Serving 0.28 or later, because earlier releases drop the headers of a rolling batch"
+        reason = "sessions need DJL Serving 0.28 or later, because earlier releases drop the headers of a rolling batch"
     if not rolling and config.batch_size > 1:
-        why = f"sessions need batch_size=1, not {config.batch_size}: a dynamic batch has only one set of headers"
-    if config.enable_stateful_sessions and why:
-        yield config.problem("option.enable_stateful_sessions", "true", why)
+        reason = f"sessions need batch_size=1, not {config.batch_size}: a dynamic batch has only one set of headers"
+    if config.enable_stateful_sessions and reason:
+        yield config.problem("option.enable_stateful_sessions", "true", reason)
 
 
-def own_sessions(config: Config, java: int) -> Config:
+def worker_sessions(config: Config, java: int) -> Config:
     """Set a sessions directory that belongs to this DJL Serving process, unless option.sessions_path is set.
 
     All workers of a DJL Serving process share the directory, including workers that replace others. Java kills its
@@ -185,12 +185,12 @@ def own_sessions(config: Config, java: int) -> Config:
     root = sessions_root(config)
     if root is None or config.sessions_path is not None:
         return config
-    own = root / _owner(java)
+    directory = root / _owner(java)
     for other in root.glob(f"djl-{_namespace()}-*"):
         pid = other.name.split("-")[2]
         if is_digits(pid) and _owner(int(pid)) != other.name:
             shutil.rmtree(other, ignore_errors=True)
-    return replace(config, sessions_path=str(own))
+    return replace(config, sessions_path=str(directory))
 
 
 def _owner(pid: int) -> str:
@@ -260,7 +260,7 @@ async def load(config: Config, formatters: Formatters, directory: Path, *, stepp
         times.files_are_here()
         log.info("loading %s with %s", config.model_id or "no model", spec.engine)
 
-    config = own_sessions(config, os.getppid())
+    config = worker_sessions(config, os.getppid())
     host = running(config, formatters, directory, stepped=stepped, wait_ready=False, announce=announce)
     async with contextlib.AsyncExitStack() as on_failure:
         model = await on_failure.enter_async_context(host)
@@ -290,20 +290,20 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
     """
     directory = Path(properties["model_dir"])
     file = directory / "serving.properties"
-    own_file, environ = file if file.is_file() else None, environment.of_worker()
+    properties_file, environ = file if file.is_file() else None, environment.of_worker()
     problems = Problems()
     if asynchronous and (properties.get("rolling_batch") or "disable") != "disable":
         message = "option.async_mode=true needs option.rolling_batch=disable: DJL Serving refuses both together"
         problems.append(Problem("", "option.rolling_batch", message))
-    found_by_java = [*from_environment(environ), *(from_file(own_file) if own_file else ())]
-    written = {item.key: item.value.strip() for item in found_by_java if isinstance(item, Setting)}
+    read_by_java = [*from_environment(environ), *(from_file(properties_file) if properties_file else ())]
+    written = {item.key: item.value.strip() for item in read_by_java if isinstance(item, Setting)}
     settings = _settings(properties, written, asynchronous=asynchronous)
-    config, found_problems, engine = read_config(
-        properties=own_file, environ=environ, settings=settings, java=True, djl=djl
+    config, config_problems, engine = read_config(
+        properties=properties_file, environ=environ, settings=settings, java=True, djl=djl
     )
-    problems += found_problems
+    problems += config_problems
     if not asynchronous and config.rolling_batch == "disable":
-        config = replace(config, warnings=(*config.warnings, *_lost_rolling_batch(found_by_java)))
+        config = replace(config, warnings=(*config.warnings, *_lost_rolling_batch(read_by_java)))
     ignored_keys = (key for key in config.origins if key in _EMBEDDED_ONLY)
     warnings = [*config.warnings, *misread_by_java(file)]
     warnings += [f"ignored: {key} ({config.where(key)}); {_EMBEDDED_ONLY[key]}" for key in ignored_keys]
@@ -315,14 +315,14 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
         config = replace(config, request_time_limit=_TIME_LIMIT)
     if config.model_id is None and engine not in ("", "echo"):
         with problems:
-            config = replace(config, model_id=_own_model(directory))
+            config = replace(config, model_id=_model_of_worker(directory))
     return Reading(config, tuple(problems), engine)
 
 
-def _lost_rolling_batch(found_by_java: Iterable[Setting | Problem]) -> Iterator[str]:
+def _lost_rolling_batch(read_by_java: Iterable[Setting | Problem]) -> Iterator[str]:
     """Yield a warning if DJL Serving has replaced the user's option.rolling_batch=auto with `disable`."""
     key = "option.rolling_batch"
-    last = [item for item in found_by_java if isinstance(item, Setting) and item.key == key][-1:]
+    last = [item for item in read_by_java if isinstance(item, Setting) and item.key == key][-1:]
     for setting in last:
         if setting.value.strip() == _LEFT_TO_JAVA[key]:
             yield (
@@ -340,14 +340,14 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
     settings: dict[str, Setting] = {}
     advice: dict[str, Setting] = {}
     for name, value in properties.items():
-        key, own = option_key(name), f"option.{name}"
+        key, full_key = option_key(name), f"option.{name}"
         if key is None or not isinstance(value, str) or not value:
             continue
-        text = written.get(own) or written.get(name, "")
+        text = written.get(full_key) or written.get(name, "")
         value = _as_written(value, text)
         if "\ufffd" in value and "\ufffd" not in text:
             log.warning("%s: DJL Serving has lost its characters outside ASCII; set LANG=C.UTF-8", key)
-        recommended = own in _ADVICE and written.get(own) in (None, _LEFT_TO_JAVA.get(own))
+        recommended = full_key in _ADVICE and written.get(full_key) in (None, _LEFT_TO_JAVA.get(full_key))
         (advice if recommended else settings)[key] = Setting(key, value, _JAVA)
     mode = advice.pop("option.rolling_batch", None) or settings.get("option.rolling_batch")
     rolling = mode.value if mode else "disable"  # Java steps a rolling batch only if the property is set
@@ -362,7 +362,7 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
         rolling = "auto"  # Java's value is for the image's engine, not for option.llm_engine
     settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, _JAVA)
     settings["option.async_mode"] = Setting("option.async_mode", str(asynchronous), _JAVA)
-    engine = named_engine(settings.values(), "openvino")
+    engine = selected_engine(settings.values(), "openvino")
     for key in advice.keys() - settings.keys():
         if _is_of_use(advice[key], engine, settings, asynchronous=asynchronous):
             settings[key] = advice[key]
@@ -371,13 +371,13 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
     return list(settings.values())
 
 
-def _as_written(value: str, own: str) -> str:
+def _as_written(value: str, written: str) -> str:
     """Return the value that the worker has read if it differs from Java's only outside ASCII, otherwise Java's value.
 
     Java reads serving.properties as ISO 8859-1, and the environment in the encoding of the locale.
     """
-    ascii_of, other_of = (_OUTSIDE_ASCII.sub("", text).strip() for text in (value, own))
-    return own if not own.isascii() and ascii_of == other_of else value
+    ascii_of, other_of = (_OUTSIDE_ASCII.sub("", text).strip() for text in (value, written))
+    return written if not written.isascii() and ascii_of == other_of else value
 
 
 _OUTSIDE_ASCII = re.compile(r"[^\x00-\x7f]+")
@@ -394,7 +394,7 @@ def _is_of_use(advice: Setting, engine: str, settings: Mapping[str, Setting], *,
     return False  # the recommended pipeline parallel degree, 1, is every engine's default
 
 
-def _own_model(directory: Path) -> str:
+def _model_of_worker(directory: Path) -> str:
     """Return the model directory as the value of option.model_id, or raise ConfigError if it contains no model."""
     try:
         model_files.locate(str(directory))

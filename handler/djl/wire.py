@@ -165,9 +165,9 @@ class Reader:
             self._receive(1)
         if not (self._bytes_of_last and received.startswith(self._bytes_of_last)):
             message = self._next_message()
-            kept = message.size <= _RECEIVE_BYTES  # a large message would stay in memory until the next call
-            self._bytes_of_last = bytes(received[: message.size]) if kept else b""
-            self._last = message if kept else _Message({}, [], [], 0)
+            is_small = message.size <= _RECEIVE_BYTES  # a large message would stay in memory until the next call
+            self._bytes_of_last = bytes(received[: message.size]) if is_small else b""
+            self._last = message if is_small else _Message({}, [], [], 0)
         else:
             message = self._last
         del received[: message.size]
@@ -410,11 +410,11 @@ class PieceWriter:
         for index, piece in enumerate(pieces):
             if piece.first or piece.last:
                 try:
-                    own, value = self._edge(index, piece)
+                    item_headers, value = self._edge(index, piece)
                 except Exception as bug:  # one response must not stop the others
-                    own, value = self._edge(index, instead(piece, bug))
-                headers += own
-                values.append(key + size(len(value)) + value)
+                    item_headers, value = self._edge(index, instead(piece, bug))
+                headers += item_headers
+                values.append(self._content(value))
             else:  # nearly every piece
                 data = piece.data
                 num = len(data)
@@ -428,14 +428,13 @@ class PieceWriter:
     def refused_step(self, size: int, error: ServingError) -> bytes:
         """Return a response to a step that ends all of its requests, of which there are `size`, with an error."""
         value = self.failure(FRONT_END.whole(error), error)
-        content = b"".join((self._key, _INT.pack(len(value)), value))
-        return b"".join((self._start, _COUNT.pack(0), _COUNT.pack(size), content * size))
+        return b"".join((self._start, _COUNT.pack(0), _COUNT.pack(size), self._content(value) * size))
 
     def _edge(self, index: int, piece: Piece) -> tuple[list[bytes], bytes]:
         """Return the headers and the value of a piece that begins or ends a response."""
         string, headers = self._version.string, self._headers(piece.task) if piece.first else {}
-        own = [string(f"batch_{index}_{name}".encode()) + string(text.encode()) for name, text in headers.items()]
-        return own, self.value(piece)
+        encoded = [string(f"batch_{index}_{name}".encode()) + string(text.encode()) for name, text in headers.items()]
+        return encoded, self.value(piece)
 
     def _headers(self, task: RequestTask) -> dict[str, str]:
         """Return the headers of a response in a rolling batch."""
@@ -447,8 +446,7 @@ class PieceWriter:
         headers = {**(headers_of(piece.task) if piece.first else {}), "request_tracking_id": id}
         string, value = self._version.string, self.value(piece)
         properties = [string(name.encode()) + string(text.encode()) for name, text in headers.items()]
-        content = (_COUNT.pack(1), self._key, _INT.pack(len(value)), value)
-        return b"".join((self._start, _COUNT.pack(len(properties)), *properties, *content))
+        return b"".join((self._start, _COUNT.pack(len(properties)), *properties, _COUNT.pack(1), self._content(value)))
 
     def value(self, piece: Piece) -> bytes:
         """Encode a piece: its output, or the request's failure if the piece is the first."""
@@ -456,6 +454,9 @@ class PieceWriter:
             answer = HttpResponse(piece.task.status, piece.task.content_type, piece.data)
             return self.failure(answer, piece.task.error)
         return self.piece(piece.data, last=piece.last)
+
+    def _content(self, value: bytes) -> bytes:
+        return b"".join((self._key, _INT.pack(len(value)), value))
 
     def piece(self, data: bytes, *, last: bool) -> bytes:
         end = self._last if last else self._more
@@ -473,7 +474,7 @@ class PieceWriter:
         body = answer.body.removeprefix(b"data:").strip() if event else answer.body
         value = json.loads(body)
         error = value.get("error", failed.message)
-        reason = one_line(error["message"] if isinstance(error, dict) else error)  # OpenAI's error is an object
+        reason = on_one_line(error["message"] if isinstance(error, dict) else error)  # OpenAI's error is an object
         if self._version.json_errors:  # Java reads the status and the reason phrase from the body
             as_it_is = "code" in value and reason == error
             text = body.decode() if as_it_is else json.dumps({**value, "code": answer.status, "error": reason})
@@ -485,7 +486,7 @@ class PieceWriter:
 
 def whole(task: RequestTask) -> Output:
     """Return the complete response to a request outside of any batch."""
-    message = one_line(task.error.message) if task.error is not None else "OK"
+    message = on_one_line(task.error.message) if task.error is not None else "OK"
     body, headers, limit = task.take(), headers_of(task), MAX_FIELD
     if len(body) <= limit:
         return output(body, headers, status=task.status, message=message)
@@ -502,7 +503,7 @@ def streamed(pieces: Iterator[bytes], headers: Mapping[str, str]) -> Output:
 
 def refusal(error: ServingError) -> Output:
     """Return an error response in the front end's own format."""
-    answer, message = FRONT_END.whole(error), one_line(error.message)
+    answer, message = FRONT_END.whole(error), on_one_line(error.message)
     headers = {"Content-Type": answer.content_type, **dict(answer.headers)}
     return output(answer.body, headers, status=answer.status, message=message)
 
@@ -518,15 +519,15 @@ def headers_of(task: RequestTask) -> dict[str, str]:
     """Return the headers of a response. The API's own headers are included only for errors and session requests."""
     # A request about a session has nothing for the engine.
     passes = task.error is not None or task.parsed is None or not task.parsed.requests
-    own = task.dialect_headers() if passes else ()
+    dialect_headers = task.dialect_headers() if passes else ()
     return {
         "Content-Type": task.content_type,
         **ignored_header(task.ignored),
-        **dict(own),
+        **dict(dialect_headers),
         **dict(retry_headers(task.status, task.retry_after)),
     }
 
 
-def one_line(message: str) -> str:
+def on_one_line(message: str) -> str:
     """Return the message as a single line, because a line break in an HTTP reason phrase would end the headers."""
     return " ".join(message.split())[:_MAX_REASON]

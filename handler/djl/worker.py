@@ -23,7 +23,7 @@ from handler.djl import startup
 from handler.djl.modes import Async, Dynamic, LoadFailed, Passive, Reloading, Rolling, seconds_of_call
 from handler.djl.startup import is_passive, prepare, read_properties, report_metrics, steps_rolling
 from handler.djl.turns import HasNext, ResponseOrder, Unsent
-from handler.djl.wire import DjlVersion, PieceWriter, Sent, installed_version, is_load, one_line, read_ahead, refusal
+from handler.djl.wire import DjlVersion, PieceWriter, Sent, installed_version, is_load, on_one_line, read_ahead, refusal
 from handler.djl.worker_loop import WorkerLoop
 
 log = logging.getLogger("handler.djl")
@@ -52,10 +52,10 @@ def load(inputs: Input) -> Any:
     return _load_stepped(properties) if is_load(inputs) else _too_early()
 
 
-def adapters(inputs: Input, what: str) -> Any:
-    """Answer DJL's call about a LoRA adapter. `what` is "register", "update" or "unregister"."""
+def adapters(inputs: Input, change: str) -> Any:
+    """Answer DJL's call about a LoRA adapter. `change` is "register", "update" or "unregister"."""
     if mode is not None:
-        return mode.change_adapter(inputs, what)
+        return mode.change_adapter(inputs, change)
     return _awaitable(refusal(Unavailable("Model is not ready"))) if _is_async() else _too_early()
 
 
@@ -163,4 +163,4 @@ def _start() -> Iterator[Output]:
     except Exception as error:  # reported to Java
         message = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         log.error("cannot start: %s", message, exc_info=not isinstance(error, ConfigError))
-        answer.code, answer.message = 500, one_line(message)
+        answer.code, answer.message = 500, on_one_line(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -60,8 +61,8 @@ class Output(NamedTuple):
     """
 
     key: int
-    ids: Sequence[int]
-    logprobs: Sequence[float | None]
+    ids: Sequence[int] = ()
+    logprobs: Sequence[float | None] = ()
     finish: Finish | None = None
     sequence: int = 0
     prompt_logprobs: Sequence[float | None] | None = None
@@ -95,8 +96,8 @@ def failed(key: int, error: Exception | str) -> Output:
     Args:
         error: an exception, or a message from another program.
     """
-    words, detail = _said(error)
-    return Output(key, (), (), Finish.ERROR, error=words, detail=detail)
+    words, detail = _messages(error)
+    return Output(key, finish=Finish.ERROR, error=words, detail=detail)
 
 
 def first_stop(ids: Sequence[int], stops: Collection[int], num_before: int, sampling: Sampling) -> int | None:
@@ -113,7 +114,7 @@ def first_stop(ids: Sequence[int], stops: Collection[int], num_before: int, samp
 
 def engine_failure(error: Exception | str) -> GenerationFailed:
     """Return the error for the requests that an engine was processing when it failed."""
-    words, detail = _said(error)
+    words, detail = _messages(error)
     return GenerationFailed(f"engine failure: {words}", detail=detail)
 
 
@@ -123,13 +124,13 @@ def describe(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
-def _said(error: Exception | str) -> tuple[str, str]:
+def _messages(error: Exception | str) -> tuple[str, str]:
     """Return two messages for an engine error: one for clients, and one for the log ("" if both are equal)."""
-    known = secrets()
+    keys = secrets()
     text = str(error).strip()
     reason = text if isinstance(error, str) else describe(error)
-    words = client_words(text, known) or "it raised an error"
-    return words, "" if words == reason else log_words(reason, known)
+    words = client_words(text, keys) or "it raised an error"
+    return words, "" if words == reason else log_words(reason, keys)
 
 
 class Step(NamedTuple):
@@ -143,6 +144,17 @@ class Step(NamedTuple):
     ids: list[int]
     logprobs: list[float | None]
     others: list[Output]
+
+    @classmethod
+    def of(cls, outputs: list[Output]) -> Step:
+        """Return a step without columns of tokens."""
+        return cls([], [], [], outputs)
+
+    def add(self, key: int, id: int, logprob: float | None) -> None:
+        """Add a sequence's only new token to the columns."""
+        self.keys.append(key)
+        self.ids.append(id)
+        self.logprobs.append(logprob)
 
 
 @dataclass(frozen=True)
@@ -163,6 +175,17 @@ class EngineConfig:
     chat_template: str | None = None
     task: Task = Task.GENERATION
     source: Path | None = None
+
+    @property
+    def engine_options(self) -> Mapping[str, Any]:
+        """The options that are specific to the engine."""
+        return self.options.engine_options
+
+    @property
+    def model_path(self) -> Path:
+        """The path of the files to load, for engines that have a model."""
+        assert self.model is not None
+        return self.model
 
 
 @dataclass(frozen=True)
@@ -486,6 +509,11 @@ def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lamb
 def passed_otherwise(*parameters: Any) -> dict[str, Any]:
     """Return no arguments. This is the rule for fields that do not reach the engine as arguments."""
     return {}
+
+
+def drawn_seed(sampling: Sampling, *more: Any) -> dict[str, Any]:
+    """Return the request's seed, or a random seed, for an engine whose default is the same for all requests."""
+    return {"seed": random.getrandbits(64) if sampling.seed is None else sampling.seed}
 
 
 def drawn_rules(no_top_k: int = 0) -> dict[str, Rule]:

@@ -173,21 +173,21 @@ def run_converter(
         (target / SOURCE).write_text(str(source.absolute()))
         return
     tail = process.stderr[-2000:].decode(errors="replace").strip()
-    what = f"cannot convert {source} to {form}"
+    failure = f"cannot convert {source} to {form}"
     # This is checked first: a truncated file can look like an unknown layout.
     if _NO_SPACE.search(process.stderr) or child_processes.disk_is_full(target.parent):
-        raise ConfigError(f"{what}: {_no_space(target.parent)}")
+        raise ConfigError(f"{failure}: {_no_space(target.parent)}")
     if process.returncode == -signal.SIGKILL:
         raise ConfigError(
-            f"{what}: the process that converts it was killed (SIGKILL), as happens when memory runs out: provide "
+            f"{failure}: the process that converts it was killed (SIGKILL), as happens when memory runs out: provide "
             "more memory, or convert the model on another machine"
         )
     if _NO_MEMORY.search(process.stderr):
-        raise ConfigError(f"{what}: out of memory:\n{tail}")
+        raise ConfigError(f"{failure}: out of memory:\n{tail}")
     if process.returncode == UNKNOWN_LAYOUT:
-        raise UnknownLayout(f"{what}: {tail}")
+        raise UnknownLayout(f"{failure}: {tail}")
     how = f"exit status {process.returncode}" if process.returncode else f"no {', '.join(missing)}"
-    raise ConfigError(f"{what} ({how}):\n{tail}")
+    raise ConfigError(f"{failure} ({how}):\n{tail}")
 
 
 def _no_space(directory: Path) -> ConfigError:

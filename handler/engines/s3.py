@@ -180,15 +180,15 @@ def _refusals(source: _Source) -> Iterator[None]:
     except ClientError as error:
         error_code = str(error.response.get("Error", {}).get("Code", "unknown"))
         code = _SAME.get(error_code, error_code)
-        why = _ADVICE.get(code, "S3 refused the request").format(bucket=source.bucket, prefix=source.prefix)
+        reason = _ADVICE.get(code, "S3 refused the request").format(bucket=source.bucket, prefix=source.prefix)
         if code == "PermanentRedirect" and (region := _region(error.response)):
-            why = f"the bucket is in {region}: set AWS_REGION={region}"
-        raise ConfigError(f"{url} cannot be fetched: {why} ({error_code}). {_CURE}") from None
+            reason = f"the bucket is in {region}: set AWS_REGION={region}"
+        raise ConfigError(f"{url} cannot be fetched: {reason} ({error_code}). {_CURE}") from None
     except ParamValidationError:
         raise ConfigError(f"{url}: {source.bucket!r} is not the name of a bucket; {_FORM}") from None
     except (NoCredentialsError, PartialCredentialsError) as error:
-        why = f"there are no AWS credentials here ({type(error).__name__})"
-        raise ConfigError(f"{url} cannot be fetched: {why}: give the container a role. {_CURE}") from None
+        reason = f"there are no AWS credentials here ({type(error).__name__})"
+        raise ConfigError(f"{url} cannot be fetched: {reason}: give the container a role. {_CURE}") from None
     except S3DownloadFailedError:
         raise ConfigError(f"{url} cannot be fetched: {_ADVICE['PreconditionFailed']}. {_CURE}") from None
     except (ConnectionError, HTTPClientError, IncompleteReadError, RetriesExceededError) as error:
@@ -331,8 +331,8 @@ def _fill(client: Any, source: _Source, part: Path, objects: Collection[_Object]
             f"({format_size(size - free)} are missing). Free some space, or set SERVING_DOWNLOAD_DIR to another "
             "directory"
         )
-    kept = f", of which {format_size(total - size)} are already here" if size < total else ""
-    _say(f"downloading {source.url}: {len(objects)} files, {format_size(total)}{kept}, to {part.parent}")
+    reused = f", of which {format_size(total - size)} are already here" if size < total else ""
+    _say(f"downloading {source.url}: {len(objects)} files, {format_size(total)}{reused}, to {part.parent}")
     _transfer(client, source, missing)
 
 
@@ -375,11 +375,11 @@ class _Subscriber:
         self._url, self._item, self._path, self._progress = url, item, path, progress
         self._received = 0
 
-    def on_queued(self, future: Any, **others: Any) -> None:
+    def on_queued(self, future: Any, **_: Any) -> None:
         future.meta.provide_transfer_size(self._item.size)
         future.meta.provide_object_etag(self._item.etag)
 
-    def on_progress(self, bytes_transferred: int, **others: Any) -> None:
+    def on_progress(self, bytes_transferred: int, **_: Any) -> None:
         self._received += bytes_transferred
         if self._received > self._item.size:  # otherwise the download might never end
             raise ConfigError(
@@ -387,7 +387,7 @@ class _Subscriber:
             )
         self._progress.add(bytes_transferred)
 
-    def on_done(self, **others: Any) -> None:
+    def on_done(self, **_: Any) -> None:
         with contextlib.suppress(FileNotFoundError):  # the download failed
             os.utime(self._path, (self._item.time, self._item.time))
 

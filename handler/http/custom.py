@@ -45,15 +45,16 @@ from handler.http.inference import (
 )
 from handler.http.urls import query_of
 from handler.plugins.aws import STANDARDS, Handlers
-from handler.plugins.foreign_handlers import VLLMS_OWN, missing
-from handler.plugins.handle import Answer, Broken, Call, PassOn
+from handler.plugins.foreign_handlers import NO_VLLM_OBJECTS, missing
+from handler.plugins.handle import Answer, Broken, PassOn
 from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON
 from handler.serving.admission import INVOKE
-from handler.serving.custom_handle import CustomHandle, close_parts
 from handler.serving.head import ATTRIBUTES, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
+from handler.serving.request.life import Life
+from handler.serving.request.plan import HandleCall
 from handler.serving.user_code import users_files
 
 log = logging.getLogger("handler.server")
@@ -75,8 +76,10 @@ class HandleRoutes:
     Requests for other routes, and requests that the function passes on, are handled by the server itself.
     """
 
-    def __init__(self, handle: CustomHandle, model: ServedModel, app: ASGIApp) -> None:
-        self._handle, self._model, self._app = handle, model, app
+    def __init__(self, handle: HandleCall, model: ServedModel, app: ASGIApp) -> None:
+        self._handle = handle
+        self._model = model
+        self._app = app
         self._paths = re.compile("|".join(re.sub(r"{(\w+)}", r"([^/]+)", path) for path in _ROUTES))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,22 +90,20 @@ class HandleRoutes:
         except ClientDisconnect:
             return
         try:
-            call = self._call(scope, body)
+            contents, properties = _input_of(scope, body)
             owner = owner_of(scope["headers_by_name"])
             self._model.check_room(owner)
         except ServingError as error:
             return await send_error(scope, send, error)
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
         exchange.send_whole()  # a client that half-closes the connection counts as disconnected
-        result = await _unless_gone(self._handle.answer(call, owner), exchange, close_parts)
+        with Life() as life:
+            result = await _unless_gone(self._handle(contents, properties, life, owner), exchange)
+            if isinstance(result, Answer):
+                await _send(scope, send, result, exchange)
         if isinstance(result, PassOn):
             new_body = body if result.body is None else result.body
-            return await self._app(scope, again(new_body, receive), send)
-        if result is not None:
-            try:
-                await _send(scope, send, result, exchange)
-            finally:
-                close_parts(result)
+            await self._app(scope, again(new_body, receive), send)
 
     def _is_called(self, scope: Scope) -> bool:
         """Return whether the function serves this path, the path names this model, and the model is in service."""
@@ -112,32 +113,33 @@ class HandleRoutes:
         name, *version = [part for part in match.groups() if part is not None] or [self._model.config.name]
         return name in self._model.config.model_name and version in ([], ["1"])
 
-    def _call(self, scope: Scope, body: bytes) -> Call:
-        """Create the input of the function. Headers are passed as properties, and the body, form and query as contents.
 
-        Raises:
-            ServingError: DJL Serving would reject the request, or its format is not supported.
-        """
-        headers = headers_by_name(scope)
-        properties = {name: value for name, value in headers.items() if name != ATTRIBUTES}
-        for pair in headers.get(ATTRIBUTES, "").split(";"):
-            name, equals, value = pair.partition("=")
-            if equals:
-                properties[name.strip()] = value.strip()
-        if "handler" in properties:
-            raise BadRequest("The handler can't be overridden in a request")
-        properties["requestId"] = scope["request_id"]
-        contents = _encoded(query_of(scope, "surrogateescape"))
-        media = headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media.startswith("multipart/"):
-            raise UnsupportedMedia(
-                f"handle in model.py does not support content type {media}: send one value as the body, or {_FORM}"
-            )
-        if media == _FORM and not body.lstrip().startswith((b"{", b"[")):  # `curl -d` sends JSON as a form
-            contents |= _fields(body.decode("latin-1"))
-        elif body:
-            contents["data"] = body
-        return self._handle.request(contents, properties)
+def _input_of(scope: Scope, body: bytes) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the contents and the properties of a call: the query with the form or the body, and the headers.
+
+    Raises:
+        ServingError: DJL Serving would reject the request, or its format is not supported.
+    """
+    headers = headers_by_name(scope)
+    properties = {name: value for name, value in headers.items() if name != ATTRIBUTES}
+    for pair in headers.get(ATTRIBUTES, "").split(";"):
+        name, equals, value = pair.partition("=")
+        if equals:
+            properties[name.strip()] = value.strip()
+    if "handler" in properties:
+        raise BadRequest("The handler can't be overridden in a request")
+    properties["requestId"] = scope["request_id"]
+    contents = _encoded(query_of(scope, "surrogateescape"))
+    media = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media.startswith("multipart/"):
+        raise UnsupportedMedia(
+            f"handle in model.py does not support content type {media}: send one value as the body, or {_FORM}"
+        )
+    if media == _FORM and not body.lstrip().startswith((b"{", b"[")):  # `curl -d` sends JSON as a form
+        contents |= _fields(body.decode("latin-1"))
+    elif body:
+        contents["data"] = body
+    return contents, properties
 
 
 def _fields(text: str) -> dict[str, bytes]:
@@ -152,14 +154,8 @@ def _encoded(pairs: Iterable[tuple[str, str]]) -> dict[str, bytes]:
     return {name: value.encode(errors="surrogateescape") for name, value in pairs}
 
 
-async def _unless_gone(
-    work: Coroutine[Any, Any, T], exchange: AnyExchange, close: Callable[[T], object] = bool
-) -> T | None:
-    """Return the result of the work. If the client disconnects first, cancel the work and return None.
-
-    Args:
-        close: called with a result that is not returned, because the client disconnected at the same moment.
-    """
+async def _unless_gone(work: Coroutine[Any, Any, T], exchange: AnyExchange) -> T | None:
+    """Return the result of the work. If the client disconnects first, cancel the work and return None."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda _: exchange.wake())
     try:
@@ -167,11 +163,10 @@ async def _unless_gone(
             if exchange.is_over:
                 return None
             await exchange.wait()
-        result, close = task.result(), bool  # the caller closes it
-        return result
+        return task.result()
     finally:
         task.cancel()
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception() or close(ended.result()))
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody else reads the exception
 
 
 async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange) -> None:
@@ -236,7 +231,7 @@ class _State(datastructures.State):
         try:
             return super().__getattr__(key)
         except AttributeError as error:
-            raise AttributeError(f"request.app.state.{key}: {VLLMS_OWN}") from error
+            raise AttributeError(f"request.app.state.{key}: {NO_VLLM_OBJECTS}") from error
 
 
 class CustomCode:
@@ -257,8 +252,8 @@ class CustomCode:
             pre_post = _around(handlers.pre, handlers.post)
         if pre_post or handlers.throttle:
             app = _Plain(app)
-        if model.handle is not None:
-            app = HandleRoutes(model.handle, model, app)
+        if (handle := model.admission.plan.call) is not None:
+            app = HandleRoutes(handle, model, app)
         app = _contained(_Overrides(handlers, model, app))
         for middleware in filter(None, (pre_post, handlers.throttle)):
             is_class = isinstance(middleware, type)

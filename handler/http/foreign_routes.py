@@ -35,7 +35,7 @@ from handler.protocols.triton.api import (
     TritonTensorConfig,
     statistics,
 )
-from handler.protocols.triton.models import TensorType, model_named
+from handler.protocols.triton.models import TensorType, find_model
 from handler.protocols.vllm.api import ERRORS, VllmLoad, VllmVersion
 from handler.protocols.vllm.tokenize import DETOKENIZE
 from handler.serving.admission import TOKENIZER_THREADS
@@ -252,7 +252,7 @@ class TritonRoutes:
 
     def _metadata(self, scope: Scope) -> TritonMetadata:
         name: str = scope["path_params"]["model"]
-        model = model_named(name)
+        model = find_model(name)
         return {
             "name": name,
             "versions": [VERSION],
@@ -263,7 +263,7 @@ class TritonRoutes:
 
     def _config(self, scope: Scope) -> TritonConfig:
         name: str = scope["path_params"]["model"]
-        model = model_named(name)
+        model = find_model(name)
         inputs = _configured(model.inputs)
         return {
             "name": name,

@@ -453,7 +453,7 @@ class Protocol(asyncio.Protocol):
 
     def end_task(self) -> None:
         """Remove the current task, which has answered a request, from the tasks of the server."""
-        self._server.tasks.discard(asyncio.current_task())  # type: ignore[arg-type]  # never None in a task
+        self._server.tasks.discard(asyncio.current_task())
 
     # -- responses -----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from handler.config import environment
 from handler.config.environment import is_loopback
 from handler.config.options.names import KEYS
 from handler.core.errors import ConfigError, Unauthorized
-from handler.core.media import new_uuid
+from handler.core.values import new_uuid
 from handler.http.inference import SHARED, Endpoint, Headers, Inference, send_answer, send_refusal
 from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
 from handler.protocols.registry import dialects

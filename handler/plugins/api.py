@@ -89,8 +89,8 @@ class Sequence:
 
         If there is no next token, the result is (None, 0, False, False). Without `with_index`, the index is omitted.
         """
-        token, *rest = self._next()
-        return (token, *rest) if self._with_index else (token, *rest[1:])
+        token, *details = self._next()
+        return (token, *details) if self._with_index else (token, *details[1:])
 
     def _next(self) -> tuple[Token | None, int, bool, bool]:
         if not self.has_next_token():
@@ -211,12 +211,12 @@ class Response(dict[str, Any]):
         self.__getattr__(name)  # raises an AttributeError if there is no such field
         del self[name]
 
-    def model_dump(self, *, exclude_none: bool = False, **others: Any) -> dict[str, Any]:
+    def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
         """Return the response as plain dicts and lists. Other arguments of the pydantic method are ignored."""
         dumped: dict[str, Any] = _dumped(self, exclude_none)
         return dumped
 
-    def model_dump_json(self, *, indent: int | None = None, exclude_none: bool = False, **others: Any) -> str:
+    def model_dump_json(self, *, indent: int | None = None, exclude_none: bool = False, **_: Any) -> str:
         separators = (",", ":") if indent is None else None
         value = self.model_dump(exclude_none=exclude_none)
         return json.dumps(value, ensure_ascii=False, indent=indent, separators=separators)
@@ -230,8 +230,8 @@ def _with_attributes(value: Any) -> Any:
 
 def _dumped(value: Any, exclude_none: bool) -> Any:
     if isinstance(value, dict):
-        kept = {name: member for name, member in value.items() if member is not None or not exclude_none}
-        return {name: _dumped(member, exclude_none) for name, member in kept.items()}
+        members = {name: member for name, member in value.items() if member is not None or not exclude_none}
+        return {name: _dumped(member, exclude_none) for name, member in members.items()}
     return [_dumped(member, exclude_none) for member in value] if isinstance(value, list | tuple) else value
 
 

@@ -201,16 +201,23 @@ def find_handlers(
             or the variable.
     """
     script = script_of(home, variables)
-    with collecting() as own:
+    with collecting() as in_script:
         module = import_once(script) if script.is_file() else None
         by_variable = {
             kind: _load(name, spec, home, script) for kind, name in VARIABLES.items() if (spec := variables.get(name))
         }
-    marked = {**decorated, **own}
+    decorated_functions = {**decorated, **in_script}
     functions = {kind: getattr(module, name, None) for name, kind in FUNCTIONS.items()}
-    handlers = {kind: by_variable.get(kind) or marked.get(kind) or functions.get(kind) for kind in ("invoke", "ping")}
-    handlers["throttle"] = by_variable.get("throttle") or marked.get("throttle")
-    around = by_variable if any(by_variable.get(kind) for kind in ("pre_post_process", "pre", "post")) else marked
+    handlers = {
+        kind: by_variable.get(kind) or decorated_functions.get(kind) or functions.get(kind)
+        for kind in ("invoke", "ping")
+    }
+    handlers["throttle"] = by_variable.get("throttle") or decorated_functions.get("throttle")
+    around = (
+        by_variable
+        if any(by_variable.get(kind) for kind in ("pre_post_process", "pre", "post"))
+        else decorated_functions
+    )
     if around.get("pre_post_process"):
         handlers["pre_post_process"] = around["pre_post_process"]
     else:  # both from the same source

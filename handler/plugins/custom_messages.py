@@ -164,8 +164,8 @@ class ResponseReply(WrappedReply):
             if callable(dump := getattr(result, "model_dump_json", None)):
                 return str(dump())
             if not callable(dump := getattr(result, "model_dump", None)):
-                what = "a chunk" if self._streams else "a response object"
-                raise failed(self._formatter, f"returned {kind(result)}; it must return {what}, a dict or a string")
+                expected = "a chunk" if self._streams else "a response object"
+                raise failed(self._formatter, f"returned {kind(result)}; it must return {expected}, a dict or a string")
             result = dump()
         try:
             return json.dumps(result, ensure_ascii=False, allow_nan=False)

@@ -71,7 +71,7 @@ _SAGEMAKERS = {
     "output_fn": [["prediction", "accept"], ["prediction", "response_content_type"]],
 }
 """Names and parameters by which LMI recognizes functions in a file without decorators."""
-_OTHERS = {"handle", *FUNCTIONS}
+_HANDLER_NAMES = {"handle", *FUNCTIONS}
 
 
 def refuse_predictors(path: Path, tree: ast.Module) -> None:
@@ -81,9 +81,9 @@ def refuse_predictors(path: Path, tree: ast.Module) -> None:
         ConfigError: if it is written for them. The message lists each function with its line.
     """
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    marks = [(node, {ast.unparse(arg).rpartition(".")[2] for arg in node.decorator_list}) for node in functions]
-    predictors = [node for node, names in marks if names & _PREDICTORS]
-    if not any(names for _, names in marks) and not _OTHERS & {node.name for node in functions}:
+    decorators = [(node, {ast.unparse(arg).rpartition(".")[2] for arg in node.decorator_list}) for node in functions]
+    predictors = [node for node, names in decorators if names & _PREDICTORS]
+    if not any(names for _, names in decorators) and not _HANDLER_NAMES & {node.name for node in functions}:
         predictors = [
             node for node in functions if [arg.arg for arg in node.args.args] in _SAGEMAKERS.get(node.name, ())
         ]
@@ -122,7 +122,9 @@ def _bound(node: ast.stmt) -> list[str]:
 # -- packages and objects that a user's file uses and this environment does not have -----------------------------------
 
 
-VLLMS_OWN = "vLLM's own objects are not available: use the server's routes instead (documentation: migrating/aws-vllm)"
+NO_VLLM_OBJECTS = (
+    "vLLM's own objects are not available: use the server's routes instead (documentation: migrating/aws-vllm)"
+)
 
 
 def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
@@ -143,9 +145,13 @@ def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
         if package not in partly and not _is_here(package, path.parent):
             reasons.add((line, f"{package} is not installed"))
     state = list(_of_state(ast.walk(tree)))
-    own = {node.attr for node in state if isinstance(node.ctx, ast.Store)}
-    reasons |= {(node.lineno, f"request.app.state.{node.attr}: {VLLMS_OWN}") for node in state if node.attr not in own}
-    return [f"{path}, line {line}: {what}" for line, what in sorted(reasons)]
+    assigned = {node.attr for node in state if isinstance(node.ctx, ast.Store)}
+    reasons |= {
+        (node.lineno, f"request.app.state.{node.attr}: {NO_VLLM_OBJECTS}")
+        for node in state
+        if node.attr not in assigned
+    }
+    return [f"{path}, line {line}: {reason}" for line, reason in sorted(reasons)]
 
 
 def _needed(tree: ast.Module) -> Iterator[ast.AST]:

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Any
 
 from handler.core.errors import FormatterFailed, ServingError, serving_error
@@ -32,14 +33,13 @@ Post = Callable[[Callable[[], None]], object]
 """A thread-safe function that schedules a function on the thread of the host."""
 
 
+@dataclass(eq=False)
 class _Job:
-    def __init__(self, title: str, function: Callable[..., Any], arguments: tuple[Any, ...], limit: float) -> None:
-        self.title = title
-        self.function = function
-        self.arguments = arguments
-        self.limit = limit
-        self.future: Future[Any] = Future()
-        self.started_at = 0.0
+    title: str
+    call: Callable[[], Any]
+    limit: float
+    future: Future[Any] = field(default_factory=Future)
+    started_at: float = 0.0
 
 
 class FormatterThread:
@@ -74,7 +74,7 @@ class FormatterThread:
             title: the name of the function in the timeout message.
             limit: the maximum duration of this call, in seconds. The default is the limit of the thread.
         """
-        job = _Job(title, function, arguments, self._limit if limit is None else limit)
+        job = _Job(title, functools.partial(function, *arguments), self._limit if limit is None else limit)
         self._jobs.put(job)
         return job.future
 
@@ -102,7 +102,7 @@ class FormatterThread:
             with self._lock:
                 self._running = job
             outcome: Future[Any] = Future()
-            settle(outcome, functools.partial(job.function, *job.arguments))
+            settle(outcome, job.call)
             with self._lock:
                 if self._running is not job:
                     return

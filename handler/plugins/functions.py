@@ -131,8 +131,8 @@ def find_formatters(directory: Path | None, *, module: str = "", handlers: Stand
     check_model_py(path, handlers=handlers)
     DJL_PYTHON.install()
     model = import_file(path, module) if module else import_once(path)
-    inputs = {name: _input(name, function, path) for name, function in _find_marked(model, "is_input_formatter")}
-    outputs = {name: _output(name, function, path) for name, function in _find_marked(model, "is_output_formatter")}
+    inputs = {name: _input(name, function, path) for name, function in _find_decorated(model, "is_input_formatter")}
+    outputs = {name: _output(name, function, path) for name, function in _find_decorated(model, "is_output_formatter")}
     if inputs or outputs:
         log.info("%s: input formatters: %s; output formatters: %s", path, *(_names(x) for x in (inputs, outputs)))
     elif not handlers:
@@ -174,9 +174,9 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
     problems = Problems()
     for line, name in DJL_PYTHON.lacking(tree):
         problems.append(Problem("", "", f"{path}, line {line}: {name} is not available without DJL Serving; {_HAVE}"))
-    for mark, bare in _bare_formatters(tree):
+    for decorator, bare in _bare_formatters(tree):
         with problems:
-            (_input if mark == "input_formatter" else _output)(bare.__name__, bare, path)
+            (_input if decorator == "input_formatter" else _output)(bare.__name__, bare, path)
     problems.check()
 
 
@@ -189,12 +189,12 @@ def _bare_formatters(tree: ast.Module) -> Iterator[tuple[str, Callable[..., Any]
     ours = [
         statement for statement in imports if (statement.module or "").partition(".")[0] in ("handler", "djl_python")
     ]
-    marks = {alias.asname or alias.name: alias.name for statement in ours for alias in statement.names}
+    decorators = {alias.asname or alias.name: alias.name for statement in ours for alias in statement.names}
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.decorator_list) != 1:
             continue
-        mark = marks.get(ast.unparse(node.decorator_list[0]), "")
-        if mark in ("input_formatter", "output_formatter"):
+        decorator = decorators.get(ast.unparse(node.decorator_list[0]), "")
+        if decorator in ("input_formatter", "output_formatter"):
             nothing = ast.copy_location(ast.Constant(None), node)
             node.args.defaults = [nothing] * len(node.args.defaults)
             node.args.kw_defaults = [default and nothing for default in node.args.kw_defaults]
@@ -202,7 +202,7 @@ def _bare_formatters(tree: ast.Module) -> Iterator[tuple[str, Callable[..., Any]
             namespace: dict[str, Any] = {}
             module = ast.Module([node], type_ignores=[])
             exec(compile(module, "model.py", "exec", __future__.annotations.compiler_flag), namespace)
-            yield mark, namespace[node.name]
+            yield decorator, namespace[node.name]
 
 
 def model_py(directory: Path | None) -> Path | None:
@@ -234,13 +234,13 @@ def _names(formatters: Mapping[str, Any]) -> str:
     return ", ".join(formatters) or "none"
 
 
-def _find_marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[..., Any]]]:
+def _find_decorated(module: ModuleType, attribute: str) -> list[tuple[str, Callable[..., Any]]]:
     """Return each marked function once, with the first of its names in the module."""
-    marked: dict[int, tuple[str, Callable[..., Any]]] = {}
+    decorated: dict[int, tuple[str, Callable[..., Any]]] = {}
     for name, value in vars(module).items():
-        if callable(value) and getattr(value, mark, False) is True:
-            marked.setdefault(id(value), (name, value))
-    return list(marked.values())
+        if callable(value) and getattr(value, attribute, False) is True:
+            decorated.setdefault(id(value), (name, value))
+    return list(decorated.values())
 
 
 # -- importing ---------------------------------------------------------------------------------------------------
@@ -351,9 +351,9 @@ def _output(name: str, function: Callable[..., Any], path: Path) -> OutputFormat
     elif len(needed) == 1:
         style = _style(needed[0])
     else:
-        known = "; ".join(style.value for style in Style)
+        styles = "; ".join(style.value for style in Style)
         raise ConfigError(
-            f"{where}: output formatter {name!r} takes {len(needed)} arguments; its signature must be one of: {known}"
+            f"{where}: output formatter {name!r} takes {len(needed)} arguments; its signature must be one of: {styles}"
         )
     return OutputFormatter(name, function, style, not _unpacks_three(path))
 
@@ -422,21 +422,21 @@ def users_objects(formatter: InputFormatter | OutputFormatter) -> contextlib.Abs
 
 
 @contextlib.contextmanager
-def _guard(formatter: InputFormatter | OutputFormatter, what: str) -> Iterator[None]:
+def _guard(formatter: InputFormatter | OutputFormatter, reason: str) -> Iterator[None]:
     try:
         yield
     except FormatterFailed:
         raise
     except BaseException as error:  # SystemExit in user code must end only its request
         log.exception("%s failed", formatter.title)
-        raise failed(formatter, f"{what} {type(error).__name__}", error) from error
+        raise failed(formatter, f"{reason} {type(error).__name__}", error) from error
 
 
 def failed(
-    formatter: InputFormatter | OutputFormatter, what: str, error: BaseException | None = None
+    formatter: InputFormatter | OutputFormatter, reason: str, error: BaseException | None = None
 ) -> FormatterFailed:
     """Return the error for a failed formatter. Its public message omits `error`, which may quote the client."""
-    return FormatterFailed(f"{formatter.title} {what}", "" if error is None else error_text(error))
+    return FormatterFailed(f"{formatter.title} {reason}", "" if error is None else error_text(error))
 
 
 def kind(value: Any) -> str:
@@ -491,10 +491,10 @@ class AdapterFormatters:
 
     def of(self, adapter: Adapter | None, base: Formatters) -> Formatters:
         """Return the formatters for a request: its adapter's, and the model's for kinds that the adapter lacks."""
-        own = None if adapter is None else self._by_path.get(adapter.path)
-        if own is None:
+        of_adapter = None if adapter is None else self._by_path.get(adapter.path)
+        if of_adapter is None:
             return base
-        return base._replace(input=own.input or base.input, output=own.output or base.output)
+        return base._replace(input=of_adapter.input or base.input, output=of_adapter.output or base.output)
 
     def _note(self) -> None:
         self.exist = bool(self._by_path)

@@ -23,7 +23,7 @@ log = logging.getLogger("handler.formatters")
 
 TITLE = "handle of model.py"
 
-_ENGINES_OWN = re.compile(r"(djl_python\.|handler\.(plugins|entry|djl))")
+_ENGINE_MODULES = re.compile(r"(djl_python\.|handler\.(plugins|entry|djl))")
 _BATCH_KEY = re.compile(r"batch_([0-9]+)\.(.*)", re.DOTALL)
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OF_THE_CONNECTION = frozenset(
@@ -109,7 +109,7 @@ def find_handle(
         ConfigError: if the file cannot be imported or the function cannot be called.
     """
     function = getattr(import_once(path), "handle", None)
-    if function is None or _ENGINES_OWN.match(getattr(function, "__module__", None) or ""):
+    if function is None or _ENGINE_MODULES.match(getattr(function, "__module__", None) or ""):
         return None
     if not callable(function):
         raise ConfigError(f"{path}: handle is a {type(function).__name__}, not a function")
@@ -369,8 +369,8 @@ def _headers(properties: Mapping[Any, Any]) -> list[tuple[str, str]]:
 
 def _error(status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> Answer:
     """Return an error response in the format of the Java side for errors in a handler."""
-    kept = [header for header in headers if header[0] != "content-type"]
-    return Answer(status, [("content-type", "application/json"), *kept], _error_line(status, text).rstrip(b"\n"))
+    remaining = [header for header in headers if header[0] != "content-type"]
+    return Answer(status, [("content-type", "application/json"), *remaining], _error_line(status, text).rstrip(b"\n"))
 
 
 def _error_line(status: int, text: str) -> bytes:

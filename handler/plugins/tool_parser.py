@@ -9,7 +9,7 @@ from types import ModuleType
 
 from handler.core.errors import ConfigError
 from handler.plugins.functions import import_file
-from handler.protocols.assistant.events import AnswerParser, Arguments, CallEnd, CallStart, Event
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, EventParser
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.parsing import Format, Tool
 
@@ -21,8 +21,8 @@ _EVENTS = (str, CallStart, Arguments, CallEnd)
 class UsersParser:
     """A user-defined parser for one response. If it fails, the error is logged, and the rest is plain text."""
 
-    def __init__(self, make: Callable[[Sequence[Tool]], AnswerParser], tools: Sequence[Tool]) -> None:
-        self._parser: AnswerParser | None = None
+    def __init__(self, make: Callable[[Sequence[Tool]], EventParser], tools: Sequence[Tool]) -> None:
+        self._parser: EventParser | None = None
         self._events("make_parser", lambda: self._start(make, tools))
 
     def feed(self, text: str) -> list[Event]:
@@ -34,7 +34,7 @@ class UsersParser:
         parser = self._parser
         return [] if parser is None else self._events("flush", parser.flush) or []
 
-    def _start(self, make: Callable[[Sequence[Tool]], AnswerParser], tools: Sequence[Tool]) -> list[Event]:
+    def _start(self, make: Callable[[Sequence[Tool]], EventParser], tools: Sequence[Tool]) -> list[Event]:
         parser = make(tools)
         if not (callable(parser.feed) and callable(parser.flush)):
             raise TypeError("make_parser must return an object with the methods feed and flush")
@@ -81,13 +81,13 @@ def load_tool_format(value: str, homes: Iterable[Path | None]) -> Format:
 
 
 def _format(module: ModuleType) -> Format:
-    make, marks = getattr(module, "make_parser", None), getattr(module, "MARKS", ())
+    make, markers = getattr(module, "make_parser", None), getattr(module, "MARKS", ())
     if not callable(make):
         raise ValueError("the file must define a function make_parser(tools)")
-    if isinstance(marks, str) or not all(isinstance(mark, str) and mark for mark in marks):
+    if isinstance(markers, str) or not all(isinstance(marker, str) and marker for marker in markers):
         raise ValueError("MARKS must be a list of strings")
     notation = getattr(module, "NOTATION", None)
     if not isinstance(notation, Notation | None):
         raise ValueError("NOTATION must be a Notation")
     notations = {} if notation is None else {"": notation}
-    return Format("tool_parser_plugin", lambda tools: UsersParser(make, tools), tuple(marks), notations=notations)
+    return Format("tool_parser_plugin", lambda tools: UsersParser(make, tools), tuple(markers), notations=notations)

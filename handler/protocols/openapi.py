@@ -13,7 +13,7 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Description, Dialect
 from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.schema import TEXT, Shape, components_of, record, ref, schema_of_type
-from handler.protocols.operations import GROUPS, INFERENCE, OPERATIONS, PATH_PARAMETERS, Operation, answer_to
+from handler.protocols.operations import GROUPS, INFERENCE, OPERATIONS, PATH_PARAMETERS, Operation, example_response
 from handler.protocols.registry import dialects, dialects_of
 
 # -- calls that open or close a stateful session (docs/sessions.md) ----------------------------------------------------
@@ -52,10 +52,10 @@ _SESSION_EXAMPLE = {"result": "Session 6a1f4c2f-0d0c-4c7e-9d5a-3b1e2f4a5c6d crea
 
 def add_session_calls(operation: dict[str, Any]) -> None:
     """Add the calls that open or close a session, and their responses, to an inference operation."""
-    answer = operation["responses"]["200"]
-    answer["headers"] = {**answer["headers"], **_SESSION_HEADERS}
+    response = operation["responses"]["200"]
+    response["headers"] = {**response["headers"], **_SESSION_HEADERS}
     _add_body(operation["requestBody"]["content"], "SessionCall", {"requestType": "NEW_SESSION"})
-    _add_body(answer["content"], "SessionAnswer", _SESSION_EXAMPLE)
+    _add_body(response["content"], "SessionAnswer", _SESSION_EXAMPLE)
 
 
 def _add_body(content: dict[str, Any], name: str, example: Any) -> None:
@@ -113,7 +113,7 @@ def document(
         "openapi": "3.1.0",
         "info": {"title": "lmi-handler", "version": __version__, "description": _DESCRIPTION},
         "servers": [{"url": "/"}],
-        "tags": [{"name": name, "description": what} for name, what in GROUPS.items() if name in used],
+        "tags": [{"name": name, "description": description} for name, description in GROUPS.items() if name in used],
         "paths": paths,
         "components": {"schemas": {**components(context), **(SESSION_COMPONENTS if has_sessions else {})}},
     }
@@ -142,8 +142,12 @@ def _paths(routes: Iterable[DocumentedRoute], *, locked: bool, has_sessions: boo
 def components(context: ServerContext) -> dict[str, Shape]:
     """Return the schemas of all requests and responses by name."""
     types = [
-        *(kind for entry in DESCRIPTIONS.values() for kind in (entry.answer, entry.chunk, entry.error, entry.failure)),
-        *(kind for operation in OPERATIONS.values() for _, kind, _ in operation.answers.values()),
+        *(
+            kind
+            for entry in DESCRIPTIONS.values()
+            for kind in (entry.response, entry.chunk, entry.error, entry.failure)
+        ),
+        *(kind for operation in OPERATIONS.values() for _, kind, _ in operation.responses.values()),
         FrontEndError,
     ]
     requests = {entry.request: entry.request_shape(context) for entry in DESCRIPTIONS.values()}
@@ -161,14 +165,14 @@ def _path_item(path: str) -> dict[str, Any]:
 def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, Any]:
     name = re.sub(r"\W+", "_", route.path.strip("/")) or "root"
     shared: dict[str, Any] = {"operationId": f"{method.lower()}_{name.strip('_')}"}
-    known = OPERATIONS.get((method, route.path))
-    if known is not None:
-        operation = _other(known)
+    described = OPERATIONS.get((method, route.path))
+    if described is not None:
+        operation = _other(described)
     elif route.dialect is not None and method == "POST":
         operation = _inference(route.path, dialects_of(route.dialect))
     else:
         operation = {"summary": route.path, "tags": ["State"], "responses": {"200": {"description": "Success"}}}
-    if locked and known is not None and known.open:
+    if locked and described is not None and described.open:
         shared["security"] = []
     elif locked:
         operation["responses"]["401"] = _LOCKED
@@ -188,10 +192,10 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
     """Describe a route that accepts the bodies of these dialects."""
     described = [dialect.description for dialect in dialects]
     content = _streams(described)
-    if whole := [dialect for dialect in dialects if dialect.description.answer]:
+    if whole := [dialect for dialect in dialects if dialect.description.response]:
         content["application/json"] = {
-            "schema": _any_of(_shapes(dialect.description.answer for dialect in whole)),
-            "examples": {dialect.description.title: {"value": answer_to(dialect)} for dialect in whole},
+            "schema": _any_of(_shapes(dialect.description.response for dialect in whole)),
+            "examples": {dialect.description.title: {"value": example_response(dialect)} for dialect in whole},
         }
     if any(entry.texts for entry in described):
         content["text/plain"] = {"schema": {"type": "string"}}
@@ -240,17 +244,17 @@ def _any_of(shapes: Sequence[Shape]) -> Shape:
     return distinct[0] if len(distinct) == 1 else {"anyOf": distinct} if distinct else {}
 
 
-def _other(known: Operation) -> dict[str, Any]:
-    operation: dict[str, Any] = {"tags": [known.tag], "summary": known.summary, "responses": {}}
-    if known.query:
+def _other(described: Operation) -> dict[str, Any]:
+    operation: dict[str, Any] = {"tags": [described.tag], "summary": described.summary, "responses": {}}
+    if described.query:
         operation["parameters"] = [
-            {"name": name, "in": "query", "schema": shape} for name, shape in known.query.items()
+            {"name": name, "in": "query", "schema": shape} for name, shape in described.query.items()
         ]
-    if known.body is not None:
-        operation["requestBody"] = {"content": {"application/json": {"schema": known.body}}}
-    if known.form is not None:
-        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": known.form}}}
-    for status, (content_type, kind, example) in known.answers.items():
+    if described.body is not None:
+        operation["requestBody"] = {"content": {"application/json": {"schema": described.body}}}
+    if described.form is not None:
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": described.form}}}
+    for status, (content_type, kind, example) in described.responses.items():
         operation["responses"][str(status)] = {
             "description": "Success" if status < 300 else "Failure",
             "content": {content_type: {"schema": schema_of_type(kind), "example": example}},

@@ -100,7 +100,7 @@ _FIXED = 1760000000  # replaces times and seeds
 
 
 @functools.cache
-def answer_to(dialect: Dialect) -> Any:
+def example_response(dialect: Dialect) -> Any:
     """Return the non-streaming response of a dialect to its own example. Ids, times and seeds are fixed."""
     parsed = dialect.parse(dialect.description.example, _CONTEXT)
     if parsed.take_prompt is not None:
@@ -125,7 +125,7 @@ def _deltas(index: int, request: Request) -> list[Delta]:
     return [Delta(1, 0, (token,)), Delta(1, 0, (_END,), Finish.EOS)]
 
 
-Answer = tuple[str, Any, Any]
+Response = tuple[str, Any, Any]
 """The content type, the Python type and an example of a response."""
 
 
@@ -133,7 +133,7 @@ class Operation(NamedTuple):
     """An operation that is not for inference.
 
     Attributes:
-        answers: maps a status to its response.
+        responses: maps a status to its response.
         query: maps the names of query parameters to their schemas.
         body: the schema of an optional JSON body.
         form: the schema of a required form.
@@ -142,7 +142,7 @@ class Operation(NamedTuple):
 
     tag: str
     summary: str
-    answers: Mapping[int, Answer]
+    responses: Mapping[int, Response]
     query: Mapping[str, Shape] = MappingProxyType({})
     body: Shape | None = None
     form: Shape | None = None
@@ -224,7 +224,7 @@ PATH_PARAMETERS: dict[str, str] = {
 # -- the server's own routes -------------------------------------------------------------------------------------------
 
 
-def _failure(errors: ErrorFormat, kind: Any, error: ServingError) -> Answer:
+def _failure(errors: ErrorFormat, kind: Any, error: ServingError) -> Response:
     """Return the response of a route to an error, in the format of `errors`."""
     return _JSON, kind, errors.body(error)
 
@@ -254,7 +254,7 @@ _DESCRIBED: DescribedModel = {
 _ADAPTER_EXAMPLE: DescribedAdapter = {"name": "sql", "id": 1, "src": "adapters/sql", "preload": True, "pin": False}
 _ADAPTER_CALL = {"name": TEXT, "src": TEXT, "preload": FLAG, "pin": FLAG}
 
-_FAILURES: dict[int, Answer] = {
+_FAILURES: dict[int, Response] = {
     error.status: _failure(SERVER, FrontEndError, error)
     for error in (
         BadRequest("LoRA is not enabled: echo: it was started without option.enable_lora=true"),
@@ -269,8 +269,8 @@ _FAILURES: dict[int, Answer] = {
 
 
 def _adapters(summary: str, kind: Any, example: Any, *failures: int, **request: Any) -> Operation:
-    answers = {200: (_JSON, kind, example)} | {status: _FAILURES[status] for status in failures}
-    return Operation("Adapters", summary, answers, **request)
+    responses = {200: (_JSON, kind, example)} | {status: _FAILURES[status] for status in failures}
+    return Operation("Adapters", summary, responses, **request)
 
 
 _ADAPTERS: dict[tuple[str, str], Operation] = {
@@ -342,7 +342,7 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
     **{
         (method, "/models/{model}" + path): operation._replace(
             summary=f"{operation.summary}. DJL Serving's path with the model's name",
-            answers={404: _FAILURES[404], **operation.answers},
+            responses={404: _FAILURES[404], **operation.responses},
         )
         for (method, path), operation in _ADAPTERS.items()
     },
@@ -394,7 +394,7 @@ _OF_TGI: Mapping[tuple[str, str], Operation] = {
 # -- OpenAI's stored responses -----------------------------------------------------------------------------------------
 
 _NO_RESPONSE = _failure(OPENAI_ERRORS, OpenAiError, not_kept("resp_0"))
-_RESPONSE = answer_to(ROUTES["/v1/responses"])
+_RESPONSE = example_response(ROUTES["/v1/responses"])
 _ITEM = {"id": "msg_1", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]}
 _PAGE: ResponseItems = {
     "object": "list", "data": [_ITEM], "first_id": "msg_1", "last_id": "msg_1", "has_more": False,
@@ -430,8 +430,8 @@ _EXPIRY = {"expires_after[anchor]": {"const": "created_at"}, "expires_after[seco
 _LIST = {"limit": COUNT, "after": TEXT}
 
 
-def _of_files(summary: str, answer: Answer, missing: Answer = _NO_FILE, **request: Any) -> Operation:
-    return Operation("OpenAI", f"{summary}; needs option.batches_store", {200: answer, 404: missing}, **request)
+def _of_files(summary: str, response: Response, missing: Response = _NO_FILE, **request: Any) -> Operation:
+    return Operation("OpenAI", f"{summary}; needs option.batches_store", {200: response, 404: missing}, **request)
 
 
 def _of_batches(summary: str, kind: Any, example: Any, **request: Any) -> Operation:
@@ -522,9 +522,9 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
         "Triton", "Show the counts and durations of all requests", {200: (_JSON, TritonStatistics, _STATISTICS)}
     ),
     **{
-        (method, f"/v2/{kind}sharedmemory{path}"): Operation("Triton", f"{summary} of {kind} shared memory", answers)
+        (method, f"/v2/{kind}sharedmemory{path}"): Operation("Triton", f"{summary} of {kind} shared memory", responses)
         for kind in ("system", "cuda")
-        for method, path, summary, answers in (
+        for method, path, summary, responses in (
             ("GET", "/status", "Return the empty list of regions", {200: (_JSON, list[str], [])}),
             ("POST", "/region/{region}/register", "Refuse to register a region", {400: _NO_SHARED_MEMORY}),
             ("POST", "/unregister", "Accept the removal of all regions", {200: (_TEXT, str, "")}),
@@ -553,8 +553,10 @@ _DOWN = _failure(VLLM_ERRORS, VllmError, Unavailable("the engine is not ready"))
 
 def _change_of_adapter(verb: str, done: str, body: Shape) -> Operation:
     success = f"Success: LoRA adapter 'sql' {done} successfully."
-    answers = {200: (_TEXT, str, success), 400: _REFUSED, 404: _MISSING, 503: _DOWN}
-    return Operation("vLLM", f"{verb} a LoRA adapter; needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=true", answers, body=body)
+    responses = {200: (_TEXT, str, success), 400: _REFUSED, 404: _MISSING, 503: _DOWN}
+    return Operation(
+        "vLLM", f"{verb} a LoRA adapter; needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=true", responses, body=body
+    )
 
 
 _OF_VLLM: Mapping[tuple[str, str], Operation] = {

@@ -125,7 +125,7 @@ _MODES: dict[str, Lmi | TgiCompat | LmiDynamicBatch] = {
 }
 
 
-def _others(chat: Dialect, completions: Dialect) -> dict[str, Dialect]:
+def _dialects_by_field(chat: Dialect, completions: Dialect) -> dict[str, Dialect]:
     return {
         "anthropic_version": _MESSAGES,
         "messages": chat,
@@ -136,13 +136,13 @@ def _others(chat: Dialect, completions: Dialect) -> dict[str, Dialect]:
 
 
 _ASYNC = AsyncPrompt()
-_OTHERS_OF_ASYNC = _others(AsyncChat(), AsyncCompletions())
-_ASYNC_OF_TRTLLM = DispatchByField(_ASYNC, _OTHERS_OF_ASYNC, before=("prompt", "messages"))
+_ASYNC_BY_FIELD = _dialects_by_field(AsyncChat(), AsyncCompletions())
+_ASYNC_OF_TRTLLM = DispatchByField(_ASYNC, _ASYNC_BY_FIELD, before=("prompt", "messages"))
 """The dialects of LMI's async mode with TensorRT-LLM, whose handler checks the fields in a different order."""
 
 INVOCATIONS: dict[str, Dialect] = {
-    **{name: DispatchByField(mode, _others(Chat(mode), _COMPLETIONS)) for name, mode in _MODES.items()},
-    _ASYNC.name: DispatchByField(_ASYNC, _OTHERS_OF_ASYNC, before=("prompt",)),
+    **{name: DispatchByField(mode, _dialects_by_field(Chat(mode), _COMPLETIONS)) for name, mode in _MODES.items()},
+    _ASYNC.name: DispatchByField(_ASYNC, _ASYNC_BY_FIELD, before=("prompt",)),
 }
 """Maps the name of a mode to the dialects of /invocations, which include LMI's chat."""
 
@@ -248,7 +248,9 @@ def choose(config: Config, task: Task = Task.GENERATION) -> Dialect:
     else:
         mode = _MODES["dynamic_batch" if config.rolling_batch == "disable" else "tgi_compat" if tgi_compat else "lmi"]
     if config.openai_compat:
-        return DispatchByOpenAi(mode, _others(ROUTES["/v1/chat/completions"], _COMPLETIONS), otherwise="messages")
+        return DispatchByOpenAi(
+            mode, _dialects_by_field(ROUTES["/v1/chat/completions"], _COMPLETIONS), otherwise="messages"
+        )
     return _ASYNC_OF_TRTLLM if asynchronous and config.engine == "trtllm" else INVOCATIONS[mode.name]
 
 
@@ -291,7 +293,7 @@ def refuse_path(path: str, task: Task) -> HttpResponse | None:
 
     The error has the format of the dialect to which the path belongs.
     """
-    error = NotFound(f"{path[:64]} is not served here{_why(path, task)}; /docs lists the routes that are")
+    error = NotFound(f"{path[:64]} is not served here{_reason_for(path, task)}; /docs lists the routes that are")
     for other in (ROUTES, *POOLED_ROUTES.values()):
         if path in other:
             return other[path].errors.whole(error)
@@ -299,7 +301,7 @@ def refuse_path(path: str, task: Task) -> HttpResponse | None:
     return next((errors.whole(error) for errors in families), None)
 
 
-def _why(path: str, task: Task) -> str:
+def _reason_for(path: str, task: Task) -> str:
     if path in _REASONS:
         return f": {_REASONS[path]}"
     needed = [other for other, served in {Task.GENERATION: ROUTES, **POOLED_ROUTES}.items() if path in served]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServingError
+from handler.core.fair_queue import OwnerTurns
 from handler.core.text import Prompt, SequenceState, prompt_tokens
 from handler.core.values import NO_EXTRAS, Delta, Extras, Finish, Request, Token, new_delta, new_token
 from handler.engines.base import EngineRequest, Output, Step, engine_failure
@@ -37,11 +38,11 @@ class ClientChannel(Protocol):
 
 
 class FastPath:
-    """A shortcut that encodes the plain tokens of a stream without creating a `Delta` for each token.
+    """A shortcut that encodes the plain tokens of a response without creating a `Delta` for each token.
 
     Attributes:
         id: id that the batcher assigned to the request.
-        encode: function that encodes a token as the next bytes of the stream.
+        encode: function that encodes a token as the next bytes of the stream, or stores it and returns b"".
         channel: connection to write the encoded bytes to, or None to pass all of them to `keep`.
         keep: called with encoded bytes that the channel cannot write immediately.
         num_tokens: number of tokens encoded so far.
@@ -66,9 +67,9 @@ class ActiveRequest:
     id: int
     request: Request
     prompt: Prompt
-    start_by: float
-    end_by: float
     started: Callable[[], None]
+    start_by: float = math.inf
+    end_by: float = math.inf
     keys: list[int] = field(default_factory=list)
     unfinished: int = 0
 
@@ -215,7 +216,7 @@ class OwnerQueues(Generic[Item]):
     """
 
     def __init__(self) -> None:
-        self._queues: dict[str, RequestQueue[Item]] = {}  # by owner, whose turn was last comes last
+        self._queues = OwnerTurns[str, RequestQueue[Item]](RequestQueue)
         self._owners: dict[int, str] = {}  # by id, in order of arrival
         self._overtakes = 0
         self._next: str | None = None  # the owner whose turn is next, or None if this is not known
@@ -229,7 +230,7 @@ class OwnerQueues(Generic[Item]):
 
     def add(self, id: int, priority: int, item: Item, owner: str = "", *, follows: bool = False) -> None:
         """Add an item. The arguments are those of `RequestQueue.add`."""
-        self._queues.setdefault(owner, RequestQueue()).add(id, priority, item, follows=follows)
+        self._queues[owner].add(id, priority, item, follows=follows)
         self._owners[id] = owner
         self._next = None
 
@@ -242,12 +243,10 @@ class OwnerQueues(Generic[Item]):
         """Remove and return the next item."""
         owner = self._next_owner()
         id = self._next_id(owner)
-        queue = self._queues.pop(owner)
         self._overtakes = 0 if id == next(iter(self._owners)) else self._overtakes + 1
-        item = queue.take(id)
+        item = self._queues[owner].take(id)
+        self._queues.end_turn(owner)
         del self._owners[id]
-        if queue:
-            self._queues[owner] = queue
         self._next = None
         return item
 
@@ -256,8 +255,7 @@ class OwnerQueues(Generic[Item]):
         owner = self._owners.pop(id, None)
         if owner is not None:
             self._queues[owner].discard(id)
-            if not self._queues[owner]:
-                del self._queues[owner]
+            self._queues.drop_empty(owner)
             self._next = None
 
     def newest_of_largest(self, owner: str) -> int | None:
@@ -265,8 +263,7 @@ class OwnerQueues(Generic[Item]):
         another item.
         """
         largest = max(self._queues, key=lambda other: len(self._queues[other]), default=owner)
-        own = len(self._queues[owner]) if owner in self._queues else 0
-        if largest == owner or len(self._queues[largest]) <= own + 1:
+        if largest == owner or len(self._queues[largest]) <= len(self._queues.get(owner, ())) + 1:
             return None
         return next(id for id, other in reversed(self._owners.items()) if other == largest)
 
@@ -299,7 +296,7 @@ class Background:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._waiting: dict[str, dict[int, ActiveRequest]] = {}  # by owner, whose turn was last comes last
+        self._waiting = OwnerTurns[str, dict[int, ActiveRequest]](dict)
         self._started: dict[int, ActiveRequest] = {}
         self._sequences = Counter[str]()  # of started requests, by owner
         self._overtakes = 0
@@ -308,7 +305,7 @@ class Background:
         return (active for waiting in self._waiting.values() for active in waiting.values())
 
     def add(self, owner: str, active: ActiveRequest) -> None:
-        self._waiting.setdefault(owner, {})[active.id] = active
+        self._waiting[owner][active.id] = active
 
     def take(self) -> ActiveRequest | None:
         """Remove and return the next request. Return None if no request is waiting, or there is no room for it."""
@@ -332,10 +329,8 @@ class Background:
             yield owner, next(iter(self._waiting[owner].values()))
 
     def _remove(self, owner: str, id: int) -> None:
-        waiting = self._waiting.pop(owner)
-        del waiting[id]
-        if waiting:
-            self._waiting[owner] = waiting
+        del self._waiting[owner][id]
+        self._waiting.end_turn(owner)
 
     def end(self, id: int) -> bool:
         """Remove a request, and return whether this makes room for other requests. Unknown ids are ignored."""
@@ -368,10 +363,63 @@ class Background:
         return None
 
 
+class WaitingRequests(OwnerQueues[ActiveRequest]):
+    """The queue of requests for the engine, with its limits.
+
+    Args:
+        max_queued: maximum number of requests in the queue.
+        max_background: maximum number of batch sequences in the queue and the engine.
+        queue_timeout: maximum number of seconds in the queue.
+        time_limit: maximum number of seconds from the time a request enters the queue to its end, or 0.
+
+    Attributes:
+        background: requests of batch files that have to wait before they enter the queue.
+        displaced: ids of requests that had to leave the full queue, until the batcher returns their last deltas.
+    """
+
+    def __init__(self, max_queued: int, max_background: int, queue_timeout: float, time_limit: float) -> None:
+        super().__init__()
+        self._max_queued = max_queued
+        self.queue_timeout = queue_timeout
+        self.time_limit = time_limit or math.inf
+        self.background = Background(max_background)
+        self.displaced: list[int] = []
+
+    def check_room(self, owner: str) -> int | None:
+        """Return which request must leave the queue for a request of `owner`, or None if the queue has room.
+
+        This is the newest request of the owner with the most requests in the queue.
+
+        Raises:
+            Overloaded: no other owner has more requests.
+        """
+        if len(self) < self._max_queued:
+            return None
+        newest = self.newest_of_largest(owner)
+        if newest is None:
+            raise self.overload()
+        return newest
+
+    def overload(self) -> Overloaded:
+        """Return the error of a request for which the queue has no room."""
+        return Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
+
+    def enqueue(self, active: ActiveRequest, owner: str, *, follows: bool = False) -> None:
+        """Add a request, and set its deadlines. The arguments are those of `Batcher.submit`."""
+        self.set_deadlines(active)
+        self.add(active.id, active.request.priority, active, owner, follows=follows)
+
+    def set_deadlines(self, active: ActiveRequest) -> None:
+        """Set when a request that enters the queue, or starts past it, must start and end."""
+        now = time.monotonic()
+        active.start_by = now + self.queue_timeout
+        active.end_by = now + self.time_limit
+
+
 class Batcher:
     """A queue of requests in front of an engine. It starts requests in order and returns their deltas step by step.
 
-    Request ids are unique for the lifetime of the process. A request waits in `OwnerQueues` until the engine has
+    Request ids are unique for the lifetime of the process. A request waits in `WaitingRequests` until the engine has
     room for all its sequences. If a request fails, only that request ends. If the engine fails, all running requests
     end, and queued requests wait for the next engine.
 
@@ -406,25 +454,20 @@ class Batcher:
     ) -> None:
         self._engine = engine
         self._max_active = max_active
-        self._max_queued = max_queued
-        self._queue_timeout = queue_timeout
-        self._time_limit = time_limit or math.inf
         self._expire_at = 0.0  # time of the next check for expired requests
         self.num_tokens = 0
         self.fast_paths: list[FastPath] = []
         self.lines: list[bytes] = []
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
-        self._queue = OwnerQueues[ActiveRequest]()
-        self._displaced: list[Delta] = []  # the last deltas of requests that had to leave the full queue
-        self._background = Background(max_background)
+        self._waiting = WaitingRequests(max_queued, max_background, queue_timeout, time_limit)
         self._in_engine: dict[int, RunningRequest] = {}  # by the engine's key
         self._running: dict[int, ActiveRequest] = {}
         self._adapters = AdapterRegistry() if adapters is None else adapters
         self._adapters.bind(
             engine,
             self._keys,
-            lambda: [active.request for active in (*self._running.values(), *self._queue, *self._background)],
+            lambda: [active.request for active in (*self._running.values(), *self._waiting, *self._waiting.background)],
         )
 
     @property
@@ -433,7 +476,7 @@ class Batcher:
 
     @property
     def num_queued(self) -> int:
-        return len(self._queue)
+        return len(self._waiting)
 
     @property
     def num_active(self) -> int:
@@ -442,28 +485,18 @@ class Batcher:
 
     @property
     def idle(self) -> bool:
-        return not self._running and not self._queue
+        return not self._running and not self._waiting
 
     def check_room(self, owner: str = "") -> None:
         """Raise `Overloaded` if the queue is full, and no other owner has more requests in it."""
-        if len(self._queue) >= self._max_queued and self._queue.newest_of_largest(owner) is None:
-            raise self._full()
-
-    def _full(self) -> Overloaded:
-        return Overloaded(f"the queue is full (job_queue_size={self._max_queued})")
+        self._waiting.check_room(owner)
 
     def _make_room(self, owner: str) -> None:
-        """If the queue is full, fail the newest request of the owner with the most requests in it.
-
-        Raises:
-            Overloaded: no other owner has more requests.
-        """
-        if len(self._queue) < self._max_queued:
-            return
-        newest = self._queue.newest_of_largest(owner)
-        if newest is None:
-            raise self._full()
-        self._displaced.append(self._failed(newest, 0, self._full()))
+        """If the queue is full, end a request of another owner, as in `WaitingRequests.check_room`."""
+        displaced = self._waiting.check_room(owner)
+        if displaced is not None:
+            self.cancel(displaced)
+            self._waiting.displaced.append(displaced)
 
     def submit(
         self,
@@ -491,21 +524,17 @@ class Batcher:
         request = self._adapters.current(request)
         if not follows:
             self._make_room(owner)
-        now = time.monotonic()
-        active = ActiveRequest(
-            id=next(self._ids),
-            request=request,
-            prompt=prompt,
-            start_by=now + self._queue_timeout,
-            end_by=now + self._time_limit,
-            started=started,
-        )
-        if request.background is None:
-            self._queue.add(active.id, request.priority, active, owner, follows=follows)
+        active = ActiveRequest(next(self._ids), request, prompt, started)
+        if request.background is not None:
+            active.start_by = time.monotonic() + PATIENCE
+            self._waiting.background.add(request.background, active)
+            self._admit()
+        elif not self._waiting and self._has_room(active):
+            self._waiting.set_deadlines(active)
+            self._start(active)
         else:
-            active.start_by = now + PATIENCE
-            self._background.add(request.background, active)
-        self._admit()
+            self._waiting.enqueue(active, owner, follows=follows)
+            self._admit()
         return active.id
 
     def set_fast_path(self, id: int, fast_path: FastPath) -> None:
@@ -525,15 +554,18 @@ class Batcher:
             self._forget(active)
             self._admit()
         else:
-            self._queue.discard(id)
-            if self._background.end(id):
+            self._waiting.discard(id)
+            if self._waiting.background.end(id):
                 self._admit()
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """Return the deltas of all completed engine steps, after waiting up to `timeout` seconds for the first step."""
         self.fast_paths.clear()
         self.lines.clear()
-        deltas, self._displaced = self._displaced, []
+        deltas: list[Delta] = []
+        if self._waiting.displaced:
+            deltas += [self._failed(id, 0, self._waiting.overload()) for id in self._waiting.displaced]
+            self._waiting.displaced.clear()
         try:
             step = join(self._engine.step(timeout))
         except Exception as error:  # the engine is foreign code: fail its requests and keep serving
@@ -581,12 +613,14 @@ class Batcher:
                 deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
                 continue
             try:
-                lines.append(fast_path.encode(token))
+                line = fast_path.encode(token)
             except Exception as error:  # one client's response must not stop the others
                 deltas.append(self._unwritten(request, error))
                 continue
             fast_path.num_tokens += 1
-            fast_paths.append(fast_path)
+            if line:
+                lines.append(line)
+                fast_paths.append(fast_path)
 
     def _deliver(self, output: Output, deltas: list[Delta]) -> None:
         request = self._in_engine.get(output.key)
@@ -604,12 +638,7 @@ class Batcher:
         self.num_tokens += len(tokens)
         fast_path = request.fast_path
         if fast_path is not None and finish is None and output.is_plain:
-            try:
-                self.lines.append(b"".join(map(fast_path.encode, tokens)))
-            except Exception as error:  # one client's response must not stop the others
-                return deltas.append(self._unwritten(request, error))
-            fast_path.num_tokens += len(tokens)
-            return self.fast_paths.append(fast_path)
+            return self._write(request, fast_path, tokens, deltas)
         extras = output.extras
         if finish is not None:
             if (state := request.sequences[output.sequence]) is not None and state.stopped:
@@ -619,6 +648,18 @@ class Batcher:
             self._end_sequence(request, output.key, output.sequence)
         sequence = request.first + output.sequence
         deltas.append(Delta(request.id, sequence, tokens, finish, None, prefill, extras))
+
+    def _write(
+        self, request: RunningRequest, fast_path: FastPath, tokens: Sequence[Token], deltas: list[Delta]
+    ) -> None:
+        try:
+            line = b"".join(map(fast_path.encode, tokens))
+        except Exception as error:  # one client's response must not stop the others
+            return deltas.append(self._unwritten(request, error))
+        fast_path.num_tokens += len(tokens)
+        if line:
+            self.lines.append(line)
+            self.fast_paths.append(fast_path)
 
     def _failed(self, id: int, sequence: int, error: ServingError) -> Delta:
         """Cancel a failed request and return its last delta."""
@@ -637,20 +678,23 @@ class Batcher:
 
     def _admit(self) -> None:
         """Start waiting requests in order until the engine has no room for the next one."""
-        while (active := self._background.take()) is not None:
-            now = time.monotonic()
-            active.start_by, active.end_by = now + self._queue_timeout, now + self._time_limit
-            self._queue.add(active.id, active.request.priority, active, active.request.background or "")
-        while self._queue:
-            first = self._queue.first()
-            full = self._in_engine and len(self._in_engine) + first.request.sampling.num_sequences > self._max_active
-            if full or not self._engine.admits(first.request, first.prompt):
-                return
-            active = self._queue.take()
-            active.started()
-            self._running[active.id] = active
-            for engine_request in self._engine_requests(active):
-                self._engine.add(engine_request)
+        while (active := self._waiting.background.take()) is not None:
+            self._waiting.enqueue(active, active.request.background or "")
+        while self._waiting and self._has_room(self._waiting.first()):
+            self._start(self._waiting.take())
+
+    def _has_room(self, active: ActiveRequest) -> bool:
+        """Return whether the engine has room for a request now. If so, the request must be started next."""
+        request = active.request
+        if self._in_engine and len(self._in_engine) + request.sampling.num_sequences > self._max_active:
+            return False
+        return self._engine.admits(request, active.prompt)
+
+    def _start(self, active: ActiveRequest) -> None:
+        active.started()
+        self._running[active.id] = active
+        for engine_request in self._engine_requests(active):
+            self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
         """Yield one engine request for a beam search, or one per sample. The samples' seeds differ if a seed is set."""
@@ -679,7 +723,7 @@ class Batcher:
 
     def _end_background(self, active: ActiveRequest) -> None:
         if active.request.background is not None:
-            self._background.end(active.id)
+            self._waiting.background.end(active.id)
 
     def _forget(self, active: ActiveRequest) -> None:
         """Remove a request and cancel its sequences in the engine."""
@@ -701,15 +745,15 @@ class Batcher:
 
     def _expire(self, now: float) -> list[Delta]:
         """Fail requests that exceed the queue timeout or the time limit, or must make room for others' batches."""
-        displaced = self._background.to_displace(now)
-        late = [active for active in self._queue if active.start_by < now]
+        displaced = self._waiting.background.to_displace(now)
+        late = [active for active in self._waiting if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]
         deltas = []
         for active in late:
-            text = f"the request waited {self._queue_timeout:g} s for the engine (option.predict_timeout)"
+            text = f"the request waited {self._waiting.queue_timeout:g} s for the engine (option.predict_timeout)"
             deltas.append(self._failed(active.id, 0, Overloaded(text)))
         for active in overdue:
-            text = f"the request was not finished within {self._time_limit:g} s (option.request_time_limit)"
+            text = f"the request was not finished within {self._waiting.time_limit:g} s (option.request_time_limit)"
             deltas.append(self._failed(active.id, 0, GenerationFailed(text)))
         if displaced is not None:
             text = "request stopped to make room for another API key's batch (option.batches_concurrency)"

@@ -41,33 +41,38 @@ def join(steps: Sequence[Step]) -> Step:
     Raises:
         ValueError: the columns of a step differ in length.
     """
-    if any(not len(step.keys) == len(step.ids) == len(step.logprobs) for step in steps):
-        raise ValueError("a step's columns differ in length")
+    for step in steps:
+        if not len(step.keys) == len(step.ids) == len(step.logprobs):
+            raise ValueError("a step's columns differ in length")
     if len(steps) == 1:
         return steps[0]
-    ids: dict[int, list[int]] = {}
-    logprobs: dict[int, list[float | None]] = {}
+    columns: dict[int, tuple[list[int], list[float | None]]] = {}  # ids and log-probabilities by key
     others: list[Output] = []
     for step in steps:
         for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
-            if key in ids:
-                ids[key].append(id)
-                logprobs[key].append(logprob)
-            else:
-                ids[key], logprobs[key] = [id], [logprob]
+            if key not in columns:
+                columns[key] = [], []
+            ids, logprobs = columns[key]
+            ids.append(id)
+            logprobs.append(logprob)
         for output in step.others:
-            if output.key in ids:  # earlier tokens of the sequence come first
-                earlier = Output(output.key, ids.pop(output.key), logprobs.pop(output.key))
+            if output.key in columns:  # earlier tokens of the sequence come first
+                ids, logprobs = columns.pop(output.key)
                 if output.is_plain and output.finish is not Finish.ERROR:  # it contains only tokens
-                    all_ids, all_logprobs = [*earlier.ids, *output.ids], [*earlier.logprobs, *output.logprobs]
-                    output = output._replace(ids=all_ids, logprobs=all_logprobs)
+                    output = output._replace(ids=[*ids, *output.ids], logprobs=[*logprobs, *output.logprobs])
                 else:
-                    others.append(earlier)
+                    others.append(Output(output.key, ids, logprobs))
             others.append(output)
     later = {output.key for output in others}  # for these keys, the tokens in columns come after the outputs
-    others += [Output(key, ids[key], logprobs[key]) for key in ids if len(ids[key]) > 1 or key in later]
-    single = [key for key in ids if len(ids[key]) == 1 and key not in later]
-    return Step(single, [ids[key][0] for key in single], [logprobs[key][0] for key in single], others)
+    joined = Step([], [], [], others)
+    for key, (ids, logprobs) in columns.items():
+        if len(ids) > 1 or key in later:
+            others.append(Output(key, ids, logprobs))
+        else:
+            joined.keys.append(key)
+            joined.ids.append(ids[0])
+            joined.logprobs.append(logprobs[0])
+    return joined
 
 
 # -- requests that run in two parts: the reasoning, then the response -------------------------------------------------
@@ -140,7 +145,7 @@ class ReasoningEngine:
         if self._first:
             steps = [self._read(step) for step in steps]
         if self._late:
-            steps.insert(0, Step([], [], [], self._late))
+            steps.insert(0, Step.of(self._late))
             self._late = []
         return steps
 
@@ -149,7 +154,7 @@ class ReasoningEngine:
         first = self._first
         if first.keys().isdisjoint(step.keys) and not any(output.key in first for output in step.others):
             return step
-        result = Step([], [], [], [])
+        result = Step.of([])
         for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
             if key in first:
                 self._advance(first[key], Output(key, (id,), (logprob,)), result.others)
@@ -202,7 +207,7 @@ class ReasoningEngine:
                 return
         if not fits:
             error = "the engine was restarted between the reasoning and the response"
-            others.append(Output(part.request.key, (), (), Finish.ERROR, error=error))
+            others.append(Output(part.request.key, finish=Finish.ERROR, error=error))
             return
         self._engine.add(second_part(part.request, None if end.again else ids))
 

@@ -15,6 +15,7 @@ from handler.core.errors import InvalidPayload
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols import registry
 from handler.protocols.kernel.dialect import Dialect
+from handler.serving.custom_handle import CustomHandle
 from handler.serving.large_bodies import LARGE
 from handler.serving.media.loader import MediaLoader, media_rules
 from handler.serving.preprocessor import Preprocessor
@@ -108,6 +109,7 @@ class Admission:
         routes: inference routes.
         memory: memory quota of all requests.
         tasks: tasks of open requests (`RequestTask`).
+        handle: `handle` of model.py, or None without it.
         media: loader of images, audio and video.
         threads: threads for bodies and prompts.
         tokenize_inline: bytes of a body whose prompts are tokenized on the event loop.
@@ -120,6 +122,8 @@ class Admission:
         self.memory = _memory(config)
         self.tasks: weakref.WeakSet[Any] = weakref.WeakSet()
         self.gate = gate
+        handle = preprocessor.formatters.handle
+        self.handle = None if handle is None else CustomHandle(handle, config, self.memory)
         self.media = MediaLoader(media_rules(config))
         self.is_stepped = stepped
         self.tokenize_inline = _TOKENIZE_STEPPED if stepped else _TOKENIZE_INLINE

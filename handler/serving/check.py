@@ -121,8 +121,8 @@ def _check_tool_parser(config: Config) -> None:
 
 def _with_origin(problem: Problem, config: Config) -> Problem:
     """Add an origin to an engine problem: that of the first option in its message, or of the model if it names none."""
-    named = [key for key in re.findall(r"option\.\w+", problem.message) if key in config.origins]
-    key = named[0] if named else problem.name or "option.model_id"
+    option_keys = [key for key in re.findall(r"option\.\w+", problem.message) if key in config.origins]
+    key = option_keys[0] if option_keys else problem.name or "option.model_id"
     return Problem(config.origins.get(key, ""), key, problem.message)
 
 
@@ -141,9 +141,9 @@ def generation_defaults(config: Config, model: Path | None, able: Capabilities) 
     """
     values = read_defaults(config, model)
     length = values.pop(_LENGTH, None)
-    for name, why in ((name, _unsupported(name, value, able)) for name, value in [*values.items()]):
-        if why:
-            log.warning("the model's default %s=%s has no effect: %s", name, values.pop(name), why)
+    for name, reason in ((name, _unsupported(name, value, able)) for name, value in [*values.items()]):
+        if reason:
+            log.warning("the model's default %s=%s has no effect: %s", name, values.pop(name), reason)
     if unread := [name for name in config.override_generation_config or () if name not in MODEL_DEFAULTS]:
         log.warning("%s: %s has no effect", model_files.OVERRIDE, ", ".join(unread))
     limits = model_files.limits_answers(config)
@@ -181,8 +181,8 @@ def _unsupported(name: str, value: Any, able: Capabilities) -> str:
     """Return why the engine does not support a default, or "" if it supports it or the value has no effect."""
     if value == Sampling._field_defaults[name]:
         return ""
-    if why := able.unsupported.get(name):
-        return f"the engine does not support it: {why}"
+    if reason := able.unsupported.get(name):
+        return f"the engine does not support it: {reason}"
     most = able.limits.get(name)
     return f"the engine supports at most {most:g}" if most is not None and value > most else ""
 
@@ -206,36 +206,38 @@ def response_template(config: Config, model: Path | None) -> ResponseTemplate | 
         ConfigError: an option names the template, but the template is missing, is invalid, lacks the part that the
             option selects, or is combined with another parser.
     """
-    given = dict(zip(_OPTIONS, (config.reasoning, config.tool_call_parser), strict=True))
+    formats = dict(zip(_OPTIONS, (config.reasoning, config.tool_call_parser), strict=True))
     plugin = {"option.tool_parser_plugin": config.tool_parser_plugin} if config.tool_parser_plugin else {}
-    named = [key for key, name in given.items() if name == HF.name]
-    others = [f"{key}={name}" for key, name in {**given, **plugin}.items() if name not in (AUTO, NONE, HF.name)]
-    if named and others:
-        raise _refused(config, named[0], f"parses complete responses, and cannot be combined with {others[0]}")
-    if others or set(given.values()) == {NONE}:
+    hf_keys = [key for key, name in formats.items() if name == HF.name]
+    other_formats = [
+        f"{key}={name}" for key, name in {**formats, **plugin}.items() if name not in (AUTO, NONE, HF.name)
+    ]
+    if hf_keys and other_formats:
+        raise _refused(config, hf_keys[0], f"parses complete responses, and cannot be combined with {other_formats[0]}")
+    if other_formats or set(formats.values()) == {NONE}:
         return None
     path = None if model is None else model / "tokenizer_config.json"
     value = None if path is None else read_json(path).get("response_template")
     if value is None:
-        if named:
+        if hf_keys:
             raise _refused(
                 config,
-                named[0],
+                hf_keys[0],
                 f"{path or 'the model'} has no response_template; auto derives the parsers from the chat template",
             )
         return None
     try:
         template = read_response_template(value)
     except ValueError as error:
-        if named:
-            raise _refused(config, named[0], f"{path}: {error}") from None
+        if hf_keys:
+            raise _refused(config, hf_keys[0], f"{path}: {error}") from None
         log.warning("%s: %s; the parsers are derived from the chat template", path, error)
         return None
     for key, part, name in zip(_OPTIONS, (template.reasoning, template.calls), ("thinking", "tool_calls"), strict=True):
-        if key in named and part is None:
+        if key in hf_keys and part is None:
             raise _refused(config, key, f"{path}: response_template.fields has no {name}")
     return template
 
 
-def _refused(config: Config, key: str, why: str) -> ConfigError:
-    return ConfigError(config.problem(key, HF.name, why))
+def _refused(config: Config, key: str, reason: str) -> ConfigError:
+    return ConfigError(config.problem(key, HF.name, reason))

@@ -36,6 +36,7 @@ from handler.plugins.handle import (
 )
 from handler.serving.quota import Count, Quota, Share
 from handler.serving.request.gate import BatchGate, Turn
+from handler.serving.request.life import Life
 
 log = logging.getLogger("handler.formatters")
 
@@ -73,10 +74,6 @@ class CustomHandle:
             gate = BatchGate(replace(config, batch_size=size, predict_timeout=1.1 * limit))
             self._runs = _OneByOne(handle, limit, gate, memory)
 
-    def request(self, contents: dict[str, bytes], properties: dict[str, str]) -> Call:
-        """Create the function's input from a request."""
-        return Call(contents, {**properties, **self._handle.always})
-
     async def begin(self) -> None:
         """Call the function for the first time, with an empty input, so that it loads what it needs.
 
@@ -96,19 +93,25 @@ class CustomHandle:
             (result,) = await self._runs.call([first], self._start_limit)
         except ServingError as error:
             raise ConfigError(f"{error.message} (option.model_loading_timeout)") from None
+        with Life() as life:  # the response is not needed
+            _hold_parts(result, life)
         if isinstance(result, Answer) and result.status >= 300 and self.role is not Role.FIRST:
             words = "out of memory" if result.status == 507 else result.body.decode(errors="replace")[:1000]
             raise ConfigError(f"{TITLE} failed when it was called to initialize: {words}")
-        close_parts(result)
 
-    async def answer(self, item: Call, owner: str = "") -> Result:
-        """Return the function's response. The caller must close its `parts`.
+    async def answer(
+        self, contents: dict[str, bytes], properties: dict[str, str], life: Life, owner: str = ""
+    ) -> Result:
+        """Return the function's response.
 
         Args:
+            contents: contents of the function's input.
+            properties: properties of the function's input.
+            life: life of the request, which holds the `parts` of the response until it is finished.
             owner: owner of the request, or "" without an owner. The owners take turns to call a plain function.
         """
         try:
-            return await self._runs.answer(item, owner)
+            return await self._runs.answer(Call(contents, {**properties, **self._handle.always}), life, owner)
         except ServingError as error:
             log.error("%s", error.message)
             return late(error)
@@ -117,10 +120,10 @@ class CustomHandle:
         self._runs.close()
 
 
-def close_parts(result: Result) -> None:
-    """Close the parts of a streamed response."""
+def _hold_parts(result: Result, life: Life) -> None:
+    """Close the parts of a streamed response when its request is finished, which may have happened already."""
     if isinstance(result, Answer) and result.parts is not None:
-        result.parts.close()
+        life.hold(result.parts.close)
 
 
 class _Parts:
@@ -238,6 +241,7 @@ def _size(part: bytes | Broken) -> int:
 
 class _Waiting(NamedTuple):
     item: Call
+    life: Life
     future: asyncio.Future[Result]
 
 
@@ -259,21 +263,20 @@ class _OneByOne:
         self._calls: dict[Turn, _Waiting] = {}
         self._serving: asyncio.Task[None] | None = None
 
-    async def answer(self, item: Call, owner: str = "") -> Result:
+    async def answer(self, item: Call, life: Life, owner: str = "") -> Result:
         turn = self._gate.join(owner)
-        self._calls[turn] = waiting = _Waiting(item, asyncio.get_running_loop().create_future())
+        self._calls[turn] = waiting = _Waiting(item, life, asyncio.get_running_loop().create_future())
         turn.add_done_callback(self._begin)
         if self._streaming is not None:
             self._streaming.note_change()  # it must not wait for its client any longer
         try:
             await self._gate.wait(turn)
             return await waiting.future
-        except BaseException:
+        finally:
+            if not waiting.future.cancel() and not waiting.future.cancelled():
+                waiting.future.exception()  # it has been seen, even if the client went at the same moment
             if not turn.done():
                 self._leave(turn)
-            if not waiting.future.cancel() and not (waiting.future.cancelled() or waiting.future.exception()):
-                close_parts(waiting.future.result())  # the result arrived at the same moment
-            raise
 
     def _leave(self, turn: Turn) -> None:
         del self._calls[turn]
@@ -319,12 +322,10 @@ class _OneByOne:
         try:
             results = await self.call([waiting.item for waiting in calls]) if calls else []
             for waiting, result in zip(calls, results, strict=True):
-                gone = waiting.future.done()
-                if not gone:
+                _hold_parts(result, waiting.life)
+                if not waiting.future.done():
                     waiting.future.set_result(result)
                 if isinstance(result, Answer) and result.parts is not None:
-                    if gone:
-                        result.parts.close()
                     await self._stream(result.parts)
         except Exception as error:  # no request must wait forever
             for waiting in calls:
@@ -359,11 +360,12 @@ class _SideBySide:
         self._calls = Count()  # calls that have not returned; a streamed response counts until its end
         self._watching: asyncio.Task[None] | None = None
 
-    async def answer(self, item: Call, owner: str = "") -> Result:
+    async def answer(self, item: Call, life: Life, owner: str = "") -> Result:
         if self._calls.value + len(self._loops) >= self._room:
             raise Overloaded(f"the queue is full (job_queue_size={self._room})")
         with self._calls:
             (result,) = await self.call([item])
+            _hold_parts(result, life)
             return result
 
     async def call(self, items: list[Call], limit: float | None = None) -> list[Result]:

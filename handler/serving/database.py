@@ -34,10 +34,12 @@ def open_database(path: Path | None, version: int, tables: str, always: str = ""
         database.execute("PRAGMA foreign_keys = ON")
         database.execute("PRAGMA secure_delete = ON")  # overwrite deleted data
         database.execute("BEGIN IMMEDIATE")
-        (known,) = database.execute("PRAGMA user_version").fetchone()
-        if known not in (0, version):
-            raise sqlite3.DatabaseError(f"its tables have version {known}, but this release requires version {version}")
-        if not known:
+        (stored_version,) = database.execute("PRAGMA user_version").fetchone()
+        if stored_version not in (0, version):
+            raise sqlite3.DatabaseError(
+                f"its tables have version {stored_version}, but this release requires version {version}"
+            )
+        if not stored_version:
             if database.execute("SELECT 1 FROM sqlite_master").fetchone():
                 raise sqlite3.DatabaseError("it is another program's database")
             _run(database, tables)

@@ -7,7 +7,7 @@ from typing import Any
 
 from handler.core.errors import AnswerTooLong, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import Medium
-from handler.core.text import Prompt, check_ids, given_prompt
+from handler.core.text import Prompt, check_ids, prompt_of_ids
 from handler.core.values import Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.huggingface.pooling import encode_pooled
@@ -70,7 +70,7 @@ class Encoder:
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer)[1]
         if request.prompt_ids is not None:
-            prompt = given_prompt(request, request.prompt_ids, self._tokenizer.vocabulary)
+            prompt = prompt_of_ids(request, request.prompt_ids, self._tokenizer.vocabulary)
         else:
             try:
                 if request.messages:
@@ -118,8 +118,8 @@ class Encoder:
     def _filled(self, request: Request, prompt: Prompt) -> Request:
         if request.messages or request.media or request.tools:
             request = request._replace(messages=(), media=(), tools=())  # the prompt contains them now
-        limit, wanted = self.max_tokens(), request.sampling.max_new_tokens
-        if limit is None or wanted <= (left := limit - len(prompt.ids)):
+        limit, max_new_tokens = self.max_tokens(), request.sampling.max_new_tokens
+        if limit is None or max_new_tokens <= (left := limit - len(prompt.ids)):
             return request
         return request._replace(sampling=request.sampling._replace(max_new_tokens=left))
 
@@ -131,14 +131,14 @@ class Encoder:
 
 def _needed(request: Request) -> int:
     """Return the minimum number of tokens to reserve for the response."""
-    wanted = request.sampling.max_new_tokens
-    return wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)
+    max_new_tokens = request.sampling.max_new_tokens
+    return max_new_tokens if request.min_free_tokens is None else min(max_new_tokens, request.min_free_tokens)
 
 
-def check_structured_output(request: Request, why: str) -> None:
+def check_structured_output(request: Request, reason: str) -> None:
     """Raise InvalidParameter if `why`, the result of validating the structured output, is not empty."""
-    if why:
-        raise InvalidParameter(f"{request.names.structured_output}: the engine cannot apply it: {why}")
+    if reason:
+        raise InvalidParameter(f"{request.names.structured_output}: the engine cannot apply it: {reason}")
 
 
 def is_long(request: Request) -> bool:

@@ -77,8 +77,8 @@ def downloads_of(config: Config, engine: str) -> dict[str, str]:
         return {"option.model_id": url} if s3.is_url(url) else {}
     if not engines.fetches(engine):
         return {}
-    named = {"option.model_id": config.model_id, f"option.{_DRAFT}": config.engine_options.get(_DRAFT)}
-    return {key: url for key, url in named.items() if s3.is_url(url)}
+    sources = {"option.model_id": config.model_id, f"option.{_DRAFT}": config.engine_options.get(_DRAFT)}
+    return {key: url for key, url in sources.items() if s3.is_url(url)}
 
 
 def hub_note(config: Config, engine: str) -> str:
@@ -91,8 +91,8 @@ def hub_note(config: Config, engine: str) -> str:
             f"{model}: not checked; it is not a file or directory on this machine, so it is looked up on the hub at "
             "startup; most names on the hub have the form OWNER/MODEL"
         )
-    rest = engines.conversion(engine, model)
-    return f"{model}: not checked; at startup it is downloaded from the hub{rest and '; ' + rest}"
+    conversion = engines.conversion(engine, model)
+    return f"{model}: not checked; at startup it is downloaded from the hub{conversion and '; ' + conversion}"
 
 
 def choose_engine(config: Config) -> str:
@@ -106,10 +106,10 @@ def choose_engine(config: Config) -> str:
         engines.entry(name)
     if not ENGINES[name].spreads and name != STAND_IN and config.tensor_parallel_degree not in ("1", "max"):
         chosen = "; option.llm_engine selects another engine" if config.llm_engine == "auto" else ""
-        why = f"the engine {name} runs on one device{chosen}"
+        reason = f"the engine {name} runs on one device{chosen}"
         if "engine_python" in config.engine_options:
-            why = "pass it to the server of option.engine_python as a flag, in option.engine_flags"
-        problems.append(config.problem("option.tensor_parallel_degree", config.tensor_parallel_degree, why))
+            reason = "pass it to the server of option.engine_python as a flag, in option.engine_flags"
+        problems.append(config.problem("option.tensor_parallel_degree", config.tensor_parallel_degree, reason))
     problems.check()
     return name
 
@@ -151,10 +151,10 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
     check_replicas(config)
     places = [ANYWHERE] if config.replicas == "1" else replica_places(config, _devices(spec), _cores())
     started: list[EngineSupervisor] = []
-    for place in places:
+    for placement in places:
         if len(places) > 1:
-            log.info("replica %d: %s", len(started), _describe(place))
-        started.append(EngineSupervisor(spec, isolated=isolated or len(places) > 1, place=place, **timeouts))
+            log.info("replica %d: %s", len(started), _describe(placement))
+        started.append(EngineSupervisor(spec, isolated=isolated or len(places) > 1, placement=placement, **timeouts))
     if len(started) == 1:
         return started[0]
     follows = config.enable_prefix_caching
@@ -215,8 +215,8 @@ def _devices(spec: Spec) -> list[str]:
     return visible_gpus(read_driver(), os.environ) if ENGINES[spec.engine].spreads else []
 
 
-def _refuse(config: Config, why: str) -> None:
-    raise ConfigError(config.problem(_KEY, config.replicas, why))
+def _refuse(config: Config, reason: str) -> None:
+    raise ConfigError(config.problem(_KEY, config.replicas, reason))
 
 
 # -- reading of a server's configuration, including serving.properties in a model directory on S3 ----------------------

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from handler.core.errors import InvalidPayload
-from handler.core.media import new_uuid
-from handler.core.values import Adapter
+from handler.core.values import Adapter, new_uuid
 from handler.plugins.api import Session
 from handler.plugins.functions import Formatters
 from handler.protocols.kernel.context import ServerContext
@@ -108,7 +107,7 @@ def bearer_token(authorization: str) -> str:
 def request_id(headers: Headers) -> str:
     """Return the request id set by DJL, SageMaker or the client, or a new id if no valid id is set."""
     for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
-        if (given := headers.get(name)) and _REQUEST_ID.fullmatch(id := given.strip()):
+        if (value := headers.get(name)) and _REQUEST_ID.fullmatch(id := value.strip()):
             return id
     return new_uuid()
 
@@ -134,16 +133,16 @@ def adapter_of(headers: Headers, context: ServerContext) -> Adapter | None:
     Raises:
         InvalidPayload: the adapter is unknown, or the request names two different adapters.
     """
-    found = None
-    named = [(f"header {name}", headers.get(name)) for name in _ADAPTER]
-    named.append(("header adapter", in_attributes(headers, "adapter")))
-    named.append(("query parameter adapter", headers.get(QUERY_ADAPTER)))
-    for place, given in named:
-        if not given:
+    adapter = None
+    fields = [(f"header {name}", headers.get(name)) for name in _ADAPTER]
+    fields.append(("header adapter", in_attributes(headers, "adapter")))
+    fields.append(("query parameter adapter", headers.get(QUERY_ADAPTER)))
+    for field, value in fields:
+        if not value:
             continue
         try:
-            one = named_adapter(given, context)
+            header_adapter = named_adapter(value, context)
         except ValueError as error:
-            raise InvalidPayload(f"{place}: {quote(given)}: {error}") from None
-        found = merge_adapters(found, one, place)
-    return found
+            raise InvalidPayload(f"{field}: {quote(value)}: {error}") from None
+        adapter = merge_adapters(adapter, header_adapter, field)
+    return adapter

@@ -13,7 +13,7 @@ from handler.core.loop import run_in_daemon_thread
 from handler.core.user_functions import Role
 from handler.engines.base import EngineInfo
 from handler.engines.process.replicas import ReplicaReport, ReplicaSet
-from handler.engines.process.supervisor import EngineSupervisor, Host, State
+from handler.engines.process.supervisor import EngineSupervisor, LoopHooks, State
 from handler.plugins.functions import AdapterFormatters, Formatters, load_adapter_formatters, model_py
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Dialect
@@ -23,7 +23,6 @@ from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered, ada
 from handler.serving.admission import Admission
 from handler.serving.availability import Availability
 from handler.serving.batches.store import BatchStore
-from handler.serving.custom_handle import CustomHandle
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.head import Head, Headers, request_id
 from handler.serving.metrics.gauges import Gauges
@@ -75,8 +74,7 @@ class ServedModel:
         if config.rolling_batch == "disable" and not stepped:
             gate = BatchGate(config, max_lines=self.max_batch_lines)
         self.admission = Admission(config, preprocessor, gate, stepped=stepped)
-        handle = preprocessor.formatters.handle
-        self.handle = None if handle is None else CustomHandle(handle, config, self.admission.memory)
+        self.handle = self.admission.handle
         batcher = Batcher(
             ReasoningEngine(engine, self.context.vocabulary),
             adapters.registry,
@@ -184,7 +182,7 @@ class ServedModel:
             validator.start()  # while the engine is loading: later it would delay the first response
         finish = self._finish_start if self.adapters.at_start or self.handle is not None else None
         on_engine = self.availability.follow(changed, finish)
-        self.availability.engine.attach(Host(self.driver.watch, on_engine, self.driver.soon))
+        self.availability.engine.attach(LoopHooks(self.driver.watch, on_engine, self.driver.soon))
 
     async def _finish_start(self) -> None:
         await self.adapters.load_at_start()

@@ -156,9 +156,11 @@ class Preprocessor:
             return
         is_json = _JSON_TYPES.fullmatch(head.media_type) or head.media_type in dialect.media_types
         if not head.is_prompt and not self._is_form(head) and not is_json:
-            others = f" or {_FORM}, with the audio clip as the file 'file'" if dialect.forms else ""
-            others = others or (" or text/plain" if head.is_configured else "")
-            raise UnsupportedMedia(f"content type {head.media_type!r} is not supported; send application/json{others}")
+            alternatives = f" or {_FORM}, with the audio clip as the file 'file'" if dialect.forms else ""
+            alternatives = alternatives or (" or text/plain" if head.is_configured else "")
+            raise UnsupportedMedia(
+                f"content type {head.media_type!r} is not supported; send application/json{alternatives}"
+            )
 
     def dialect_of(self, head: Head) -> Dialect:
         """Return the dialect of a request body."""
@@ -256,8 +258,8 @@ class Preprocessor:
         """Return the adapter from `adapters` in the body, or None. The field `model` does not select formatters."""
         if not isinstance(body, dict):
             return None
-        named = body.get("adapters")
-        name = named[0] if isinstance(named, list) else named
+        adapters = body.get("adapters")
+        name = adapters[0] if isinstance(adapters, list) else adapters
         return self.context.adapters.find(name) if isinstance(name, str) and not self.context.no_adapters else None
 
     def _read_value(self, body: bytes, head: Head) -> Any:
@@ -326,10 +328,10 @@ _KINDS = {"embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSI
 def check_task(request: Request, task: Task) -> None:
     """Raise InvalidPayload if the model serves a different task."""
     generated = Task.TRANSCRIPTION if request.transcribes else Task.GENERATION
-    wanted = generated if request.pooling is None else _KINDS[request.pooling.kind]
-    if wanted is not task:
+    kind = generated if request.pooling is None else _KINDS[request.pooling.kind]
+    if kind is not task:
         raise InvalidPayload(
-            f"this server is for {task.value} (option.task), on {_ROUTES[task]}; this request is for {wanted.value}"
+            f"this server is for {task.value} (option.task), on {_ROUTES[task]}; this request is for {kind.value}"
         )
 
 

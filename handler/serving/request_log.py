@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.framing import dumps
-from handler.core.secrets import known_headers, path_without_credentials
+from handler.core.secrets import path_without_credentials, public_headers
 from handler.serving.database import is_locked
 
 log = logging.getLogger("handler")
@@ -37,7 +37,7 @@ _NAME = "requests-*.jsonl"
 _OVERHEAD = 1024  # approximate bytes of a line besides the body and the response
 
 
-class Answer(NamedTuple):
+class CapturedResponse(NamedTuple):
     """A captured response, with the chunks of its body as they were sent."""
 
     status: int
@@ -59,7 +59,7 @@ class Captured(NamedTuple):
     path: str
     headers: Mapping[str, str]
     body: bytes
-    answer: Answer | None
+    answer: CapturedResponse | None
 
     @property
     def size(self) -> int:
@@ -145,16 +145,16 @@ class RequestLog:
                 self._bytes -= request.size
         self._files.close()
 
-    def drop(self, why: str, taken: int = 0) -> None:
+    def drop(self, reason: str, taken: int = 0) -> None:
         """Count a dropped request, and release the bytes that `take` has reserved."""
         with self._lock:
             self._bytes -= taken
             self.num_dropped += 1
-            told, now = self._told_at, time.monotonic()
-            if now - told < _PERIOD:
+            logged_at, now = self._told_at, time.monotonic()
+            if now - logged_at < _PERIOD:
                 return
             self._told_at = now
-        log.warning("requests were not captured, %d so far: %s", self.num_dropped, why)
+        log.warning("requests were not captured, %d so far: %s", self.num_dropped, reason)
 
 
 class Capture:
@@ -196,7 +196,7 @@ class Capture:
             head: status and content type of the response, or None if the client disconnected before its end.
         """
         if self._body is not None:
-            answer = None if head is None else Answer(*head, self._pieces)
+            answer = None if head is None else CapturedResponse(*head, self._pieces)
             self._log.put(Captured(self._id, self._at, self._path, headers, self._body, answer), self._taken)
             self._body = None
 
@@ -280,7 +280,7 @@ def _line(request: Captured) -> bytes:
         "id": request.id,
         "at": round(request.at, 6),
         "path": path_without_credentials(request.path),
-        "headers": known_headers(request.headers),
+        "headers": public_headers(request.headers),
         **_body(request.body),
     }
     if answer is not None:
@@ -312,8 +312,8 @@ def configured_log(config: Config) -> RequestLog | None:
             raise PermissionError("it is not writable")
     except OSError as error:
         reason = f"requests cannot be captured in this directory: {error.strerror or error}"
-        told = f"{reason}; must be a directory that the server can write to"
-        raise ConfigError(config.problem("option.capture_requests", config.capture_requests, told)) from None
+        message = f"{reason}; must be a directory that the server can write to"
+        raise ConfigError(config.problem("option.capture_requests", config.capture_requests, message)) from None
     if config.capture_total_mb < config.capture_file_mb:
         least = f"must be at least option.capture_file_mb={config.capture_file_mb}"
         raise ConfigError(config.problem("option.capture_total_mb", config.capture_total_mb, least))

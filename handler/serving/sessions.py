@@ -113,8 +113,8 @@ class Sessions:
         """
         if _ID.fullmatch(id) and not self._is_over(id) and self._path(id, owner).is_dir():
             return self._session(id, owner)
-        shown = id if _PLAIN.fullmatch(id) else quote(id)
-        raise InvalidSession(f"Bad request: session not found: {shown}")
+        quoted_id = id if _PLAIN.fullmatch(id) else quote(id)
+        raise InvalidSession(f"Bad request: session not found: {quoted_id}")
 
     def close(self, id: str, owner: str = "") -> None:
         """Close a session. Its directory is immediately renamed to mark it as expired, and is removed soon afterwards.
@@ -123,10 +123,10 @@ class Sessions:
             InvalidSession: the owner has no such session, or it has expired.
             ServingError: the session directory cannot be renamed.
         """
-        found, closed = self.find(id, owner), f"{0:08x}{id[8:]}"
+        session, closed = self.find(id, owner), f"{0:08x}{id[8:]}"
         path = self._path(closed, owner)
         try:
-            found.directory.rename(path)
+            session.directory.rename(path)
         except FileNotFoundError:  # another call was faster
             raise InvalidSession(f"Bad request: session not found: {id}") from None
         except OSError as error:
@@ -322,9 +322,9 @@ def sessions_root(config: Config) -> Path | None:
     return root
 
 
-def _refuse(config: Config, root: Path, why: str) -> None:
+def _refuse(config: Config, root: Path, reason: str) -> None:
     """Raise an error if an option enables sessions, otherwise log a warning that they are off."""
-    problem = config.problem("option.sessions_path", root, f"sessions cannot be stored in this directory: {why}")
+    problem = config.problem("option.sessions_path", root, f"sessions cannot be stored in this directory: {reason}")
     if config.enable_stateful_sessions or config.sessions_path is not None:
         raise ConfigError(problem)
     log.warning("stateful sessions are off: %s", problem.message)
@@ -380,15 +380,17 @@ def answer_call(sessions: Sessions | None, call: str, id: str | None, owner: str
     """
     if sessions is None:
         raise InvalidSession(f"{_OFF}; {_HOW}")
-    told: Headers
+    headers: Headers
     if call == NEW_SESSION:
         session = sessions.open(owner)
         value = f"{session.id}; Expires={session.expires:%Y-%m-%dT%H:%M:%SZ}"
-        done, told = f"Session {session.id} created", [("x-amzn-sagemaker-new-session-id", value), (HEADER, value)]
+        message = f"Session {session.id} created"
+        headers = [("x-amzn-sagemaker-new-session-id", value), (HEADER, value)]
     else:
         if not id:
             raise InvalidSession("Session ID is required in request headers to close a session")
         sessions.close(id, owner)
-        done, told = f"Session {id} closed", [("x-amzn-sagemaker-closed-session-id", id)]
-    answer: SessionAnswer = {"result": done}
-    return ParsedRequest((), PreparedDocument(dumps(answer)), errors, headers=lambda timing: told)
+        message = f"Session {id} closed"
+        headers = [("x-amzn-sagemaker-closed-session-id", id)]
+    answer: SessionAnswer = {"result": message}
+    return ParsedRequest((), PreparedDocument(dumps(answer)), errors, headers=lambda timing: headers)

@@ -66,10 +66,10 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
     check_defaults(config)
     able = engines.capabilities(spec.engine, spec.config)
     generation, template = NO_DEFAULTS, None
-    shown = config.engine_options.get("echo_tokenizer") or spec.config.source or spec.config.model
+    source = config.engine_options.get("echo_tokenizer") or spec.config.source or spec.config.model
     if spec.config.task is Task.GENERATION:
         generation = generation_defaults(config, spec.config.source or spec.config.model, able)
-        template = response_template(config, Path(shown) if shown else None)
+        template = response_template(config, Path(source) if source else None)
     names = (config.name, config.model_id, *(config.served_model_name or (MODEL_NAME,)))
     options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
     max_media = {kind: options.get("limit_mm_per_prompt", {}).get(kind, DEFAULT_MAX_MEDIA) for kind in MEDIA}
@@ -98,16 +98,16 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
             for kind in MEDIA
         },
         max_media=max_media,
-        tokenizer_config=_tokenizer_config(config, shown, spec),
+        tokenizer_config=_tokenizer_config(config, source, spec),
     )
 
 
-def _tokenizer_config(config: Config, shown: Path | str | None, spec: Spec) -> dict[str, Any]:
+def _tokenizer_config(config: Config, source: Path | str | None, spec: Spec) -> dict[str, Any]:
     """Return the values for /tokenizer_info. If a model was converted from a GGUF file, read them from that file."""
-    if not shown or not config.enable_tokenizer_info_endpoint:
+    if not source or not config.enable_tokenizer_info_endpoint:
         return {}
-    if found := tokenizer_config(Path(shown)):
-        return found
+    if tokenizer_values := tokenizer_config(Path(source)):
+        return tokenizer_values
     with contextlib.suppress(ConfigError, OSError, ValueError):
         model_id = engines.fetch(spec.engine, spec.config.options.model_id, spec.config)
         return tokenizer_config(locate(model_id or DEMO).path)
@@ -158,16 +158,16 @@ async def load_model(
         on_failure.callback(engine.close)
         if sessions is not None:
             on_failure.callback(sessions.end)
-        for made in (store, request_log, batches):
-            if made is not None:
-                on_failure.callback(made.close)
+        for part in (store, request_log, batches):
+            if part is not None:
+                on_failure.callback(part.close)
         tokenizer = await run_in_daemon_thread(load_tokenizer, spec)
         context = replace(server_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
         warn_of_unread(config.default_chat_template_kwargs or (), tokenizer.chat_template)
         if tokenizer.chat_template and context.task is Task.GENERATION:
-            shown = replace(context, chat_template=tokenizer.chat_template)
-            log.info("%s", describe_parsers(shown))
-            warn_of_unread_calls(shown)
+            shown_context = replace(context, chat_template=tokenizer.chat_template)
+            log.info("%s", describe_parsers(shown_context))
+            warn_of_unread_calls(shown_context)
         validator = make_validator(spec, engine)
         dialect = registry.choose(config, context.task)
         whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming

@@ -126,19 +126,19 @@ class ResponseDatabase:
         """Set the maximum number of seconds that later calls wait while another process writes."""
         self._database.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
-    def keep(self, owner: str, answer: KeptAnswer, head: bytes, kept: Sequence[KeptItem], size: int) -> None:
+    def keep(self, owner: str, answer: KeptAnswer, head: bytes, encoded_items: Sequence[KeptItem], size: int) -> None:
         """Write a response. Delete the least recently used responses of the owner if there is not enough room.
 
         Args:
             head: JSON of the response without its items.
-            kept: the items.
+            encoded_items: the items.
             size: total size of the head and the items, in bytes.
 
         Raises:
             Unavailable: there is no room for the response. Nothing has changed.
         """
         now, first = self._clock(), len(answer.given)
-        items = [(answer.id, place, place >= first, *item) for place, item in enumerate(kept)]
+        items = [(answer.id, position, position >= first, *item) for position, item in enumerate(encoded_items)]
         previous, failed, expires = answer.previous, answer.failed, now + self._config.responses_expiration
         values = (answer.id, owner, answer.kind, previous, failed, head, size, now, expires)
         with self._writing() as database:
@@ -171,45 +171,45 @@ class ResponseDatabase:
             return Unavailable(
                 f"the response has {size} bytes, more than an API key may store (option.responses_max_bytes)"
             )
-        told = f"all API keys together may store {self._config.responses_total_bytes} bytes of responses"
-        why = "and deleting the responses of this API key would not make enough room"
-        return Unavailable(f"{told}, {why} (option.responses_total_bytes)")
+        limit = f"all API keys together may store {self._config.responses_total_bytes} bytes of responses"
+        reason = "and deleting the responses of this API key would not make enough room"
+        return Unavailable(f"{limit}, {reason} (option.responses_total_bytes)")
 
-    def recall(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> Recalled:
+    def recall(self, owner: str, references: Wanted, reserve: Callable[[int], object]) -> Recalled:
         """Return the stored responses and items that a request refers to.
 
         Args:
             reserve: called with the size in bytes of stored JSON before it is decoded. It may raise an error.
         """
         with self._writing():
-            read = self._conversation(owner, wanted, reserve) if wanted.previous else _Read()
-            if read.state == "found" and wanted.items:
-                read = self._with_items(read, owner, wanted, reserve)
+            read = self._conversation(owner, references, reserve) if references.previous else _Read()
+            if read.state == "found" and references.items:
+                read = self._with_items(read, owner, references, reserve)
         if read.state != "found":
             return Recalled(read.state)
         items = {id: load_json(item) for id, item in read.items.items()}
         return Recalled(head=load_json(read.head), history=[*map(load_json, read.history)], items=items, size=read.size)
 
-    def _with_items(self, read: _Read, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> _Read:
+    def _with_items(self, read: _Read, owner: str, references: Wanted, reserve: Callable[[int], object]) -> _Read:
         items, answers, size = dict[str, bytes](), list[str](), read.size
-        for id in dict.fromkeys(wanted.items):
+        for id in dict.fromkeys(references.items):
             query = (
                 "SELECT item, answers.id FROM items JOIN answers ON answers.id = answer WHERE items.id = ? AND "
                 "owner = ? AND kind = ? AND expires > ? ORDER BY answers.rowid DESC LIMIT 1"
             )
-            found = self._database.execute(query, (id, owner, wanted.kind, self._clock())).fetchone()
-            if found is not None:
-                size += len(found[0])
+            row = self._database.execute(query, (id, owner, references.kind, self._clock())).fetchone()
+            if row is not None:
+                size += len(row[0])
                 if size > self._config.max_request_size:
                     return _Read("too_long")
-                reserve(len(found[0]))
-                items[id] = found[0]
-                answers.append(found[1])
+                reserve(len(row[0]))
+                items[id] = row[0]
+                answers.append(row[1])
         self._use(answers)
         return read._replace(items=items, size=size)
 
-    def _conversation(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> _Read:
-        key = {"id": wanted.previous, "owner": owner, "kind": wanted.kind, "now": self._clock()}
+    def _conversation(self, owner: str, references: Wanted, reserve: Callable[[int], object]) -> _Read:
+        key = {"id": references.previous, "owner": owner, "kind": references.kind, "now": self._clock()}
         chain = self._database.execute(_CHAIN, {**key, "most": self._config.responses_max}).fetchall()
         if not chain:
             return _Read("missing")
@@ -240,8 +240,8 @@ class ResponseDatabase:
     def _head(self, owner: str, id: str) -> bytes | None:
         query = "SELECT head FROM answers WHERE id = ? AND owner = ? AND kind = ? AND expires > ?"
         kind: Kind = "response"
-        found = self._database.execute(query, (id, owner, kind, self._clock())).fetchone()
-        return None if found is None else found[0]
+        row = self._database.execute(query, (id, owner, kind, self._clock())).fetchone()
+        return None if row is None else row[0]
 
     def response(self, owner: str, id: str) -> dict[str, Any] | None:
         """Return a response, or None if the owner has no response with this id."""
@@ -262,11 +262,11 @@ class ResponseDatabase:
         order, beyond = ("DESC", "<") if newest_first else ("ASC", ">")
         query, names = "SELECT item FROM items WHERE answer = ? AND NOT is_output", [id]
         if after:
-            place = "SELECT place FROM items WHERE answer = ? AND id = ? LIMIT 1"
-            found = self._database.execute(place, (id, after)).fetchone()
-            if found is None:
+            position_query = "SELECT place FROM items WHERE answer = ? AND id = ? LIMIT 1"
+            row = self._database.execute(position_query, (id, after)).fetchone()
+            if row is None:
                 return None
-            query, names = f"{query} AND place {beyond} ?", [id, found[0]]
+            query, names = f"{query} AND place {beyond} ?", [id, row[0]]
         return [item for (item,) in self._database.execute(f"{query} ORDER BY place {order} LIMIT ?", [*names, most])]
 
     def delete(self, owner: str, id: str) -> bool:
@@ -330,7 +330,7 @@ class ResponseStore:
         """
         return self._submit(owner, lambda: self._database.check_room(owner, size))
 
-    def recall(self, owner: str, wanted: Wanted, reserve: Callable[[int], object]) -> Future[Recalled]:
+    def recall(self, owner: str, references: Wanted, reserve: Callable[[int], object]) -> Future[Recalled]:
         """Return the stored responses and items that a request refers to.
 
         Args:
@@ -340,9 +340,9 @@ class ResponseStore:
         Raises:
             Overloaded: too many calls are waiting.
         """
-        if self._begun(owner, wanted.previous) is not None:
+        if self._begun(owner, references.previous) is not None:
             return _done(Recalled("in_progress"))
-        return self._submit(owner, lambda: self._database.recall(owner, wanted, reserve))
+        return self._submit(owner, lambda: self._database.recall(owner, references, reserve))
 
     def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
         """Return a response, which may be in progress, or None if the owner has no response with this id."""
@@ -368,9 +368,9 @@ class ResponseStore:
 
     def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> InProgress:
         """Register a response in progress. It is registered until `end` or `keep`, while the returned object exists."""
-        one = InProgress(owner, answer)
-        self._in_progress[id] = one
-        return one
+        in_progress = InProgress(owner, answer)
+        self._in_progress[id] = in_progress
+        return in_progress
 
     def end(self, id: str) -> None:
         """Remove a response in progress that is not stored, if it is registered."""
@@ -399,8 +399,8 @@ class ResponseStore:
 
     def _begun(self, owner: str, id: str) -> InProgress | None:
         """Return an owner's response that is in progress, or None."""
-        found = self._in_progress.get(id)
-        return found if found is not None and found.owner == owner else None
+        begun = self._in_progress.get(id)
+        return begun if begun is not None and begun.owner == owner else None
 
     def check_calls(self, owner: str) -> None:
         """Raise Overloaded if too many calls are waiting, and the owner has its share of them."""
@@ -498,12 +498,12 @@ def configured_store(config: Config) -> ResponseStore | None:
     """
     if not config.stores_responses:
         return None
-    place = config.responses_store
-    directory = None if place == "memory" else Path(place).absolute()
+    setting = config.responses_store
+    directory = None if setting == "memory" else Path(setting).absolute()
     try:
         database = ResponseDatabase(directory, config)
     except (OSError, sqlite3.Error) as error:
-        why = getattr(error, "strerror", None) or error
-        told = f"responses cannot be stored in this directory: {why}; must be off, memory or a directory"
-        raise ConfigError(config.problem("option.responses_store", place, told)) from None
+        reason = getattr(error, "strerror", None) or error
+        message = f"responses cannot be stored in this directory: {reason}; must be off, memory or a directory"
+        raise ConfigError(config.problem("option.responses_store", setting, message)) from None
     return ResponseStore(database)

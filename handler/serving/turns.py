@@ -215,13 +215,13 @@ class Turns:
         self._num_waiting = 0
         for owner, account in list(self._accounts.items()):
             for kind, queue in list(account.queues.items()):
-                kept = [waiting for waiting in queue if not waiting.future.cancelled()]
-                heapq.heapify(kept)
-                if kept:
-                    account.queues[kind] = kept
+                remaining = [waiting for waiting in queue if not waiting.future.cancelled()]
+                heapq.heapify(remaining)
+                if remaining:
+                    account.queues[kind] = remaining
                 else:
                     del account.queues[kind]
-                self._num_waiting += len(kept)
+                self._num_waiting += len(remaining)
             self._forget(owner)
         self._sweep_at = max(_SWEEP, 2 * self._num_waiting)
 

@@ -38,16 +38,18 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
     Raises:
         ConfigError: model.py cannot be used, or an option names a function that it does not contain.
     """
-    own = model_py_directory(config) if directory is None else None  # DJL Serving installs requirements.txt itself
-    if (file := user_files.requirements_file(own, is_enabled=config.install_requirements)) is not None:
+    model_directory = (
+        model_py_directory(config) if directory is None else None
+    )  # DJL Serving installs requirements.txt itself
+    if (file := user_files.requirements_file(model_directory, is_enabled=config.install_requirements)) is not None:
         user_files.install(file)
     custom: Handlers | None = None
     if handlers:
         with collecting() as decorated:
-            formatters = find_formatters(directory or own, handlers=STANDARDS)
+            formatters = find_formatters(directory or model_directory, handlers=STANDARDS)
         custom = find_handlers(handlers_home(config), environment.custom_code(), decorated)
     else:
-        formatters = find_formatters(directory or own)
+        formatters = find_formatters(directory or model_directory)
     try:
         key, name = "option.input_formatter", config.input_formatter
         read = choose(formatters.inputs, name, "input")
@@ -61,7 +63,7 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
             f"({config.where('option.rolling_batch')}); option.output_formatter=json disables the formatter"
         )
     plugin = config.tool_parser_plugin and load_tool_format(config.tool_parser_plugin, plugin_directories(config))
-    handle = users_handle(config, model_py(directory or own)) if handlers else None
+    handle = users_handle(config, model_py(directory or model_directory)) if handlers else None
     return Formatters(read, write, config, custom, handle, plugin or None)
 
 
@@ -93,8 +95,8 @@ def handlers_home(config: Config) -> Path:
 
 def users_files(config: Config) -> list[Path]:
     """Return the user's Python files that are imported by hosts that call handlers."""
-    own = model_py(model_py_directory(config))
-    files = [own, *files_of(handlers_home(config), environment.custom_code())]
+    model_file = model_py(model_py_directory(config))
+    files = [model_file, *files_of(handlers_home(config), environment.custom_code())]
     if config.handle_role is not Role.ALONE:
         files += [model_py(path) for path in adapters_at_start(config, None).values()]
     return list(dict.fromkeys(path for path in files if path is not None))
@@ -133,10 +135,10 @@ def adapter_roots(config: Config, directory: Path | None) -> AdapterRoots:
     """Return the directories from which clients may register adapters. On SageMaker, only the platform can register
     adapters, whose files it stores below `_PLATFORM`.
     """
-    own = [path.absolute() for path in _places(config, directory) if path.is_dir()]
+    directories = [path.absolute() for path in _places(config, directory) if path.is_dir()]
     root = config.engine_options.get("adapters_root")
-    others = [] if root is None else [Path(root).absolute()]
-    return AdapterRoots([*own, _PLATFORM], others, bool(config.engine_options.get("adapters_code")))
+    roots = [] if root is None else [Path(root).absolute()]
+    return AdapterRoots([*directories, _PLATFORM], roots, bool(config.engine_options.get("adapters_code")))
 
 
 def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]:
@@ -146,9 +148,9 @@ def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]
     Raises:
         ConfigError: an adapter cannot be used.
     """
-    named = config.engine_options.get("lora_modules") or {}
-    own = adapters_in(adapter_directories(config, directory))
-    return {**own, **named_adapters(named, _base(config, directory), "option.lora_modules")}
+    modules = config.engine_options.get("lora_modules") or {}
+    adapters = adapters_in(adapter_directories(config, directory))
+    return {**adapters, **named_adapters(modules, _base(config, directory), "option.lora_modules")}
 
 
 def _base(config: Config, directory: Path | None) -> Path | None:
@@ -161,7 +163,7 @@ def _base(config: Config, directory: Path | None) -> Path | None:
 
 def _places(config: Config, directory: Path | None) -> list[Path]:
     places = [directory or config.directory, Path(config.model_id) if config.model_id else None]
-    return [place for place in dict.fromkeys(places) if place]
+    return [path for path in dict.fromkeys(places) if path]
 
 
 def adapter_directories(config: Config, directory: Path | None) -> list[Path]:

@@ -94,7 +94,7 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         return _compare(arguments)
     from handler.engines import entry
-    from proof.bench.run import Plan, run
+    from proof.bench.run import BenchPlan, run
 
     if not arguments.url and not arguments.engine:
         raise ConfigError("lmi bench: specify the URL of a running server, or --engine to start one")
@@ -106,7 +106,7 @@ def _bench(arguments: argparse.Namespace) -> int:
         raise ConfigError("lmi bench: --engine does not support an open loop; omit --engine or --rate")
     if arguments.engine not in (None, "auto"):
         entry(arguments.engine)
-    plan = Plan(
+    plan = BenchPlan(
         url=arguments.url,
         engine=arguments.engine,
         model=arguments.model,

@@ -252,9 +252,9 @@ class StreamLines:
         self._events = EventReader(_MAX_BODY)
 
     @property
-    def rest(self) -> bytes:
+    def remainder(self) -> bytes:
         """The beginning of a line whose end has not arrived."""
-        return bytes(self._lines.rest)
+        return bytes(self._lines.partial)
 
     def feed(self, data: bytes, now: float, *, events: bool) -> None:
         """Read bytes that arrived at the time `now`.
@@ -284,7 +284,7 @@ class ResponseReader(HttpReader):
         if status != 200:
             return f"status {status}"
         try:
-            last = json.loads(self.lines.last or self.lines.rest)
+            last = json.loads(self.lines.last or self.lines.remainder)
         except ValueError:
             return "not JSON"
         if not isinstance(last, dict) or "error" in last:
@@ -375,13 +375,13 @@ def address(url: str) -> Address:
     """
     try:
         where = urllib.parse.urlsplit(url)
-        own_port = where.port
+        explicit_port = where.port
     except ValueError as error:
         raise ConfigError(f"{url!r} is not the URL of a server: {error}") from None
     if where.scheme not in ("http", "https") or not where.hostname:
         raise ConfigError(f"{url!r} is not the URL of a server; use http://host:port")
     secure = where.scheme == "https"
-    port = own_port or (443 if secure else 80)
+    port = explicit_port or (443 if secure else 80)
     return where.hostname, port, ssl.create_default_context() if secure else None
 
 
@@ -432,14 +432,14 @@ UNAUTHORIZED = "status 401"
 
 
 def refused_key(url: str, key: str) -> ConfigError:
-    """Return an error for a server that answered 401.
+    """Return an error for a server that responded with status 401.
 
     Args:
         key: the key that was sent, or "" if none was.
     """
-    why = f"it refuses the key in {KEYS}" if key else "it requires a key"
+    reason = f"it refuses the key in {KEYS}" if key else "it requires a key"
     return ConfigError(
-        f"{url} responds with status 401: {why}; set {KEYS}=KEY in the environment to a key of the server"
+        f"{url} responds with status 401: {reason}; set {KEYS}=KEY in the environment to a key of the server"
     )
 
 

@@ -26,7 +26,7 @@ class Level:
         each: tokens per second of each repetition.
         times: the percentiles p50, p90 and p99 in milliseconds for each name in `LATENCIES`, or None if unknown.
         num_errors: number of failed requests.
-        others: number of CPU cores that other processes kept busy in the most disturbed repetition, or None if unknown.
+        other_cores: number of CPU cores of other processes in the most disturbed repetition, or None if unknown.
     """
 
     load: float
@@ -34,7 +34,7 @@ class Level:
     each: Sequence[float]
     times: Mapping[str, Mapping[str, float | None]]
     num_errors: int
-    others: float | None = None
+    other_cores: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Curve:
 
     def is_disturbed(self, level: Level) -> bool:
         """Return whether other processes kept more cores busy than `quiet` in any repetition of a level."""
-        return self.quiet is not None and (level.others or 0.0) > self.quiet
+        return self.quiet is not None and (level.other_cores or 0.0) > self.quiet
 
     def load_name(self, level: Level) -> str:
         if self.is_open:

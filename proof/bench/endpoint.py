@@ -200,7 +200,7 @@ MAX_THREADS = 512
 
 
 @dataclass(frozen=True)
-class Plan:
+class EndpointPlan:
     """The levels of a measurement.
 
     Attributes:
@@ -218,7 +218,7 @@ class Plan:
         return MAX_THREADS if self.rates else max(self.clients)
 
 
-def measure(plan: Plan, send: Send, warm_up: Send, report: Callable[[str], None]) -> list[dict[str, Any]]:
+def measure(plan: EndpointPlan, send: Send, warm_up: Send, report: Callable[[str], None]) -> list[dict[str, Any]]:
     """Measure an endpoint, and return one `summary` per level.
 
     Args:
@@ -241,7 +241,7 @@ def measure(plan: Plan, send: Send, warm_up: Send, report: Callable[[str], None]
 
 
 def _closed_level(
-    plan: Plan, clients: int, ask: Ask, numbers: Iterator[int], report: Callable[[str], None]
+    plan: EndpointPlan, clients: int, ask: Ask, numbers: Iterator[int], report: Callable[[str], None]
 ) -> dict[str, Any]:
     requests = plan.requests or max(8, 4 * clients)
     report(f"{requests} requests, {clients} concurrent ...")
@@ -250,7 +250,7 @@ def _closed_level(
 
 
 def _open_level(
-    plan: Plan, rate: float, ask: Ask, numbers: Iterator[int], report: Callable[[str], None]
+    plan: EndpointPlan, rate: float, ask: Ask, numbers: Iterator[int], report: Callable[[str], None]
 ) -> dict[str, Any]:
     requests = plan.requests or 50
     report(f"{requests} requests, {rate:g} per second ...")
@@ -305,7 +305,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    plan = Plan(tuple(arguments.clients), tuple(arguments.rate or ()), arguments.requests)
+    plan = EndpointPlan(tuple(arguments.clients), tuple(arguments.rate or ()), arguments.requests)
     with progress_bar(len(plan.rates or plan.clients)) as advance:
 
         def report(text: str) -> None:
@@ -342,10 +342,10 @@ def _senders(arguments: argparse.Namespace, connections: int) -> tuple[Send, Sen
 
 def _print_table(levels: Sequence[Mapping[str, Any]]) -> None:
     head, *lines = rows(levels)
-    shown = table(head, lines)
-    for column in shown.columns[1:]:
+    levels_table = table(head, lines)
+    for column in levels_table.columns[1:]:
         column.justify = "right"
-    out().print(shown)
+    out().print(levels_table)
 
 
 def _numbers(kind: type[int] | type[float]) -> Any:

@@ -89,21 +89,21 @@ class OthersMeter:
     """Measures the number of CPU cores that processes other than this process and its descendants keep busy."""
 
     def __init__(self) -> None:
-        self._at, self._others = time.monotonic(), _others_seconds()
+        self._at, self._other = time.monotonic(), _other_seconds()
 
     def cores(self) -> float | None:
         """Return the average number of busy cores since the meter was created, or None if there is no /proc."""
-        now = _others_seconds()
-        if now is None or self._others is None:
+        now = _other_seconds()
+        if now is None or self._other is None:
             return None
-        return max(0.0, (now - self._others) / (time.monotonic() - self._at))
+        return max(0.0, (now - self._other) / (time.monotonic() - self._at))
 
 
 T = TypeVar("T")
 
 
 def undisturbed(
-    repeat: int, quiet: float, measure: Callable[[int], T], others: Callable[[T], float]
+    repeat: int, quiet: float, measure: Callable[[int], T], load_of: Callable[[T], float]
 ) -> tuple[list[T], int]:
     """Measure `repeat` times, and repeat measurements disturbed by other processes, up to `2 * repeat` in total.
 
@@ -116,18 +116,18 @@ def undisturbed(
     Returns:
         The `repeat` least disturbed measurements, and the number of disturbed measurements.
     """
-    kept: list[T] = []
+    quiet_results: list[T] = []
     disturbed: list[T] = []
     for turn in range(2 * repeat):
         measurement = measure(turn)
-        (disturbed if others(measurement) > quiet else kept).append(measurement)
-        if len(kept) == repeat:
+        (disturbed if load_of(measurement) > quiet else quiet_results).append(measurement)
+        if len(quiet_results) == repeat:
             break
-    disturbed.sort(key=others)
-    return kept + disturbed[: repeat - len(kept)], len(disturbed)
+    disturbed.sort(key=load_of)
+    return quiet_results + disturbed[: repeat - len(quiet_results)], len(disturbed)
 
 
-def _others_seconds() -> float | None:
+def _other_seconds() -> float | None:
     try:
         # user nice system idle iowait irq softirq steal; steal counts, as the hypervisor's other guests also disturb
         ticks = list(map(int, (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]))

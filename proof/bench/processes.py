@@ -81,7 +81,7 @@ def process(
     command: Sequence[str], *, timeout: float = 30.0, variables: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
     """Start a server process that writes `listening on URL` to stderr when it is ready."""
-    variables = {**environment.of_own_server(), **(variables or {})}
+    variables = {**environment.of_embedded_server(), **(variables or {})}
     running = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
     output = _Output(running)
     try:
@@ -268,8 +268,8 @@ async def _warm_connections(share: _Share) -> Connections:
         connections.close()
         raise refused_key(share.target.url, environment.api_key())
     # Another failure is not reported here, because it will occur again in the measurement.
-    others = [number for number in numbers if number != share.index]
-    await asyncio.gather(*(connections.ask(WARM_UP_PROMPT + number, WARM_UP_TOKENS) for number in others))
+    remaining = [number for number in numbers if number != share.index]
+    await asyncio.gather(*(connections.ask(WARM_UP_PROMPT + number, WARM_UP_TOKENS) for number in remaining))
     return connections
 
 

@@ -26,12 +26,12 @@ class Repetition(NamedTuple):
     Attributes:
         results: results of the requests.
         engine: result of the engine alone, or None.
-        others: number of CPU cores that other processes kept busy, or None if unknown.
+        other_cores: number of CPU cores that other processes kept busy, or None if unknown.
     """
 
     results: Sequence[Result]
     engine: Run | None = None
-    others: float | None = None
+    other_cores: float | None = None
 
 
 class Point(NamedTuple):
@@ -94,7 +94,7 @@ def summarize(point: Point) -> dict[str, Any]:
         "itl_ms": _milliseconds(gaps(point.results)),
         "latency_ms": _milliseconds(response_times(point.results)),
         "errors": errors(point.results),
-        "others_cores": max((repetition.others or 0.0 for repetition in point.repetitions), default=None),
+        "others_cores": max((repetition.other_cores or 0.0 for repetition in point.repetitions), default=None),
         "repetitions_disturbed": point.disturbed,
     }
     engine = [repetition.engine.rate for repetition in point.repetitions if repetition.engine is not None]
@@ -176,8 +176,8 @@ def compare(curves: Sequence[Curve]) -> str:
     rows: list[list[str]] = []
     for name in sorted({name for levels in by_load for name in levels}, key=lambda name: float(name.partition(" ")[0])):
         rows += _load_rows(name, curves, [levels.get(name) for levels in by_load])
-    shown = table(["load", "", *(curve.name for curve in curves)], rows)
-    return "\n".join([shown, *_legend(shown, curves), *_differences(curves)])
+    table_text = table(["load", "", *(curve.name for curve in curves)], rows)
+    return "\n".join([table_text, *_legend(table_text, curves), *_differences(curves)])
 
 
 def _load_rows(load: str, curves: Sequence[Curve], levels: Sequence[Level | None]) -> Iterator[list[str]]:
@@ -202,11 +202,11 @@ def _rates(curves: Sequence[Curve], levels: Sequence[Level | None]) -> Iterator[
         yield " ".join([*marks, cell])
 
 
-def _legend(shown: str, curves: Sequence[Curve]) -> Iterator[str]:
+def _legend(table_text: str, curves: Sequence[Curve]) -> Iterator[str]:
     """Yield lines that explain the marks in the table, or why there are none."""
-    if f" {_NOISE} " in shown:
+    if f" {_NOISE} " in table_text:
         yield f"{_NOISE} within noise: the repetitions overlap with those of the first column"
-    if f" {_DISTURBED} " in shown:
+    if f" {_DISTURBED} " in table_text:
         yield f"{_DISTURBED} disturbed: other processes kept more cores busy than --quiet allows; measure again"
     if once := [curve.name for curve in curves if all(len(level.each) < 2 for level in curve.levels)]:
         yield f"noise unknown for {', '.join(once)}, because it was measured once"

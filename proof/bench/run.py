@@ -20,7 +20,7 @@ _PROMPTS_EACH = 1 << 14  # prompt numbers reserved for each repetition
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """The arguments of `lmi bench`."""
 
     loads: Sequence[Load]
@@ -36,7 +36,7 @@ class Plan:
     quiet: float = 0.2
 
 
-def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
+def run(plan: BenchPlan, print_result: Callable[[dict[str, Any]], int]) -> int:
     """Measure, print the results, and return the exit status: 1 if a request failed or a file could not be written.
 
     Args:
@@ -50,7 +50,7 @@ def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
     return print_result(result) or int(any(value["errors"] for value in result["results"]))
 
 
-def show(plan: Plan, points: Sequence[Point], result: dict[str, Any]) -> None:
+def show(plan: BenchPlan, points: Sequence[Point], result: dict[str, Any]) -> None:
     """Print the results as a table."""
     again = f", {plan.repeat} times" if plan.repeat > 1 else ""
     print(f"responses of {plan.tokens} tokens, prompts of {plan.prompt_words} words{again}")
@@ -59,12 +59,12 @@ def show(plan: Plan, points: Sequence[Point], result: dict[str, Any]) -> None:
         print(f"DISTURBED: other processes used more than {plan.quiet:g} cores; see others_cores in the JSON line")
 
 
-def document(plan: Plan, points: Sequence[Point]) -> dict[str, Any]:
+def document(plan: BenchPlan, points: Sequence[Point]) -> dict[str, Any]:
     """Return the results as a JSON document."""
     return {"plan": asdict(plan), "results": [report.summarize(point) for point in points], **machine.describe()}
 
 
-def measure_all(plan: Plan) -> list[Point]:
+def measure_all(plan: BenchPlan) -> list[Point]:
     with contextlib.ExitStack() as stack:
         advance = stack.enter_context(progress_bar(len(plan.loads) * plan.repeat))
         offline = stack.enter_context(_engine(plan)) if plan.engine else None
@@ -83,7 +83,7 @@ def _print_rate(point: Point) -> None:
     print(f"{point.name}: {values['tokens_per_second']:.1f} tokens/s{ratio}", file=sys.stderr, flush=True)
 
 
-def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, advance: Advance) -> Point:
+def _measure(plan: BenchPlan, target: Target, load: Load, offline: Offline | None, advance: Advance) -> Point:
     """Measure `plan.repeat` repetitions, and repeat those that other processes disturbed."""
 
     def repetition(turn: int) -> Repetition:
@@ -91,15 +91,17 @@ def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, ad
             advance(f"{load_name(load)}, repetition {turn + 1} of {plan.repeat}")
         return _repeat(plan, replace(target, first=turn * _PROMPTS_EACH), load, offline, turn)
 
-    kept, disturbed = machine.undisturbed(plan.repeat, plan.quiet, repetition, lambda run: run.others or 0.0)
-    return Point(load, kept, disturbed)
+    repetitions, disturbed = machine.undisturbed(
+        plan.repeat, plan.quiet, repetition, lambda run: run.other_cores or 0.0
+    )
+    return Point(load, repetitions, disturbed)
 
 
-def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, turn: int) -> Repetition:
+def _repeat(plan: BenchPlan, target: Target, load: Load, offline: Offline | None, turn: int) -> Repetition:
     """Measure once. The speed of the machine may drift, so every other repetition measures the engine first."""
     meter = OthersMeter()
     if offline is None:
-        return Repetition(measure(target, load, plan.processes), others=meter.cores())
+        return Repetition(measure(target, load, plan.processes), other_cores=meter.cores())
     assert isinstance(load, Closed)
     work = Work(load.clients, load.requests, target.tokens, target.prompt_words, target.first, load.seconds)
     before = offline.measure(work) if turn % 2 == 0 else None
@@ -108,7 +110,7 @@ def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, tur
 
 
 @contextlib.contextmanager
-def _engine(plan: Plan) -> Iterator[Offline]:
+def _engine(plan: BenchPlan) -> Iterator[Offline]:
     """Yield an engine that is loaded with the same options as the engine of the server."""
     spec = engine_spec(read_config(overrides=_overrides(plan)).checked())
     with contextlib.closing(Offline(spec)) as offline:
@@ -116,7 +118,7 @@ def _engine(plan: Plan) -> Iterator[Offline]:
         yield offline
 
 
-def _overrides(plan: Plan) -> list[str]:
+def _overrides(plan: BenchPlan) -> list[str]:
     overrides = list(plan.options)
     if plan.engine not in (None, "auto"):
         overrides.append(f"option.llm_engine={plan.engine}")

@@ -16,7 +16,7 @@ from handler.core.errors import ConfigError
 from proof.conform.dialects import PROFILES
 
 if TYPE_CHECKING:
-    from proof.conform.run import Plan, Result
+    from proof.conform.run import ConformPlan, Result
     from proof.conform.server import Lifetime
 
 _DESCRIPTION = """\
@@ -124,13 +124,13 @@ def _conform(arguments: argparse.Namespace) -> int:
         raise ConfigError("lmi conform: give the URL of a server, such as http://host:port")
     plan = _plan(arguments)
     _check_names(plan)
-    known: list[Result] = []
+    results: list[Result] = []
     text, unwritten = "", set[Path]()
     files = [path for path in arguments.output if _is_replaceable(path)]
 
     def write(paths: Iterable[Path]) -> None:
         nonlocal text
-        content = report.document(plan, known, arguments.title or arguments.url)
+        content = report.document(plan, results, arguments.title or arguments.url)
         text = report.markdown(content)
         for path in paths:
             if path not in unwritten and _write(
@@ -141,24 +141,24 @@ def _conform(arguments: argparse.Namespace) -> int:
     def tell(result: Result) -> None:
         """Show a result, and write the reports so far, because a run may end early."""
         _tell(result)
-        known.append(result)
+        results.append(result)
         write(files)
 
     try:
         run.run(plan, _lifetime(arguments), tell)
     finally:
-        if known:
+        if results:
             write(path for path in arguments.output if path not in files)
-    print(report.total(known), file=sys.stderr, flush=True)
+    print(report.total(results), file=sys.stderr, flush=True)
     print(text, end="", flush=True)
-    verdicts = {result.verdict for result in known}
+    verdicts = {result.verdict for result in results}
     return 1 if unwritten or "failed" in verdicts else 2 if verdicts == {"not asked"} else 0
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def _plan(arguments: argparse.Namespace) -> ConformPlan:
     from handler.config import environment
     from proof.bench.client import Target
-    from proof.conform.run import Plan
+    from proof.conform.run import ConformPlan
     from proof.conform.server import Asking, Limits
 
     _ = Target(arguments.url, 0).address  # raises ConfigError for an invalid URL
@@ -174,29 +174,29 @@ def _plan(arguments: argparse.Namespace) -> Plan:
         limits=Limits(response=arguments.timeout),
     )
     profiles = tuple(dict.fromkeys(arguments.profile or ["sagemaker"]))
-    return Plan(asking, profiles, arguments.rule, arguments.skip, arguments.ready)
+    return ConformPlan(asking, profiles, arguments.rule, arguments.skip, arguments.ready)
 
 
-def _check_names(plan: Plan) -> None:
+def _check_names(plan: ConformPlan) -> None:
     from proof.conform.rule import RULES
-    from proof.conform.run import named, rules_of
+    from proof.conform.run import rules_of, selects
 
-    known = {name for rule in RULES for name in (rule, rule.partition(".")[0])}
+    rule_names = {name for rule in RULES for name in (rule, rule.partition(".")[0])}
     for name in (*plan.only, *plan.left_out):
-        if name not in known:
+        if name not in rule_names:
             raise ConfigError(f"lmi conform: there is no rule or group {name}; lmi conform --list shows all")
     if not rules_of(plan):
-        others = {profile for rule in RULES.values() if named(rule, plan.only) for profile in rule.profiles}
-        expected = " or ".join(name for name in PROFILES if name in others)
+        profiles = {profile for rule in RULES.values() if selects(rule, plan.only) for profile in rule.profiles}
+        expected = " or ".join(name for name in PROFILES if name in profiles)
         raise ConfigError(f"lmi conform: {', '.join(plan.only)}: needs --profile {expected}")
 
 
 def _lifetime(arguments: argparse.Namespace) -> Lifetime | None:
-    from proof.conform.server import Command, Container
+    from proof.conform.server import Command, ContainerRun
 
     if arguments.command:
         return Command(arguments.command)
-    return Container(arguments.container) if arguments.container else None
+    return ContainerRun(arguments.container) if arguments.container else None
 
 
 def _tell(result: Result) -> None:

@@ -10,7 +10,7 @@ Body = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Dialect:
+class GenerationApi:
     """The requests with which an API generates text.
 
     Attributes:
@@ -40,8 +40,8 @@ class Dialect:
 
 def change(body: Body, keys: tuple[str, ...], value: Any) -> Body:
     """Return a copy of the body with `value` at the path `keys`."""
-    first, *rest = keys
-    return {**body, first: change(body.get(first, {}), tuple(rest), value) if rest else value}
+    first, *inner_keys = keys
+    return {**body, first: change(body.get(first, {}), tuple(inner_keys), value) if inner_keys else value}
 
 
 def merge(body: Body, more: Mapping[str, Any]) -> Body:
@@ -86,23 +86,25 @@ _ENDLESS: Mapping[str, Any] = {"parameters": {"ignore_eos_token": True}}
 _IGNORE_EOS: Mapping[str, Any] = {"ignore_eos": True}
 _MAX, _TEMPERATURE = ("max_tokens",), ("temperature",)
 
-LMI = Dialect("LMI", _CALLS, _CALLS, _lmi, "inputs", _MAX_NEW, _LMI_TEMPERATURE, _LINES, _ENDLESS)
-TGI = Dialect("TGI", "/generate", "/generate_stream", _tgi, "inputs", _MAX_NEW, _LMI_TEMPERATURE, _EVENTS, {}, True)
-CHAT = Dialect(
+LMI = GenerationApi("LMI", _CALLS, _CALLS, _lmi, "inputs", _MAX_NEW, _LMI_TEMPERATURE, _LINES, _ENDLESS)
+TGI = GenerationApi(
+    "TGI", "/generate", "/generate_stream", _tgi, "inputs", _MAX_NEW, _LMI_TEMPERATURE, _EVENTS, {}, True
+)
+CHAT = GenerationApi(
     "OpenAI's chat", "/v1/chat/completions", "/v1/chat/completions", _chat, "messages", _MAX, _TEMPERATURE, _EVENTS,
     _IGNORE_EOS,
 )  # fmt: skip
-MESSAGES = Dialect(
+MESSAGES = GenerationApi(
     "Anthropic's messages", "/v1/messages", "/v1/messages", _chat, "messages", _MAX, _TEMPERATURE, _EVENTS, {}
 )
-TRITON = Dialect(
+TRITON = GenerationApi(
     "Triton's generate", "/v2/models/{model}/generate", "/v2/models/{model}/generate_stream", _triton, "text_input",
     _MAX, _TEMPERATURE, _EVENTS, {},
 )  # fmt: skip
 AT_INVOCATIONS = (
     replace(LMI, content_type=""),  # JSON lines as in LMI, or events where the server is compatible with TGI
-    Dialect("a chat", _CALLS, _CALLS, _chat, "messages", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
-    Dialect("a completion", _CALLS, _CALLS, _completion, "prompt", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
+    GenerationApi("a chat", _CALLS, _CALLS, _chat, "messages", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
+    GenerationApi("a completion", _CALLS, _CALLS, _completion, "prompt", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
 )
 """Dialects that `/invocations` may accept. The first dialect that the server accepts is used."""
 

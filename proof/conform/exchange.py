@@ -13,7 +13,7 @@ from proof.bench import client
 from proof.bench.client import BodyReader, StreamLines
 
 _STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson")
-_SHOWN = 240
+_MAX_EXCERPT = 240
 """Maximum characters of a body in a report."""
 
 
@@ -39,7 +39,7 @@ class Response:
     """The response to one request.
 
     Attributes:
-        asked: the request on one line for a report, without API keys.
+        request: the request on one line for a report, without API keys.
         failure: the reason why the response is incomplete: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB` or
             `refused`; "" if it is complete.
         pieces: the seconds from the start of the request to each piece of the body.
@@ -47,7 +47,7 @@ class Response:
         late: whether the response was ended by the time limit `--timeout` instead of a time limit in the contract.
     """
 
-    asked: str
+    request: str
     status: int = 0
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
@@ -111,10 +111,10 @@ class Response:
         if self.failure and not self.status:
             return f"{self.failure} after {self.seconds:.1f} s"
         end = f"; then {self.failure} after {self.seconds:.1f} s" if self.failure else ""
-        return f"{self.status} {self.content_type or 'without a content type'} {shown(self.body)}{end}"
+        return f"{self.status} {self.content_type or 'without a content type'} {excerpt(self.body)}{end}"
 
 
-class Connection(client.Connection[Recorder]):
+class RawConnection(client.Connection[Recorder]):
     """A connection that is used for a single request."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Connection(client.Connection[Recorder]):
         failure = await self.exchange(request, timeout)
         end, reader = time.monotonic(), self.reader
         return Response(
-            asked=label,
+            request=label,
             status=reader.status,
             headers=reader.headers,
             body=bytes(reader.body),
@@ -157,17 +157,17 @@ class Connection(client.Connection[Recorder]):
         self._news.set()
 
 
-async def connect(url: str, timeout: float) -> Connection:
+async def connect(url: str, timeout: float) -> RawConnection:
     """Open a connection.
 
     Raises:
         OSError, asyncio.TimeoutError: the connection failed.
     """
-    return await client.opened(Connection, client.address(url), timeout)
+    return await client.opened(RawConnection, client.address(url), timeout)
 
 
-def shown(data: bytes | str) -> str:
+def excerpt(data: bytes | str) -> str:
     """Return the first characters of a body on one line, for a report."""
     text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
     text = text.replace("\r", "\\r").replace("\n", "\\n")
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(data)} in all)"
+    return text if len(text) <= _MAX_EXCERPT else f"{text[:_MAX_EXCERPT]}… ({len(data)} in all)"

@@ -14,12 +14,12 @@ from handler.core import text_files
 from handler.core.errors import ConfigError
 from proof.conform.dialects import PROFILES
 from proof.conform.rule import RULES
-from proof.conform.run import Plan, Result
+from proof.conform.run import ConformPlan, Result
 
 VERDICTS = ("passed", "failed", "not asked")
 
 
-def document(plan: Plan, results: Sequence[Result], title: str) -> dict[str, Any]:
+def document(plan: ConformPlan, results: Sequence[Result], title: str) -> dict[str, Any]:
     """Return the report as a JSON object."""
     return {
         "conform": __version__,
@@ -35,9 +35,9 @@ def document(plan: Plan, results: Sequence[Result], title: str) -> dict[str, Any
                 "result": result.verdict,
                 "sentence": result.rule.sentence,
                 "source": result.rule.source._asdict(),
-                **({"wanted": result.wanted} if result.verdict == "failed" else {}),
-                **({"why": result.wanted} if result.verdict == "not asked" else {}),
-                **({"asked": result.asked, "got": result.got} if result.asked or result.got else {}),
+                **({"wanted": result.expected} if result.verdict == "failed" else {}),
+                **({"why": result.expected} if result.verdict == "not asked" else {}),
+                **({"asked": result.request, "got": result.got} if result.request or result.got else {}),
                 "seconds": round(result.seconds, 3),
             }
             for result in results
@@ -58,8 +58,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         lines += ["", "## Failed", *chain.from_iterable(map(_failure, failed))]
     lines += ["", "## Rules", "", "| rule | profile | requirement | result |", "|---|---|---|---|"]
     for result in results:
-        why = f": {_plain(result['why'])}" if result.get("why") else ""
-        lines.append(f"| {result['rule']} | {result['profile']} | {result['sentence']} | {result['result']}{why} |")
+        reason = f": {_plain(result['why'])}" if result.get("why") else ""
+        lines.append(f"| {result['rule']} | {result['profile']} | {result['sentence']} | {result['result']}{reason} |")
     return "\n".join(lines) + "\n"
 
 
@@ -72,7 +72,7 @@ def _failure(result: Mapping[str, Any]) -> list[str]:
 
 def line(result: Result) -> str:
     """Return a result as one line for a terminal."""
-    reason = f"  {result.wanted}" if result.wanted else ""
+    reason = f"  {result.expected}" if result.expected else ""
     return _printable(f"{result.verdict:9}  {result.profile:9}  {result.rule.id}{reason}")
 
 
@@ -110,8 +110,8 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
         except OSError as error:
             raise ConfigError(f"lmi conform: {path}: {error.strerror}") from None
         except ValueError as error:
-            why = "give reports written by --output FILE.json" if isinstance(error, json.JSONDecodeError) else error
-            raise ConfigError(f"lmi conform: {path} is not JSON: {why}") from None
+            reason = "give reports written by --output FILE.json" if isinstance(error, json.JSONDecodeError) else error
+            raise ConfigError(f"lmi conform: {path} is not JSON: {reason}") from None
         if not isinstance(report, dict) or not {"conform", "title", "results"} <= set(report):
             raise ConfigError(f"lmi conform: {path} is not a report: give reports written by --output FILE.json")
         reports.append(report)

@@ -28,14 +28,14 @@ class Failed(Exception):
 
     Attributes:
         wanted: the expected response.
-        asked, got: the request and the response, or "" if there was no request.
+        request, got: the request and the response, or "" if there was no request.
         late: whether the response was ended by the time limit `--timeout`.
     """
 
-    def __init__(self, expected: str, response: Response | None = None, *, asked: str = "", got: str = "") -> None:
+    def __init__(self, expected: str, response: Response | None = None, *, request: str = "", got: str = "") -> None:
         super().__init__(expected)
-        self.wanted = expected
-        self.asked = response.asked if response else asked
+        self.expected = expected
+        self.request = response.request if response else request
         self.got = response.got if response else got
         self.late = response is not None and response.late
 
@@ -134,5 +134,5 @@ async def stop_word(server: Server) -> tuple[str, str]:
     return text, words[2]
 
 
-def skip(why: str) -> NoReturn:
-    raise NotAsked(why)
+def skip(reason: str) -> NoReturn:
+    raise NotAsked(reason)

@@ -14,7 +14,7 @@ from proof.conform.rule import RULES, Failed, NotAsked, Rule
 from proof.conform.rules.hosting import watch_start
 from proof.conform.server import Asking, Lifetime, Server
 
-__all__ = ["Plan", "Result", "rules", "run"]
+__all__ = ["ConformPlan", "Result", "rules", "run"]
 
 _RULE = 300.0
 """The time limit of one rule, in seconds. `--slow` multiplies it by ten."""
@@ -27,7 +27,7 @@ Verdict: TypeAlias = Literal["passed", "failed", "not asked"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConformPlan:
     """The arguments of `lmi conform`.
 
     Attributes:
@@ -48,20 +48,20 @@ class Result:
     """The result of one rule in one profile.
 
     Attributes:
-        wanted: the expected response if the rule failed, or the reason if the rule was not checked.
-        asked, got: the request and the response of a failed rule.
+        expected: the expected response if the rule failed, or the reason if the rule was not checked.
+        request, got: the request and the response of a failed rule.
     """
 
     rule: Rule
     profile: str
     verdict: Verdict
-    wanted: str = ""
-    asked: str = ""
+    expected: str = ""
+    request: str = ""
     got: str = ""
     seconds: float = field(default=0.0, compare=False)
 
 
-def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object]) -> list[Result]:
+def run(plan: ConformPlan, lifetime: Lifetime | None, tell: Callable[[Result], object]) -> list[Result]:
     """Check all rules of the plan.
 
     Args:
@@ -73,23 +73,23 @@ def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object])
     return asyncio.run(_run(plan, lifetime, tell))
 
 
-def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
+def rules_of(plan: ConformPlan) -> list[tuple[Rule, str]]:
     """Return the rules of the plan, each with its profile. Rules that stop the server come last."""
     pairs = [
         (rule, profile)
         for profile in plan.profiles
         for rule in RULES.values()
-        if profile in rule.profiles and (not plan.only or named(rule, plan.only))
+        if profile in rule.profiles and (not plan.only or selects(rule, plan.only))
     ]
     return sorted(pairs, key=lambda pair: pair[0].last)
 
 
-def named(rule: Rule, names: Sequence[str]) -> bool:
+def selects(rule: Rule, names: Sequence[str]) -> bool:
     """Return whether `names` contains the ID or the group of a rule."""
     return any(name in (rule.id, rule.id.partition(".")[0]) for name in names)
 
 
-async def _run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object]) -> list[Result]:
+async def _run(plan: ConformPlan, lifetime: Lifetime | None, tell: Callable[[Result], object]) -> list[Result]:
     servers = {profile: Server(plan.asking, profile, lifetime) for profile in plan.profiles}
     first = next(iter(servers.values()))
     results = []
@@ -115,14 +115,14 @@ async def _begin(server: Server, seconds: float) -> None:
     await watch_start(server, seconds)
 
 
-async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
+async def _ask(rule: Rule, server: Server, plan: ConformPlan) -> Result:
     start = time.monotonic()
     server.last = None
 
     def result(verdict: Verdict, expected: str = "", request: str = "", got: str = "") -> Result:
         return Result(rule, server.profile, verdict, expected, request, got, time.monotonic() - start)
 
-    if named(rule, plan.left_out):
+    if selects(rule, plan.left_out):
         return result("not asked", "skipped by --skip")
     limit = _RULE * (10 if plan.asking.slow else 1)
     check = asyncio.ensure_future(rule.check(server))
@@ -131,21 +131,21 @@ async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
         if not done:
             return result("not asked", f"the check did not end within {limit:g} s")
         check.result()
-    except NotAsked as why:
-        return result("not asked", str(why))
+    except NotAsked as reason:
+        return result("not asked", str(reason))
     except Failed as failed:
         if failed.late:
             return result(
-                "not asked", f"no response within {plan.asking.limits.response:g} s (--timeout)", failed.asked
+                "not asked", f"no response within {plan.asking.limits.response:g} s (--timeout)", failed.request
             )
-        return result("failed", failed.wanted, failed.asked, failed.got)
+        return result("failed", failed.expected, failed.request, failed.got)
     except asyncio.TimeoutError:
         return result("not asked", f"no connection within {plan.asking.limits.response:g} s (--timeout)")
     except OSError as error:
         return result("failed", "a connection", "", str(error))
     except _UNREADABLE as error:
         broken = Failed(f"a response in the API's format ({type(error).__name__}: {error})", server.last)
-        return result("failed", broken.wanted, broken.asked, broken.got)
+        return result("failed", broken.expected, broken.request, broken.got)
     finally:
         check.cancel()
         await asyncio.wait([check])

@@ -20,8 +20,8 @@ from typing import Any
 
 from handler.core.errors import ConfigError
 from proof.bench.client import refused_key
-from proof.conform.dialects import AT_INVOCATIONS, OF_PROFILE, Body, Dialect, merge, piece_of
-from proof.conform.exchange import Connection, Response, connect, shown
+from proof.conform.dialects import AT_INVOCATIONS, OF_PROFILE, Body, GenerationApi, merge, piece_of
+from proof.conform.exchange import RawConnection, Response, connect, excerpt
 from proof.conform.rule import Failed, skip
 
 _ENGINES = ("docker", "podman")
@@ -105,7 +105,7 @@ class Command(Lifetime):
         if not self._words:
             raise ConfigError("lmi conform: --command must not be empty")
         self._process: asyncio.subprocess.Process | None = None
-        self._told = False
+        self._terminating = False
 
     async def start(self) -> None:
         try:
@@ -120,7 +120,7 @@ class Command(Lifetime):
 
     async def terminate(self) -> None:
         assert self._process is not None
-        self._told = True
+        self._terminating = True
         if not await self.has_ended():
             self._process.terminate()  # only the first process of the group, as Docker does
 
@@ -134,7 +134,7 @@ class Command(Lifetime):
         """End the process group. SIGTERM comes first, because `docker run` stops its container only on SIGTERM."""
         if self._process is None:
             return
-        if not self._told:
+        if not self._terminating:
             await self.terminate()
             await self.wait(_FAREWELL)
         with contextlib.suppress(ProcessLookupError):
@@ -142,7 +142,7 @@ class Command(Lifetime):
         await self._process.wait()
 
 
-class Container(Lifetime):
+class ContainerRun(Lifetime):
     """A running container of Docker or Podman, identified by its name or ID."""
 
     def __init__(self, name: str) -> None:
@@ -163,8 +163,8 @@ class Container(Lifetime):
                 break
             lines.append(f"{engine}: {words}")
         else:
-            why = "; ".join(lines) or f"{' or '.join(_ENGINES)} is required"
-            raise ConfigError(f"lmi conform: --container {self._name}: {why}")
+            reason = "; ".join(lines) or f"{' or '.join(_ENGINES)} is required"
+            raise ConfigError(f"lmi conform: --container {self._name}: {reason}")
         if words != "true":
             raise ConfigError(f"lmi conform: --container {self._name}: the container is not running; start it first")
 
@@ -299,18 +299,18 @@ class Server:
         Raises:
             ConfigError: the server requires a key, and none was given.
         """
-        request, shown_request = self._request(method, path, body, headers or {}, keyed)
-        own, timeout = timeout is None, timeout or self.limits.response
+        request, label = self._request(method, path, body, headers or {}, keyed)
+        is_default, timeout = timeout is None, timeout or self.limits.response
         start = time.monotonic()
         try:
             connection = await connect(self.asking.url, timeout)
         except (OSError, ssl.SSLError, asyncio.TimeoutError) as error:
             late = isinstance(error, asyncio.TimeoutError)
             reason = "connection timeout" if late else "refused"
-            return Response(shown_request, failure=reason, seconds=time.monotonic() - start, late=late and own)
+            return Response(label, failure=reason, seconds=time.monotonic() - start, late=late and is_default)
         try:
-            response = await connection.send(request, shown_request, timeout)
-            self.last = replace(response, late=own and response.failure == "timeout")
+            response = await connection.send(request, label, timeout)
+            self.last = replace(response, late=is_default and response.failure == "timeout")
         finally:
             connection.close()
         if response.status == 401 and keyed and not self.asking.key and path not in _WITHOUT_KEY:
@@ -329,7 +329,7 @@ class Server:
     @contextlib.asynccontextmanager
     async def asking_for(
         self, path: str, body: Body, timeout: float | None = None
-    ) -> AsyncIterator[tuple[Connection, asyncio.Task[Response]]]:
+    ) -> AsyncIterator[tuple[RawConnection, asyncio.Task[Response]]]:
         """Send a request, and yield its connection, which is closed at the end, and the task that awaits its response.
 
         Args:
@@ -361,7 +361,7 @@ class Server:
         path = self._where.path.rstrip("/") + path
         lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in every.items())]
         keys = "".join(f" {name}: {value}" for name, value in headers.items() if "key" not in name.lower())
-        label = " ".join(part for part in (f"{method} {path}{keys if keyed else ''}", shown(data)) if part)
+        label = " ".join(part for part in (f"{method} {path}{keys if keyed else ''}", excerpt(data)) if part)
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace") + data, label
 
     async def check_key(self) -> None:
@@ -375,7 +375,7 @@ class Server:
 
     # -- in the profile's dialect --------------------------------------------------------------------------------
 
-    async def dialect(self) -> Dialect:
+    async def dialect(self) -> GenerationApi:
         """Return the dialect of the profile or, for SageMaker, the first that the server accepts at `/invocations`.
 
         Raises:
@@ -388,9 +388,9 @@ class Server:
                 self._dialect = await self._find_dialect()
         return self._dialect
 
-    async def _find_dialect(self) -> Dialect:
+    async def _find_dialect(self) -> GenerationApi:
         for dialect in AT_INVOCATIONS:
-            body = await self.named(dialect.body(PROMPT, 2, False))
+            body = await self.with_model(dialect.body(PROMPT, 2, False))
             response = await self.post(await self.filled(dialect.path), body)
             if response.ok:
                 return dialect
@@ -416,9 +416,9 @@ class Server:
         self, prompt: str = PROMPT, tokens: int = 8, *, stream: bool = False, more: Mapping[str, Any] | None = None
     ) -> Body:
         dialect = await self.dialect()
-        return await self.named(merge(dialect.body(prompt, tokens, stream), more or {}))
+        return await self.with_model(merge(dialect.body(prompt, tokens, stream), more or {}))
 
-    async def named(self, body: Body) -> Body:
+    async def with_model(self, body: Body) -> Body:
         """Return the body with the placeholder `{model}` replaced with the model name."""
         return {**body, "model": await self.model()} if body.get("model") == "{model}" else body
 

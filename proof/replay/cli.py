@@ -88,11 +88,11 @@ def add_parser(commands: Any) -> None:
         help="maximum difference between log-probabilities that count as nearly equal (default: %(default)s)",
     )
     compare.add_argument("--greedy", action="store_true", help="treat all requests as greedy, and compare all texts")
-    known = (
+    help_text = (
         "a known difference, by its name in the report, such as 'value $.system_fingerprint'; it is counted, but does "
         "not affect the class"
     )
-    add_repeatable(compare, "--expect", "expect", "DIFFERENCE", known)
+    add_repeatable(compare, "--expect", "expect", "DIFFERENCE", help_text)
     compare.add_argument(
         "--allow",
         type=_allowance,

@@ -34,11 +34,11 @@ from proof.replay.content import (
     parted_at,
     public_name,
     read_documents,
-    scalars_by_place,
+    scalars_by_path,
     shape,
     tokens_by_choice,
     type_of,
-    values_by_place,
+    values_by_path,
     without_indexes,
 )
 from proof.replay.exchange import Request, Response
@@ -228,11 +228,11 @@ class _Documents:
 
     @cached_property
     def scalars(self) -> dict[str, list[Any]]:
-        return scalars_by_place(self.values, by_index=len(self.values) > 1)
+        return scalars_by_path(self.values, by_index=len(self.values) > 1)
 
     @cached_property
     def places(self) -> Mapping[str, list[Any]]:
-        return values_by_place(self.scalars, len(self.values))
+        return values_by_path(self.scalars, len(self.values))
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
@@ -264,11 +264,11 @@ class Seen:
         if len(self.types) < _MAX_TYPES:
             self.types |= documents.types
         for part, part_shape in documents.shapes.items():
-            known = self.shapes.get(part)
-            if known is None:
+            seen_shape = self.shapes.get(part)
+            if seen_shape is None:
                 if len(self.shapes) < _MAX_TYPES:
                     self.shapes[part] = part_shape
-            elif known != part_shape and len(repr(both := merged([known, part_shape]))) < _MAX_SEEN:
+            elif seen_shape != part_shape and len(repr(both := merged([seen_shape, part_shape]))) < _MAX_SEEN:
                 self.shapes[part] = both
 
 
@@ -373,7 +373,7 @@ def _cuts(reference: _Documents, target: _Documents) -> Iterator[Finding]:
     if len(reference.values) < 2 or len(target.values) < 2:
         return
     cuts = [cut for side in (reference, target) if (cut := cut_of(side.scalars)) is not None]
-    if len(cuts) == 2 and {cut.has_one_each for cut in cuts} == {True, False}:
+    if len(cuts) == 2 and {cut.is_per_token for cut in cuts} == {True, False}:
         change = " -> ".join(f"{cut.events} events of {cut.tokens} tokens" for cut in cuts)
         yield Finding(Class.FRAMING, "events", change=change)
 
@@ -419,19 +419,19 @@ def _loose_shapes(target: _Documents, seen: Seen) -> Iterator[Finding]:
     """Compare target shapes with the merged shapes of earlier responses, whose fields may depend on content."""
     for root in sorted(target.types - seen.types):
         yield Finding(Class.SHAPE, "type", _public(root), "absent -> present")
-    yield from _shape_findings(seen.shapes, target.shapes, one_of_many=True)
+    yield from _shape_findings(seen.shapes, target.shapes, among_many=True)
 
 
 def _shape_findings(
-    reference: Mapping[str, Any], target: Mapping[str, Any], *, one_of_many: bool = False
+    reference: Mapping[str, Any], target: Mapping[str, Any], *, among_many: bool = False
 ) -> Iterator[Finding]:
     changes = {}
     for part, *shapes in _in_both(reference, target):
-        for change in differences(shapes[0], shapes[1], part, one_of_many=one_of_many):
-            where, _, what = change.partition(": ")
-            changes[_public(where)] = what
-    for where, what in sorted(changes.items()):
-        yield Finding(Class.SHAPE, "field", where, what)
+        for change in differences(shapes[0], shapes[1], part, among_many=among_many):
+            where, _, detail = change.partition(": ")
+            changes[_public(where)] = detail
+    for where, detail in sorted(changes.items()):
+        yield Finding(Class.SHAPE, "field", where, detail)
 
 
 def _public(path: str) -> str:
@@ -545,8 +545,8 @@ def _values(reference: _Documents, target: _Documents, near: float) -> Iterator[
 def _change(reference: _Documents, target: _Documents, path: str, near: float, *, aligned: bool) -> Finding | None:
     """Return the difference between the values at a path that both sides have, or None."""
     name = name_of(path)
-    one_by_one = aligned and name not in TEXTS and name not in ARGUMENTS
-    values = [(side.scalars if one_by_one else side.places)[path] for side in (reference, target)]
+    separately = aligned and name not in TEXTS and name not in ARGUMENTS
+    values = [(side.scalars if separately else side.places)[path] for side in (reference, target)]
     if values[0] == values[1]:
         retyped = next((pair for pair in zip(*values, strict=True) if not _equal(*pair)), None)
         where = _public(without_indexes(path))

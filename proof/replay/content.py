@@ -51,14 +51,14 @@ def read_documents(body: bytes) -> Documents:
     try:
         documents = _by_lines(body)
     except ValueError:  # a document of several lines, NaN, or a number of more than 64 bits
-        documents = _by_place(body)
+        documents = _embedded(body)
     if not documents.values:
         raise NotJson("not a JSON object or list")
     return documents
 
 
 def _by_lines(body: bytes) -> Documents:
-    """Read at most one document per line, which is 20 times as fast as `_by_place`."""
+    """Read at most one document per line, which is 20 times as fast as `_embedded`."""
     values: list[Any] = []
     glue: list[str] = []
     text: list[bytes] = []
@@ -81,7 +81,7 @@ def _bounded(value: Any, text: str | bytes) -> Any:
     return value
 
 
-def _by_place(body: bytes) -> Documents:
+def _embedded(body: bytes) -> Documents:
     values: list[Any] = []
     glue: list[str] = []
     try:
@@ -127,7 +127,7 @@ _TYPE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 """Matches the type of an event or a message."""
 
 
-def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, list[Any]]:
+def scalars_by_path(documents: Sequence[Any], *, by_index: bool) -> dict[str, list[Any]]:
     """Return the scalars of a response, in order, by JSON path.
 
     Args:
@@ -139,7 +139,7 @@ def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, l
     return scalars
 
 
-def values_by_place(scalars: Mapping[str, list[Any]], num_documents: int) -> Mapping[str, list[Any]]:
+def values_by_path(scalars: Mapping[str, list[Any]], num_documents: int) -> Mapping[str, list[Any]]:
     """Return the values at each JSON path. Values of a stream are joined, so that its chunks may have any size."""
     if num_documents < 2:
         return scalars
@@ -237,7 +237,7 @@ class Cut(NamedTuple):
     tokens: int
 
     @property
-    def has_one_each(self) -> bool | None:
+    def is_per_token(self) -> bool | None:
         """Whether each token has its own event, or None if this is unclear (few tokens, or tokens without text)."""
         if self.tokens < _FEW:
             return None
@@ -350,31 +350,31 @@ def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name if always[name] == len(objects) else f"{name}?": merged(parts) for name, parts in fields.items()}
 
 
-def differences(reference: Any, target: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
+def differences(reference: Any, target: Any, path: str = "$", *, among_many: bool = False) -> Iterator[str]:
     """Yield the differences in the shape of the target that a client of the reference may notice.
 
     The target may use fewer types for a value, and integers instead of fractional numbers. Optional fields may remain
     optional.
 
     Args:
-        one_of_many: whether the shape of the reference covers many responses and that of the target only one. Optional
+        among_many: whether the shape of the reference covers many responses and that of the target only one. Optional
             fields may then be missing.
     """
     if reference == target:
         return
-    known = {type(part): part for part in _alternatives(reference)}
+    alternatives = {type(part): part for part in _alternatives(reference)}
     for part in _alternatives(target):
-        known_part = known.get(type(part))
-        if isinstance(known_part, dict):
-            yield from _object_differences(known_part, part, path, one_of_many)
-        elif isinstance(known_part, list):
-            if known_part and part:
-                yield from differences(known_part[0], part[0], f"{path}[]", one_of_many=one_of_many)
-            elif len(known_part) == 1:
+        alternative = alternatives.get(type(part))
+        if isinstance(alternative, dict):
+            yield from _object_differences(alternative, part, path, among_many)
+        elif isinstance(alternative, list):
+            if alternative and part:
+                yield from differences(alternative[0], part[0], f"{path}[]", among_many=among_many)
+            elif len(alternative) == 1:
                 yield f"{path}: list -> empty list"
-            elif part and not one_of_many:
+            elif part and not among_many:
                 yield f"{path}: empty list -> list"
-        elif known_part is None or not set(part.split("|")) <= _covered(known_part):
+        elif alternative is None or not set(part.split("|")) <= _covered(alternative):
             yield f"{path}: {_name(reference)} -> {_name(target)}"
 
 
@@ -385,17 +385,17 @@ def _covered(scalars: str) -> set[str]:
 
 
 def _object_differences(
-    reference: dict[str, Any], target: dict[str, Any], path: str, one_of_many: bool
+    reference: dict[str, Any], target: dict[str, Any], path: str, among_many: bool
 ) -> Iterator[str]:
     here, there = ({name.removesuffix("?"): name for name in fields} for fields in (reference, target))
     for name, key in here.items():
         if name not in there:
-            if not (one_of_many and key.endswith("?")):
+            if not (among_many and key.endswith("?")):
                 yield f"{path}.{name}: {_name(reference[key])} -> absent"
             continue
         if there[name].endswith("?") and not key.endswith("?"):
             yield f"{path}.{name}: always -> sometimes"
-        yield from differences(reference[key], target[there[name]], f"{path}.{name}", one_of_many=one_of_many)
+        yield from differences(reference[key], target[there[name]], f"{path}.{name}", among_many=among_many)
     for name, key in there.items():
         if name not in here:
             yield f"{path}.{name}: absent -> {_name(target[key])}"
@@ -481,12 +481,12 @@ class Token(NamedTuple):
     """A generated token.
 
     Attributes:
-        others: the log-probabilities of the alternative tokens, by text.
+        alternatives: the log-probabilities of the alternative tokens, by text.
     """
 
     text: str
     logprob: float | None
-    others: Mapping[str, float]
+    alternatives: Mapping[str, float]
 
 
 def tokens_by_choice(documents: list[Any]) -> dict[int, list[Token]]:
@@ -515,27 +515,27 @@ def _tokens(response: Mapping[str, Any]) -> Iterator[tuple[int, Token]]:
 
 
 def _native(token: Mapping[str, Any], top: Any) -> Token:
-    return Token(str(token.get("text")), _logprob(token), _others(top))
+    return Token(str(token.get("text")), _logprob(token), _top_logprobs(top))
 
 
 def _of_details(details: Mapping[str, Any]) -> Iterator[Token]:
     tokens, top = _items(details.get("tokens")), _items(details.get("top_tokens"))
-    for token, others in zip_longest(tokens, top[: len(tokens)]):
+    for token, alternatives in zip_longest(tokens, top[: len(tokens)]):
         if isinstance(token, dict):
-            yield _native(token, others)
+            yield _native(token, alternatives)
 
 
 def _of_chat(logprobs: Mapping[str, Any]) -> Iterator[Token]:
     for token in _items(logprobs["content"]):
         if isinstance(token, dict):
-            yield Token(str(token.get("token")), _logprob(token), _others(token.get("top_logprobs")))
+            yield Token(str(token.get("token")), _logprob(token), _top_logprobs(token.get("top_logprobs")))
 
 
 def _of_completion(logprobs: Mapping[str, Any]) -> Iterator[Token]:
     texts, numbers, tops = (_items(logprobs.get(name)) for name in ("tokens", "token_logprobs", "top_logprobs"))
     for text, number, top in zip_longest(texts, numbers[: len(texts)], tops[: len(texts)]):
-        others = {name: value for name, value in top.items() if is_number(value)} if isinstance(top, dict) else {}
-        yield Token(str(text), number if is_number(number) else None, others)
+        alternatives = {name: value for name, value in top.items() if is_number(value)} if isinstance(top, dict) else {}
+        yield Token(str(text), number if is_number(number) else None, alternatives)
 
 
 def _logprob(token: Mapping[str, Any]) -> float | None:
@@ -543,7 +543,7 @@ def _logprob(token: Mapping[str, Any]) -> float | None:
     return value if is_number(value) else None
 
 
-def _others(top: Any) -> dict[str, float]:
+def _top_logprobs(top: Any) -> dict[str, float]:
     logprobs = {}
     for other in _items(top):
         if isinstance(other, dict) and (logprob := _logprob(other)) is not None:
@@ -599,10 +599,10 @@ def is_near_tie(reference: Token, target: Token, near: float) -> bool:
     if reference.logprob is None or target.logprob is None:
         return False
     gaps = []
-    if target.text in reference.others:
-        gaps.append(reference.logprob - reference.others[target.text])
-    if reference.text in target.others:
-        gaps.append(target.logprob - target.others[reference.text])
+    if target.text in reference.alternatives:
+        gaps.append(reference.logprob - reference.alternatives[target.text])
+    if reference.text in target.alternatives:
+        gaps.append(target.logprob - target.alternatives[reference.text])
     if gaps:
         return all(gap <= near for gap in gaps)
     maximum = -math.log1p(math.exp(-near))

@@ -46,10 +46,10 @@ class Unreadable(NamedTuple):
     """An item in a recording that cannot be read as a request, with the reason.
 
     Attributes:
-        place: the file and the line.
+        location: the file and the line.
     """
 
-    place: str
+    location: str
     reason: str
 
 

@@ -119,8 +119,8 @@ class Summary:
             self.unreadable.append(unreadable)
 
     def wants_example(self, cls: Class, size: int) -> bool:
-        known = self.examples.get(cls)
-        return cls is not Class.EQUAL and size <= _MAX_EXAMPLE and (known is None or size < known["size"])
+        stored = self.examples.get(cls)
+        return cls is not Class.EQUAL and size <= _MAX_EXAMPLE and (stored is None or size < stored["size"])
 
     def beyond(self, allowed: Mapping[Class, float]) -> list[Class]:
         """Return the classes with more requests than allowed.
@@ -168,7 +168,7 @@ class Journal:
         self._below = 0
         self._done: set[int] = set()
         self._flushed = 0.0
-        with self._told(), contextlib.ExitStack() as opened:
+        with self._as_config_error(), contextlib.ExitStack() as opened:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._file = opened.enter_context(self._path.open("ab"))
             self._lock()
@@ -197,12 +197,12 @@ class Journal:
     def skip(self, number: int, unreadable: Unreadable) -> None:
         self.summary.skip(unreadable)
         self._mark(number)
-        self._write([number, unreadable.place, unreadable.reason])
+        self._write([number, unreadable.location, unreadable.reason])
 
     def keep_example(self, cls: Class, example: Mapping[str, Any]) -> None:
         self.summary.examples[cls] = dict(example)
         part = self._examples.with_suffix(".part")
-        with self._told():
+        with self._as_config_error():
             part.write_bytes(orjson.dumps({cls.value: value for cls, value in self.summary.examples.items()}))
             part.replace(self._examples)
 
@@ -217,11 +217,11 @@ class Journal:
         self.close()
 
     def close(self) -> None:
-        with self._told():
+        with self._as_config_error():
             self._file.close()
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _as_config_error(self) -> Iterator[None]:
         """Convert an OSError to a ConfigError that contains the directory."""
         try:
             yield
@@ -247,7 +247,7 @@ class Journal:
                 )
 
     def _write(self, line: Any) -> None:
-        with self._told():
+        with self._as_config_error():
             self._file.write(orjson.dumps(line) + b"\n")
             if (now := time.monotonic()) > self._flushed + _FLUSH:
                 self._file.flush()
@@ -274,8 +274,8 @@ class Journal:
                 whole += len(line)
         os.truncate(self._path, whole)
         with contextlib.suppress(OSError, ValueError):
-            kept = orjson.loads(self._examples.read_bytes())
-            self.summary.examples = {Class(name): example for name, example in kept.items()}
+            examples = orjson.loads(self._examples.read_bytes())
+            self.summary.examples = {Class(name): example for name, example in examples.items()}
 
     def _replay(self, line: Any, run: Any) -> None:
         match line:
@@ -296,8 +296,8 @@ class Journal:
                 self.summary.add(Outcome(number, Class(cls), pairs, times, (one, other)))
                 self._mark(number)
 
-    def _taken(self, what: str) -> ConfigError:
-        return ConfigError(f"lmi replay: {self._path.parent} contains {what}; give another --output, or --restart")
+    def _taken(self, content: str) -> ConfigError:
+        return ConfigError(f"lmi replay: {self._path.parent} contains {content}; give another --output, or --restart")
 
 
 # -- the progress of a run, on standard error --------------------------------------------------------------------------
@@ -313,14 +313,14 @@ class Progress:
         self._journal = journal
         self._file = file or sys.stderr
         self._terminal = self._file.isatty()
-        self._began = self._told = time.monotonic()
+        self._began = self._reported = time.monotonic()
         self._before = journal.num_done
 
     def advance(self) -> None:
         now = time.monotonic()
-        if now < self._told + (_ON_TERMINAL if self._terminal else _ELSEWHERE):
+        if now < self._reported + (_ON_TERMINAL if self._terminal else _ELSEWHERE):
             return
-        self._told = now
+        self._reported = now
         print(f"\r\033[K{self.line(now)}" if self._terminal else self.line(now), file=self._file, flush=True,
               end="" if self._terminal else "\n")  # fmt: skip
 

@@ -16,14 +16,14 @@ from proof.replay.exchange import Request, Response
 
 _CONFIRMED = 20  # a difference that was confirmed this often for one kind of request is no longer checked
 _LATER = 1.1  # seconds to wait, so that times in whole seconds differ
-_ASKED_LATER = 3  # how often a difference in one kind of request is checked after that wait
+_MAX_RECHECKS = 3  # how often a difference in one kind of request is checked after that wait
 _MAX_KINDS = 1000
 
 Ask = Callable[[Request], Awaitable[Response]]
 Key = tuple[str, str, str]
 
 
-class Kind:
+class RequestKind:
     """Observations about one kind of request.
 
     Requests are of the same kind if they have the same method, path, decoding, streaming, status and content type.
@@ -32,7 +32,7 @@ class Kind:
     def __init__(self) -> None:
         self.volatile: set[Key] = set()
         self.confirmed: Counter[Key] = Counter()
-        self.asked_later: Counter[Key] = Counter()
+        self.rechecks: Counter[Key] = Counter()
         self.seen = Seen()
         self.last: Response | None = None
 
@@ -49,18 +49,18 @@ class Noise:
     def __init__(self, near: float, later: float = _LATER) -> None:
         self._near = near
         self._later = later
-        self._kinds: dict[tuple[str, bool, bool, int, str], Kind] = {}
+        self._kinds: dict[tuple[str, bool, bool, int, str], RequestKind] = {}
         self.learnt: dict[str, str] = {}
-        self.asked = 0
+        self.repeats = 0
 
-    def kind(self, request: Request, traits: Traits, reference: Response) -> Kind:
+    def kind(self, request: Request, traits: Traits, reference: Response) -> RequestKind:
         path = request.path.partition("?")[0]
         media = reference.content_type.partition(";")[0]
         key = (f"{request.method} {path}", traits.greedy, traits.streams, reference.status, media)
         if key not in self._kinds:
             if len(self._kinds) >= _MAX_KINDS:  # paths with ids
                 self._kinds.clear()
-            self._kinds[key] = Kind()
+            self._kinds[key] = RequestKind()
         return self._kinds[key]
 
     async def real(
@@ -88,7 +88,7 @@ class Noise:
         unsteady: list[Finding] = []
         for late in (False, True):
             if late:
-                suspects = [item for item in suspects if item.timed and kind.asked_later[item.key] < _ASKED_LATER]
+                suspects = [item for item in suspects if item.timed and kind.rechecks[item.key] < _MAX_RECHECKS]
             if not suspects:
                 break
             if late:
@@ -98,28 +98,30 @@ class Noise:
             unsteady += [item for item in suspects if item.key in noise and not item.learnable]
             suspects = [item for item in suspects if item.key not in noise]
             if late:  # not earlier, because concurrent requests wait for the same value
-                kind.asked_later.update(item.key for item in suspects)
+                kind.rechecks.update(item.key for item in suspects)
         real = [item for item in changes if item.key not in kind.volatile and item not in unsteady]
         kind.confirmed.update(item.key for item in real)
         return [*real, *(item._replace(cls=Class.TIE, kind=f"unsteady {item.kind}") for item in unsteady)]
 
-    def _compare(self, kind: Kind, traits: Traits, reference: Response, target: Response) -> list[Finding]:
+    def _compare(self, kind: RequestKind, traits: Traits, reference: Response, target: Response) -> list[Finding]:
         return [
             item for item in findings(reference, target, traits, kind.seen, self._near) if item.key not in kind.volatile
         ]
 
-    async def _noise(self, kind: Kind, request: Request, traits: Traits, other: Response, again: Ask) -> set[Key]:
-        self.asked += 1
+    async def _noise(
+        self, kind: RequestKind, request: Request, traits: Traits, other: Response, again: Ask
+    ) -> set[Key]:
+        self.repeats += 1
         repeated = await again(request)
         return set() if repeated.lost else _keys(findings(other, repeated, traits, kind.seen, self._near))
 
-    def _learn(self, kind: Kind, request: Request, changes: Iterable[Finding]) -> None:
+    def _learn(self, kind: RequestKind, request: Request, changes: Iterable[Finding]) -> None:
         for item in changes:
             kind.volatile.add(item.key)
             if len(self.learnt) < _MAX_KINDS:
                 self.learnt[f"{request.path.partition('?')[0]}: {item.name}"] = item.cls.value
 
-    def _without_asking(self, kind: Kind, reference: Response, changes: Sequence[Finding]) -> list[Finding]:
+    def _without_asking(self, kind: RequestKind, reference: Response, changes: Sequence[Finding]) -> list[Finding]:
         """Return the differences that count when requests cannot be sent again to find out which values are volatile.
 
         Values are then treated as volatile if they differ between successive responses of the reference. For the first

@@ -40,11 +40,11 @@ def document(run: Mapping[str, Any], summary: Summary, noise: Noise, allowed: Ma
         "findings": {cls.value: dict(summary.names[cls].most_common()) for cls in CLASSES if summary.names[cls]},
         "unreadable": {
             "count": summary.num_unreadable,
-            "first": [{"place": item.place, "reason": item.reason} for item in summary.unreadable],
+            "first": [{"place": item.location, "reason": item.reason} for item in summary.unreadable],
         },
         "throttled": dict(summary.throttled),
         "volatile": dict(summary.volatile),
-        "asked_again": noise.asked,
+        "asked_again": noise.repeats,
         "times_ms": {
             side: {
                 name: {f"p{percent}": _ms(summary.times[side][name].percentile(percent)) for percent in _PERCENTILES}
@@ -102,8 +102,8 @@ def findings(report: Mapping[str, Any], maximum: int | None = None) -> Table:
 def times(report: Mapping[str, Any]) -> Table:
     """Return the table of measured times."""
     rows = [
-        [f"{what}, {side}", *(f"{value:,.1f}" for value in values[name].values())]
-        for name, what in _TIMES.items()
+        [f"{label}, {side}", *(f"{value:,.1f}" for value in values[name].values())]
+        for name, label in _TIMES.items()
         for side, values in report["times_ms"].items()
         if values[name]["p50"] is not None
     ]
@@ -252,7 +252,7 @@ class Labels:
     """Labels that replace the values of an example."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[type, Any], str] = {}
+        self._labels: dict[tuple[type, Any], str] = {}
 
     def of(self, value: Any) -> Any:
         """Return the value with its scalars replaced by labels."""
@@ -265,7 +265,7 @@ class Labels:
     def label(self, value: Any) -> str:
         kind = {str: "text", bool: "boolean"}.get(type(value), "number")
         size = f", {len(value)} characters" if isinstance(value, str) else ""
-        return self._known.setdefault((type(value), value), f"<{kind} {len(self._known) + 1}{size}>")
+        return self._labels.setdefault((type(value), value), f"<{kind} {len(self._labels) + 1}{size}>")
 
 
 def _lines(response: Response, labels: Labels | None) -> Iterator[str]:
@@ -285,5 +285,5 @@ def _lines(response: Response, labels: Labels | None) -> Iterator[str]:
         if glue:
             yield f"framing: {json.dumps(glue) if labels is None else framing_text(glue)}"
         if value is not None:
-            shown = value if labels is None else labels.of(value)
-            yield from json.dumps(shown, indent=1, ensure_ascii=False).splitlines()
+            printed = value if labels is None else labels.of(value)
+            yield from json.dumps(printed, indent=1, ensure_ascii=False).splitlines()

@@ -48,13 +48,13 @@ class Sides:
     noise: Paced | None = None
 
     @property
-    def are_asked(self) -> bool:
+    def are_queried(self) -> bool:
         """Whether requests are sent to a server. Otherwise, the recording contains the responses of both sides."""
         return any(side is not None for side in (self.target, self.reference, self.noise))
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """The settings of a run.
 
     Args:
@@ -80,7 +80,12 @@ class Replay:
     """
 
     def __init__(
-        self, sides: Sides, plan: Plan, journal: Journal, noise: Noise, advance: Callable[[], object] = lambda: None
+        self,
+        sides: Sides,
+        plan: ReplayPlan,
+        journal: Journal,
+        noise: Noise,
+        advance: Callable[[], object] = lambda: None,
     ) -> None:
         self._sides = sides
         self._plan = plan
@@ -103,11 +108,11 @@ class Replay:
             number, request = item
             if pace is not None and request.at is not None:
                 await pace.wait(request.at)
-            await self._one(number, request)
+            await self._replay_request(number, request)
             self._advance()
 
-    async def _one(self, number: int, request: Request) -> None:
-        if reason := self._why_not(request):
+    async def _replay_request(self, number: int, request: Request) -> None:
+        if reason := self._obstacle(request):
             self._journal.skip(number, Unreadable(printable(request.id), reason))
             return
         both = await self._responses(number, request)
@@ -120,7 +125,7 @@ class Replay:
             self._journal.keep_example(result.cls, describe(example, result.cls, self._plan.show))
         self._journal.add(result)
 
-    def _why_not(self, request: Request) -> str:
+    def _obstacle(self, request: Request) -> str:
         """Return the reason why a request cannot be compared, or ""."""
         sides = self._sides
         for side, response, missing in (
@@ -131,7 +136,7 @@ class Replay:
                 return missing
             if side is None and response is not None and response.status in BUSY:
                 return f"got {response.status} from a busy server when it was recorded"
-        return request.unsendable if sides.are_asked else ""
+        return request.unsendable if sides.are_queried else ""
 
     async def _responses(self, number: int, request: Request) -> tuple[Response, Response]:
         """Return the responses of both sides.
@@ -184,7 +189,7 @@ class _Feed:
                 while not self._read and not self._ended:
                     for number, item in await asyncio.to_thread(self._take):
                         if isinstance(item, Unreadable):
-                            self._journal.skip(number, Unreadable(printable(item.place), printable(item.reason)))
+                            self._journal.skip(number, Unreadable(printable(item.location), printable(item.reason)))
                         else:
                             self._read.append((number, item))
                     self._read.reverse()
@@ -241,12 +246,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `lmi replay`, and return its exit status."""
     read, requests = beginning(open_requests(arguments.requests))
     _check(arguments, read)
-    what = _what(arguments)
-    with contextlib.closing(Journal(arguments.output, what, restart=arguments.restart)) as journal:
-        return _replay(arguments, what, requests, journal)
+    description = _description(arguments)
+    with contextlib.closing(Journal(arguments.output, description, restart=arguments.restart)) as journal:
+        return _replay(arguments, description, requests, journal)
 
 
-def _replay(arguments: argparse.Namespace, what: dict[str, Any], requests: Any, journal: Journal) -> int:
+def _replay(arguments: argparse.Namespace, description: dict[str, Any], requests: Any, journal: Journal) -> int:
     if journal.num_done:
         print(f"lmi replay: continuing after {journal.num_done:,} requests in {arguments.output}", file=sys.stderr)
     if not has_validator():
@@ -263,7 +268,7 @@ def _replay(arguments: argparse.Namespace, what: dict[str, Any], requests: Any, 
         print("lmi replay: stopped; run the same command again to continue", file=sys.stderr)
         return _INTERRUPTED
     progress.close()
-    status = _report(arguments, what, journal, noise)
+    status = _report(arguments, description, journal, noise)
     journal.finish()
     return status
 
@@ -309,7 +314,9 @@ async def _run(
                 )
             )
         )
-        plan = Plan(concurrency, arguments.recorded_pace, arguments.greedy, arguments.show, frozenset(arguments.expect))
+        plan = ReplayPlan(
+            concurrency, arguments.recorded_pace, arguments.greedy, arguments.show, frozenset(arguments.expect)
+        )
         opened = [side for side in (sides.target, sides.reference, sides.noise) if side is not None]
         try:
             for side in opened:
@@ -320,7 +327,7 @@ async def _run(
                 await side.close()
 
 
-def _what(arguments: argparse.Namespace) -> dict[str, Any]:
+def _description(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings that must match for a run to be continued."""
     names = ("requests", "to", "against", "noise", "near", "greedy", "show", "expect")
     return {name: _text(getattr(arguments, name)) for name in names}
@@ -331,9 +338,9 @@ def _text(value: Any) -> Any:
     return os.fsencode(value).decode("utf-8", "replace") if isinstance(value, str) else value
 
 
-def _report(arguments: argparse.Namespace, what: dict[str, Any], journal: Journal, noise: Noise) -> int:
+def _report(arguments: argparse.Namespace, description: dict[str, Any], journal: Journal, noise: Noise) -> int:
     allowed = {Class.TIE: 100.0, **{Class(name): percent for name, percent in arguments.allow}}
-    report = document(what, journal.summary, noise, allowed)
+    report = document(description, journal.summary, noise, allowed)
     print(show(report))
     files = {"report.json": json.dumps({**report, **machine.describe()}, indent=1) + "\n", "report.html": page(report)}
     for name, text in files.items():

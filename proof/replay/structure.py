@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from proof.replay.content import name_of, public_name, scalars_by_place, type_of, without_indexes
+from proof.replay.content import name_of, public_name, scalars_by_path, type_of, without_indexes
 
 _INDEXES = frozenset(("index", "output_index", "content_index", "sequence_index"))
 _ID = re.compile(r"(\w*_)?id")
@@ -88,7 +88,7 @@ def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
     """Return the indexes of the first and the last document that contain each JSON path."""
     result: dict[str, tuple[int, int]] = {}
     for number, document in enumerate(documents):
-        for path in scalars_by_place([document], by_index=True):
+        for path in scalars_by_path([document], by_index=True):
             result[path] = result.get(path, (number, 0))[0], number
     return result
 

@@ -217,10 +217,10 @@ FORMS = "http://HOST:PORT, sagemaker:NAME[/COMPONENT], serve:ARGUMENTS or record
 
 def check_name(name: str) -> str:
     """Return `name` if it is a valid target, or raise ValueError."""
-    scheme, colon, rest = name.partition(":")
-    if scheme in ("http", "https") and re.search(r"[@?#]", rest):
+    scheme, colon, address = name.partition(":")
+    if scheme in ("http", "https") and re.search(r"[@?#]", address):
         raise ValueError("a URL must have no user or query, because reports show it: give the key with --key-to")
-    if name == RECORDED or (colon and rest and scheme in ("http", "https", "sagemaker", "serve")):
+    if name == RECORDED or (colon and address and scheme in ("http", "https", "sagemaker", "serve")):
         return name
     raise ValueError(f"{name}: must be {FORMS}")
 
@@ -245,10 +245,10 @@ def open_target(
 
 
 def _target(name: str, key: str, timeout: float, concurrency: int, stack: contextlib.ExitStack) -> Target:
-    scheme, _, rest = name.partition(":")
+    scheme, _, address = name.partition(":")
     if scheme == "serve":
         try:
-            arguments = shlex.split(rest)
+            arguments = shlex.split(address)
         except ValueError as error:
             raise ConfigError(f"lmi replay: {name}: {error}") from None
         return HttpTarget(stack.enter_context(lmi_serve(arguments)).url, key, timeout)
@@ -258,7 +258,7 @@ def _target(name: str, key: str, timeout: float, concurrency: int, stack: contex
         except ModuleNotFoundError as error:
             how = install("lmi-handler[deploy]")
             raise ConfigError(f"lmi replay: {name}: {error.name} is not installed; to install it: {how}") from None
-        return SageMakerTarget(rest, timeout, concurrency)
+        return SageMakerTarget(address, timeout, concurrency)
     return HttpTarget(name, key, timeout)
 
 

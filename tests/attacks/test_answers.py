@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from handler.core.text import StopMatcher
 from handler.core.values import Thoughts
-from handler.protocols.assistant.events import AnswerParser
+from handler.protocols.assistant.events import EventParser
 from handler.protocols.assistant.reasoning import thinking_parser
 from handler.protocols.assistant.reasoning_families import FAMILIES
 from handler.protocols.assistant.response_template.parsing import ResponseParser
@@ -135,7 +135,7 @@ def test_the_work_is_linear_with_stop_strings(unit: str, thoughts: Thoughts | No
     assert_linear(lambda: StopMatcher(["a" * 100 + "b", "</think>x", *"defg"], thoughts=thoughts), "", unit)
 
 
-def draw_answers(parsers: dict[str, Callable[[], AnswerParser]], texts: dict[str, list[str]]) -> st.SearchStrategy[Any]:
+def draw_answers(parsers: dict[str, Callable[[], EventParser]], texts: dict[str, list[str]]) -> st.SearchStrategy[Any]:
     """Draw a parser's name, the beginning of one of its answers, and what the model repeats then."""
 
     def of(name: str) -> st.SearchStrategy[Any]:

@@ -11,7 +11,7 @@ import pytest
 from deploy.client import Predictor
 from deploy.client.runtime import boto_session
 from deploy.emulator.endpoint import Endpoint
-from deploy.emulator.runtime import Runtime
+from deploy.emulator.runtime import RuntimeEmulator
 from tests.clients.driver import Driver, python_client
 from tests.deploy.local.servers import Loop
 from tests.servers import LiveServer
@@ -55,7 +55,7 @@ def test_the_endpoints_openai_route(aiperf: Driver, model_server: LiveServer) ->
     with ExitStack() as stack:
         loop = Loop()
         stack.callback(loop.close)
-        url = stack.enter_context(loop.serving(Runtime(Endpoint(model_server.url)).app()))
+        url = stack.enter_context(loop.serving(RuntimeEmulator(Endpoint(model_server.url)).app()))
         route = Predictor("local", endpoint_url=url, session=boto_session("us-east-1", url)).openai_route()
         found = aiperf.generate(route.base_url.removesuffix("/v1"), "model", **load(key=route.token()))
     check(found)

@@ -79,7 +79,7 @@ def test_a_failed_answer_is_a_generation_error_for_openai_libraries(langchain: D
     assert "raised on cue" in outcome.message
 
 
-def test_a_stream_that_fails_brings_its_tokens_before_the_error(langchain: Driver, echo_url: str) -> None:
+def test_langchain_yields_the_tokens_of_a_stream_before_its_error(langchain: Driver, echo_url: str) -> None:
     outcome = langchain.call("stream", echo_url, "a b <raise> c")
     assert [piece for piece in outcome.events if piece] == [" a", " b"]
     assert outcome.error == "huggingface_hub.errors.GenerationError"

@@ -10,8 +10,8 @@ import pytest
 
 from deploy.client import Predictor
 from deploy.client.runtime import boto_session
-from deploy.emulator.endpoint import Component, Endpoint
-from deploy.emulator.runtime import Runtime
+from deploy.emulator.endpoint import Endpoint, EndpointComponent
+from deploy.emulator.runtime import RuntimeEmulator
 from tests.clients.checks import PARIS, UNICODE
 from tests.clients.documents import SAYS, example
 from tests.clients.driver import Driver, drivers, python_client
@@ -78,7 +78,7 @@ def url(model_server: LiveServer, endpoint: Endpoint) -> Iterator[str]:
     loop = Loop()
     with ExitStack() as stack:
         stack.callback(loop.close)
-        yield stack.enter_context(loop.serving(Runtime(endpoint).app()))
+        yield stack.enter_context(loop.serving(RuntimeEmulator(endpoint).app()))
 
 
 def test_a_stream_says_what_the_whole_answer_says_for_sagemaker(chat: Driver, url: str) -> None:
@@ -98,7 +98,7 @@ def test_a_refusal_is_the_servers_own_for_sagemaker(chat: Driver, url: str) -> N
 
 
 def test_a_component_is_in_the_address(chat: Driver, url: str, endpoint: Endpoint) -> None:
-    endpoint.components = {"base": Component()}
+    endpoint.components = {"base": EndpointComponent()}
     try:
         answer = chat.generate(url, QUESTION, component="base", max_tokens=2)
         assert answer["usage"]["completion_tokens"] == 2
@@ -182,7 +182,7 @@ def test_a_chat_answers(litellm_sagemaker: Driver, whole: str) -> None:
 
 
 @pytest.mark.parametrize(("provider", "wanted"), [("sagemaker", "a b c a"), ("sagemaker_chat", " user: a b c")])
-def test_streams(litellm_sagemaker: Driver, slow: str, provider: str, wanted: str) -> None:
+def test_litellm_streams_in_pieces(litellm_sagemaker: Driver, slow: str, provider: str, wanted: str) -> None:
     """The echo engine's, of which `sagemaker` cuts the first space, and puts the first two together."""
     pieces = [piece for piece in litellm_sagemaker.stream(slow, "a b c", provider=provider, max_tokens=4) if piece]
     assert "".join(pieces) == wanted

@@ -290,7 +290,7 @@ def test_a_bad_request_is_a_validation_error_for_text_generation(
 
 @_both
 @pytest.mark.parametrize(("prompt", "cause"), [("<raise> a", "raised on cue"), ("a <refuse>", "refused on cue")])
-def test_a_failure_before_the_first_token_is_a_generation_error(
+def test_a_failure_before_the_first_token_raises_a_generation_error(
     text_generation: Driver, echo_url: str, how: str, prompt: str, cause: str
 ) -> None:
     outcome = text_generation.call(how, echo_url, prompt)
@@ -305,7 +305,7 @@ def test_a_failed_answer_is_a_generation_error_for_text_generation(text_generati
     assert "raised on cue" in outcome.message
 
 
-def test_a_stream_that_fails_brings_its_tokens_before_the_error(text_generation: Driver, echo_url: str) -> None:
+def test_text_generation_yields_the_tokens_of_a_stream_before_its_error(text_generation: Driver, echo_url: str) -> None:
     outcome = text_generation.call("stream", echo_url, "a b <raise> c")
     assert texts([event["token"] for event in outcome.events]) == [" a", " b"]
     assert all(event["generated_text"] is None and event["details"] is None for event in outcome.events)

@@ -547,7 +547,7 @@ def told(address: Tritonserver, requests: list[Any], name: str) -> tuple[dict[st
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_streams(pair: Pair, name: str) -> None:
+def test_a_conversations_stream_is_that_of_triton(pair: Pair, name: str) -> None:
     """Ours sends an empty message at the end only on request. Else the last one with content says that it is the last.
 
     The doubles of TensorRT-LLM's text models end as `tensorrt_llm_bls` does.

@@ -231,10 +231,24 @@ class Interval(Generic[Totals]):
         return self.cpu / self.gain(name) * 1e6
 
 
-def _interval(front_end: FrontEnd, server: Server, clients: Clients[Totals], seconds: float) -> Interval[Totals]:
+def _interval(
+    front_end: FrontEnd, server: Server, clients: Clients[Totals], name: str, seconds: float
+) -> Interval[Totals]:
+    """Measure an interval. On a busy machine it lasts longer than `seconds`, until the total `name` has grown.
+
+    Raises:
+        RuntimeError: the total has not grown within further `_BEGIN_SECONDS`.
+    """
     before, cpu = clients.totals(), front_end.cpu(server.pid)
     time.sleep(seconds)
-    return Interval(before, clients.totals(), front_end.cpu(server.pid) - cpu)
+    deadline = time.monotonic() + _BEGIN_SECONDS
+    while True:
+        interval = Interval(before, clients.totals(), front_end.cpu(server.pid) - cpu)
+        if interval.gain(name):
+            return interval
+        if time.monotonic() >= deadline:
+            raise RuntimeError(f"{name!r} has not grown within {seconds + _BEGIN_SECONDS:g} s: {interval.after}")
+        time.sleep(0.2)
 
 
 def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: bool) -> Window:
@@ -247,7 +261,7 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
             connecting = connect_pings.result()
             time.sleep(_SETTLE)
             pings = Pings(server.url + front_end.ping, seconds, _PING_LIMIT)
-            interval = _interval(front_end, server, clients, seconds)
+            interval = _interval(front_end, server, clients, "tokens", seconds)
             took = pings.result()
     if _sum(interval.after, "streaming") < _sum(begun, "streaming"):
         raise RuntimeError("a stream ended during the measurement")
@@ -282,7 +296,7 @@ def measure_requests(front_end: FrontEnd, tokens: int, seconds: float, *, stream
         clients = Clients[Answers](Asking, server.url, chat(tokens, stream=stream), _CLIENTS)
         with contextlib.closing(clients):
             time.sleep(_WARM_UP)
-            interval = _interval(front_end, server, clients, seconds)
+            interval = _interval(front_end, server, clients, "whole", seconds)
     per_second = interval.gain("whole") / span(interval.before, interval.after)
     return Rate(per_second, interval.cpu_us_per("whole"), _sum(interval.after, "failed"))
 

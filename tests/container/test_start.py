@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from handler.container.start import prepare
-from handler.core.devices import Driver
+from handler.core.devices import GpuDriver
 from handler.core.errors import ConfigError
 from tests.container.processes import container, model_data
 from tests.environment import clean_environment
@@ -26,7 +26,7 @@ from tests.servers import free_port, http, wait_for
 # -- what the entry point starts, and how it ends: prepared values, and the embedded server as a real process ----------
 
 
-DRIVER = Driver("580.95.05", (13, 0), 1)
+DRIVER = GpuDriver("580.95.05", (13, 0), 1)
 
 
 def environment(tmp_path: Path, **more: str) -> dict[str, str]:

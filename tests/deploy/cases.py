@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deploy.iam.policies import Policy, policies
-from deploy.resolve.decision import Decision, Pool
+from deploy.resolve.decision import Decision, InstancePool
 from deploy.spec import Spec
 
 ROLE = "arn:aws:iam::123456789012:role/lmi"
@@ -156,9 +156,9 @@ _SPECS: dict[str, dict[str, Any]] = {
 
 
 _POOLS = (
-    Pool(1, "ml.g6e.xlarge", gpus=1, tensor_parallel=1),
-    Pool(2, "ml.g6.12xlarge", gpus=4, tensor_parallel=4),
-    Pool(5, "ml.g5.2xlarge", gpus=1, tensor_parallel=1, options={"max_rolling_batch_size": 32}),
+    InstancePool(1, "ml.g6e.xlarge", gpus=1, tensor_parallel=1),
+    InstancePool(2, "ml.g6.12xlarge", gpus=4, tensor_parallel=4),
+    InstancePool(5, "ml.g5.2xlarge", gpus=1, tensor_parallel=1, options={"max_rolling_batch_size": 32}),
 )
 
 

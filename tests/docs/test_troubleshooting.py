@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from deploy.diagnostics import causes, known_causes
+from deploy.diagnostics import all_causes, causes
 from handler.config.loader import read_config, read_server_config
 from handler.container.arguments import find_model
 from handler.core import errors
-from handler.core.devices import Driver, check_driver
+from handler.core.devices import GpuDriver, check_driver
 from handler.core.errors import ConfigError
 from handler.engines.process.supervisor import State
 from handler.http.security import read_access
@@ -165,7 +165,7 @@ def of_container(directory: Path, *names: str, **environ: str) -> str:
     return refused(lambda: find_model({"SAGEMAKER_MODEL_PATH": str(directory / "model"), **environ}))
 
 
-DRIVER = Driver("535.1", (12, 2), 1)
+DRIVER = GpuDriver("535.1", (12, 2), 1)
 STARTS: Mapping[str, Callable[[Path], str]] = {
     "a misspelt option": lambda tmp: start("option.tgi_compt=true"),
     "a wrong value": lambda tmp: start("option.dtype=int3"),
@@ -330,4 +330,4 @@ def test_a_text_of_aws_has_the_advice_of_the_code(cell: str, cure: str) -> None:
 
 def test_every_cause_of_the_code_is_on_the_page() -> None:
     named = {causes(span.replace(ANY, "10"))[0].name for cell, _ in AFTER for span in spans(cell)}
-    assert named == {cause.name for cause in known_causes()}
+    assert named == {cause.name for cause in all_causes()}

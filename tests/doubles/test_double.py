@@ -475,7 +475,7 @@ def test_a_batch_is_a_list(now: Double) -> None:
     assert [len(one.outputs[0].token_ids) for one in now.llm.generate([PROMPT, [40, 41]], several)] == [2, 2]
 
 
-def test_adapters(model: Path, tmp_path: Path) -> None:
+def test_adapters_need_lora_to_be_enabled(model: Path, tmp_path: Path) -> None:
     with using.tensorrt_llm():
         from tensorrt_llm.executor import LoRARequest
 

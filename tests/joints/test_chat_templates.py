@@ -93,7 +93,7 @@ ARGUMENTS: dict[str, Any] = {"enable_thinking": False, "custom": {"a": "b"}}
 
 
 @pytest.mark.parametrize("ending", [True, False])
-def test_a_prompt_is_that_of_transformers(ending: bool, theirs: Any) -> None:
+def test_a_conversations_prompt_is_that_of_transformers(ending: bool, theirs: Any) -> None:
     for name, template in FEATURES.items():
         wanted = theirs.apply_chat_template(
             CHAT, tools=[TOOL], chat_template=template, tokenize=False, add_generation_prompt=ending, **ARGUMENTS

@@ -109,7 +109,7 @@ def recording(file: Path) -> object:
     found = list(open_requests(str(file)))
     for one in found:
         if isinstance(one, Unreadable):
-            raise ConfigError(f"{one.place}: {one.reason}")
+            raise ConfigError(f"{one.location}: {one.reason}")
     return found
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from deploy.diagnostics import advice, causes, known_causes
+from deploy.diagnostics import advice, all_causes, causes
 from handler.config.options import KNOWN
 
 VALUE = "7"
@@ -214,7 +214,7 @@ SAID = [one for one in MESSAGES if not one.file]
 
 def check(message: Message, text: str) -> None:
     assert names(text) == [message.cause], text
-    if not next(cause for cause in known_causes() if cause.name == message.cause).symptom:
+    if not next(cause for cause in all_causes() if cause.name == message.cause).symptom:
         assert names(WRAPPED.format(text)) == [message.cause], text
     assert advice("", [text])
 
@@ -251,5 +251,5 @@ def test_what_vllm_logs_of_a_start_that_goes_well_gives_none(sources: Path) -> N
 
 
 def test_the_advice_names_options_that_there_are() -> None:
-    named = {name for cause in known_causes() for name in re.findall(r"\boptions\.(\w+)", cause.says)}
+    named = {name for cause in all_causes() for name in re.findall(r"\boptions\.(\w+)", cause.says)}
     assert not [name for name in named if f"option.{name}" not in KNOWN]

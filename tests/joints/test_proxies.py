@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from deploy.emulator.endpoint import Endpoint
-from deploy.emulator.runtime import Runtime
+from deploy.emulator.runtime import RuntimeEmulator
 from handler.core.framing import dumps
 from handler.engines.echo.engine import Echo
 from handler.http.protocol import Protocol
@@ -197,7 +197,7 @@ def test_the_emulators_event_stream_passes_message_by_message(
     body = dumps(STREAMS[0][1])
     with (
         contextlib.closing(Loop()) as loop,
-        loop.serving(Runtime(Endpoint(server.url)).app()) as emulator,
+        loop.serving(RuntimeEmulator(Endpoint(server.url)).app()) as emulator,
         in_front_of(_address(emulator)[1], tmp_path) as named,
         contextlib.closing(client(named(name).urls[name])) as runtime,
     ):

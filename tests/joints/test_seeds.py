@@ -12,7 +12,7 @@ from handler.core.values import Adapter, Delta, Finish, Request
 from handler.engines.base import EngineRequest, Output, Step
 from handler.engines.grpc.client import CONTRACTS
 from handler.engines.openai.kinds import KINDS, completion
-from handler.engines.trtllm.sampling import Model
+from handler.engines.trtllm.sampling import ModelProperties
 from handler.engines.trtllm.sampling import sampling_arguments as trtllm_arguments
 from handler.engines.vllm.sampling import sampling_arguments as vllm_arguments
 from handler.protocols.kernel.context import ServerContext
@@ -148,6 +148,6 @@ def test_a_client_s_seed_reaches_the_engine() -> None:
 @pytest.mark.parametrize("torch_sampler", [True, False])
 def test_engines_with_a_constant_default_seed_draw_one_for_each_request(torch_sampler: bool) -> None:
     sent, _ = run(*SILENT["chat"])
-    model = Model(128, frozenset({3}), 3, torch_sampler=torch_sampler)
+    model = ModelProperties(128, frozenset({3}), 3, torch_sampler=torch_sampler)
     seeds = [trtllm_arguments(request.sampling, model)["seed"] for request in sent]
     assert len({*seeds}) == 2

@@ -4,7 +4,7 @@
 
 Four walks, each on the echo engine in this process: an LMI stream by HTTP and by DJL's rolling batch, a chat with
 tools, and embeddings. `frames` are those on the stack where the command is written, ours or not, from the coroutine
-that runs as the task of a request, or the function that djl_python calls. `calls` are the calls of Python functions
+of an HTTP request, or the function that djl_python calls. `calls` are the calls of Python functions
 from the socket's bytes (HTTP) or djl_python's call to that place, resumed coroutines included.
 """
 
@@ -39,7 +39,7 @@ _BEGINS = {"data_received": "http/protocol", "handle": "entry"}
 """Where calls are counted from: function -> module."""
 
 _FIRST = {"http/exchange.run", "entry.handle"}
-"""The bottom of the stack: the task of a request, and the function that DJL calls."""
+"""The bottom of the stack: the task of an HTTP request, and the function that DJL calls."""
 
 STREAM = {"inputs": "a b c", "parameters": {"max_new_tokens": 3}, "stream": True}
 _FUNCTION = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}

@@ -156,7 +156,7 @@ def renewed(prices: Mapping[str, Any], listed: Mapping[str, float], gpu: Rows, c
 def _renew_prices(gpu: Rows, cpu: Rows) -> None:
     found = ask(Aws(REGION))
     if found.listed is None:
-        raise SystemExit(f"no prices: {found.why}")
+        raise SystemExit(f"no prices: {found.reason}")
     today = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     content = renewed(json.loads(PRICES.read_text()), found.listed, gpu, cpu, today)
     PRICES.write_text(json.dumps(content, indent=1) + "\n")

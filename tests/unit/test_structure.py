@@ -208,6 +208,31 @@ def test_the_page_lists_the_imports_of_each_folder() -> None:
     assert listed == {name: rules[name] for name in rules if name not in ("entry", "formatters")}
 
 
+WORDS = {
+    "Dialect", "Reply", "Delta", "Head", "Host", "Driver", "Holding", "Phase", "Turn", "Gate", "Line", "Notation",
+}  # fmt: skip
+
+
+def test_each_word_of_the_page_has_one_class() -> None:
+    """The class that the page names exists, and no other class has the word as its name."""
+    page = (ROOT / "docs" / "structure.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| [A-Z][^|]*\. \| `(\w+)` in `([\w/]+\.py)` \|$", page, re.MULTILINE)
+    assert [word for word, *_ in rows] == list(dict.fromkeys(word for word, *_ in rows))
+    assert {word for word, *_ in rows} == WORDS
+    classes = {
+        (node.name, path)
+        for package in (HANDLER, DEPLOY, PROOF)
+        for path in files(package)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    for word, name, file in rows:
+        path = HANDLER / file
+        is_alias = re.search(rf"^{name}: TypeAlias = ", path.read_text(), re.MULTILINE)
+        assert (name, path) in classes or is_alias, f"{file} defines no {name}"
+        assert {place for defined, place in classes if defined == word} <= {path}, f"{word} has another meaning"
+
+
 def test_deploys_imports_go_one_way() -> None:
     fail(misplaced(DEPLOY, OF_DEPLOY, ONLY_IN_DEPLOY, {"cli", "__main__"}), "OF_DEPLOY, ONLY_IN_DEPLOY")
 

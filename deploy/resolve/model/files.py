@@ -134,9 +134,9 @@ def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
-        shown = repr(value)
-        shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
-        raise SpecError(f"the model's config.json: {name}: {shown} is not a whole number from 0 to {largest}", _ADVICE)
+        text = repr(value)
+        text = text if len(text) <= 40 else f"{text[:40]}…"
+        raise SpecError(f"the model's config.json: {name}: {text} is not a whole number from 0 to {largest}", _ADVICE)
     return value
 
 
@@ -287,10 +287,10 @@ class Hub:
         if left <= 0:
             raise HubError(f"{self.name} took more than {_IN_ALL:.0f} s")
         try:
-            with OPENER.open(request, timeout=left) as answer:
-                if start and answer.status != 206:
-                    raise HubError(f"{self.name} does not support range requests (status {answer.status})")
-                content: bytes = answer.read(length + (start is None))
+            with OPENER.open(request, timeout=left) as response:
+                if start and response.status != 206:
+                    raise HubError(f"{self.name} does not support range requests (status {response.status})")
+                content: bytes = response.read(length + (start is None))
         except urllib.error.HTTPError as error:
             with error:
                 raise HubError(self._refused(error, path)) from None
@@ -320,16 +320,16 @@ class HubFiles:
         self._until = time.monotonic() + _IN_ALL
         quoted = urllib.parse.quote(revision, safe="")
         self._path = f"/{urllib.parse.quote(model)}/resolve/{quoted}/"
-        answer = hub.get(f"/api/models/{urllib.parse.quote(model)}/revision/{quoted}?blobs=true", until=self._until)
-        self.sizes: Mapping[str, int] = _sizes(parse("list of files", answer))
+        listing = hub.get(f"/api/models/{urllib.parse.quote(model)}/revision/{quoted}?blobs=true", until=self._until)
+        self.sizes: Mapping[str, int] = _sizes(parse("list of files", listing))
 
     def read(self, name: str, start: int, length: int) -> bytes:
         return self._hub.get(self._path + urllib.parse.quote(name), start, length, self._until)
 
 
-def _sizes(answer: Mapping[str, Any]) -> dict[str, int]:
+def _sizes(listing: Mapping[str, Any]) -> dict[str, int]:
     """Return the sizes of a model's files by name, except for files in subdirectories."""
-    listed = answer.get("siblings")
+    listed = listing.get("siblings")
     sizes = {}
     for item in listed if isinstance(listed, list) else ():
         if isinstance(item, dict) and isinstance(item.get("rfilename"), str) and "/" not in item["rfilename"]:

@@ -95,7 +95,7 @@ class _Metadata:
 
     def number(self, name: str, default: int | None = None) -> int:
         """Return a number, or the maximum of a list of numbers."""
-        value = default if (own := self.get(name)) is None else own
+        value = default if (entry := self.get(name)) is None else entry
         value = max(value, default=0) if isinstance(value, list) else value
         if not isinstance(value, int) or not 0 <= value <= 1 << 31:
             raise SpecError(f"the .gguf file has an invalid {self._prefix}.{name}: {value!r}")

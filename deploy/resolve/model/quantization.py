@@ -28,7 +28,7 @@ _CHECKPOINT: Mapping[str, Precision] = {
     "float8_e4m3fn": "fp8",
 }
 
-_ALWAYS_KEPT: tuple[Part, ...] = ("embeddings", "head", "router", "media")
+_NEVER_QUANTIZED: tuple[Part, ...] = ("embeddings", "head", "router", "media")
 
 _WORDS: tuple[tuple[str, Part], ...] = (
     ("router", "router"),
@@ -53,7 +53,7 @@ class Quantization:
     Attributes:
         dtype: precision of the quantized weights, or of all weights if the checkpoint is not quantized.
         width: bytes per weight with this precision, including scales.
-        kept: fraction of each part's weights that stays in 16 bits. Parts that are not listed are quantized completely.
+        unquantized: fraction of each part's weights that stays in 16 bits. Parts not listed are quantized completely.
         quantized: whether config.json states that the checkpoint is quantized.
         block: number of neighbouring weights with a common scale, or 1 if all weights of a row share a scale.
         expert_width: bytes per weight of the experts if their precision differs, or None.
@@ -61,21 +61,21 @@ class Quantization:
 
     dtype: Precision
     width: float
-    kept: Mapping[Part, float] = field(default_factory=dict)
+    unquantized: Mapping[Part, float] = field(default_factory=dict)
     quantized: bool = True
     block: int = 1
     expert_width: float | None = None
 
     def stored(self, weights: Weights) -> float:
         """Return the size in bytes of a checkpoint whose parts have this many weights."""
-        kept = self.kept_weights(weights)
-        experts = weights["experts"] * (1 - self.kept.get("experts", 0.0))
+        unquantized = self.unquantized_weights(weights)
+        experts = weights["experts"] * (1 - self.unquantized.get("experts", 0.0))
         narrower = 0.0 if self.expert_width is None else experts * (self.width - self.expert_width)
-        return 2 * kept + self.width * (sum(weights.values()) - kept) - narrower
+        return 2 * unquantized + self.width * (sum(weights.values()) - unquantized) - narrower
 
-    def kept_weights(self, weights: Weights) -> float:
+    def unquantized_weights(self, weights: Weights) -> float:
         """Return the number of weights that stay in 16 bits."""
-        return sum(number * self.kept.get(name, 0.0) for name, number in weights.items())
+        return sum(number * self.unquantized.get(name, 0.0) for name, number in weights.items())
 
 
 def quantization(config: Config) -> Quantization:
@@ -94,7 +94,7 @@ def quantization(config: Config) -> Quantization:
     return Quantization(
         dtype,
         _width(dtype, size, symmetric),
-        _kept(config, says),
+        _unquantized(config, says),
         block=_block(says, weights, size),
         expert_width=WIDTH["mxfp4"] if _has_fp4_experts(config) else None,
     )
@@ -140,23 +140,23 @@ def _width(dtype: Precision, group: int, symmetric: bool) -> float:
     return WIDTH[dtype]
 
 
-def _kept(config: Config, says: Mapping[str, Any]) -> Mapping[Part, float]:
+def _unquantized(config: Config, says: Mapping[str, Any]) -> Mapping[Part, float]:
     """Return the fraction of each part that stays in 16 bits, according to the lists of excluded modules."""
-    kept: dict[Part, float] = dict.fromkeys(_ALWAYS_KEPT, 1.0)
+    fractions: dict[Part, float] = dict.fromkeys(_NEVER_QUANTIZED, 1.0)
     of_layers: dict[Part, set[int]] = {}
     for words in _excluded(says):
         name = next((name for word, name in _WORDS if word in words), None)
         if name is None:
             continue
         if (layer := _NUMBERED_LAYER.search(words)) is None:
-            kept[name] = 1.0
+            fractions[name] = 1.0
         else:
             of_layers.setdefault(name, set()).add(int(layer[1]))
     for name, numbers in of_layers.items():
-        kept[name] = max(kept.get(name, 0.0), min(1.0, len(numbers) / config.layers()))
+        fractions[name] = max(fractions.get(name, 0.0), min(1.0, len(numbers) / config.layers()))
     if str(says.get("quant_method")) == "mxfp4":  # gpt-oss quantizes only its experts
-        kept |= {"attention": 1.0}
-    return kept
+        fractions |= {"attention": 1.0}
+    return fractions
 
 
 def _excluded(says: Mapping[str, Any]) -> Iterator[str]:

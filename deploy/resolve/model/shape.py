@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from deploy.aws import Aws
 
 
-def known_model(name: str) -> Shape | None:
+def shape_from_table(name: str) -> Shape | None:
     """Return the shape of a hub model from the table of known models, or None if it is not in the table."""
     rows: list[dict[str, Any]] = table("models")["models"]
     for row in rows:
@@ -36,10 +36,10 @@ def known_model(name: str) -> Shape | None:
 
 def config_of(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the config.json of a table row. A row with `of` lists only the differences from that model."""
-    own: dict[str, Any] = row["config"]
+    config: dict[str, Any] = row["config"]
     if "of" not in row:
-        return own
-    return config_of(next(item for item in rows if row["of"] in item["names"]), rows) | own
+        return config
+    return config_of(next(item for item in rows if row["of"] in item["names"]), rows) | config
 
 
 def shape_in_directory(directory: Path, notes: list[str] | None = None) -> Shape | None:
@@ -83,10 +83,10 @@ def read_shape(files: Files, notes: list[str] | None = None, gguf: str | None = 
         return gguf_shape(files, names) if names else None
     config = json_file(files, "config.json") or {}
     if (quantized := json_file(files, "hf_quant_config.json")) is not None:  # ModelOpt's
-        own = quantized.get("quantization")
+        section = quantized.get("quantization")
         config = {
             **config,
-            "quantization_config": {"quant_method": "modelopt", **(own if isinstance(own, dict) else {})},
+            "quantization_config": {"quant_method": "modelopt", **(section if isinstance(section, dict) else {})},
         }
     names = _weight_files(files)
     return shape_of_config(
@@ -110,29 +110,29 @@ def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: 
         SpecError: a value is missing or invalid.
     """
     text = Config(config)
-    layers, kept, weights, how = text.layers(), cache(text), count(text), quantization(text)
+    layers, dimensions, weights, how = text.layers(), cache(text), count(text), quantization(text)
     if held is not None and held.layers:
         layers = max(layers, held.layers)
-    own = kept.window_layers + kept.uncached
-    divided, experts = splits(text, how.block, how.kept)
+    special_layers = dimensions.window_layers + dimensions.uncached
+    divided, experts = splits(text, how.block, how.unquantized)
     return Shape(
         parameters=_parameters(weights, how, stored, held),
-        layers=max(layers, own),
-        kv_heads=kept.kv_heads,
-        head_dim=kept.head_dim,
+        layers=max(layers, special_layers),
+        kv_heads=dimensions.kv_heads,
+        head_dim=dimensions.head_dim,
         heads=num_heads(text),
         splits=sorted(set(divided)),
         expert_splits=experts,
         context=text.number(*_CONTEXT, default=0) or None,
         embeddings=weights["embeddings"] + weights["head"] + weights["media"],
-        window_layers=kept.window_layers,
-        window=kept.window,
-        window_kv_heads=kept.window_kv_heads,
-        window_head_dim=kept.window_head_dim,
-        uncached_layers=kept.uncached,
-        state=kept.state,
-        extra_values=kept.extra,
-        kv_heads_by_layer=list(kept.by_layer),
+        window_layers=dimensions.window_layers,
+        window=dimensions.window,
+        window_kv_heads=dimensions.window_kv_heads,
+        window_head_dim=dimensions.window_head_dim,
+        uncached_layers=dimensions.uncached,
+        state=dimensions.state,
+        extra_values=dimensions.extra,
+        kv_heads_by_layer=list(dimensions.by_layer),
         dtype=how.dtype,
         stored=_stored(how.stored(weights) if how.quantized else None, stored, held),
     )
@@ -148,8 +148,8 @@ def _parameters(weights: Weights, how: Quantization, stored: int | None, held: C
     counted = sum(weights.values())
     if stored is None or (how.quantized and 0.5 < how.stored(weights) / stored < 2):
         return counted
-    kept = min(how.kept_weights(weights), stored / 2) if how.quantized else 0.0
-    return kept + (stored - 2 * kept) / how.width
+    unquantized = min(how.unquantized_weights(weights), stored / 2) if how.quantized else 0.0
+    return unquantized + (stored - 2 * unquantized) / how.width
 
 
 def _stored(estimated: float | None, stored: int | None, held: Contents | None) -> float | None:
@@ -168,11 +168,13 @@ def _counted(files: Files, config: Mapping[str, Any], names: list[str], notes: l
     except SpecError as error:
         notes.append(f"The number of weights is estimated from the files' sizes: {error}.")
         return None
-    own, drafts = text.layers(), text.number("num_nextn_predict_layers", default=0)
-    if held.layers and not own <= held.layers <= own + drafts:
-        notes.append(f"config.json says {own} layers, but the files contain {held.layers}. The larger number is used.")
+    num_layers, drafts = text.layers(), text.number("num_nextn_predict_layers", default=0)
+    if held.layers and not num_layers <= held.layers <= num_layers + drafts:
+        notes.append(
+            f"config.json says {num_layers} layers, but the files contain {held.layers}. The larger number is used."
+        )
     elif held.layers:
-        return Contents(held.parameters, held.stored, own)
+        return Contents(held.parameters, held.stored, num_layers)
     return held
 
 

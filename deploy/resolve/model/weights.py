@@ -17,7 +17,7 @@ from typing import Any, Literal
 from deploy.resolve.model.files import Config, part, whole_number
 
 
-class Kind(enum.Enum):
+class LayerKind(enum.Enum):
     """The kind of a layer."""
 
     FULL = "full"
@@ -40,22 +40,22 @@ class Kind(enum.Enum):
 
 
 _NAMES = {
-    "full_attention": Kind.FULL,
-    "attention": Kind.FULL,
-    "sliding_attention": Kind.WINDOW,
-    "chunked_attention": Kind.WINDOW,
-    "compressed_sparse_attention": Kind.WINDOW,
-    "heavily_compressed_attention": Kind.WINDOW,
-    "linear_attention": Kind.LINEAR,
-    "mamba": Kind.MAMBA,
-    "mamba2": Kind.MAMBA,
-    "conv": Kind.CONVOLUTION,
-    "moe": Kind.NONE,
-    "mlp": Kind.NONE,
-    "M": Kind.MAMBA,
-    "*": Kind.FULL,
-    "-": Kind.NONE,
-    "E": Kind.NONE,
+    "full_attention": LayerKind.FULL,
+    "attention": LayerKind.FULL,
+    "sliding_attention": LayerKind.WINDOW,
+    "chunked_attention": LayerKind.WINDOW,
+    "compressed_sparse_attention": LayerKind.WINDOW,
+    "heavily_compressed_attention": LayerKind.WINDOW,
+    "linear_attention": LayerKind.LINEAR,
+    "mamba": LayerKind.MAMBA,
+    "mamba2": LayerKind.MAMBA,
+    "conv": LayerKind.CONVOLUTION,
+    "moe": LayerKind.NONE,
+    "mlp": LayerKind.NONE,
+    "M": LayerKind.MAMBA,
+    "*": LayerKind.FULL,
+    "-": LayerKind.NONE,
+    "E": LayerKind.NONE,
 }
 """Maps words in `layer_types` and letters in `hybrid_override_pattern` to kinds of layers. Others count as FULL."""
 
@@ -101,33 +101,33 @@ class Cache:
     by_layer: tuple[int, ...] = ()
 
 
-def kinds(config: Config) -> list[Kind]:
+def kinds(config: Config) -> list[LayerKind]:
     """Return the kind of each layer. Unknown kinds count as full attention, which needs the most memory."""
     layers = config.layers()
     kinds_of_layers = _listed(config) or _by_group(config, layers) or _by_pattern(config, layers)
-    return (kinds_of_layers + [Kind.FULL] * layers)[:layers]
+    return (kinds_of_layers + [LayerKind.FULL] * layers)[:layers]
 
 
-def _listed(config: Config) -> list[Kind]:
+def _listed(config: Config) -> list[LayerKind]:
     """Return the kinds of layers from a list in config.json, or an empty list if there is no such list."""
     if config.words():
-        return [_NAMES.get(word, Kind.FULL) for word in config.words()]
+        return [_NAMES.get(word, LayerKind.FULL) for word in config.words()]
     if blocks(config):  # Nemotron-NAS
-        return [Kind.NONE if _replaced(part(item, "attention")) else Kind.FULL for item in blocks(config)]
+        return [LayerKind.NONE if _replaced(part(item, "attention")) else LayerKind.FULL for item in blocks(config)]
     if config.list("compress_ratios"):  # DeepSeek-V4: each layer also has a window
-        return [Kind.WINDOW] * config.layers()
+        return [LayerKind.WINDOW] * config.layers()
     if config.list("hybrid_layer_pattern"):  # MiMo-V2
-        return [Kind.WINDOW if item == 1 else Kind.FULL for item in config.list("hybrid_layer_pattern")]
+        return [LayerKind.WINDOW if item == 1 else LayerKind.FULL for item in config.list("hybrid_layer_pattern")]
     if config.list("attn_type_list"):  # MiniMax-Text-01
-        return [Kind.FULL if item == 1 else Kind.LINEAR for item in config.list("attn_type_list")]
+        return [LayerKind.FULL if item == 1 else LayerKind.LINEAR for item in config.list("attn_type_list")]
     full = config.part("linear_attn_config").get("full_attn_layers")  # Kimi Linear; counted from 1
     if isinstance(full, list):
         numbers = {item for item in full if isinstance(item, int)}
-        return [Kind.FULL if number in numbers else Kind.LINEAR for number in range(1, config.layers() + 1)]
+        return [LayerKind.FULL if number in numbers else LayerKind.LINEAR for number in range(1, config.layers() + 1)]
     return []
 
 
-def _by_group(config: Config, layers: int) -> list[Kind]:
+def _by_group(config: Config, layers: int) -> list[LayerKind]:
     """Return the kinds of layers from `layer_group_size`, or an empty list.
 
     Only the last layer of a group has full attention. Before Ling 3.0, layers in an incomplete group also had it.
@@ -136,16 +136,21 @@ def _by_group(config: Config, layers: int) -> list[Kind]:
     if not size:
         return []
     grouped = layers if config.type == "bailing_hybrid" else layers // size * size
-    return [Kind.FULL if number % size == 0 or number > grouped else Kind.LINEAR for number in range(1, layers + 1)]
+    return [
+        LayerKind.FULL if number % size == 0 or number > grouped else LayerKind.LINEAR
+        for number in range(1, layers + 1)
+    ]
 
 
-def _by_letters(pattern: str, layers: int) -> list[Kind]:
+def _by_letters(pattern: str, layers: int) -> list[LayerKind]:
     """Return the kinds of layers from a pattern such as `LLLG` (local or global), which repeats until the last layer.
 
     The last layer is always global.
     """
-    kinds_of_layers = [Kind.WINDOW if pattern[number % len(pattern)] == "L" else Kind.FULL for number in range(layers)]
-    return [*kinds_of_layers[:-1], Kind.FULL]
+    kinds_of_layers = [
+        LayerKind.WINDOW if pattern[number % len(pattern)] == "L" else LayerKind.FULL for number in range(layers)
+    ]
+    return [*kinds_of_layers[:-1], LayerKind.FULL]
 
 
 def blocks(config: Config) -> tuple[Mapping[str, Any], ...]:
@@ -160,26 +165,26 @@ def _replaced(block: Mapping[str, Any]) -> bool:
     return bool(block.get("no_op") or block.get("replace_with_linear"))
 
 
-def _by_pattern(config: Config, layers: int) -> list[Kind]:
+def _by_pattern(config: Config, layers: int) -> list[LayerKind]:
     """Return the kinds of layers from the period of full attention in config.json or for the model type."""
-    other = Kind.WINDOW
+    other = LayerKind.WINDOW
     if config.type in _HYBRIDS:
-        period, other = config.number("full_attention_interval", default=4), Kind.LINEAR
+        period, other = config.number("full_attention_interval", default=4), LayerKind.LINEAR
     elif config.type.startswith("llama4") and "attention_chunk_size" in config:
         rope = config.list("no_rope_layers")  # a 1 means rotary embeddings, and so attention in chunks
         if rope:
-            return [Kind.WINDOW if item else Kind.FULL for item in rope]
+            return [LayerKind.WINDOW if item else LayerKind.FULL for item in rope]
         period = config.number("no_rope_layer_interval", default=4)
     elif window(config) is None or config.get("use_sliding_window") is False:
         return []
     elif config.type in _EVERY_LAYER:
-        return [Kind.WINDOW] * layers
+        return [LayerKind.WINDOW] * layers
     elif isinstance(pattern := config.get("sliding_window_pattern"), str):
         return _by_letters(pattern, layers) if pattern else []
     else:
         names = ("sliding_window_pattern", "_sliding_window_pattern")
         period = config.number(*names, default=_PATTERNS.get(config.type, 1))
-    return [Kind.FULL if number % period == 0 else other for number in range(1, layers + 1)]
+    return [LayerKind.FULL if number % period == 0 else other for number in range(1, layers + 1)]
 
 
 def window(config: Config) -> int | None:
@@ -196,8 +201,8 @@ def cache(config: Config) -> Cache:
     of_layers = kinds(config)
     heads, head_dim = full_attention(config)
     # Gemma's last layers share the caches of earlier layers.
-    own = of_layers[: max(len(of_layers) - config.number("num_kv_shared_layers", default=0), 0)]
-    window_layers = own.count(Kind.WINDOW)
+    caching_layers = of_layers[: max(len(of_layers) - config.number("num_kv_shared_layers", default=0), 0)]
+    window_layers = caching_layers.count(LayerKind.WINDOW)
     window_heads, window_dim = windowed_attention(config)
     return Cache(
         kv_heads=heads,
@@ -206,16 +211,16 @@ def cache(config: Config) -> Cache:
         window=window(config) if window_layers else None,
         window_kv_heads=window_heads if window_layers and window_heads != heads else None,
         window_head_dim=window_dim if window_layers and window_dim != head_dim else None,
-        uncached=len(of_layers) - sum(kind in (Kind.FULL, Kind.WINDOW) for kind in own),
-        state=sum(_state(config, kind) for kind in own),
-        extra=_compressed_entries(config) + _index_keys(config, own),
-        by_layer=_heads_by_layer(config, own) if heads == kv_heads(config) else (),
+        uncached=len(of_layers) - sum(kind in (LayerKind.FULL, LayerKind.WINDOW) for kind in caching_layers),
+        state=sum(_state(config, kind) for kind in caching_layers),
+        extra=_compressed_entries(config) + _index_keys(config, caching_layers),
+        by_layer=_heads_by_layer(config, caching_layers) if heads == kv_heads(config) else (),
     )
 
 
-def _heads_by_layer(config: Config, own: Sequence[Kind]) -> tuple[int, ...]:
+def _heads_by_layer(config: Config, caching_layers: Sequence[LayerKind]) -> tuple[int, ...]:
     """Return the number of KV heads in each layer with full attention, or () if it is the same in all."""
-    heads = tuple(kv_heads(config, number) for number, kind in enumerate(own) if kind is Kind.FULL)
+    heads = tuple(kv_heads(config, number) for number, kind in enumerate(caching_layers) if kind is LayerKind.FULL)
     return heads if len(set(heads)) > 1 else ()
 
 
@@ -236,12 +241,12 @@ def _compressed_entries(config: Config) -> float:
     return sum(size / ratio for size, ratio in entries if ratio)
 
 
-def _index_keys(config: Config, own: Sequence[Kind]) -> float:
+def _index_keys(config: Config, caching_layers: Sequence[LayerKind]) -> float:
     """Return the values per token in the index keys of sparse attention. Each layer has one head of them."""
     sparse = config.part("sparse_attention_config")  # MiniMax-M3, with 16 bits per value
     listed = sparse.get("sparse_attention_freq")
-    layers = sum(item == 1 for item in listed[: len(own)]) if isinstance(listed, list) else 0
-    layers = layers or config.words()[: len(own)].count("minimax_m3_sparse")
+    layers = sum(item == 1 for item in listed[: len(caching_layers)]) if isinstance(listed, list) else 0
+    layers = layers or config.words()[: len(caching_layers)].count("minimax_m3_sparse")
     size = whole_number("sparse_index_dim", sparse.get("sparse_index_dim"))
     if layers:
         return float(layers * (size or config.number("index_head_dim", default=0)))
@@ -249,12 +254,12 @@ def _index_keys(config: Config, own: Sequence[Kind]) -> float:
     if "kv_lora_rank" not in config or not size:
         return 0.0
     # DeepSeek's sparse attention, with 8 bits per value and a scale of 32 bits; a value here has 16 bits.
-    return indexers(config, own) * (size + 4) / 2
+    return indexers(config, caching_layers) * (size + 4) / 2
 
 
-def indexers(config: Config, own: Sequence[Kind]) -> int:
+def indexers(config: Config, caching_layers: Sequence[LayerKind]) -> int:
     """Return the number of layers with full attention that have an indexer. Others may share that of a layer before."""
-    full = [number for number, kind in enumerate(own) if kind is Kind.FULL]
+    full = [number for number, kind in enumerate(caching_layers) if kind is LayerKind.FULL]
     words: Sequence[object] = config.list("indexer_types")
     letters = config.get("index_topk_pattern")
     if not words and isinstance(letters, str):
@@ -327,15 +332,15 @@ def _mean(of_keys: int, of_values: object) -> int:
     return (of_keys + (whole_number("v_head_dim", of_values) or of_keys) + 1) // 2
 
 
-def _state(config: Config, kind: Kind) -> float:
+def _state(config: Config, kind: LayerKind) -> float:
     """Return the bytes of one request's state in a layer: 4 for each recurrent value, 2 for each convolution value."""
-    if kind is Kind.MAMBA:
+    if kind is LayerKind.MAMBA:
         heads, size = mamba(config)
         width = config.number("ssm_state_size", "mamba_d_state", "state_size", default=128)
         return 4.0 * heads * size * width + 6.0 * (heads * size + 2 * mamba_groups(config) * width)
-    if kind is Kind.CONVOLUTION:
+    if kind is LayerKind.CONVOLUTION:
         return 2.0 * hidden_size(config) * config.number("conv_L_cache", default=4)
-    if kind is not Kind.LINEAR:
+    if kind is not LayerKind.LINEAR:
         return 0.0
     keys, of_key, values, of_value = linear(config)
     return 4.0 * values * of_key * of_value + 6.0 * (2 * keys * of_key + values * of_value)
@@ -343,9 +348,9 @@ def _state(config: Config, kind: Kind) -> float:
 
 def linear(config: Config) -> tuple[int, int, int, int]:
     """Return the dimensions of linear attention: number and size of key heads, number and size of value heads."""
-    own = config.part("linear_attn_config")
-    heads = whole_number("num_heads", own.get("num_heads")) or num_heads(config)
-    size = whole_number("head_dim", own.get("head_dim")) or head_size(config)
+    section = config.part("linear_attn_config")
+    heads = whole_number("num_heads", section.get("num_heads")) or num_heads(config)
+    size = whole_number("head_dim", section.get("head_dim")) or head_size(config)
     return (
         config.number("linear_num_key_heads", "linear_num_heads", default=heads),
         config.number("linear_key_head_dim", "linear_head_dim", default=size),
@@ -365,7 +370,7 @@ def mamba_groups(config: Config) -> int:
     return config.number("n_groups", "mamba_n_groups", default=1)
 
 
-def splits(config: Config, block: int, kept: Mapping[Part, float]) -> tuple[list[int], int | None]:
+def splits(config: Config, block: int, unquantized: Mapping[Part, float]) -> tuple[list[int], int | None]:
     """Return the sizes that a tensor parallel degree must divide, and the size of the experts, or None without experts.
 
     Widths are counted in quantization blocks, because vLLM and SGLang do not split a block across GPUs (vllm#17569,
@@ -373,11 +378,11 @@ def splits(config: Config, block: int, kept: Mapping[Part, float]) -> tuple[list
 
     Args:
         block: number of weights in a block.
-        kept: fraction of each part that is not quantized.
+        unquantized: fraction of each part that is not quantized.
     """
 
     def parts(width: int, name: Part) -> int:
-        size = 1 if kept.get(name, 0.0) >= 1 else block
+        size = 1 if unquantized.get(name, 0.0) >= 1 else block
         return width // size if width % size == 0 else 1
 
     weights, of_layers = count(config), kinds(config)
@@ -390,12 +395,12 @@ def splits(config: Config, block: int, kept: Mapping[Part, float]) -> tuple[list
         ranges.append(parts(wide, "dense"))
     if weights["shared"] and (width := _shared(config, of_expert, dense)):
         ranges.append(parts(width, "shared"))
-    if Kind.FULL in of_layers or Kind.WINDOW in of_layers:
+    if LayerKind.FULL in of_layers or LayerKind.WINDOW in of_layers:
         values = whole_number("v_head_dim", config.get("v_head_dim")) or head_size(config)
         ranges.append(parts(num_heads(config) * values, "attention"))
-    if Kind.LINEAR in of_layers:
+    if LayerKind.LINEAR in of_layers:
         ranges += linear(config)[::2]
-    if Kind.MAMBA in of_layers:
+    if LayerKind.MAMBA in of_layers:
         ranges.append(mamba(config)[0])
     return ranges, parts(of_expert, "experts") if weights["experts"] else None
 
@@ -410,7 +415,7 @@ _TWO_MATRICES = (
 )  # fmt: skip
 """Model types whose feed-forward networks have no gate, and therefore have two matrices instead of three."""
 
-_OWN_ENDS = ("deepseek_v3", "deepseek_v32", "glm4_moe")
+_SEPARATE_ENDS = ("deepseek_v3", "deepseek_v32", "glm4_moe")
 """Model types whose layers for multi-token prediction are stored with their own embeddings and output layer."""
 
 _ALONE = {"-", "E", "mlp", "moe"}
@@ -439,9 +444,9 @@ def count(config: Config) -> Weights:
         _feed_forward(config, number, kind, hidden, parameters, wide=number >= shared_from)
     drafts = config.number("num_nextn_predict_layers", "num_mtp_layers", default=0)
     for _ in range(min(drafts, 8)):  # multi-token prediction
-        parameters["attention"] += _mixer(config, Kind.FULL, hidden, len(of_layers) - 1) + 2 * hidden * hidden
-        _feed_forward(config, len(of_layers) - 1, Kind.FULL, hidden, parameters)
-        parameters["embeddings"] += 2 * vocabulary * hidden if config.type in _OWN_ENDS else 0
+        parameters["attention"] += _mixer(config, LayerKind.FULL, hidden, len(of_layers) - 1) + 2 * hidden * hidden
+        _feed_forward(config, len(of_layers) - 1, LayerKind.FULL, hidden, parameters)
+        parameters["embeddings"] += 2 * vocabulary * hidden if config.type in _SEPARATE_ENDS else 0
     parameters["media"] += sum(_encoder(config.part(name), hidden) for name in ("vision_config", "audio_config"))
     return parameters
 
@@ -455,20 +460,20 @@ def _per_layer_embeddings(config: Config, hidden: int) -> int:
     return config.layers() * size * (vocabulary + 3 * hidden)
 
 
-def _mixer(config: Config, kind: Kind, hidden: int, layer: int) -> int:
+def _mixer(config: Config, kind: LayerKind, hidden: int, layer: int) -> int:
     """Return the number of weights in a layer's attention, or in the state space model or convolution in its place."""
     if blocks(config) and part(blocks(config)[layer], "attention").get("replace_with_linear"):
         return hidden * hidden
-    if kind is Kind.MAMBA:
+    if kind is LayerKind.MAMBA:
         heads, size = mamba(config)
         width = config.number("ssm_state_size", "mamba_d_state", "state_size", default=128)
         return hidden * (3 * heads * size + 2 * mamba_groups(config) * width + heads)
-    if kind is Kind.LINEAR:
+    if kind is LayerKind.LINEAR:
         keys, of_key, values, of_value = linear(config)
         return hidden * (2 * keys * of_key + 3 * values * of_value + 2 * values)
-    if kind is Kind.CONVOLUTION:
+    if kind is LayerKind.CONVOLUTION:
         return 4 * hidden * hidden
-    if kind is Kind.NONE:
+    if kind is LayerKind.NONE:
         return 0
     if "o_lora_rank" in config:
         return _compressed(config, hidden)
@@ -482,16 +487,16 @@ def _compressed(config: Config, hidden: int) -> int:
     return hidden * (queries + head_size(config) + groups * out) + width * (queries + out)
 
 
-def _grouped(config: Config, kind: Kind, hidden: int, layer: int) -> int:
+def _grouped(config: Config, kind: LayerKind, hidden: int, layer: int) -> int:
     size, heads = head_size(config), kv_heads(config, layer)
-    if kind is Kind.WINDOW:
+    if kind is LayerKind.WINDOW:
         heads = windowed_attention(config)[0]
         size = config.number("swa_head_dim", default=size)
     elif "global_head_dim" in config:
         heads = full_attention(config)[0]
         size = config.number("global_head_dim")
     of_values = whole_number("v_head_dim", config.get("v_head_dim")) or size
-    values = 0 if kind is Kind.FULL and config.flag("attention_k_eq_v") else heads * of_values
+    values = 0 if kind is LayerKind.FULL and config.flag("attention_k_eq_v") else heads * of_values
     queries = num_heads(config) * size * (2 if config.type in _HYBRIDS else 1)
     return hidden * (queries + heads * size + values + num_heads(config) * of_values)
 
@@ -515,7 +520,7 @@ def _indexer(config: Config, hidden: int, queries: int) -> int:
 
 
 def _feed_forward(
-    config: Config, number: int, kind: Kind, hidden: int, parameters: Counter[Part], *, wide: bool = False
+    config: Config, number: int, kind: LayerKind, hidden: int, parameters: Counter[Part], *, wide: bool = False
 ) -> None:
     """Add the number of weights in a layer's feed-forward network to `parameters`.
 

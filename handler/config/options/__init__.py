@@ -40,7 +40,7 @@ class Foreign(NamedTuple):
     instead: str = ""
     aliases: tuple[str, ...] = ()
 
-    def own(self, engine: str) -> str:
+    def variable_of(self, engine: str) -> str:
         """Return the handler variable with the same meaning, or "" if there is none for this engine."""
         return self.same if isinstance(self.same, str) else self.same.get(engine, "")
 
@@ -58,7 +58,9 @@ class Foreign(NamedTuple):
             return f"supported {self.heeded}"
         if self.refused:
             return Gone(self.refused, self.unless).answer
-        names = [f"`{own}` ({engine})" if engine else f"`{own}`" for engine, own in sorted(self.owns.items())]
+        names = [
+            f"`{variable}` ({engine})" if engine else f"`{variable}`" for engine, variable in sorted(self.owns.items())
+        ]
         return f"same as {', '.join(names)}" if names else f"no effect: {self.idle}"
 
 
@@ -105,7 +107,7 @@ FOREIGN = tuple(_option(key, line, group) for group, names in _OPTIONS.items() f
 VARIABLES_OF = {group: _read(names) for group, names in _DATA["variables"].items()}
 """Foreign environment variables, by product."""
 
-ENVIRONMENT = {name: line.own("") for name, line in VARIABLES_OF.pop("lmi").items()}
+ENVIRONMENT = {name: line.variable_of("") for name, line in VARIABLES_OF.pop("lmi").items()}
 """Maps variables of LMI and AWS images that do not begin with OPTION_ or SERVING_ to options."""
 
 SERVER_ENVIRONMENT = frozenset(_DATA["server_environment"])
@@ -124,6 +126,6 @@ OPTIONS = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *OPENVINO, *VLLM, *TRTLLM, *RE
 KNOWN: dict[str, list[Option]] = {}
 """Maps names and aliases to options. Two engines may have different options with the same name."""
 
-for _known in OPTIONS:
-    for _name in (_known.key, *_known.aliases):
-        KNOWN.setdefault(_name, []).append(_known)
+for _entry in OPTIONS:
+    for _name in (_entry.key, *_entry.aliases):
+        KNOWN.setdefault(_name, []).append(_entry)

@@ -54,8 +54,11 @@ def listing(
             return describe(names[0], width)
         except ConfigError as error:
             unknown = error
-    own = {flag: text for flag, text in flags.items() if _has(names, f"{flag} {text}".replace("-", "_"))}
-    parts = [table(names, engine, width), "\n".join(["Flags of lmi serve:", *_listed(own, width)]) if own else ""]
+    serve_flags = {flag: text for flag, text in flags.items() if _has(names, f"{flag} {text}".replace("-", "_"))}
+    parts = [
+        table(names, engine, width),
+        "\n".join(["Flags of lmi serve:", *_listed(serve_flags, width)]) if serve_flags else "",
+    ]
     if not any(parts):
         raise unknown
     return "\n\n".join(filter(None, parts))
@@ -82,9 +85,9 @@ def table(words: Sequence[str] = (), engine: str = "", width: int | None = None)
         for engines in sorted({engines_of(option) for option in listed})
     ]
     arguments = engine_arguments(engine)
-    own = [f"option.{name}" for name in sorted(arguments.arguments) if _has(words, name)]
-    if own := [key for key in own if key not in KNOWN]:
-        parts.append(f"Arguments of {arguments.source}:\n{_filled(', '.join(own), width)}")
+    keys = [f"option.{name}" for name in sorted(arguments.arguments) if _has(words, name)]
+    if keys := [key for key in keys if key not in KNOWN]:
+        parts.append(f"Arguments of {arguments.source}:\n{_filled(', '.join(keys), width)}")
     return "\n\n".join(parts)
 
 
@@ -160,17 +163,17 @@ def _foreign(name: str, width: int | None) -> list[str]:
         return [f"{name}\n{_line(VARIABLES[name].answer, width)}"]
     if not name.startswith(SM_VLLM):
         return []
-    own = key_of(of_vllms_variable(name, "true").name)
+    first_key = key_of(of_vllms_variable(name, "true").name)
     along = {**{key_of(name): value for name, value in ALONG.items()}, lmi_version.KEY: lmi_version.ASYNC}
-    others = ", ".join(f"{key}={value}" for key, value in along.items() if key != own)
-    sets = f"sets {own}; like every {SM_VLLM}* variable, it also sets these options, unless another source does:"
-    return [f"{name}\n{_line(sets, width)}\n{_line(others, width)}"]
+    other_settings = ", ".join(f"{key}={value}" for key, value in along.items() if key != first_key)
+    sets = f"sets {first_key}; like every {SM_VLLM}* variable, it also sets these options, unless another source does:"
+    return [f"{name}\n{_line(sets, width)}\n{_line(other_settings, width)}"]
 
 
 def _keys(name: str) -> list[str]:
     """Return the keys of the options for a name or variable, or [] for a variable of TGI or vLLM without an option."""
     if name in VARIABLES:
-        return [key_of(own) for own in sorted({*VARIABLES[name].owns.values()} - SECRET)]
+        return [key_of(variable) for variable in sorted({*VARIABLES[name].owns.values()} - SECRET)]
     if name.startswith(SM_VLLM):
         return [key_of(of_vllms_variable(name, "true").name)]
     if name in ENVIRONMENT or name.startswith(("OPTION_", "SERVING_")):
@@ -216,9 +219,9 @@ def default_of(option: Option) -> str:
     """Return the default as written by users, and engines with other defaults, or "" if there is no default."""
     if option.default is None:
         return ""
-    others = "".join(f"; {engine}: {value}" for engine, value in option.by_engine.items())
+    exceptions = "".join(f"; {engine}: {value}" for engine, value in option.by_engine.items())
     default = ", ".join(option.default) if type(option.default) is tuple else str(option.default)
-    return f"{default.lower() if isinstance(option.default, bool) else default}{others}"
+    return f"{default.lower() if isinstance(option.default, bool) else default}{exceptions}"
 
 
 def _engines(option: Option) -> str:
@@ -226,8 +229,8 @@ def _engines(option: Option) -> str:
         return ""
     if not engines_of(option):
         return "all"
-    others = f"no effect with other engines: {option.idle}" if option.idle else "refused by other engines"
-    return f"{', '.join(option.engines)}; {others}"
+    elsewhere = f"no effect with other engines: {option.idle}" if option.idle else "refused by other engines"
+    return f"{', '.join(option.engines)}; {elsewhere}"
 
 
 # -- options as flags of `lmi serve`: `--max-model-len 8192` is `-o option.max_model_len=8192` -------------------------
@@ -247,7 +250,7 @@ _FORMER_SWITCHES = {"option.disable_log_requests", "option.enable_log_requests",
 """vLLM switches that existing commands use, but that are missing from the current lists of vLLM arguments."""
 _DOTTED = re.compile(r"(--?[A-Za-z][\w-]*)(\.[^=]+)(=?)(.*)", re.DOTALL)
 
-_SHOWN = {
+_LISTED = {
     "dtype": "precision: auto, bf16, fp16, fp32",
     "max-model-len": "maximum number of tokens in prompt and response together",
     "max-num-seqs": "maximum number of sequences in the engine at once",
@@ -288,7 +291,7 @@ def add_flags(serve: Parser) -> None:
             default=argparse.SUPPRESS,
             nargs=0 if is_switch else None,
             metavar="VALUE",
-            help=_SHOWN.get(name, argparse.SUPPRESS),
+            help=_LISTED.get(name, argparse.SUPPRESS),
         )
 
 
@@ -311,12 +314,12 @@ def _is_switch(options: Sequence[Option]) -> bool:
 def _rewritten(words: Sequence[str]) -> list[str]:
     """Replace underscores in flag names with dashes, and rewrite flags with dotted names as `-o KEY=VALUE`."""
     rewritten: list[str] = []
-    rest = iter(words)
-    for word in rest:
+    remaining = iter(words)
+    for word in remaining:
         match = _DOTTED.fullmatch(word)
         key = _key_of_flag(match[1]) if match else ""
         if match and key:
-            value = match[4] if match[3] else next(rest, None)
+            value = match[4] if match[3] else next(remaining, None)
             rewritten += [word] if value is None else ["-o", f"{key}{match[2]}={value}"]
         elif word.startswith("--"):
             name, equals, value = word.partition("=")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from handler.config.options import ENVIRONMENT, KNOWN, NO_ARGUMENTS, SERVER_ENVIRONMENT, VARIABLES_OF
 from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
-from handler.config.options.option import Gone, Option, is_secret, read_json, shown, true_or_false
+from handler.config.options.option import Gone, Option, is_secret, read_json, redacted, true_or_false
 from handler.core.errors import Problem
 from handler.core.numbers import whole
 
@@ -23,12 +23,12 @@ def find_option(key: str, engine: str) -> Option | None:
         engine: the name of the engine, or "" if it is unknown.
     """
     options = KNOWN.get(key, [])
-    own = [option for option in options if engine in option.engines]
-    own += [option for option in options if not option.engines]
-    if own:  # nearly always; the engines' arguments are not read then
-        return own[0]
-    others = (_argument(key, other) for other in NAMES)
-    return _argument(key, engine) or next(iter(options), None) or next(filter(None, others), None)
+    matching = [option for option in options if engine in option.engines]
+    matching += [option for option in options if not option.engines]
+    if matching:  # nearly always; the engines' arguments are not read then
+        return matching[0]
+    arguments = (_argument(key, other) for other in NAMES)
+    return _argument(key, engine) or next(iter(options), None) or next(filter(None, arguments), None)
 
 
 def _argument(key: str, engine: str) -> Option | None:
@@ -61,8 +61,8 @@ def key_of(name: str) -> str:
         return name.removeprefix("SERVING_").lower()
     if name in ENVIRONMENT:
         return ENVIRONMENT[name]
-    rest = name.removeprefix("OPTION_")
-    key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
+    suffix = name.removeprefix("OPTION_")
+    key = "option." + (suffix.lower() if suffix == suffix.upper() else suffix)  # DJL keeps mixed case as it is
     return {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key)
 
 
@@ -99,7 +99,7 @@ def _similar(name: str, engine: str) -> Iterator[str]:
     yield from (f"{NAMES[engine]}'s 'option.{near}'" for near in _nearest(name, names) if near not in bare)
 
 
-OWN_VARIABLES = frozenset({
+LMI_VARIABLES = frozenset({
     "LMI_API_KEY", "LMI_CACHE", "LMI_DEFAULT_MODEL", "LMI_FRONT", "LMI_HOST", "LMI_LOG_FORMAT", "LMI_LOG_LEVEL",
     "LMI_SCRATCH", "LMI_UNKNOWN_OPTIONS",
     "LMI_ACCEPT_AWS", "LMI_DEBUG_NODE", "LMI_LAUNCH_KEY", "LMI_REHEARSAL", "LMI_URL",
@@ -113,7 +113,7 @@ _OF_KUBERNETES = re.compile(r"LMI_(.+_)?(SERVICE_(HOST|PORT)(_.+)?|PORT(_[0-9]+_
 def is_unknown(name: str) -> bool:
     """Return whether a variable's name has the prefix LMI_ or SERVING_, but is not a known variable."""
     if name.startswith("LMI_"):
-        return name not in OWN_VARIABLES and not _OF_KUBERNETES.fullmatch(name)
+        return name not in LMI_VARIABLES and not _OF_KUBERNETES.fullmatch(name)
     key = key_of(name)
     return name.startswith("SERVING_") and key not in KNOWN and key not in SERVER_ENVIRONMENT
 
@@ -122,8 +122,8 @@ def unknown_variable(name: str) -> Unknown:
     """Describe an unknown variable SERVING_X or LMI_X, and suggest a similar variable if there is one."""
     key = key_of(name)
     if name.startswith("LMI_"):
-        own_names = {own.removeprefix("LMI_") for own in OWN_VARIABLES}
-        near = [f"LMI_{own}" for own in _nearest(name.removeprefix("LMI_"), own_names, cutoff=0.6)]
+        suffixes = {suffix.removeprefix("LMI_") for suffix in LMI_VARIABLES}
+        near = [f"LMI_{suffix}" for suffix in _nearest(name.removeprefix("LMI_"), suffixes, cutoff=0.6)]
     elif f"option.{key}" in KNOWN:
         near = [f"OPTION_{key.upper()}"]
     else:
@@ -310,10 +310,10 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
                 raise ValueError(variable.refused)
             converted = CONVERSIONS[variable.convert](value, engine)
         except ValueError as error:
-            yield Problem(f"environment variable {name}", name, f"{shown(f'{name}={value}')}: {error}")
+            yield Problem(f"environment variable {name}", name, f"{redacted(f'{name}={value}')}: {error}")
             continue
-        if (own := variable.own(engine)) and converted is not None:
-            yield Own(name, own, converted)
+        if (variable_name := variable.variable_of(engine)) and converted is not None:
+            yield Own(name, variable_name, converted)
         elif not variable.refused:
             yield Note(name, variable.idle)
 

@@ -93,7 +93,7 @@ _LARGEST_MAX_MEDIA = 1000
 """The largest allowed limit on media of one kind in a request."""
 _UNITS = "kmgt"  # powers of 1000, or of 1024 in capitals
 _READABLE = re.compile(r"([0-9]+)((?:\.[0-9]+)?)([kKmMgGtT])")
-_MOST_SHOWN = 400  # characters
+_MAX_LENGTH = 400  # characters
 _MOST_NAME, _MOST_PATH = 255, 4095  # Linux's limits, in bytes
 
 
@@ -102,7 +102,7 @@ def is_secret(setting: str) -> bool:
     return bool(_SECRET.search(setting)) and not _SWITCH.search(setting)
 
 
-def shown(setting: str) -> str:
+def redacted(setting: str) -> str:
     """Return `name=value` for messages and logs: on one line, without secrets, and truncated if it is long."""
     if is_secret(setting):
         setting = f"{setting.partition('=')[0]}=***"
@@ -111,8 +111,8 @@ def shown(setting: str) -> str:
 
 def beginning(text: str) -> str:
     """Return text for messages and logs: on one line, and truncated if it is long."""
-    if len(text) > _MOST_SHOWN:
-        text = f"{text[:_MOST_SHOWN]}..."
+    if len(text) > _MAX_LENGTH:
+        text = f"{text[:_MAX_LENGTH]}..."
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
@@ -168,7 +168,7 @@ def hosts(text: str) -> tuple[str, ...]:
     return tuple(values)
 
 
-def one_of(*names: str) -> Callable[[str], str]:
+def choice_of(*names: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in names:
             raise ValueError(f"must be one of {', '.join(names)}")
@@ -323,22 +323,22 @@ class Gone:
     """Parser for an option that is refused.
 
     Attributes:
-        why: why the option is refused, and what to use instead.
+        reason: why the option is refused, and what to use instead.
         unless: values that have no effect, which are accepted.
         argument: whether the option is also refused in option.engine_args.
     """
 
-    why: str
+    reason: str
     unless: tuple[str, ...] = ()
     argument: bool = False
 
     def __call__(self, text: str) -> Any:
         if text.lower() not in self.unless:
-            raise ValueError(self.why)
+            raise ValueError(self.reason)
         return None
 
     @property
     def answer(self) -> str:
         """Return the error message for the option."""
         values = " or ".join(filter(None, (", ".join(self.unless[:-1]), *self.unless[-1:])))
-        return f"refused{', except for ' + values if values else ''}: {self.why}"
+        return f"refused{', except for ' + values if values else ''}: {self.reason}"

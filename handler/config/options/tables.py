@@ -16,6 +16,7 @@ from handler.config.options.option import (
     MediaLimits,
     Option,
     boolean,
+    choice_of,
     hosts,
     integer,
     integer_or,
@@ -23,7 +24,6 @@ from handler.config.options.option import (
     lora_modules,
     names,
     number,
-    one_of,
     option,
     path,
     precision,
@@ -61,13 +61,13 @@ VLLM_TOOL_CALL_PARSERS = ("beam", "muse", "musespark1x", "plamo3")
 """Names of tool call formats in vLLM 0.33 that are not supported here."""
 
 
-def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Callable[[str], str]:
+def _parser(engines: Collection[str], vllm: Collection[str], remedy: str) -> Callable[[str], str]:
     """Return a parser for the known names. For other vLLM names, its error message contains a remedy."""
 
     def parse(text: str) -> str:
         if text in vllm:
             raise ValueError(f"is a format that only vLLM supports: {remedy}")
-        return one_of(*known)(text)
+        return choice_of(*engines)(text)
 
     return parse
 
@@ -94,7 +94,7 @@ def engine_name(llm_engine: str, rolling_batch: str) -> str:
 
 
 def _rolling_batch(text: str) -> str:
-    value = one_of(*ROLLING_BATCHES)(text)
+    value = choice_of(*ROLLING_BATCHES)(text)
     return "auto" if value == "scheduler" else value
 
 
@@ -121,12 +121,12 @@ TASKS = {
 
 
 def _task(text: str) -> str:
-    one_of(*(name for own, others in TASKS.items() for name in (own, *others)))(text)
-    return next((own for own, others in TASKS.items() if text in others), text)
+    choice_of(*(name for task, aliases in TASKS.items() for name in (task, *aliases)))(text)
+    return next((task for task, aliases in TASKS.items() if text in aliases), text)
 
 
 def _pooling(text: str) -> str:
-    one_of("auto", "cls", "last", "lasttoken", "mean", "max")(text)
+    choice_of("auto", "cls", "last", "lasttoken", "mean", "max")(text)
     return "last" if text == "lasttoken" else text
 
 
@@ -146,7 +146,7 @@ class Options:
     model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (openvino: also owner/model/file.gguf), s3://bucket/prefix/, or `demo`", "option.model", "option.s3url")
     model_name: tuple[str, ...] = option(names, ("model",), "the name in /predictions/{name}, /v2/models/{name} and /models; further names, separated by commas, are accepted in paths", "option.modelName")
     served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names that clients may use; responses contain the first; * accepts any name")
-    llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto selects the engine of option.rolling_batch, or else openvino")
+    llm_engine: str = option(choice_of(*LLM_ENGINES), "auto", "the engine; auto selects the engine of option.rolling_batch, or else openvino")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable selects dynamic batching; trtllm, vllm and lmi-dist (vLLM) select the engine; scheduler means auto")
     async_mode: bool | None = option(true_or_false, None, "/invocations uses the schema of LMI's async mode; wire/async.md lists the defaults")
     task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md lists other names), or automatic-speech-recognition or transcription (audio.md); auto reads it from the model's configuration", "option.runner", "option.convert")
@@ -162,7 +162,7 @@ class Options:
     tgi_compat: bool = option(boolean, False, "write responses in TGI's format")
     keep_anthropic_lines: bool = option(boolean, False, "keep the lines x-anthropic-... of system prompts at /v1/messages, which differ between sessions and prevent prefix caching")
     openai_compat: bool = option(boolean, False, "answer chats on /invocations as on /v1/chat/completions")
-    root_schema: str = option(one_of("tgi", "mindie"), "tgi", "API of the embedded server's route /: tgi or mindie")
+    root_schema: str = option(choice_of("tgi", "mindie"), "tgi", "API of the embedded server's route /: tgi or mindie")
     enable_streaming: bool = option(_streaming, False, "stream responses in dynamic batching, as lines {\"outputs\": [...]}")
     enable_force_include_usage: bool = option(_switch, False, "every chunk of streamed chats and completions has token counts, as with include_usage and continuous_usage_stats in stream_options")
     enable_tokenizer_info_endpoint: bool = option(_switch, False, "the embedded server answers vLLM's /tokenizer_info, with tokenizer_config.json and the chat template")
@@ -176,7 +176,7 @@ class Options:
     generation_config: str = option(string, "auto", "source of default sampling parameters: auto (the model's generation_config.json), vllm (none), or a directory with another such file")
     override_generation_config: Mapping[str, Any] | None = option(json_object, None, "values that override those in generation_config.json: {\"temperature\": 0.6, \"top_p\": 0.9}; null removes a value")
     install_requirements: bool = option(boolean, True, "install the model directory's requirements.txt at each start (formatters.md)")
-    unknown_parameters: str = option(one_of("report", "refuse"), "report", "unknown parameters of a request: report names them in x-lmi-ignored-parameters, refuse refuses the request")
+    unknown_parameters: str = option(choice_of("report", "refuse"), "report", "unknown parameters of a request: report names them in x-lmi-ignored-parameters, refuse refuses the request")
     # sessions
     enable_stateful_sessions: bool | None = option(_switch, None, "stateful sessions (sessions.md); by default on in LMI's async mode")
     sessions_expiration: int = option(integer(1, 10**9), 1200, "seconds until a session expires")
@@ -227,7 +227,7 @@ class Options:
     client_timeout: float = option(number(0.1), 120.0, "maximum seconds for a client to send its body, or to leave its stream unread")
     keep_alive_timeout: float = option(number(1), 75.0, "maximum seconds that a connection may be idle between requests (serving.md)")
     # the rest
-    engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "where the engine runs: process or thread; auto runs echo in a thread and other engines in a separate process")
+    engine_isolation: str = option(choice_of("auto", "process", "thread"), "auto", "where the engine runs: process or thread; auto runs echo in a thread and other engines in a separate process")
     log_prompts: bool = option(boolean, False, "write prompts to the log")
     capture_requests: str | None = option(path, None, "directory where requests and their responses are captured (capture.md); by default none")
     capture_percent: float = option(number(0, 100), 100.0, "percentage of requests to capture, chosen at random")
@@ -288,7 +288,7 @@ GPU = (
     Option("option.max_cpu_loras", "max_cpu_loras", integer(1), None, "maximum number of adapters kept in host memory", engines=_GPU),
     Option("option.max_lora_rank", "max_lora_rank", integer(1), 16, "maximum rank of an adapter", engines=_GPU),
     Option("option.guided_decoding_backend", "guided_decoding_backend", string, None, "backend of structured output: auto, xgrammar, guidance or outlines with vllm; xgrammar or llguidance with trtllm", engines=_GPU),
-    Option("option.chat_template_content_format", "chat_template_content_format", one_of("auto", "string", "openai"), None, "format of a message's content for the chat template: string, or openai for a list of parts; auto detects what the template needs", engines=_GPU, harmless=("auto", "string")),
+    Option("option.chat_template_content_format", "chat_template_content_format", choice_of("auto", "string", "openai"), None, "format of a message's content for the chat template: string, or openai for a list of parts; auto detects what the template needs", engines=_GPU, harmless=("auto", "string")),
     Option("option.engine_args", "engine_args", json_object, None, "a JSON object of the engine's arguments, under its own names; they override other options", engines=_GPU),
 )  # fmt: skip
 
@@ -303,11 +303,11 @@ GROUP_SIZES = (32, 64, 128)
 
 
 def _group_size(text: str) -> int:
-    return int(one_of(*map(str, GROUP_SIZES))(text))
+    return int(choice_of(*map(str, GROUP_SIZES))(text))
 
 
 OPENVINO = (
-    Option("option.quantize", "quantization", one_of("int8", "int4"), None, "bits of a checkpoint's weights after conversion: int8 or int4 (own-model.md)", ("option.quantization",), engines=_OPENVINO),
+    Option("option.quantize", "quantization", choice_of("int8", "int4"), None, "bits of a checkpoint's weights after conversion: int8 or int4 (own-model.md)", ("option.quantization",), engines=_OPENVINO),
     Option("option.group_size", "group_size", _group_size, None, "number of weights that share a scale with option.quantize=int4: 32 (default), 64 or 128; smaller if it does not divide a matrix's rows", engines=_OPENVINO),
 )  # fmt: skip
 
@@ -349,14 +349,14 @@ VLLM = (
     Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, ...", engines=_VLLM),
     Option("option.block_size", "block_size", integer(1), None, "tokens in a block of the KV cache", engines=_VLLM),
     Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "maximum number of alternatives per token; -1 disables the limit", engines=_VLLM),
-    Option("option.tokenizer_mode", "tokenizer_mode", one_of("auto", "hf", "mistral"), None, "vLLM's tokenizer: auto, hf, or mistral for Mistral's own (vllm.md)", engines=_VLLM),
+    Option("option.tokenizer_mode", "tokenizer_mode", choice_of("auto", "hf", "mistral"), None, "vLLM's tokenizer: auto, hf, or mistral for Mistral's own (vllm.md)", engines=_VLLM),
     Option("option.quantize", "quantization", _quantization, None, "quantization, if the checkpoint does not name it: awq, gptq, fp8, bitsandbytes, ...", ("option.quantization",), engines=_VLLM),
     Option("option.load_in_4bit", "load_in_4bit", boolean, None, "LMI's name for option.quantize=bitsandbytes", engines=_VLLM, harmless=("false",)),
     Option("option.load_in_8bit", "load_in_8bit", boolean, None, "LMI's name for option.quantize=bitsandbytes; vLLM uses 4 bits unless the checkpoint has 8-bit weights", engines=_VLLM, harmless=("false",)),
     Option("option.cpu_offload_gb_per_gpu", "cpu_offload_gb", number(0), None, "GiB of weights kept in the host's memory, for each GPU", ("option.cpu_offload_gb",), engines=_VLLM),
     Option("option.disable_sliding_window", "disable_sliding_window", boolean, None, "attend to the whole context, even with a sliding-window model", engines=_VLLM),
     Option("option.disable_custom_all_reduce", "disable_custom_all_reduce", boolean, None, "use NCCL between GPUs", engines=_VLLM),
-    Option("option.distributed_executor_backend", "distributed_executor_backend", one_of("mp", "ray", "uni", "external_launcher"), None, "executor for several GPUs or hosts", engines=_VLLM),
+    Option("option.distributed_executor_backend", "distributed_executor_backend", choice_of("mp", "ray", "uni", "external_launcher"), None, "executor for several GPUs or hosts", engines=_VLLM),
     Option("option.fully_sharded_loras", "fully_sharded_loras", boolean, None, "also spread LoRA computation over GPUs", engines=_VLLM),
     Option("option.lora_dtype", "lora_dtype", string, None, "precision of adapters", engines=_VLLM),
     Option("option.speculative_config", "speculative_config", json_object, None, "speculative decoding, with vLLM's field names: {\"method\": \"ngram\", \"num_speculative_tokens\": 3, ...}", engines=_VLLM),
@@ -376,7 +376,7 @@ _TRTLLM = ("trtllm",)
 
 def policy(text: str) -> str:
     """Parse a scheduling policy by its lower-case LMI name or its TensorRT-LLM name."""
-    return one_of("MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH")(text.upper())
+    return choice_of("MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH")(text.upper())
 
 
 def integers(text: str) -> list[int]:
@@ -406,7 +406,7 @@ TRTLLM = (
     Option("option.stream_interval", "stream_interval", integer(1), None, "engine steps between two messages with a request's tokens", engines=_TRTLLM),
     Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds without progress after which the engine counts as hung (trtllm.md)", engines=_TRTLLM),
     # sampling
-    Option("option.sampler_type", "sampler_type", one_of("auto", "TorchSampler", "TRTLLMSampler"), "auto", "sampler before TensorRT-LLM 1.3: TorchSampler or TRTLLMSampler (trtllm.md); auto uses TRTLLMSampler with option.max_beam_width", engines=_TRTLLM),
+    Option("option.sampler_type", "sampler_type", choice_of("auto", "TorchSampler", "TRTLLMSampler"), "auto", "sampler before TensorRT-LLM 1.3: TorchSampler or TRTLLMSampler (trtllm.md); auto uses TRTLLMSampler with option.max_beam_width", engines=_TRTLLM),
     Option("option.gather_generation_logits", "gather_generation_logits", boolean, None, "allow requests for the logits of the response", engines=_TRTLLM),
     Option("option.disable_flashinfer_sampling", "disable_flashinfer_sampling", boolean, None, "use TorchSampler without FlashInfer's kernels", engines=_TRTLLM),
     # the KV cache
@@ -433,7 +433,7 @@ TRTLLM = (
     Option("option.cuda_graph_batch_sizes", "cuda_graph_batch_sizes", integers, None, "batch sizes to capture, separated by commas", engines=_TRTLLM),
     Option("option.cuda_graph_max_batch_size", "cuda_graph_max_batch_size", integer(1), None, "maximum batch size to capture", engines=_TRTLLM),
     Option("option.cuda_graph_padding_enabled", "cuda_graph_padding", boolean, None, "pad batches to a captured size", engines=_TRTLLM),
-    Option("option.load_format", "load_format", one_of("auto", "dummy"), None, "auto, or dummy for random weights (for benchmarks)", engines=_TRTLLM),
+    Option("option.load_format", "load_format", choice_of("auto", "dummy"), None, "auto, or dummy for random weights (for benchmarks)", engines=_TRTLLM),
     Option("option.backend", "backend", pytorch, None, "the backend; only pytorch is supported", engines=_TRTLLM),
     # several GPUs
     Option("option.pipeline_parallel_size", "trtllm_pipeline_parallel_size", integer(1), None, "TensorRT-LLM's name for option.pipeline_parallel_degree", engines=_TRTLLM),
@@ -489,10 +489,10 @@ def words(text: str) -> tuple[str, ...]:
 
 REMOTE = (
     Option("option.base_url", "base_url", urls, None, "address of the server, such as http://host:8000/v1; several addresses, separated by commas, are replicas (engines-by-url.md)", engines=_OPENAI),
-    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "dynamo", "lmi"), "auto", "kind of server; auto reads it from /models at startup; lmi is this handler", engines=_OPENAI),
+    Option("option.base_url_kind", "base_url_kind", choice_of("auto", "vllm", "dynamo", "lmi"), "auto", "kind of server; auto reads it from /models at startup; lmi is this handler", engines=_OPENAI),
     Option("option.base_url_model", "base_url_model", string, None, "the model's name on that server; by default the first in /models", engines=_OPENAI),
     Option("option.base_url", "base_url", grpc_urls, None, "address of the server, such as grpc://host:50051, or grpcs:// over TLS; several addresses, separated by commas, are replicas (engines-by-url.md)", engines=_GRPC),
-    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "sglang", "trtllm"), "auto", "the server's gRPC contract; auto detects it at startup", engines=_GRPC),
+    Option("option.base_url_kind", "base_url_kind", choice_of("auto", "vllm", "sglang", "trtllm"), "auto", "the server's gRPC contract; auto detects it at startup", engines=_GRPC),
     Option("option.engine_python", "engine_python", path, None, "path of the Python interpreter of an environment with vLLM, SGLang or TensorRT-LLM, which starts the server of option.base_url_kind (engines-by-url.md)", engines=_GRPC),
     Option("option.engine_flags", "engine_flags", words, None, "additional flags for that server, such as --gpu-memory-utilization 0.8", engines=_GRPC),
     Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "maximum seconds to connect", engines=(*_OPENAI, *_GRPC)),

@@ -175,7 +175,7 @@ class EchoPooling(NoAdapters):
     no_adapters = NO_POOLED_LORA
 
     def __init__(self, config: EngineConfig) -> None:
-        self._cues = bool(config.options.engine_options.get("echo_cues", 0))
+        self._cues = bool(config.engine_options.get("echo_cues", 0))
         self._waiting: dict[int, tuple[Sequence[int], Pooling]] = {}
         self._files = PoolingFiles("mean", normalize=True, most_tokens=None, exclusive=True)
         self.info = EngineInfo("echo", "1", "none", "none", _context(config), _DIMENSIONS)
@@ -195,7 +195,7 @@ class EchoPooling(NoAdapters):
                 act(CUES[cue])
             outputs.append(self._files.output(key, self._numbers(ids, pooling), pooling))
         self._waiting.clear()
-        return Step([], [], [], outputs)
+        return Step.of(outputs)
 
     def _numbers(self, ids: Sequence[int], pooling: Pooling) -> Any:
         import numpy
@@ -237,10 +237,10 @@ class Echo:
     """Engine that repeats the prompt; see `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        rate = config.options.engine_options.get("echo_tokens_per_second", 0.0)
+        rate = config.engine_options.get("echo_tokens_per_second", 0.0)
         self._pause = 1.0 / rate if rate else 0.0
         self._transcribes = config.task is Task.TRANSCRIPTION
-        self._cues = bool(config.options.engine_options.get("echo_cues", 0))
+        self._cues = bool(config.engine_options.get("echo_cues", 0))
         self._heard: dict[int, Heard] = {}  # audio that arrived since the last step, by key of its request
         self._active: dict[int, Iterator[int]] = {}  # remaining ids of each sequence, by key
         self._num_steps = 0
@@ -276,17 +276,17 @@ class Echo:
         if self._pause:
             self._wait()
         self._num_steps += 1
-        others = [Output(key, (), (), extras=Extras(heard=heard)) for key, heard in self._heard.items()]
+        outputs = [Output(key, extras=Extras(heard=heard)) for key, heard in self._heard.items()]
         self._heard.clear()
         for key, finish in self._ends.pop(self._num_steps, {}).items():
             del self._last_steps[key]
-            others.append(Output(key, (next(self._active.pop(key)),), (0.0,), finish))
+            outputs.append(Output(key, (next(self._active.pop(key)),), (0.0,), finish))
         ids = list(map(next, self._active.values()))
         if self._cues:
-            for id in (*ids, *(output.ids[0] for output in others)):
+            for id in (*ids, *(output.ids[0] for output in outputs)):
                 if id < len(CUES):
                     act(CUES[id])
-        return Step(list(self._active), ids, [0.0] * len(ids), others)
+        return Step(list(self._active), ids, [0.0] * len(ids), outputs)
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Check that the adapter's path is a directory."""
@@ -326,10 +326,10 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     Raises:
         ConfigError: the directory or transformers is missing, or both options are set.
     """
-    directory = config.options.engine_options.get("echo_tokenizer")
+    directory = config.engine_options.get("echo_tokenizer")
     if directory is None:
         return
-    if config.options.engine_options.get("echo_cues"):
+    if config.engine_options.get("echo_cues"):
         raise ConfigError("option.echo_cues: cannot be combined with option.echo_tokenizer")
     if not Path(directory).is_dir():
         raise ConfigError(f"option.echo_tokenizer={directory}: there is no such directory")
@@ -345,8 +345,8 @@ def capabilities(config: EngineConfig) -> Capabilities:
     return Capabilities(
         _SUPPORTS,
         _REASONS,
-        no_adapters="" if config.options.engine_options.get("enable_lora") else NO_LORA,
-        no_media={} if config.options.engine_options.get("echo_tokenizer") else dict.fromkeys(MEDIA, ""),
+        no_adapters="" if config.engine_options.get("enable_lora") else NO_LORA,
+        no_media={} if config.engine_options.get("echo_tokenizer") else dict.fromkeys(MEDIA, ""),
     )
 
 
@@ -355,7 +355,7 @@ def load(config: EngineConfig) -> Echo | EchoPooling:
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    directory = config.options.engine_options.get("echo_tokenizer")
+    directory = config.engine_options.get("echo_tokenizer")
     if directory is None:
         return EchoTokenizer(_context(config))
     if config.task in POOLED:

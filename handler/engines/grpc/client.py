@@ -13,13 +13,15 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from handler.engines.grpc.contract import MOST_BYTES, UNREADABLE, Contract, Model
-from handler.engines.grpc.sglang import Sglang
-from handler.engines.grpc.trtllm import TrtLlm
-from handler.engines.grpc.vllm import Vllm
-from handler.engines.remote.servers import Failed, Refused, one_kind
+from handler.engines.grpc.contract import MOST_BYTES, UNREADABLE, Contract, GrpcModel
+from handler.engines.grpc.sglang import SglangContract
+from handler.engines.grpc.trtllm import TrtLlmContract
+from handler.engines.grpc.vllm import VllmContract
+from handler.engines.remote.servers import Failed, Refused, common_kind
 
-CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in (Vllm(), Sglang(), TrtLlm())}
+CONTRACTS: dict[str, Contract] = {
+    contract.name: contract for contract in (VllmContract(), SglangContract(), TrtLlmContract())
+}
 """Maps each value of option.base_url_kind to its contract."""
 
 INFO_TIMEOUT = 5.0  # seconds for GetModelInfo
@@ -82,7 +84,7 @@ class GrpcClient:
     def connected(self) -> bool:
         return bool(self._channel.get_state() is self._ready)
 
-    async def model(self, *, generates: bool) -> Model:
+    async def model(self, *, generates: bool) -> GrpcModel:
         """Ask the server for its model, and check that the server is healthy.
 
         Args:
@@ -103,11 +105,11 @@ class GrpcClient:
             raise Failed("is not healthy", reason[:_MOST_WORDS], ill=True)
         if generates:
             return model
-        vector = _vector(
+        embedding = _embedding(
             await self._ask(self._stub.Embed(self._contract.embed(uuid4().hex, [0]), timeout=_HEALTH_TIMEOUT))
         )
-        length = sum(number * number for number in vector) ** 0.5
-        return model._replace(dimensions=len(vector), normalizes=abs(length - 1) < _NEAR)
+        length = sum(number * number for number in embedding) ** 0.5
+        return model._replace(dimensions=len(embedding), normalizes=abs(length - 1) < _NEAR)
 
     async def _constrained_decoding_start(self) -> str:
         """Return where the server starts to enforce structured output, or "" if the server does not report this."""
@@ -124,7 +126,7 @@ class GrpcClient:
             Refused: the server refuses the text.
             Failed: the server fails.
         """
-        return _vector(await self._answer(self._stub.Embed(self._contract.embed(uuid4().hex, ids))))
+        return _embedding(await self._answer(self._stub.Embed(self._contract.embed(uuid4().hex, ids))))
 
     async def loads(self) -> Sequence[Any]:
         """Return the load of each rank, or an empty result if the server does not report its load."""
@@ -196,11 +198,11 @@ class GrpcClient:
         )
 
 
-def _vector(answer: Any) -> Sequence[float]:
-    vector: Sequence[float] = answer.embedding
-    if not vector or not all(map(math.isfinite, vector)):
+def _embedding(answer: Any) -> Sequence[float]:
+    embedding: Sequence[float] = answer.embedding
+    if not embedding or not all(map(math.isfinite, embedding)):
         raise Failed(UNREADABLE, "its embedding is empty, or contains a value that is not a finite number")
-    return vector
+    return embedding
 
 
 def _channel(api: Any, url: str, connect_timeout: float) -> Any:
@@ -239,7 +241,7 @@ def find_contract(urls: tuple[str, ...]) -> str:
             contracts[url] = _contract_of(url)
         except Failed as error:
             reasons.append(f"{url}: {error}")
-    return one_kind(contracts, reasons, CONTRACTS)
+    return common_kind(contracts, reasons, CONTRACTS)
 
 
 def _contract_of(url: str) -> str:

@@ -43,7 +43,7 @@ REASONS = {
 """Maps each Sampling field that no contract supports to the reason."""
 
 
-class Model(NamedTuple):
+class GrpcModel(NamedTuple):
     """A server's description of its model.
 
     Attributes:
@@ -150,7 +150,7 @@ class Contract:
             **self.beside(sampling),
         )
 
-    def own_stops(self, sampling: Sampling) -> bool:
+    def misses_stops(self, sampling: Sampling) -> bool:
         """Return whether this engine must look for stop tokens in a response because the server does not."""
         return False
 
@@ -174,7 +174,7 @@ class Contract:
         """Return an Abort message."""
         return self.messages.AbortRequest(request_id=id)
 
-    def model(self, info: Any) -> Model:
+    def model(self, info: Any) -> GrpcModel:
         """Read the response to GetModelInfo.
 
         Raises:
@@ -183,7 +183,7 @@ class Contract:
         name = info.served_model_name or info.model_path
         eos = frozenset(info.eos_token_ids)
         most, vocabulary = max(info.max_context_length, 0) or None, max(info.vocab_size, 0) or None
-        return Model(name[:_NAME], most, vocabulary, eos, generates=info.is_generation)
+        return GrpcModel(name[:_NAME], most, vocabulary, eos, generates=info.is_generation)
 
     def unhealthy_reason(self, health: Any) -> str:
         """Read the response to HealthCheck. Return why the server is unhealthy, or "" if it is healthy."""
@@ -249,7 +249,7 @@ class GrpcCall(ResponseCheck):
         self.message = contract.request("", request.ids, sampling)
         self._most_id = most_id
         self._last = -1
-        self._own_stops = self._ends if contract.own_stops(sampling) else frozenset()
+        self._missed_stops = self._ends if contract.misses_stops(sampling) else frozenset()
         self.stopped = False
 
     @property
@@ -287,7 +287,7 @@ class GrpcCall(ResponseCheck):
             )
         tops, logprobs = [*map(self._checked, chunk.tops)], chunk.logprobs
         first = not self._num_ids
-        if (at := first_stop(ids, self._own_stops, self._num_ids, self._sampling)) is not None:
+        if (at := first_stop(ids, self._missed_stops, self._num_ids, self._sampling)) is not None:
             ids, tops, logprobs = ids[: at + 1], tops[: at + 1], logprobs[: at + 1]
             part.finish, self.stopped = self.finish("stop", ids[-1]), True
         if self._sampling.prompt_logprobs and first:

@@ -26,7 +26,7 @@ from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import Extras, Finish, Pooling, Task
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics, Step, Tokenizer
 from handler.engines.grpc.client import CONTRACTS, GrpcClient, find_contract
-from handler.engines.grpc.contract import Contract, GrpcCall, Model, statistics
+from handler.engines.grpc.contract import Contract, GrpcCall, GrpcModel, statistics
 from handler.engines.huggingface import files
 from handler.engines.huggingface.files import TORCH_DTYPES, eos_ids
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
@@ -37,8 +37,8 @@ from handler.engines.remote.servers import Failed, Part, RemoteOptions, RemoteSe
 __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
 
-_OWN_HOST = "127.0.0.1"
-_OWN_END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
+_LOOPBACK = "127.0.0.1"
+_END_SECONDS = 1.5  # for the server to free its resources; the supervisor gives the engine 2 s
 _WITHHELD = ("PYTHONPATH", "PYTHONHOME", *KEY_VARIABLES)
 """Environment variables that are withheld from a server that the engine starts."""
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -53,11 +53,11 @@ class GrpcSetting(RemoteOptions):
         with problems:
             super().check(model_id, config)
         with problems:
-            check_task(config, config.options.engine_options.get("base_url_kind", "auto"))
+            check_task(config, config.engine_options.get("base_url_kind", "auto"))
         problems.check()
 
     def urls(self, config: EngineConfig) -> tuple[str, ...]:
-        options = config.options.engine_options
+        options = config.engine_options
         key, python = "option.engine_python", options.get("engine_python")
         if python is None:
             if "engine_flags" in options:
@@ -109,7 +109,7 @@ def fetch(model_id: str | None, config: EngineConfig) -> str | None:
     return files.fetch(
         model_id,
         config,
-        files.download_checkpoint if "engine_python" in config.options.engine_options else files.download_descriptions,
+        files.download_checkpoint if "engine_python" in config.engine_options else files.download_descriptions,
     )
 
 
@@ -132,23 +132,24 @@ class OwnFiles(NamedTuple):
 
     @classmethod
     def read(cls, config: EngineConfig) -> OwnFiles:
-        assert config.model is not None
-        values = model_files.read_json(config.model / "config.json")
+        values = model_files.read_json(config.model_path / "config.json")
         text = {**values, **(values.get("text_config") or {})}
-        pieces = (model_files.read_json(config.model / "tokenizer.json").get("model") or {}).get("vocab")
+        pieces = (model_files.read_json(config.model_path / "tokenizer.json").get("model") or {}).get("vocab")
         ends = text.get("eos_token_id")
         of_config = frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
         return cls(text.get("vocab_size"), len(pieces) if pieces else None, eos_ids(config), of_config)
 
-    def compare(self, model: Model) -> None:
+    def compare(self, model: GrpcModel) -> None:
         """Compare the files with a server's model.
 
         Raises:
             Failed: the server uses another tokenizer.
         """
-        for theirs, own in ((model.vocabulary, self.vocabulary), (model.num_pieces, self.num_pieces)):
-            if theirs and own and theirs != own:
-                raise Failed("uses another tokenizer", f"it has {theirs} ids, option.model_id has {own}", lasts=True)
+        for reported, expected in ((model.vocabulary, self.vocabulary), (model.num_pieces, self.num_pieces)):
+            if reported and expected and reported != expected:
+                raise Failed(
+                    "uses another tokenizer", f"it has {reported} ids, option.model_id has {expected}", lasts=True
+                )
         if self.eos and not model.eos <= self.eos | self.config_eos:
             detail = f"its responses end with {sorted(model.eos)}, but those of option.model_id with {sorted(self.eos)}"
             raise Failed("uses another tokenizer", detail, lasts=True)
@@ -165,11 +166,11 @@ class OwnServer:
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
-        with socket.create_server((_OWN_HOST, 0)) as free:
+        with socket.create_server((_LOOPBACK, 0)) as free:
             self._port = free.getsockname()[1]
-        self.url = f"grpc://{_OWN_HOST}:{self._port}"
+        self.url = f"grpc://{_LOOPBACK}:{self._port}"
         self._name = name
-        self._command = [*command, "--host", _OWN_HOST, "--port", str(self._port)]
+        self._command = [*command, "--host", _LOOPBACK, "--port", str(self._port)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -207,7 +208,7 @@ class OwnServer:
         self._stop_watch()
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_OWN_END_SECONDS)
+            self._process.wait(_END_SECONDS)
         self._process.kill()
         self._process.wait()
 
@@ -269,7 +270,7 @@ class ContractEngine(RemoteEngine[C]):
 
     def __init__(self, config: EngineConfig, flags: Callable[[Contract], Sequence[str]] = lambda contract: ()) -> None:
         self._files = OwnFiles.read(config)
-        options = config.options.engine_options
+        options = config.engine_options
         urls: Sequence[str] = _SETTING.urls(config)
         kind = options["base_url_kind"]
         kind = find_contract(tuple(urls)) if kind == "auto" else kind
@@ -281,8 +282,7 @@ class ContractEngine(RemoteEngine[C]):
         setting = "option.base_url="
         if not urls:
             setting = "the server of option.engine_python at "
-            assert config.model is not None
-            self._own = OwnServer(contract.command[0], command(contract, config.model, config.options, task_flags))
+            self._own = OwnServer(contract.command[0], command(contract, config.model_path, config.options, task_flags))
             urls = (self._own.url,)
         close_seconds = TLS_CLOSE if any(url.startswith("grpcs:") for url in urls) else 0.0
         super().__init__(kind, urls, float(options["base_url_timeout"]), close_seconds)
@@ -302,14 +302,14 @@ class ContractEngine(RemoteEngine[C]):
     async def _connect(self, urls: Sequence[str], timeout: float) -> None:
         self._clients = {url: GrpcClient(url, self._contract, timeout) for url in urls}
 
-    def _fit(self, model: Model, first: Model | None) -> Model:
+    def _fit(self, model: GrpcModel, first: GrpcModel | None) -> GrpcModel:
         """Return a server's model. Raise Failed unless it matches the local files and the first server's model."""
         self._files.compare(model)
         if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
             raise Failed("serves another model", f"it serves {model.name!r}")
         return model
 
-    async def _model_at(self, url: str) -> Model:
+    async def _model_at(self, url: str) -> GrpcModel:
         if self._own is not None:
             self._own.check_port()
         model = await self._clients[url].model(generates=self.generates)
@@ -365,9 +365,11 @@ class ContractEngine(RemoteEngine[C]):
         return self._statistics
 
     async def _ask_loads(self) -> None:
-        known = [client for server in self._servers if server.known and (client := self._clients[server.url]).connected]
-        answers = await asyncio.gather(*(client.loads() for client in known))  # only over connections that are open
-        self._statistics = statistics([load for loads in answers for load in loads])
+        clients = [
+            client for server in self._servers if server.known and (client := self._clients[server.url]).connected
+        ]
+        responses = await asyncio.gather(*(client.loads() for client in clients))  # only over connections that are open
+        self._statistics = statistics([load for loads in responses for load in loads])
 
     async def disconnect(self) -> None:
         if self._asking is not None:
@@ -433,12 +435,10 @@ class GrpcPooling(ContractEngine[EmbedCall]):
     generates = False
 
     def __init__(self, config: EngineConfig) -> None:
-        assert config.model is not None
-        self._pooling: PoolingFiles = read_pooling(config.model)
+        self._pooling: PoolingFiles = read_pooling(config.model_path)
         super().__init__(config, self._flags)
-        limits = (self._pooling.most_tokens, self.info.max_total_tokens)
-        most = min(limit for limit in limits if limit)
-        self.info = replace(self.info, max_total_tokens=most, dimensions=self._model.dimensions)
+        max_tokens = self._pooling.limit(self.info.max_total_tokens)
+        self.info = replace(self.info, max_total_tokens=max_tokens, dimensions=self._model.dimensions)
 
     def _flags(self, contract: Contract) -> Sequence[str]:
         mode = self._pooling.mode
@@ -455,10 +455,10 @@ class GrpcPooling(ContractEngine[EmbedCall]):
         import numpy
 
         call = running.call
-        vector = await self._clients[server.url].embed(call.ids)
-        if len(vector) != self.info.dimensions:
-            raise Failed(f"sent an embedding of {len(vector)} numbers", f"it had {self.info.dimensions} at startup")
-        finished = self._pooling.finish(numpy.array(vector, numpy.float32), call.pooling)
+        embedding = await self._clients[server.url].embed(call.ids)
+        if len(embedding) != self.info.dimensions:
+            raise Failed(f"sent an embedding of {len(embedding)} numbers", f"it had {self.info.dimensions} at startup")
+        finished = self._pooling.finish(numpy.array(embedding, numpy.float32), call.pooling)
         self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=finished)))
 
 
@@ -468,7 +468,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
     Raises:
         ConfigError: the contract of no server can be determined, or the servers use different contracts.
     """
-    kind = config.options.engine_options.get("base_url_kind", "auto")
+    kind = config.engine_options.get("base_url_kind", "auto")
     return CONTRACTS[find_contract(_SETTING.urls(config)) if kind == "auto" else kind].capabilities
 
 
@@ -477,6 +477,6 @@ def load(config: EngineConfig) -> GrpcEngine | GrpcPooling:
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    if config.task is Task.GENERATION or config.model is None:
+    if config.task is Task.GENERATION:
         return files.load_tokenizer(config)
-    return HfPoolingTokenizer(config.model, config.chat_template)
+    return HfPoolingTokenizer(config.model_path, config.chat_template)

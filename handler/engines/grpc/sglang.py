@@ -49,7 +49,7 @@ _OF_THE_REQUEST = frozenset({"logprobs", "top_logprobs", "prompt_logprobs", "pro
 """Fields that are set in the request itself, not in SGLang's sampling parameters."""
 
 
-class Sglang(Contract):
+class SglangContract(Contract):
     name = "sglang"
     module = "sglang_scheduler"
     service = "SglangScheduler"

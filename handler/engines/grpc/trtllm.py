@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
-from handler.engines.base import PENALTIES, Rule, arguments, regex_of, unless_neutral
-from handler.engines.grpc.contract import Chunk, Contract, Model, ranked
+from handler.engines.base import PENALTIES, Rule, arguments, drawn_seed, regex_of, unless_neutral
+from handler.engines.grpc.contract import Chunk, Contract, GrpcModel, ranked
 from handler.engines.remote.servers import Failed
 
 _COLDEST = 1e-5  # lower temperatures become greedy decoding, as logits divided by them may be infinite
@@ -19,17 +18,12 @@ def _choice(sampling: Sampling) -> dict[str, Any]:
     return {"temperature": 1.0, "top_p": 1.0, "top_k": 1} if greedy else arguments(_DRAWN, sampling)
 
 
-def _seed(sampling: Sampling) -> dict[str, Any]:
-    """Return the request's seed, or a random seed, because the server's default is the same for all requests."""
-    return {"seed": random.getrandbits(64) if sampling.seed is None else sampling.seed}
-
-
 _DRAWN: Mapping[str, Rule] = {
     "temperature": "temperature",
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
-    "seed": _seed,
+    "seed": drawn_seed,
 }
 """Rules for the fields that matter only when sampling."""
 
@@ -58,7 +52,7 @@ _GUIDES = {
 }
 
 
-class TrtLlm(Contract):
+class TrtLlmContract(Contract):
     name = "trtllm"
     module = "trtllm_service"
     service = "TrtllmService"
@@ -79,7 +73,7 @@ class TrtLlm(Contract):
         "cache_salt": "the server drops the contract's cache_salt_id",
     }
 
-    def own_stops(self, sampling: Sampling) -> bool:
+    def misses_stops(self, sampling: Sampling) -> bool:
         """Return whether the server would miss stop tokens.
 
         With ignore_eos, TensorRT-LLM passes no stop tokens to its executor (tensorrt_llm/executor/base_worker.py). A
@@ -101,7 +95,7 @@ class TrtLlm(Contract):
             ),
             max_tokens=max(sampling.max_new_tokens, 1),
             streaming=True,
-            stop_token_ids=() if self.own_stops(sampling) else sampling.stop_token_ids,
+            stop_token_ids=() if self.misses_stops(sampling) else sampling.stop_token_ids,
             ignore_eos=sampling.ignore_eos,
             include_stop_token_in_output=True,
             guided_decoding=self._guide(sampling),
@@ -116,10 +110,10 @@ class TrtLlm(Contract):
         guide = regex_of(rule.value) if rule.kind == "choice" else rule.value or "{}"
         return params(guide_type=params.GuideType.Value(_GUIDES[rule.kind]), guide=guide)
 
-    def model(self, info: Any) -> Model:
+    def model(self, info: Any) -> GrpcModel:
         if not info.model_id:
             raise Failed("does not report its model")
-        return Model(info.model_id, max(info.max_seq_len, 0) or None, num_pieces=max(info.vocab_size, 0) or None)
+        return GrpcModel(info.model_id, max(info.max_seq_len, 0) or None, num_pieces=max(info.vocab_size, 0) or None)
 
     def unhealthy_reason(self, health: Any) -> str:
         return "" if health.status == "OK" else health.status or "it gives no reason"
@@ -129,12 +123,15 @@ class TrtLlm(Contract):
         tops = [[(top.token_id, top.logprob) for top in token.top_logprobs] for token in chunk.logprobs]
         return Chunk(
             chunk.token_ids,
-            [_own(token.token_id, token.logprob, best) for token, best in zip(chunk.logprobs, tops, strict=True)],
+            [
+                _chosen_logprob(token.token_id, token.logprob, best)
+                for token, best in zip(chunk.logprobs, tops, strict=True)
+            ],
             [ranked(best, num_tops) for best in tops] if num_tops else (),
             num_cached=chunk.cached_tokens,
         )
 
 
-def _own(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
+def _chosen_logprob(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
     """Return a token's log-probability, or None if the server returned 0 because it does not know the value."""
     return logprob if not best or any(id == top_id for top_id, _ in best) else None

@@ -51,7 +51,7 @@ _TABLE: Mapping[str, Rule] = {
 }
 
 
-class Vllm(Contract):
+class VllmContract(Contract):
     name = "vllm"
     module = "vllm_engine"
     service = "VllmEngine"

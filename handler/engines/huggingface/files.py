@@ -39,9 +39,9 @@ _MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 def check_tokenizer(directory: Path) -> None:
     """Raise ConfigError if the directory has no tokenizer, or if a tokenizer file or a JSON file in it is broken."""
     check_json(directory, *_JSON_FILES)
-    own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
+    custom_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
     paths = [path for name in _TOKENIZERS for path in model_files.visible(directory, name)]
-    if not own_code and not paths:
+    if not custom_code and not paths:
         raise ConfigError(f"{directory} has no tokenizer: none of {', '.join(_TOKENIZERS)}")
     for path in paths:
         model_files.check_content(path)
@@ -297,7 +297,7 @@ def fetch(
         return model_id
     model_id = model_id.rstrip("/")  # the hub does not accept a slash at the end
     log.info("fetching %s from the hub, unless it is in the cache", model_id)
-    return downloads.fetch(download, model_id, config.options.engine_options.get("revision"))
+    return downloads.fetch(download, model_id, config.engine_options.get("revision"))
 
 
 fetch_descriptions = partial(fetch, download=download_descriptions)
@@ -406,12 +406,11 @@ def _demo_checkpoint(source: Path) -> Path:
 
 
 def load_tokenizer(config: EngineConfig) -> HfTokenizer:
-    assert config.model is not None
     return HfTokenizer(
-        config.model,
-        trust_remote_code=bool(config.options.engine_options.get("trust_remote_code")),
+        config.model_path,
+        trust_remote_code=bool(config.engine_options.get("trust_remote_code")),
         chat_template=config.chat_template,
-        content_format=config.options.engine_options.get("chat_template_content_format", "auto"),
+        content_format=config.engine_options.get("chat_template_content_format", "auto"),
     )
 
 
@@ -422,13 +421,12 @@ def eos_ids(config: EngineConfig) -> frozenset[int]:
     GGUF file, they are the end ids in its header, which a directory converted from the file has in
     generation_config.json.
     """
-    assert config.model is not None
-    if gguf.is_named_gguf(config.model):
-        return gguf.end_ids(config.model)
-    own = tokenizer_eos_id(config.model)
-    of_tokenizer = frozenset() if own is None else frozenset({own})
+    if gguf.is_gguf_name(config.model_path):
+        return gguf.end_ids(config.model_path)
+    eos_id = tokenizer_eos_id(config.model_path)
+    of_tokenizer = frozenset() if eos_id is None else frozenset({eos_id})
     generation = model_files.file_values(config.options, config.model)
-    for values in (generation, model_files.read_text_config(config.model)):
+    for values in (generation, model_files.read_text_config(config.model_path)):
         if (ids := values.get("eos_token_id")) is not None:
             ids = ids if isinstance(ids, list) else [ids]
             return of_tokenizer | {id for id in ids if isinstance(id, int) and id >= 0}
@@ -486,7 +484,7 @@ class Tensors:
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
 
-    def place(self, name: str) -> Tensor:
+    def location(self, name: str) -> Tensor:
         """Return the location of a tensor.
 
         Raises:
@@ -502,7 +500,7 @@ class Tensors:
         Raises:
             ConfigError: there is no tensor with this name, or its type is not supported.
         """
-        tensor = self.place(name)
+        tensor = self.location(name)
         if tensor.kind not in TYPES:
             raise ConfigError(f"{tensor.path}: {name}: dtype {tensor.kind} must be one of {', '.join(TYPES)}")
         return tensor
@@ -519,7 +517,7 @@ class Tensors:
 
     def __getitem__(self, name: str) -> Any:
         """Read a tensor as float32."""
-        return as_float32(self.raw(name), self.place(name).kind)
+        return as_float32(self.raw(name), self.location(name).kind)
 
 
 def as_float32(data: Any, kind: str) -> Any:

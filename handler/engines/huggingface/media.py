@@ -247,9 +247,9 @@ def prompt_text(
     Raises:
         ValueError: the engine would encode the text as different ids.
     """
-    known = encode(text) if text else []
-    if list(ids[: len(known)]) == known:
-        text += decode(list(ids[len(known) :]))
+    text_ids = encode(text) if text else []
+    if list(ids[: len(text_ids)]) == text_ids:
+        text += decode(list(ids[len(text_ids) :]))
         if encode(text) == list(ids):
             return text
     raise ValueError(

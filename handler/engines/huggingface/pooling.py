@@ -6,20 +6,23 @@ The files are `modules.json` and the files that it lists, as in github.com/huggi
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from handler.config import model_files
 from handler.config.model_files import label_names, read_json
 from handler.core import text_files
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens
-from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after, given_prompt
+from handler.core.text import Prompt, Vocabulary, check_tokens, prompt_of_ids
 from handler.core.values import PLAIN_TEMPLATE, Extras, Finish, Objects, Pooling, Request, TemplateOptions
 from handler.engines.base import EngineInfo, Output, Tokenizer
-from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART, find_forms, last_text
+from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART, ContentForms, find_forms, rendered
+
+if TYPE_CHECKING:
+    from handler.engines.huggingface.chat_template import ChatTemplate
 
 NO_POOLED_LORA = "adapters are supported only for text generation (option.task)"
 
@@ -52,6 +55,10 @@ class PoolingFiles(NamedTuple):
     most_tokens: int | None
     exclusive: bool
 
+    def limit(self, max_tokens: int) -> int:
+        """Return the maximum number of tokens in a text, which is at most `max_tokens`."""
+        return min(self.most_tokens or max_tokens, max_tokens)
+
     def finish(self, values: Any, pooling: Pooling) -> list[float]:
         """Convert the model's output for a text to the requested embedding, scores or class probabilities.
 
@@ -76,7 +83,7 @@ class PoolingFiles(NamedTuple):
 
     def output(self, key: int, values: Any, pooling: Pooling) -> Output:
         """Return the output that ends a request; see `finish`."""
-        return Output(key, (), (), Finish.EOS, extras=Extras(vector=self.finish(values, pooling)))
+        return Output(key, finish=Finish.EOS, extras=Extras(vector=self.finish(values, pooling)))
 
 
 def read_pooling(model: Path, option: str = "auto") -> PoolingFiles:
@@ -120,8 +127,12 @@ def _modules(model: Path) -> list[dict[str, Any]]:
 
 def _mode(file: Path) -> str:
     config = model_files.read_json(file)
-    if named := config.get("pooling_mode"):
-        modes = [{"lasttoken": "last"}.get(named, named)] if isinstance(named, str) else list(named)
+    if pooling_mode := config.get("pooling_mode"):
+        modes = (
+            [{"lasttoken": "last"}.get(pooling_mode, pooling_mode)]
+            if isinstance(pooling_mode, str)
+            else list(pooling_mode)
+        )
     else:
         flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
         modes = [MODES.get(flag, flag) for flag in flags] or ["mean"]
@@ -139,8 +150,8 @@ def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and "roberta" in str(config.get("model_type")):
         positions -= int(config.get("pad_token_id", 1)) + 1  # RoBERTa's positions begin after the padding id
-    own = model_files.read_json(model / "tokenizer_config.json").get("model_max_length")
-    limits = [limit for limit in (max_seq_length, positions, own) if isinstance(limit, int) and 0 < limit < _ANY]
+    max_length = model_files.read_json(model / "tokenizer_config.json").get("model_max_length")
+    limits = [limit for limit in (max_seq_length, positions, max_length) if isinstance(limit, int) and 0 < limit < _ANY]
     return min(limits, default=None)
 
 
@@ -199,7 +210,7 @@ def encode_pooled(
         )
     second = None
     if request.prompt_ids is not None:
-        prompt = _cut(given_prompt(request, request.prompt_ids, tokenizer.vocabulary), most, side, names.prompt)
+        prompt = _cut(prompt_of_ids(request, request.prompt_ids, tokenizer.vocabulary), most, side, names.prompt)
     else:
         pooled = cast(PoolingTokenizer, tokenizer)
         texts = [request.prompt] if request.pair is None else [request.prompt, request.pair]
@@ -247,8 +258,8 @@ class HfPoolingTokenizer:
         self._fast.no_padding()
         pieces = {id: piece for piece, id in self._fast.get_vocab(with_added_tokens=True).items()}
         special = [id for id, token in self._fast.get_added_tokens_decoder().items() if token.special]
-        known = [pieces.get(id, "").encode() for id in range(max(pieces) + 1)]
-        self.vocabulary = Vocabulary(known, special)
+        encoded = [pieces.get(id, "").encode() for id in range(max(pieces) + 1)]
+        self.vocabulary = Vocabulary(encoded, special)
         self._has_types = _has_types(model)
         self._num_special = [self._fast.num_special_tokens_to_add(is_pair) for is_pair in (False, True)]
         self.chat_template = chat_template or model_files.saved_template(model)
@@ -264,27 +275,24 @@ class HfPoolingTokenizer:
         """Apply the chat template; see `PoolingTokenizer.render_chat`."""
         if not self.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send a text as 'input'")
-        from handler.engines.huggingface.chat_template import render_error
 
-        try:
-            text = self._render(messages, dict(options.arguments), add_generation_prompt=options.add_generation_prompt)
-        except Exception as error:  # whatever a template raises on a client's values
-            raise render_error(error) from None
-        return cut_after(text, last_text(messages[-1])) if options.continue_final_message else text
+        def render() -> str:
+            template, forms = self._template
+            return template.render(
+                forms.adapt(messages),
+                arguments=dict(options.arguments),
+                add_generation_prompt=options.add_generation_prompt,
+            )
+
+        return rendered(render, messages, options)
 
     @functools.cached_property
-    def _render(self) -> Callable[..., str]:
-        """The function that applies the template. Its import is deferred, because few clients send chats."""
+    def _template(self) -> tuple[ChatTemplate, ContentForms]:
+        """The template, and the content that it supports. Its import is deferred, because few clients send chats."""
         from handler.engines.huggingface.chat_template import ChatTemplate, special_tokens
 
         template = ChatTemplate(self.chat_template, special_tokens(self._model))
-        forms = find_forms(template.render, {})
-
-        def render(messages: Objects, arguments: Mapping[str, Any], *, add_generation_prompt: bool) -> str:
-            adapted = forms.adapt(messages)
-            return template.render(adapted, (), arguments, add_generation_prompt=add_generation_prompt)
-
-        return render
+        return template, find_forms(template.render, {})
 
     def encode_pooled(
         self, texts: Sequence[str], most: int | None, side: str | None, *, special: bool = True

@@ -78,6 +78,22 @@ def last_text(message: Mapping[str, Any]) -> str:
     return str(content)
 
 
+def rendered(render: Callable[[], str], messages: Objects, options: TemplateOptions) -> str:
+    """Render a chat, and cut the text after the last message if the response continues that message.
+
+    Raises:
+        InvalidPayload: the template raises an exception for these messages.
+        GenerationFailed: the template has a syntax error.
+    """
+    from handler.engines.huggingface.chat_template import render_error
+
+    try:
+        text = render()
+    except Exception as error:  # whatever a template raises on a client's values
+        raise render_error(error) from None
+    return cut_after(text, last_text(messages[-1])) if options.continue_final_message else text
+
+
 def _try(render: Callable[[Messages], str], content: Any) -> str:
     try:
         return render([{"role": "user", "content": content}])
@@ -141,22 +157,18 @@ class HfTokenizer:
             InvalidPayload: the model has no chat template, or the template raises an exception for these messages.
             GenerationFailed: the template has a syntax error.
         """
-        from handler.engines.huggingface.chat_template import render_error
-
         if not self._tokenizer.chat_template:
             raise InvalidPayload("'messages': the model has no chat template; send the prompt itself as 'inputs'")
-        try:
-            text = self._render(
+
+        def render() -> str:
+            return self._render(
                 [dict(message) for message in messages] if self._forms is None else self._forms.adapt(messages),
                 tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=options.add_generation_prompt,
                 **dict(options.arguments),
             )
-        except Exception as error:  # whatever a template raises on a client's values
-            raise render_error(error) from None
-        if options.continue_final_message:
-            text = cut_after(text, last_text(messages[-1]))
-        return self._encode(text, "messages", add_special_tokens=False)
+
+        return self._encode(rendered(render, messages, options), "messages", add_special_tokens=False)
 
     def _render(self, messages: list[dict[str, Any]], **options: Any) -> str:
         return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **options))
@@ -216,8 +228,8 @@ def _letters() -> dict[str, int]:
     bytes.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(unprintable)}
 
 
 _LETTERS = _letters()
@@ -242,8 +254,8 @@ def mistral_eos_id(model: Path) -> int | None:
     file = model / "tekken.json"
     if not file.is_file():
         return None
-    marks = model_files.read_json(file).get("special_tokens") or ()  # early files do not list the usual tokens
-    return next((int(mark["rank"]) for mark in marks if mark["token_str"] == "</s>"), _EOS)
+    tokens = model_files.read_json(file).get("special_tokens") or ()  # early files do not list the usual tokens
+    return next((int(token["rank"]) for token in tokens if token["token_str"] == "</s>"), _EOS)
 
 
 class MistralTokenizer:
@@ -281,9 +293,9 @@ class MistralTokenizer:
             names = map(self._texts.id_to_piece, ids)
             pieces = [name.encode() if id in special else sentence_piece(name) for id, name in enumerate(names)]
         self.vocabulary = Vocabulary(pieces, special)
-        marks = sorted(self.vocabulary.marks)
+        markers = sorted(self.vocabulary.marks)
         # There is no template. In this text, the parsers of tool calls and reasoning find the markers of the model.
-        self.chat_template = " ".join([*marks, *(["tools", "tool_calls"] if "[AVAILABLE_TOOLS]" in marks else [])])
+        self.chat_template = " ".join([*markers, *(["tools", "tool_calls"] if "[AVAILABLE_TOOLS]" in markers else [])])
 
     def encode(self, text: str) -> Prompt:
         check_tokens(text, "inputs", MOST_TOKENS, PART, self._count)

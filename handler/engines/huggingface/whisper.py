@@ -152,7 +152,12 @@ class WhisperTokenizer:
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         arguments = dict(options.arguments)
         timed = [] if arguments.get("timestamps") else [self._ids.no_timestamps]
-        ids = [*self._previous(arguments.get("prompt", "")), self._ids.start, *self._wanted(**arguments), *timed]
+        ids = [
+            *self._previous(arguments.get("prompt", "")),
+            self._ids.start,
+            *self._language_and_task(**arguments),
+            *timed,
+        ]
         return Prompt("", ids, self.vocabulary)
 
     def _previous(self, text: str) -> list[int]:
@@ -167,13 +172,13 @@ class WhisperTokenizer:
             raise InvalidPayload(f"'prompt' is too long: at most {most} tokens leave room for the transcript")
         return [self._ids.previous, *ids]
 
-    def _wanted(self, task: str = "transcribe", language: str = "", **_: Any) -> list[int]:
-        known = self._ids.languages
-        if not known:
+    def _language_and_task(self, task: str = "transcribe", language: str = "", **_: Any) -> list[int]:
+        languages = self._ids.languages
+        if not languages:
             if task != "transcribe" or language not in ("", "en"):
                 raise InvalidPayload("the model supports only English: it cannot translate, and 'language' must be en")
             return []
-        if language and language not in known:
-            some = ", ".join(sorted(known))
+        if language and language not in languages:
+            some = ", ".join(sorted(languages))
             raise InvalidParameter(f"language={language[:64]}: the model only supports {some}")
-        return [*([known[language]] if language else []), self._ids.tasks[task]]
+        return [*([languages[language]] if language else []), self._ids.tasks[task]]

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from handler.core.event_stream import Event
+from handler.core.event_stream import StreamEvent
 from handler.core.numbers import is_digits, whole
 from handler.core.values import Extras, Finish
 from handler.engines.base import Alternatives, EngineRequest
@@ -51,7 +51,7 @@ class EventAnswer(ResponseCheck):
         self._num_prompt = 0 if request.goes_on else len(request.ids)
         self._has_text = False
 
-    def read(self, event: Event, part: Part) -> bool:
+    def read(self, event: StreamEvent, part: Part) -> bool:
         """Read an event and add its content to `part`. Return whether `part` can be passed on.
 
         The end of a response has to be held back until the next event, which may contain the token counts.
@@ -86,7 +86,7 @@ class EventAnswer(ResponseCheck):
             part.finish = self._finish(reason, choice.get("stop_reason"), ids)
         return bool(ids) and reason is None
 
-    def _count(self, event: Event, part: Part) -> None:
+    def _count(self, event: StreamEvent, part: Part) -> None:
         """Read the number of cached prompt tokens. Ignore errors, because the response is complete."""
         with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
             count = orjson.loads(event.data)["usage"]["prompt_tokens_details"]["cached_tokens"]

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from handler.config.environment import server_key
-from handler.core.event_stream import Event, EventReader
+from handler.core.event_stream import EventReader, StreamEvent
 from handler.engines.openai.answer import MAX_EVENT, status_error, status_in
 from handler.engines.openai.kinds import KINDS
-from handler.engines.remote.servers import Failed, one_kind
+from handler.engines.remote.servers import Failed, common_kind
 
 _MOST_BODY = 1 << 20  # bytes read from an error or a list of models
 _MOST_NAME = 1000  # characters
@@ -26,7 +26,7 @@ _MOST_STALE = 4  # idle connections that one request tries
 _PLAIN = ("", "identity")
 
 
-class Model(NamedTuple):
+class HttpModel(NamedTuple):
     """A server's model. `max_tokens` limits the prompt and the response together; None if not reported."""
 
     name: str
@@ -73,7 +73,7 @@ class HttpClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def models(self, url: str) -> list[Model]:
+    async def models(self, url: str) -> list[HttpModel]:
         """Return the server's models, but not its adapters.
 
         Raises:
@@ -90,7 +90,7 @@ class HttpClient:
                 return _models(data)
 
     @contextlib.asynccontextmanager
-    async def events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[list[Event]]]:
+    async def events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[list[StreamEvent]]]:
         """Send a request, and yield an iterator over the events of the response as they arrive.
 
         If the context exits before the response ends, the connection is closed.
@@ -136,7 +136,7 @@ class HttpClient:
             raise Failed("closed the connection", str(error) or type(error).__name__, broke_off=True) from None
 
 
-def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Model:
+def suitable(models: Sequence[HttpModel], name: str | None, kind: str | None) -> HttpModel:
     """Return the server's model with this name and kind. None matches any name or any kind.
 
     Raises:
@@ -177,7 +177,7 @@ async def _body(content: Any) -> bytes:
     return data
 
 
-async def _read(content: Any) -> AsyncIterator[list[Event]]:
+async def _read(content: Any) -> AsyncIterator[list[StreamEvent]]:
     reader = EventReader(MAX_EVENT)
     while data := await content.readany():
         try:
@@ -193,20 +193,20 @@ def _check_encoding(headers: Mapping[str, str]) -> None:
         raise Failed("sent a compressed response", f"Content-Encoding: {encoding[:100]}")
 
 
-def _models(data: bytes) -> list[Model]:
+def _models(data: bytes) -> list[HttpModel]:
     try:
         return [_model(item) for item in orjson.loads(data)["data"] if not item.get("parent")]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise Failed("does not report its models", f"its /models cannot be read: {error!r}") from None
 
 
-def _model(entry: Mapping[str, Any]) -> Model:
+def _model(entry: Mapping[str, Any]) -> HttpModel:
     name, most = entry["id"], entry.get("max_model_len") or entry.get("context_window")
     if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
         raise ValueError("a model's id is not a valid name")
     if most is not None and (type(most) is not int or most < 1):
         raise ValueError(f"a model's limit is {most!r:.100} tokens")
-    return Model(name, str(entry.get("owned_by"))[:_MOST_NAME], most)
+    return HttpModel(name, str(entry.get("owned_by"))[:_MOST_NAME], most)
 
 
 def has_tls(urls: Sequence[str]) -> bool:
@@ -223,10 +223,10 @@ def find_kind(urls: tuple[str, ...]) -> str:
     with ThreadPoolExecutor(1) as thread:  # an event loop may be running on the caller's thread
         models = dict(zip(urls, thread.submit(asyncio.run, _ask_once(urls)).result(), strict=True))
     kinds = {url: kind for url in models if (kind := _common_kind(models[url]))}
-    return one_kind(kinds, [_reason(url, models[url]) for url in models if url not in kinds], KINDS)
+    return common_kind(kinds, [_reason(url, models[url]) for url in models if url not in kinds], KINDS)
 
 
-def _common_kind(models: Sequence[Model] | Failed) -> str:
+def _common_kind(models: Sequence[HttpModel] | Failed) -> str:
     """Return the only kind of server that may have all these models, or "" if no kind or several kinds may."""
     kinds = set() if isinstance(models, Failed) else {tuple(model.kinds) for model in models}
     match list(kinds):
@@ -235,7 +235,7 @@ def _common_kind(models: Sequence[Model] | Failed) -> str:
     return ""
 
 
-def _reason(url: str, models: Sequence[Model] | Failed) -> str:
+def _reason(url: str, models: Sequence[HttpModel] | Failed) -> str:
     """Return why a server's kind is unknown."""
     if isinstance(models, Failed):
         ending = "" if url.endswith("/v1") or "ends with /v1" in models.detail else "; it must end with /v1"
@@ -244,10 +244,10 @@ def _reason(url: str, models: Sequence[Model] | Failed) -> str:
     return f"{url}: its models are owned by {', '.join(owners) or 'nobody'}"
 
 
-async def _ask_once(urls: Sequence[str]) -> list[list[Model] | Failed]:
+async def _ask_once(urls: Sequence[str]) -> list[list[HttpModel] | Failed]:
     client = HttpClient(_MODELS_TIMEOUT, tls=has_tls(urls))
 
-    async def ask(url: str) -> list[Model] | Failed:
+    async def ask(url: str) -> list[HttpModel] | Failed:
         try:
             return await client.models(url)
         except Failed as error:

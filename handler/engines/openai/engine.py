@@ -12,7 +12,7 @@ from handler.engines.base import Capabilities, EngineConfig, EngineRequest
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.openai.answer import EventAnswer
-from handler.engines.openai.client import HttpClient, Model, find_kind, has_tls, suitable
+from handler.engines.openai.client import HttpClient, HttpModel, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Refused, RemoteOptions, RemoteServer, find_model, with_ends
@@ -27,7 +27,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
     """Engine for servers with OpenAI's API; see `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        options = config.options.engine_options
+        options = config.engine_options
         urls = options["base_url"]
         kind, self._wanted_kind = options["base_url_kind"], None  # the kind that the operator sets is not checked
         if kind == "auto":
@@ -44,7 +44,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
             self.begin("openai", model.max_tokens, config, failed)
             on_failure.pop_all()
 
-    def _fit(self, models: Sequence[Model], first: Model | None = None) -> Model:
+    def _fit(self, models: Sequence[HttpModel], first: HttpModel | None = None) -> HttpModel:
         return suitable(models, first.name if first else self._model or None, self._wanted_kind)
 
     def new_call(self, request: EngineRequest) -> EventAnswer:
@@ -95,7 +95,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
     Raises:
         ConfigError: the kind of no server can be determined, or the kinds differ.
     """
-    kind = config.options.engine_options.get("base_url_kind", "auto")
+    kind = config.engine_options.get("base_url_kind", "auto")
     return KINDS[find_kind(_SETTING.urls(config)) if kind == "auto" else kind].capabilities
 
 

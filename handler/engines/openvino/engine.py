@@ -77,7 +77,7 @@ class _Running:
     handle: Any
     sampling: Sampling
     eos: frozenset[int]  # ids that end the sequence with Finish.EOS
-    own_stops: frozenset[int]  # stop ids that we must look for, as the engine does not: see `_ends`
+    handler_stops: frozenset[int]  # stop ids that we must look for, as the engine does not: see `_ends`
     scores: Scores | None  # of the prompt, returned with the first output
     num_tokens: int = 0
 
@@ -90,7 +90,6 @@ class OpenVino(NoAdapters):
     def __init__(self, config: EngineConfig) -> None:
         import openvino_genai
 
-        assert config.model is not None
         self._statuses = openvino_genai.GenerationStatus
         self._reasons = openvino_genai.GenerationFinishReason
         self._max_beams = config.options.max_num_batched_tokens or TOKENS_PER_STEP
@@ -98,7 +97,7 @@ class OpenVino(NoAdapters):
         self._cache_is_fixed = config.options.kv_cache_gib > 0
         self._preparation = Preparation(config, self._pipeline.get_tokenizer())
         self._eos = eos_ids(config, self._pipeline.get_tokenizer())
-        tokens = media_tokens(config.model) if is_vision(config.model) else {}
+        tokens = media_tokens(config.model_path) if is_vision(config.model_path) else {}
         self._vision: VisionPrompts | None = None
         if tokens:
             self._vision = VisionPrompts(self._pipeline.get_tokenizer(), tokens)
@@ -109,7 +108,7 @@ class OpenVino(NoAdapters):
             device="CPU",
             dtype=config.options.dtype,
             max_total_tokens=min(
-                context_length(config.model) or _DEFAULT_CONTEXT, config.options.max_model_len or 1 << 62
+                context_length(config.model_path) or _DEFAULT_CONTEXT, config.options.max_model_len or 1 << 62
             ),
         )
         # A vision model's prompt is passed as text, and only a single token is certain to be encoded as the same id.
@@ -137,7 +136,7 @@ class OpenVino(NoAdapters):
             self._pipeline.add_request(key, *prompt, config),
             sampling,
             eos=frozenset() if sampling.ignore_eos else self._eos,
-            own_stops=frozenset(sampling.stop_token_ids if is_missed else ()),
+            handler_stops=frozenset(sampling.stop_token_ids if is_missed else ()),
             scores=scores,
         )
 
@@ -148,7 +147,7 @@ class OpenVino(NoAdapters):
             running.handle.cancel()
 
     def step(self) -> Step:
-        step = Step([], [], [], [])
+        step = Step.of([])
         self._preparation.step(step, idle=not self._running)
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
@@ -159,7 +158,7 @@ class OpenVino(NoAdapters):
                 if self._read(key, running, step):
                     ended.append(key)
             elif (status := handle.get_status()) != self._statuses.RUNNING:  # no more output will come
-                step.others.append(Output(key, (), (), Finish.ERROR, error=self._error_of(status)))
+                step.others.append(Output(key, finish=Finish.ERROR, error=self._error_of(status)))
                 ended.append(key)
         for key in ended:
             del self._running[key]
@@ -199,9 +198,7 @@ class OpenVino(NoAdapters):
                 output = self._output(key, sequences.setdefault(sequence, len(sequences)), running, result)
                 ended = ended or output.finish is not None
                 if output.is_plain and output.finish is None and len(output.ids) == 1 and not output.sequence:
-                    step.keys.append(key)
-                    step.ids.append(output.ids[0])
-                    step.logprobs.append(output.logprobs[0])
+                    step.add(key, output.ids[0], output.logprobs[0])
                 else:
                     step.others.append(output)
         return ended
@@ -211,7 +208,7 @@ class OpenVino(NoAdapters):
         logprobs = result.generated_log_probs if running.sampling.logprobs else [None] * len(ids)
         scores, running.scores = running.scores, None
         finish = self._finish(running, ids, result.finish_reason)
-        if (at := first_stop(ids, running.own_stops, running.num_tokens, running.sampling)) is not None:
+        if (at := first_stop(ids, running.handler_stops, running.num_tokens, running.sampling)) is not None:
             ids, logprobs, finish = ids[: at + 1], logprobs[: at + 1], Finish.STOP
             running.handle.cancel()
         running.num_tokens += len(ids)
@@ -231,11 +228,10 @@ class Preparation:
     """Starts requests once their schemas or grammars have been compiled and their prompts have been scored."""
 
     def __init__(self, config: EngineConfig, tokenizer: Any) -> None:
-        assert config.model is not None
         self._config, self._tokenizer = config, tokenizer
         self._compiler = GrammarCompiler(lambda structured_output: self._check.compile(structured_output))
         self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests after compilation
-        self._scorer = make_scorer(config, config.model)
+        self._scorer = make_scorer(config)
         self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests with their scores
 
     @cached_property
@@ -313,12 +309,11 @@ def load(config: EngineConfig) -> OpenVino | OpenVinoPooling | OpenVinoWhisper:
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    assert config.model is not None
     if config.task is Task.TRANSCRIPTION:
-        return load_whisper_tokenizer(config.model)
+        return load_whisper_tokenizer(config.model_path)
     if config.task is not Task.GENERATION:
-        return HfPoolingTokenizer(config.model, config.chat_template)
-    return OpenVinoTokenizer(config.model, config.chat_template)
+        return HfPoolingTokenizer(config.model_path, config.chat_template)
+    return OpenVinoTokenizer(config.model_path, config.chat_template)
 
 
 # -- translate Sampling into GenAI's configuration ---------------------------------------------------------------------
@@ -329,11 +324,11 @@ _MAX_SEED = (1 << 63) - 1  # the Python binding requires a signed 64-bit integer
 
 def _ends(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
     # xgrammar treats every stop id as an end token, so with a schema `_output` looks for the request's own.
-    others = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
-    if sampling.ignore_eos and not others:
+    stop_ids = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
+    if sampling.ignore_eos and not stop_ids:
         return {"ignore_eos": True}  # GenAI then ignores all stop ids
-    ends = others if sampling.ignore_eos else {*eos}
-    return {"eos_token_id": min(ends, default=-1), "stop_token_ids": ends | others}
+    ends = stop_ids if sampling.ignore_eos else {*eos}
+    return {"eos_token_id": min(ends, default=-1), "stop_token_ids": ends | stop_ids}
 
 
 def _structured_output(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
@@ -460,9 +455,9 @@ _PROMPT = "The quick brown fox jumps over the lazy dog. 1 + 1 = 2"
 _PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
 
 
-def make_scorer(config: EngineConfig, model: Path) -> LogitScorer | PipelineScorer:
-    if has_logits(model):
-        return LogitScorer(model, properties(config.options.dtype, model))
+def make_scorer(config: EngineConfig) -> LogitScorer | PipelineScorer:
+    if has_logits(config.model_path):
+        return LogitScorer(config.model_path, properties(config.options.dtype, config.model_path))
     options = replace(config.options, enable_prefix_caching=False, max_rolling_batch_size=1)
     return PipelineScorer(lambda: make_pipeline(replace(config, options=options)))
 
@@ -479,9 +474,9 @@ def make_pipeline(config: EngineConfig) -> Any:
     if config.options.kv_cache_gib:
         scheduler.cache_size = config.options.kv_cache_gib
     pipeline = openvino_genai.ContinuousBatchingPipeline(
-        str(config.model), scheduler, "CPU", properties(config.options.dtype, config.model)
+        str(config.model_path), scheduler, "CPU", properties(config.options.dtype, config.model_path)
     )
-    if config.options.dtype == "fp16" and config.model is not None and has_logits(config.model):
+    if config.options.dtype == "fp16" and has_logits(config.model_path):
         _check_numbers(pipeline)
     return pipeline
 
@@ -531,7 +526,7 @@ def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
 # -- prompts for OpenVINO GenAI's vision models, which accept text and images but no ids -------------------------------
 
 
-_OWN_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
+_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
 """GenAI's own placeholders, which it replaces anywhere in a prompt."""
 
 
@@ -555,7 +550,7 @@ class VisionPrompts:
         """
         text, images = ("", ()) if media is None else media
         text = prompt_text(collapse(ids, images, self._tokens), text, partial(ids_of, self._tokenizer), self._decode)
-        if tag := next((tag for tag in _OWN_TAGS if tag in text), ""):
+        if tag := next((tag for tag in _TAGS if tag in text), ""):
             raise ValueError(f"the prompt contains {tag!r}, which OpenVINO GenAI would replace with an image")
         return text, [_tensor(image) for image in images]
 

@@ -34,7 +34,7 @@ Weights = Literal["exact", "blocks", "rows"]
 """The format of a model's weights; see `replace_weights`."""
 FULL = frozenset({"F32", "F16", "BF16"})
 """Kinds of weights that are not quantized."""
-KEPT = {"Q4_0": "u4", "Q4_1": "u4", "Q4_K": "u4", "Q8_0": "i8"}
+BLOCK_FORMATS = {"Q4_0": "u4", "Q4_1": "u4", "Q4_K": "u4", "Q8_0": "i8"}
 """Kinds of weights with blocks that `exact_blocks` leaves unchanged, with their formats."""
 _CHECKED = 1024  # maximum number of rows that are compared to find a matrix in the file
 _CHUNK = 4096  # rows of a matrix that are compared or quantized at a time
@@ -71,10 +71,10 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
     Args:
         model: the file's graph from OpenVINO GenAI.
         path: the GGUF file.
-        weights: the format of the new weights. `exact` leaves blocks of the kinds in `KEPT` unchanged, and converts
-            other kinds to f32. `blocks` leaves the same blocks unchanged, but converts other kinds to 8 bits in groups
-            of 32. `rows` converts all weights to 8 bits with one scale per row. `blocks` and `rows` do not replace
-            unquantized weights.
+        weights: the format of the new weights. `exact` leaves blocks of the kinds in `BLOCK_FORMATS` unchanged, and
+            converts other kinds to f32. `blocks` leaves the same blocks unchanged, and converts other kinds to 8 bits
+            in groups of 32. `rows` converts all weights to 8 bits with one scale per row. `blocks` and `rows` do not
+            replace unquantized weights.
 
     Raises:
         ConfigError: the layout of the file or the graph is unknown.
@@ -83,7 +83,7 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
     from gguf import GGUFReader
 
     reader, nodes = GGUFReader(path), model.get_ordered_ops()
-    unused = [*_replace_vectors(reader, nodes), *_unreadable(reader)]
+    unused = [*_replace_arrays(reader, nodes), *_unreadable(reader)]
     matcher, sources = _Matcher(reader), list[_Source]()
     for root, values_of in _matrices(nodes):
         source = matcher.match(root, values_of)
@@ -196,24 +196,24 @@ def _apart(exact: Any, values: Any, slack: Any, period: Any) -> float:
     return float(moved.sum()) if np.all(moved <= slack) else float("inf")
 
 
-def _replace_vectors(reader: Any, nodes: Iterable[Any]) -> list[str]:
-    """Replace the graph's vectors with the file's vectors, and return the names of vectors that the graph does not use.
+def _replace_arrays(reader: Any, nodes: Iterable[Any]) -> list[str]:
+    """Replace the graph's one-dimensional arrays with the file's, and return the names of those that it does not use.
 
-    Vectors match if they are equal in f16, because the graph of an F16 file is saved in f16.
+    Arrays match if they are equal in f16, because the graph of an F16 file is saved in f16.
 
     Raises:
         ConfigError: the file's rotary position embedding is not supported by OpenVINO GenAI.
         FloatingPointError: a weight is infinite or not a number.
     """
     exact = {tensor.name: _values(tensor) for tensor in reader.tensors if len(tensor.shape) == 1}
-    for name, vector in exact.items():
-        _check_finite(name, vector)
+    for name, array in exact.items():
+        _check_finite(name, array)
     computed, exact[_ROTARY] = _rotary(reader, exact)
-    vectors = {**exact, _ROTARY: computed}  # as GenAI's reader computes them
-    unused = {name for name, vector in vectors.items() if not (vector == 1).all()}
+    arrays = {**exact, _ROTARY: computed}  # as GenAI's reader computes them
+    unused = {name for name, array in arrays.items() if not (array == 1).all()}
     for node in nodes:
         if node.get_type_name() == "Constant" and _type(node) in ("f16", "f32"):
-            unused -= _replace_vector(node, vectors, exact)
+            unused -= _replace_array(node, arrays, exact)
     return sorted(unused)
 
 
@@ -228,20 +228,20 @@ def _unreadable(reader: Any) -> list[str]:
     return biases + [tensor.name for tensor in reader.tensors if len(tensor.shape) not in (1, 2)]  # for example experts
 
 
-def _replace_vector(constant: Any, vectors: dict[str, Any], exact: dict[str, Any]) -> Set[str]:
-    """Replace a constant of the graph if it is one of the file's vectors, and return the names of all equal vectors.
+def _replace_array(constant: Any, arrays: dict[str, Any], exact: dict[str, Any]) -> Set[str]:
+    """Replace a constant of the graph if it is one of the file's arrays, and return the names of all equal arrays.
 
     Args:
-        vectors: the vectors that GenAI's reader computes, by name.
-        exact: the vectors that replace them, by name.
+        arrays: the arrays that GenAI's reader computes, by name.
+        exact: the arrays that replace them, by name.
     """
     import numpy as np
     from openvino import opset13
 
     data = constant.data.ravel()
-    same = [name for name, v in vectors.items() if v.size == data.size and np.allclose(v, data, 1e-3, 1e-7)]
+    same = [name for name, v in arrays.items() if v.size == data.size and np.allclose(v, data, 1e-3, 1e-7)]
     if same:
-        nearest = min(same, key=lambda name: float(np.abs(vectors[name] - data).max()))
+        nearest = min(same, key=lambda name: float(np.abs(arrays[name] - data).max()))
         value = exact[nearest].reshape(constant.data.shape)
         constant.output(0).replace(opset13.constant(value, np.float32).output(0))
     return set(same)
@@ -312,7 +312,7 @@ def _form(tensor: Any, weights: Weights) -> str:
     """Return the format to which `_matrix` converts a tensor."""
     if weights == "rows":
         return "i8"
-    return KEPT.get(tensor.tensor_type.name, "f32" if weights == "exact" else "i8")
+    return BLOCK_FORMATS.get(tensor.tensor_type.name, "f32" if weights == "exact" else "i8")
 
 
 def _matrix(source: _Source, weights: Weights) -> _Matrix:
@@ -350,7 +350,7 @@ def _eight_bits(name: str, values: Any, group: int) -> tuple[Any, Any]:
 
 
 def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
-    """Return the format and arrays of a matrix of a kind in `KEPT`, or None for other kinds.
+    """Return the format and arrays of a matrix of a kind in `BLOCK_FORMATS`, or None for other kinds.
 
     A `u4` weight is `(whole - zero) * scale`. The zero points are not integers, but f32 represents them as exactly as
     it represents the minimums in the file.
@@ -428,14 +428,13 @@ def _product(root: Any) -> Any:
 
 def _join(products: Sequence[Any], matrices: Sequence[_Matrix]) -> None:
     """Replace multiplications of the same input by a single multiplication, whose output is split."""
-    import numpy as np
     from openvino import opset13
 
     matrix = _joined(matrices[0].form, [matrix.arrays for matrix in matrices])
     product = opset13.matmul(products[0].input_value(0), _nodes(matrix), False, True)
     if len(products) > 1:
-        rows = np.array([matrix.arrays[0].shape[0] for matrix in matrices])
-        product = opset13.variadic_split(product, np.int64(-1), rows)
+        rows = [matrix.arrays[0].shape[0] for matrix in matrices]
+        product = opset13.variadic_split(product, -1, rows)
     for port, old in enumerate(products):
         old.output(0).replace(product.output(port))
 
@@ -455,9 +454,9 @@ def _nodes(matrix: _Matrix) -> Any:
         constant = op.Constant(tensor, shared_memory=False)
     values = opset13.convert(constant, "f32")
     for zero in zeros:
-        values = opset13.subtract(values, opset13.constant(zero))
-    shape = opset13.constant(np.array([whole.shape[0], whole.shape[1] * whole.shape[2]]))
-    return opset13.reshape(opset13.multiply(values, opset13.constant(scale)), shape, False)
+        values -= opset13.constant(zero)
+    shape = [whole.shape[0], whole.shape[1] * whole.shape[2]]
+    return opset13.reshape(values * opset13.constant(scale), shape, False)
 
 
 def _interleaved(reader: Any) -> dict[str, int]:
@@ -476,10 +475,10 @@ def _architecture(reader: Any) -> dict[str, Any]:
     }
 
 
-def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
+def _rotary(reader: Any, arrays: dict[str, Any]) -> tuple[Any, Any]:
     """Return the rotary frequencies that GenAI's reader computes, and the same frequencies as scaled by llama.cpp.
 
-    Files of Llama 3.1 and later contain a vector of divisors, which is removed from `vectors`. Other files may contain
+    Files of Llama 3.1 and later contain an array of divisors, which is removed from `arrays`. Other files may contain
     a single divisor.
 
     Raises:
@@ -497,8 +496,8 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
     if divisor != 1 and kind not in ("linear", "none"):
         raise ConfigError(f"OpenVINO GenAI does not support the position scaling {kind!r}")
     scaled = frequencies if kind == "none" else frequencies / np.float32(divisor)
-    if (divisors := vectors.get(_DIVISORS)) is not None and divisors.size == scaled.size:
-        scaled = scaled / vectors.pop(_DIVISORS)
+    if (divisors := arrays.get(_DIVISORS)) is not None and divisors.size == scaled.size:
+        scaled = scaled / arrays.pop(_DIVISORS)
     return frequencies, scaled
 
 
@@ -620,13 +619,13 @@ def _names(numbers: Set[int]) -> list[str]:
     """Return the names of kinds of weights, for ggml's numbers."""
     from gguf import GGMLQuantizationType as Kind
 
-    known = {kind.value: kind.name for kind in Kind}
-    return sorted(known.get(number, f"type {number}") for number in numbers)
+    names_by_number = {kind.value: kind.name for kind in Kind}
+    return sorted(names_by_number.get(number, f"type {number}") for number in numbers)
 
 
 def _changes(kinds: Set[str], weights: Weights) -> str:
     """Return a message that says which kinds of weights the conversion changes, or "" if it changes none."""
-    changed = kinds - FULL - (set() if weights == "rows" else KEPT.keys())
+    changed = kinds - FULL - (set() if weights == "rows" else BLOCK_FORMATS.keys())
     become = {
         "exact": "32-bit, because OpenVINO does not support their format",
         "blocks": "8-bit, because OpenVINO does not support their format",
@@ -647,13 +646,19 @@ def writable(source: Path, cache: Path) -> Path:
 
     def make(directory: Path, lock: int) -> None:
         directory.mkdir(parents=True)
-        if is_writable:
-            (directory / name).symlink_to(source.absolute())
-            return
-        log.info("copying the read-only file %s once, because OpenVINO's reader needs write access", source)
-        shutil.copyfile(source, directory / name)
+        if not is_writable:
+            log.info("copying the read-only file %s once, because OpenVINO's reader needs write access", source)
+        _link_or_copy(source, directory / name)
 
     return make_once(cache / fingerprint(f"{RECIPE} copy".encode(), [source]), make) / name
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """Make a file that OpenVINO's reader can open for writing: a link, or a copy of a read-only file."""
+    if os.access(source, os.W_OK):
+        target.symlink_to(source.absolute())
+    else:
+        shutil.copyfile(source, target)
 
 
 def main(source: str, target: str, weights: Weights) -> None:
@@ -710,10 +715,7 @@ def _save_graphs(source: Path, link: Path) -> dict[str, Any]:
     """Make GenAI save its graphs beside `link`, and return the ids of the tokenizer's special tokens."""
     import openvino_genai
 
-    if os.access(source, os.W_OK):
-        link.symlink_to(source)
-    else:
-        shutil.copyfile(source, link)
+    _link_or_copy(source, link)
     tokenizer = openvino_genai.Tokenizer(str(link), enable_save_ov_model=True)
     tell(_READ / 3)
     # Nothing is computed. With bf16, OpenVINO 2026.4 divides by zero while it compiles some f32 weights for AMX.

@@ -10,23 +10,23 @@ Load = Callable[[str], Any]
 
 
 class GraphBuilder:
-    """Base class of builders.
+    """Base class of builders. OpenVINO converts integers, and lists of integers, to int64 constants.
 
     Args:
         heads: number of attention heads.
         head_size: number of dimensions of a head.
         matrix: function that returns the node for a matrix.
-        vector: function that returns a vector as a numpy array.
+        array: function that returns a one-dimensional tensor as a numpy array.
     """
 
-    def __init__(self, heads: int, head_size: int, matrix: Load, vector: Load) -> None:
+    def __init__(self, heads: int, head_size: int, matrix: Load, array: Load) -> None:
         import numpy
         from openvino import opset13
 
         self._np: Any = numpy
         self._ops: Any = opset13
         self._num_heads, self._head_size = heads, head_size
-        self._matrix, self._vector = matrix, vector
+        self._matrix, self._array = matrix, array
 
     def _parameters(self, names: Iterable[str]) -> dict[str, Any]:
         """Create inputs of the graph, each int64 [texts, tokens], and return them by name."""
@@ -45,23 +45,20 @@ class GraphBuilder:
 
     def _linear(self, name: str, hidden: Any, bias: bool = True) -> Any:
         product = self._ops.matmul(hidden, self._matrix(f"{name}.weight"), False, True)
-        return self._ops.add(product, self._real(self._vector(f"{name}.bias"))) if bias else product
+        return product + self._real(self._array(f"{name}.bias")) if bias else product
 
     def _split(self, hidden: Any, count: int) -> Any:
         """Split hidden states into heads: [texts, tokens, heads, head size]."""
-        return self._ops.reshape(hidden, self._whole([0, 0, count, self._head_size]), True)
+        return self._ops.reshape(hidden, [0, 0, count, self._head_size], True)
 
     def _swap(self, values: Any) -> Any:
         """Swap the dimensions of heads and tokens."""
-        return self._ops.transpose(values, self._whole([0, 2, 1, 3]))
+        return self._ops.transpose(values, [0, 2, 1, 3])
 
     def _attend(self, query: Any, key: Any, value: Any, *mask_and_scale: Any) -> Any:
         """Compute the attention of heads [texts, heads, tokens, head size], and concatenate the heads' outputs."""
         mixed = self._swap(self._ops.scaled_dot_product_attention(query, key, value, *mask_and_scale))
-        return self._ops.reshape(mixed, self._whole([0, 0, self._num_heads * self._head_size]), True)
+        return self._ops.reshape(mixed, [0, 0, self._num_heads * self._head_size], True)
 
     def _real(self, values: Any) -> Any:
         return self._ops.constant(self._np.asarray(values, dtype=self._np.float32))
-
-    def _whole(self, values: Any) -> Any:
-        return self._ops.constant(self._np.array(values, dtype=self._np.int64))

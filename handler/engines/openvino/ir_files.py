@@ -137,9 +137,9 @@ def _bytes_needed(xml: Path) -> int:
 # Each converter runs in a separate process, so that its memory is freed.
 
 RECIPE = b"1"  # part of every fingerprint: change it whenever CONVERTER changes
-OWN_RECIPE = "own 2"  # the recipe of OWN_CONVERTER: change it whenever the output changes
+DECODER_RECIPE = "own 2"  # the recipe of DECODER_CONVERTER: change it whenever the output changes
 
-OWN_CONVERTER = "import sys; from handler.engines.openvino.decoder.convert import main; main(*sys.argv[1:], {}, {})"
+DECODER_CONVERTER = "import sys; from handler.engines.openvino.decoder.convert import main; main(*sys.argv[1:], {}, {})"
 
 # `optimum-cli` is not used: it offers fp32 (twice the size of a bf16 checkpoint), fp16 (rounds small weights) or,
 # without a format, int8 for models of at least 1e9 parameters. An empty OVConfig keeps the checkpoint's own type.
@@ -226,10 +226,10 @@ fetch = partial(files.fetch, download=download, is_name=files.is_hub_reference)
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION, quantization: Quantization | None = None) -> Path:
     """Convert `source` to an OpenVINO directory below `cache`, unless this was done before. Return the directory."""
     check_converter(source, cache, task, quantization)
-    if why_not := unknown(source, task):
-        (script, needed), by = _optimum(source, task), f"with optimum-intel, because {why_not}"
+    if reason := unknown(source, task):
+        (script, needed), by = _optimum(source, task), f"with optimum-intel, because {reason}"
     else:
-        script, needed, by = OWN_CONVERTER.format(*(quantization or (0, 0))), NEEDED, "without torch"
+        script, needed, by = DECODER_CONVERTER.format(*(quantization or (0, 0))), NEEDED, "without torch"
 
     def make(directory: Path, lock: int) -> None:
         log.info("converting %s to OpenVINO's format %s; this happens once and may take minutes", source, by)
@@ -262,14 +262,14 @@ def check_converter(
         return
     if not any(visible(source, pattern) for pattern in ("*.safetensors", *files.TORCH)):
         raise ConfigError(f"{source} has a config.json but no weights: no .safetensors files, no {files.TORCH[0]}")
-    why_not = unknown(source, task)
-    if not why_not:
+    reason = unknown(source, task)
+    if not reason:
         check_weights(source, read_decoder(source))
     elif quantization is not None:
-        raise ConfigError(f"option.quantize: {source} cannot be quantized, because {why_not}; omit the option")
+        raise ConfigError(f"option.quantize: {source} cannot be quantized, because {reason}; omit the option")
     elif not converter_is_installed():
         raise ConfigError(
-            f"{source} must be converted with optimum-intel, because {why_not}. "
+            f"{source} must be converted with optimum-intel, because {reason}. "
             f"Run: {install('lmi-handler[convert]')}; then start again"
         )
 
@@ -299,5 +299,5 @@ def _target(source: Path, cache: Path, task: Task, quantization: Quantization | 
     files = sorted(path for path in source.iterdir() if path.is_file())
     recipe = RECIPE if task is Task.GENERATION else b"1 " + _EXPORTS[task].encode()
     if not unknown(source, task):
-        recipe = f"{OWN_RECIPE} {quantization or ''}".encode()
+        recipe = f"{DECODER_RECIPE} {quantization or ''}".encode()
     return cache / fingerprint(recipe, files, read=["config.json"])

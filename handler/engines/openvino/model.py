@@ -11,7 +11,7 @@ from typing import Any
 from handler.config import gguf, model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens, SharedMedia
-from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
+from handler.core.text import Prompt, Vocabulary, check_tokens
 from handler.core.values import PLAIN_TEMPLATE, Objects, Task, TemplateOptions
 from handler.engines.base import EngineConfig
 from handler.engines.downloads import UnknownLayout
@@ -19,7 +19,7 @@ from handler.engines.huggingface import files
 from handler.engines.huggingface.files import check_checkpoint
 from handler.engines.huggingface.media import media_tokens, no_images
 from handler.engines.huggingface.pooling import read_pooling
-from handler.engines.huggingface.tokenizer import find_forms, last_text
+from handler.engines.huggingface.tokenizer import find_forms, rendered
 from handler.engines.huggingface.whisper import WhisperTokenizer, whisper_ids
 from handler.engines.openvino.decoder.convert import Quantization
 from handler.engines.openvino.gguf import check_readable, converted_model, default_weights, writable
@@ -87,7 +87,7 @@ def quantization_of(config: EngineConfig) -> Quantization | None:
     Raises:
         ConfigError: group_size is set, but would have no effect.
     """
-    options = config.options.engine_options
+    options = config.engine_options
     quantize, group = options.get("quantization"), options.get("group_size")
     if group is not None and quantize != "int4":
         raise ConfigError("option.group_size requires option.quantize=int4, because int8 uses one group per row")
@@ -140,8 +140,8 @@ class OpenVinoTokenizer:
         from handler.engines.huggingface.chat_template import ChatTemplate, shows_system, special_tokens
 
         self._tokenizer = openvino_genai.Tokenizer(str(model))
-        own = self._tokenizer.get_original_chat_template()
-        self.chat_template = str(chat_template or model_files.tokenizer_template(own, model) or "")
+        model_template = self._tokenizer.get_original_chat_template()
+        self.chat_template = str(chat_template or model_files.tokenizer_template(model_template, model) or "")
         self._template = ChatTemplate(self.chat_template, {**_end_tokens(self._tokenizer), **special_tokens(model)})
         self.vocabulary = _vocabulary(self._tokenizer)
         self.media_tokens: Mapping[str, MediaTokens] = media_tokens(model) if is_vision(model) else {}
@@ -166,19 +166,16 @@ class OpenVinoTokenizer:
         # The template adds at least one token to each message.
         self._check_size(sum(_size(message) + self._longest for message in messages), "messages")
         self._check_size(sum(map(_size, tools)), "tools")
-        try:
-            text = self._template.render(
+
+        def render() -> str:
+            return self._template.render(
                 self._adapted(messages),
                 tools,
                 dict(options.arguments),
                 add_generation_prompt=options.add_generation_prompt,
             )
-        except Exception as error:  # whatever a template raises on a client's values
-            from handler.engines.huggingface.chat_template import render_error
 
-            raise render_error(error) from None
-        if options.continue_final_message:
-            text = cut_after(text, last_text(messages[-1]))
+        text = rendered(render, messages, options)
         self._check_size(len(text), "messages")
         return self._encode(text, "messages", add_special_tokens=False)
 
@@ -239,7 +236,7 @@ def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:
 
 def context_length(model: Path) -> int | None:
     """Read the context length, in tokens, from the model's files. Return None if they do not specify it."""
-    if gguf.is_named_gguf(model):
+    if gguf.is_gguf_name(model):
         return gguf.context_length(model)
     context = context_of(model)
     return context if isinstance(context, int) else None
@@ -247,5 +244,5 @@ def context_length(model: Path) -> int | None:
 
 def eos_ids(config: EngineConfig, tokenizer: Any) -> frozenset[int]:
     """Return the ids of the end tokens specified by the model's files and by OpenVINO's tokenizer."""
-    own = tokenizer.get_eos_token_id()
-    return files.eos_ids(config) | ({own} if own >= 0 else set())
+    eos_id = tokenizer.get_eos_token_id()
+    return files.eos_ids(config) | ({eos_id} if eos_id >= 0 else set())

@@ -84,8 +84,8 @@ class _Builder(GraphBuilder):
 
         types = ["token_type_ids"] if self._config.get("type_vocab_size", 2) > 1 else []
         inputs = self._parameters(["input_ids", "attention_mask", "position_ids", *types])
-        allowed = self._ops.not_equal(inputs["attention_mask"], self._whole(0))
-        allowed = self._ops.unsqueeze(allowed, self._whole([1, 2]))  # [texts, heads, from, to]
+        allowed = self._ops.not_equal(inputs["attention_mask"], 0)
+        allowed = self._ops.unsqueeze(allowed, [1, 2])  # [texts, heads, from, to]
         hidden = self._embed(inputs)
         for index in range(int(self._config["num_hidden_layers"])):
             hidden = self._layer(f"{self._prefix}encoder.layer.{index}.", hidden, allowed)
@@ -94,17 +94,16 @@ class _Builder(GraphBuilder):
         return openvino.Model([result], list(inputs.values()), self._config["model_type"])
 
     def _embed(self, inputs: Mapping[str, Any]) -> Any:
-        total = self._rows("word", inputs["input_ids"])
-        total = self._ops.add(total, self._rows("position", inputs["position_ids"]))
+        total = self._rows("word", inputs["input_ids"]) + self._rows("position", inputs["position_ids"])
         if "token_type_ids" in inputs:
             types = self._rows("token_type", inputs["token_type_ids"])
         else:
-            types = self._real(self._vector(f"{self._prefix}embeddings.token_type_embeddings.weight")[0])
-        return self._norm(f"{self._prefix}embeddings.LayerNorm", self._ops.add(total, types))
+            types = self._real(self._array(f"{self._prefix}embeddings.token_type_embeddings.weight")[0])
+        return self._norm(f"{self._prefix}embeddings.LayerNorm", total + types)
 
     def _rows(self, table: str, ids: Any) -> Any:
         weights = self._matrix(f"{self._prefix}embeddings.{table}_embeddings.weight")
-        return self._ops.gather(weights, ids, self._whole(0))
+        return self._ops.gather(weights, ids, 0)
 
     def _layer(self, name: str, hidden: Any, allowed: Any) -> Any:
         query, key, value = (
@@ -112,27 +111,26 @@ class _Builder(GraphBuilder):
             for part in ("query", "key", "value")
         )
         mixed = self._linear(f"{name}attention.output.dense", self._attend(query, key, value, allowed))
-        hidden = self._norm(f"{name}attention.output.LayerNorm", self._ops.add(mixed, hidden))
+        hidden = self._norm(f"{name}attention.output.LayerNorm", mixed + hidden)
         wide = self._linear(f"{name}intermediate.dense", hidden)
         relu = self._config.get("hidden_act") == "relu"
         wide = self._ops.relu(wide) if relu else self._ops.gelu(wide, "erf")
         wide = self._linear(f"{name}output.dense", wide)
-        return self._norm(f"{name}output.LayerNorm", self._ops.add(wide, hidden))
+        return self._norm(f"{name}output.LayerNorm", wide + hidden)
 
     def _head(self, hidden: Any) -> Any:
         """Compute the classifier's logits from the first token, or return None if the model has no classifier."""
         if not any(name in self._tensors for name in ("classifier.weight", "classifier.out_proj.weight")):
             return None
-        first = self._ops.gather(hidden, self._whole(0), self._whole(1))
+        first = self._ops.gather(hidden, 0, 1)
         if "classifier.weight" in self._tensors:
             return self._linear("classifier", self._ops.tanh(self._linear(f"{self._prefix}pooler.dense", first)))
         return self._linear("classifier.out_proj", self._ops.tanh(self._linear("classifier.dense", first)))
 
     def _norm(self, name: str, hidden: Any) -> Any:
         epsilon = float(self._config.get("layer_norm_eps", 1e-12))
-        scaled = self._ops.mvn(hidden, self._whole([-1]), True, epsilon, "inside_sqrt")
-        scaled = self._ops.multiply(scaled, self._real(self._vector(f"{name}.weight")))
-        return self._ops.add(scaled, self._real(self._vector(f"{name}.bias")))
+        scaled = self._ops.mvn(hidden, [-1], True, epsilon, "inside_sqrt")
+        return scaled * self._real(self._array(f"{name}.weight")) + self._real(self._array(f"{name}.bias"))
 
 
 MODEL = "openvino_model.xml"
@@ -155,21 +153,19 @@ class OpenVinoPooling(NoAdapters):
     def __init__(self, config: EngineConfig, properties: Mapping[str, str]) -> None:
         import openvino
 
-        assert config.model is not None
-        self._files = read_pooling(config.model, config.options.pooling)
-        graph = read_graph(config.model, self._files.mode, config.task)
+        self._files = read_pooling(config.model_path, config.options.pooling)
+        graph = read_graph(config.model_path, self._files.mode, config.task)
         compiled = openvino.Core().compile_model(graph, "CPU", dict(properties))
         self._inputs = {port.any_name for port in compiled.inputs}
         self._request: Any = compiled.create_infer_request()
         self._most_texts = config.options.max_rolling_batch_size
         self._most_tokens = config.options.max_num_batched_tokens or _TOKENS_PER_STEP
         self._waiting: dict[int, EngineRequest] = {}
-        own = model_files.read_json(config.model / "config.json")
+        model_config = model_files.read_json(config.model_path / "config.json")
         # RoBERTa numbers positions from the padding id + 1.
-        self._shifted = "roberta" in str(own.get("model_type"))
-        self._padding = int(own.get("pad_token_id") or self._shifted)
-        most = self._files.most_tokens or _NO_LIMIT
-        most = min(most, config.options.max_model_len or most)
+        self._shifted = "roberta" in str(model_config.get("model_type"))
+        self._padding = int(model_config.get("pad_token_id") or self._shifted)
+        most = self._files.limit(config.options.max_model_len or _NO_LIMIT)
         dimensions, seconds = self._warm_up()
         self.info = EngineInfo(
             name="openvino",
@@ -201,7 +197,7 @@ class OpenVinoPooling(NoAdapters):
         for text in texts:
             del self._waiting[text.key]
         pairs = zip(texts, rows, strict=True)
-        return Step([], [], [], [self._files.output(text.key, row, text.pooling) for text, row in pairs])
+        return Step.of([self._files.output(text.key, row, text.pooling) for text, row in pairs])
 
     def _next(self) -> list[EngineRequest]:
         """Choose the oldest text and the texts closest to it in length, within the limits of a step."""
@@ -278,18 +274,15 @@ def _pooled(hidden: Any, mask: Any, mode: str) -> Any:
     import numpy
     from openvino import opset13 as ops
 
-    def whole(values: Any) -> Any:
-        return ops.constant(numpy.array(values, dtype=numpy.int64))
-
     if mode == "cls":
-        return ops.gather(hidden, whole(0), whole(1)).output(0)
+        return ops.gather(hidden, 0, 1).output(0)
     if mode == "last":  # padding is on the right
-        last = ops.subtract(ops.reduce_sum(mask, whole([1]), True), whole(1))
-        return ops.gather(hidden, ops.squeeze(last, whole([1])), whole(1), 1).output(0)
-    weights = ops.unsqueeze(ops.convert(mask, "f32"), whole(2))
+        last = ops.reduce_sum(mask, [1], True) - 1
+        return ops.gather(hidden, ops.squeeze(last, [1]), 1, 1).output(0)
+    weights = ops.unsqueeze(ops.convert(mask, "f32"), 2)
     if mode == "max":
         is_token = ops.greater(weights, ops.constant(numpy.float32(0)))
         seen = ops.select(is_token, hidden, ops.constant(numpy.float32(-3e38)))
-        return ops.reduce_max(seen, whole([1])).output(0)
-    total = ops.reduce_sum(ops.multiply(hidden, weights), whole([1]))
-    return ops.divide(total, ops.reduce_sum(weights, whole([1]))).output(0)
+        return ops.reduce_max(seen, [1]).output(0)
+    total = ops.reduce_sum(ops.multiply(hidden, weights), [1])  # `hidden` may be an output, which has no operators
+    return (total / ops.reduce_sum(weights, [1])).output(0)

@@ -7,8 +7,8 @@ second copy scores one prompt at a time. It is compiled when it is first needed.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,8 +32,40 @@ class Scores(NamedTuple):
     tops: Sequence[Alternatives] | None = None
 
 
-class LogitScorer:
-    """A scorer for models in OpenVINO's format. It processes one prompt at a time, in several steps.
+class Scorer(ABC):
+    """A queue of prompts, which are scored one at a time. Each step processes a part of the first prompt."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Generator[Scores | None]] = {}  # by key; the first one is being scored
+
+    @abstractmethod
+    def check(self, num_tops: int) -> None:
+        """Raise ValueError if prompts cannot be scored, or not with this number of alternatives."""
+
+    @abstractmethod
+    def _score(self, prompt: EngineRequest) -> Generator[Scores | None]:
+        """Yield None after each step except the last, which yields the scores. Closing the generator ends the work."""
+
+    def add(self, prompt: EngineRequest) -> None:
+        """Queue a prompt. Call `check` first."""
+        self._waiting[prompt.key] = self._score(prompt)
+
+    def cancel(self, key: int) -> None:
+        if (steps := self._waiting.pop(key, None)) is not None:
+            steps.close()
+
+    def step(self) -> Scores | None:
+        """Run a step of the first prompt. Return the prompt's scores after the last step, otherwise None."""
+        if not self._waiting:
+            return None
+        scores = next(next(iter(self._waiting.values())))
+        if scores is not None:
+            self.cancel(scores.key)
+        return scores
+
+
+class LogitScorer(Scorer):
+    """A scorer for models in OpenVINO's format.
 
     Args:
         model: an OpenVINO directory.
@@ -41,59 +73,40 @@ class LogitScorer:
     """
 
     def __init__(self, model: Path, properties: Mapping[str, str]) -> None:
+        super().__init__()
         self._model = model
         self._properties = dict(properties)
         self._request: Any = None
         self._inputs: set[str] = set()
-        self._waiting: deque[EngineRequest] = deque()
-        self._current: EngineRequest | None = None
-        self._num_read = 0  # tokens of the current prompt
-        self._logprobs: list[float] = []
-        self._tops: list[Alternatives] = []
 
     def check(self, num_tops: int) -> None:
-        """Raise ValueError if prompts cannot be scored."""
         if self._request is None:
             self._compile()
 
-    def add(self, prompt: EngineRequest) -> None:
-        """Queue a prompt. Call `check` first."""
-        self._waiting.append(prompt)
+    def _score(self, prompt: EngineRequest) -> Generator[Scores | None]:
+        self._request.reset_state()
+        num_tops, last = prompt.sampling.prompt_top_logprobs, len(prompt.ids) - 1
+        logprobs: list[float | None] = [None]
+        tops: list[Alternatives] = [()]
+        for start in range(0, last, _TOKENS_PER_STEP):
+            end = min(start + _TOKENS_PER_STEP, last)
+            part_logprobs, part_tops = score(
+                self._logits(prompt.ids[start:end], start), prompt.ids[start + 1 : end + 1], num_tops
+            )
+            logprobs += part_logprobs
+            tops += part_tops
+            if end < last:
+                yield None
+        yield Scores(prompt.key, logprobs, tops if num_tops else None)
 
-    def cancel(self, key: int) -> None:
-        self._waiting = deque(prompt for prompt in self._waiting if prompt.key != key)
-        if self._current is not None and self._current.key == key:
-            self._current = None
-
-    def step(self) -> Scores | None:
-        """Process a part of the current prompt. Return the scores of the prompt after the last part, otherwise None."""
-        if self._current is None:
-            if not self._waiting:
-                return None
-            self._current, self._num_read = self._waiting.popleft(), 0
-            self._logprobs, self._tops = [], []
-            self._request.reset_state()
-        prompt, num_tops = self._current, self._current.sampling.prompt_top_logprobs
-        part = prompt.ids[self._num_read : min(self._num_read + _TOKENS_PER_STEP, len(prompt.ids) - 1)]
-        if len(part):
-            following = prompt.ids[self._num_read + 1 : self._num_read + 1 + len(part)]
-            logprobs, tops = score(self._logits(part), following, num_tops)
-            self._logprobs += logprobs
-            self._tops += tops
-            self._num_read += len(part)
-        if self._num_read < len(prompt.ids) - 1:
-            return None
-        self._current = None
-        return Scores(prompt.key, [None, *self._logprobs], [(), *self._tops] if num_tops else None)
-
-    def _logits(self, part: Sequence[int]) -> Any:
+    def _logits(self, part: Sequence[int], start: int) -> Any:
         import numpy
 
-        end = self._num_read + len(part)
+        end = start + len(part)
         values = {
             "input_ids": numpy.array([part], dtype=numpy.int64),
             "attention_mask": numpy.ones((1, end), dtype=numpy.int64),
-            "position_ids": numpy.arange(self._num_read, end, dtype=numpy.int64)[None],
+            "position_ids": numpy.arange(start, end, dtype=numpy.int64)[None],
             "beam_idx": numpy.zeros(1, dtype=numpy.int32),
         }
         self._request.infer({name: values[name] for name in self._inputs})
@@ -109,67 +122,51 @@ class LogitScorer:
         self._inputs, self._request = inputs, compiled.create_infer_request()
 
 
-# -- log-probabilities of prompts from a second GenAI pipeline, for GGUF files: one prompt at a time -------------------
+# -- log-probabilities of prompts from a second GenAI pipeline, for GGUF files -----------------------------------------
 
 
 NO_TOPS = "it reports no alternatives to a prompt's tokens if a GGUF file is served without conversion"
 
 
-class PipelineScorer:
-    """A scorer for models that only GenAI can read. It processes one prompt after another.
+class PipelineScorer(Scorer):
+    """A scorer for models that only GenAI can read.
 
     Args:
         make_pipeline: function that returns a pipeline without a prefix cache.
     """
 
     def __init__(self, make_pipeline: Callable[[], Any]) -> None:
+        super().__init__()
         self._make_pipeline = make_pipeline
         self._pipeline: Any = None
-        self._waiting: deque[tuple[int, Any]] = deque()
-        self._current: tuple[int, Any] | None = None
-        self._logprobs: list[float] = []
 
     def check(self, num_tops: int) -> None:
-        """Raise ValueError if alternatives are requested."""
         if num_tops:
             raise ValueError(NO_TOPS)
 
-    def add(self, prompt: EngineRequest) -> None:
+    def _score(self, prompt: EngineRequest) -> Generator[Scores | None]:
         import numpy
         import openvino
-
-        self._waiting.append((prompt.key, openvino.Tensor(numpy.array([prompt.ids], dtype=numpy.int64))))
-
-    def cancel(self, key: int) -> None:
-        self._waiting = deque(item for item in self._waiting if item[0] != key)
-        if self._current is not None and self._current[0] == key:
-            self._current[1].cancel()
-            self._pipeline.step()
-            self._current = None
-
-    def step(self) -> Scores | None:
-        """Run a step of the current prompt. Return the prompt's scores after the last step, otherwise None."""
-        if self._current is None:
-            if not self._waiting:
-                return None
-            self._start(*self._waiting.popleft())
-        assert self._current is not None
-        key, handle = self._current
-        self._pipeline.step()
-        while handle.can_read():
-            for output in handle.read().values():
-                self._logprobs += output.generated_log_probs
-        if self._pipeline.has_non_finished_requests():
-            return None
-        self._current = None
-        # The first number is a placeholder, and the last belongs to the generated token.
-        return Scores(key, [None, *self._logprobs[1:-1]])
-
-    def _start(self, key: int, tensor: Any) -> None:
         import openvino_genai
 
         if self._pipeline is None:
             self._pipeline = self._make_pipeline()
+        ids = openvino.Tensor(numpy.array([prompt.ids], dtype=numpy.int64))
         config = openvino_genai.GenerationConfig(max_new_tokens=1, logprobs=1, echo=True, ignore_eos=True)
-        self._logprobs = []
-        self._current = (key, self._pipeline.add_request(key, tensor, config))
+        handle = self._pipeline.add_request(prompt.key, ids, config)
+        logprobs: list[float] = []
+        try:
+            while True:
+                self._pipeline.step()
+                while handle.can_read():
+                    for output in handle.read().values():
+                        logprobs += output.generated_log_probs
+                if not self._pipeline.has_non_finished_requests():
+                    break
+                yield None
+        except GeneratorExit:
+            handle.cancel()
+            self._pipeline.step()
+            raise
+        # The first number is a placeholder, and the last belongs to the generated token.
+        yield Scores(prompt.key, [None, *logprobs[1:-1]])

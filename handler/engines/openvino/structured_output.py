@@ -11,17 +11,20 @@ import contextlib
 import json
 import math
 import os
-import queue
 import re
 import tempfile
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.core.fair_queue import FairQueue
+from handler.core.loop import settle
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.decoder.config import DecoderConfig, Layer, Rotary
@@ -29,7 +32,7 @@ from handler.engines.openvino.decoder.graph import decoder_graph
 from handler.engines.openvino.ir_files import language_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.process.sandbox import status_bytes
-from handler.engines.structured_output.characters import is_misread, literal, one_of, respelled
+from handler.engines.structured_output.characters import choice_of, is_misread, literal, respelled
 from handler.engines.structured_output.ebnf import MARKER, Unreadable, abridged_parts, acyclic
 from handler.engines.structured_output.json_grammar import json_grammar
 from handler.engines.structured_output.regex import regex_grammar
@@ -86,7 +89,7 @@ def write_blank_model(directory: Path, num_logits: int, favourite: int | None = 
 
     likely = np.zeros((num_logits, _SIZE), np.float32)
     if favourite is not None:
-        likely[favourite] = (3 + math.log(num_logits)) / _SIZE  # the vector multiplied by it contains only ones
+        likely[favourite] = (3 + math.log(num_logits)) / _SIZE  # the hidden state multiplied by it contains only ones
 
     def matrix(name: str) -> Any:
         if name == "lm_head.weight":
@@ -138,10 +141,10 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
             choices = json.loads(structured_output.value)
             if any("\0" in choice for choice in choices):
                 raise ValueError("xgrammar does not support NUL characters")  # it would ignore them
-            return {"grammar": f"root ::= {one_of(choices)}"}
+            return {"grammar": f"root ::= {choice_of(choices)}"}
         case "structural_tag":
             tag = json.loads(structured_output.value)
-            tag["format"] = with_parts(tag["format"], _own_grammar)
+            tag["format"] = with_parts(tag["format"], _with_grammar)
             return {"structural_tags_config": json.dumps(tag, ensure_ascii=False)}
     raise ValueError(f"OpenVINO GenAI does not support structured output of the kind {structured_output.kind!r}")
 
@@ -187,7 +190,7 @@ def _texts(schema: Any) -> Iterator[str]:
                 yield text
 
 
-def _own_grammar(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_grammar(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace a part of a structural tag with our own grammar, if possible."""
     match part["type"]:
         case "json_schema":
@@ -216,9 +219,7 @@ class OpenVinoCheck:
     def __init__(self, config: EngineConfig, tokenizer: Any = None) -> None:
         import openvino_genai
 
-        model = config.model
-        assert model is not None
-
+        model = config.model_path
         self._genai = openvino_genai
         self._tokenizer = openvino_genai.Tokenizer(str(model)) if tokenizer is None else tokenizer
         self._eos = eos_ids(config, self._tokenizer)
@@ -242,7 +243,7 @@ class OpenVinoCheck:
         self.compile(_FIRST)
         before = status_bytes("RssAnon")  # grows by at least the compiled grammar, as this process does nothing else
         self.compile(structured_output)
-        kept = max(status_bytes("RssAnon") - before, 0)
+        num_bytes = max(status_bytes("RssAnon") - before, 0)
         ruled = without_text(structured_output)
         self.compile(ruled)  # so that the first walk does not measure it
         for seed in _SEEDS:
@@ -256,7 +257,7 @@ class OpenVinoCheck:
                 raise
             for temperature in _TEMPERATURES:
                 self._walk(part, _SEEDS[0], _MAX_STEPS if len(parts) < _FEW_PARTS else _STEPS, temperature)
-        return kept
+        return num_bytes
 
     def _abridged(self, structured_output: StructuredOutput) -> Sequence[StructuredOutput]:
         """Abridge a client's grammar, or the parts of a structural tag, so that short walks reach costly states.
@@ -370,11 +371,11 @@ def _reason(error: RuntimeError) -> str:
     return re.sub(r"^Check failed: .*? is false: ", "", text).strip()[:300]
 
 
-# -- compile schemas and grammars on a thread, so that no other request waits ------------------------------------------
+# -- compile schemas and grammars on threads, so that no other request waits ------------------------------------------
 
 
-_NICE = 10  # the thread's niceness, which lets token generation go first
-_MAX_KNOWN = 1024
+_NICE = 10  # a thread's niceness, which lets token generation go first
+_MAX_COMPILED = 1024
 _SOON = 0.005  # seconds that a step waits for a compilation, enough for a grammar that GenAI has cached
 _IDLE = 0.05  # seconds that a step waits if it has nothing else to do
 
@@ -398,11 +399,8 @@ class GrammarCompiler:
     def __init__(self, compile: Callable[[StructuredOutput], None]) -> None:
         self._compile = compile
         self._waiting = FairQueue[_Waiting]()
-        self._current: _Waiting | None = None
-        self._known: OrderedDict[StructuredOutput, None] = OrderedDict()  # least recently used first
-        self._jobs: queue.SimpleQueue[StructuredOutput] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._started = False
+        self._current: tuple[_Waiting, Future[None]] | None = None
+        self._compiled: OrderedDict[StructuredOutput, None] = OrderedDict()  # least recently used first
 
     def add(self, key: int, structured_output: StructuredOutput) -> None:
         self._waiting.put(sort(structured_output), _Waiting(key, structured_output))
@@ -423,52 +421,43 @@ class GrammarCompiler:
         patience = 0.0  # seconds; only the step that starts a compilation waits, so that others are not delayed
         while True:
             if self._current is None:
-                ready += [(key, "") for key in self._take_known()]
+                ready += [(key, "") for key in self._take_compiled()]
                 if ready or not self._waiting or (following := self._waiting.get()) is None:
                     break
-                self._current = following
-                self._start(following.structured_output)
+                self._current = following, self._start(following.structured_output)
                 patience = _SOON
-            try:
-                error = self._results.get(timeout=_IDLE if idle else patience)
-            except queue.Empty:
+            (key, structured_output), compilation = self._current
+            if not futures.wait([compilation], _IDLE if idle else patience).done:
                 break
-            key, structured_output = self._current
             self._current = None
-            ready.append((key, error))
-            if not error:
-                self._known[structured_output] = None
-                if len(self._known) > _MAX_KNOWN:
-                    self._known.popitem(last=False)
+            error = compilation.exception()
+            ready.append((key, "" if error is None else str(error) or type(error).__name__))
+            if error is None:
+                self._compiled[structured_output] = None
+                if len(self._compiled) > _MAX_COMPILED:
+                    self._compiled.popitem(last=False)
         return ready
 
-    def _take_known(self) -> list[int]:
+    def _take_compiled(self) -> list[int]:
         """Remove the requests whose grammars have been compiled, and return their keys."""
         keys: list[int] = []
 
-        def is_known(waiting: _Waiting) -> bool:
-            if waiting.structured_output not in self._known:
+        def is_compiled(waiting: _Waiting) -> bool:
+            if waiting.structured_output not in self._compiled:
                 return False
-            self._known.move_to_end(waiting.structured_output)
+            self._compiled.move_to_end(waiting.structured_output)
             keys.append(waiting.key)
             return True
 
-        self._waiting.drop(is_known)
+        self._waiting.drop(is_compiled)
         return keys
 
-    def _start(self, structured_output: StructuredOutput) -> None:
-        if not self._started:
-            self._started = True
-            threading.Thread(target=self._run, name="guides", daemon=True).start()
-        self._jobs.put(structured_output)
+    def _start(self, structured_output: StructuredOutput) -> Future[None]:
+        compilation: Future[None] = Future()  # GenAI may raise anything; only this request must fail
+        work = partial(settle, compilation, partial(self._run, structured_output))
+        threading.Thread(target=work, name="guides", daemon=True).start()
+        return compilation
 
-    def _run(self) -> None:
+    def _run(self, structured_output: StructuredOutput) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # xgrammar's threads inherit it
-        while True:
-            structured_output = self._jobs.get()
-            try:
-                self._compile(structured_output)
-            except Exception as error:  # GenAI may raise anything; only this request must fail
-                self._results.put(str(error) or type(error).__name__)
-            else:
-                self._results.put("")
+        self._compile(structured_output)

@@ -46,9 +46,8 @@ class OpenVinoWhisper(NoAdapters):
     def __init__(self, config: EngineConfig, properties: Mapping[str, str]) -> None:
         import openvino_genai
 
-        assert config.model is not None
         self._genai = openvino_genai
-        self._ids: WhisperIds = whisper_ids(config.model)
+        self._ids: WhisperIds = whisper_ids(config.model_path)
         self._pipeline: Any = openvino_genai.WhisperPipeline(str(config.model), "CPU", **properties)
         self._tokenizer = self._pipeline.get_tokenizer()
         self._tasks = {id: name for name, id in self._ids.tasks.items()}
@@ -85,7 +84,7 @@ class OpenVinoWhisper(NoAdapters):
                     delivered.append(output)
                     if output.finish is not None:
                         self._wanted.discard(output.key)
-        return Step([], [], [], delivered)
+        return Step.of(delivered)
 
     def close(self) -> None:
         self._wanted.clear()
@@ -105,13 +104,15 @@ class OpenVinoWhisper(NoAdapters):
             if clip.pieces:
                 self._waiting.put(clip)  # behind the other clips
             else:
-                self._done.put(Output(clip.key, (), (), Finish.EOS))
+                self._done.put(Output(clip.key, finish=Finish.EOS))
 
     def _next_piece(self, clip: _Clip) -> None:
         start, end = clip.pieces.popleft()
         config = self._generation(clip.ids, clip.sampling)
         config.return_timestamps = timed = self._ids.no_timestamps not in clip.ids
-        streamer = _streamer(self._genai, lambda ids: self._stream(clip.key, ids, config.eos_token_id, shown=not timed))
+        streamer = _streamer(
+            self._genai, lambda ids: self._stream(clip.key, ids, config.eos_token_id, is_sent=not timed)
+        )
         result = self._pipeline.generate(clip.samples[start:end], config, streamer)
         requested = self._ids.language_of(clip.ids)
         language = requested or str(result.language or "")
@@ -122,10 +123,10 @@ class OpenVinoWhisper(NoAdapters):
         if not requested and language in self._ids.languages:  # the first piece determines the language of all pieces
             clip.ids = self._ids.in_language(clip.ids, language)
 
-    def _stream(self, key: int, ids: Sequence[int], eos: int, *, shown: bool) -> bool:
+    def _stream(self, key: int, ids: Sequence[int], eos: int, *, is_sent: bool) -> bool:
         """Queue tokens for `step`, and return whether the request is still active."""
         ids = [id for id in ids if id != eos]
-        if shown and ids:
+        if is_sent and ids:
             self._done.put(Output(key, ids, [None] * len(ids)))
         return key in self._wanted
 

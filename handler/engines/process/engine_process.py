@@ -111,12 +111,12 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
             commands = reader.receive(channel, socket.MSG_DONTWAIT)
         receive = not interruptible  # an interruptible engine raises Interrupted instead
         try:
-            step = engine.step() if active else Step([], [], [], [])
+            step = engine.step() if active else Step.of([])
         except Interrupted:
             receive = True
             if not answers:
                 continue  # no step was made, so none is reported
-            step = Step([], [], [], [])
+            step = Step.of([])
         receive = receive or not (step.keys or step.others)  # an empty step did not wait, and the engine may never wait
         step.others.extend(answers)
         for output in step.others:
@@ -158,7 +158,7 @@ def _start(engine: Engine, command: EngineRequest | ChangeAdapter) -> Output | N
         change(command.adapter)
     except Exception as error:  # the engine is foreign code: a refusal ends this request only
         return failed(command.key, error)
-    return Output(command.key, (), (), Finish.STOP)
+    return Output(command.key, finish=Finish.STOP)
 
 
 # -- the engine loop as a process that ends with its host; `supervisor.py` starts it -----------------------------------

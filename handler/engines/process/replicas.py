@@ -18,7 +18,7 @@ from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Finish, Pooling, Request
 from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Output, Step
-from handler.engines.process.supervisor import EngineSupervisor, Host, State
+from handler.engines.process.supervisor import EngineSupervisor, LoopHooks, State
 
 log = logging.getLogger("handler.engine")
 
@@ -260,10 +260,10 @@ class Replica:
 
 
 def _without(step: Step, keys: set[int]) -> Step:
-    kept = [index for index, key in enumerate(step.keys) if key not in keys]
-    others = [output for output in step.others if output.key not in keys]
-    ids, logprobs = [step.ids[index] for index in kept], [step.logprobs[index] for index in kept]
-    return Step([step.keys[index] for index in kept], ids, logprobs, others)
+    indices = [index for index, key in enumerate(step.keys) if key not in keys]
+    outputs = [output for output in step.others if output.key not in keys]
+    ids, logprobs = [step.ids[index] for index in indices], [step.logprobs[index] for index in indices]
+    return Step([step.keys[index] for index in indices], ids, logprobs, outputs)
 
 
 @dataclass
@@ -344,7 +344,7 @@ class _Adapters:
             for replica in self._replicas:
                 if replica.engine.ready:
                     replica.engine.change_adapter(next(self._own_keys), change.adapter, drop=True)
-        yield Output(key, (), (), finish, error=change.error, detail=change.detail)
+        yield Output(key, finish=finish, error=change.error, detail=change.detail)
 
 
 class ReplicaSet:
@@ -376,14 +376,14 @@ class ReplicaSet:
         self._moving: dict[int, tuple[Work, Replica, Output]] = {}
         self._adapters = _Adapters(self._replicas)
         self._selector = selectors.DefaultSelector()
-        self._host = Host()
+        self._host = LoopHooks()
         self._opened = False  # whether all engines have been ready
         self._last_state = State.LOADING
         self._to_restart: list[Replica] = []
         self._restarts = -1  # number of restarts when the last restart was requested
         for replica in self._replicas:
             watch, on_change = partial(self._watch_channel, replica), partial(self._changed, replica)
-            replica.engine.attach(Host(watch, on_change, lambda callback: self._host.soon(callback)))
+            replica.engine.attach(LoopHooks(watch, on_change, lambda callback: self._host.soon(callback)))
 
     # -- the batcher's side --------------------------------------------------------------------------------------
 
@@ -439,11 +439,11 @@ class ReplicaSet:
                 for step in replica.engine.step():
                     steps.append(self._read(replica, step))
             except GenerationFailed as error:
-                steps.append(Step([], [], [], list(self._end_requests(replica, error))))
+                steps.append(Step.of(list(self._end_requests(replica, error))))
             if replica.fresh and replica.engine.silence > self._patience:
                 self._relieve(replica)
         if self._moving:
-            steps.append(Step([], [], [], list(self._move())))
+            steps.append(Step.of(list(self._move())))
         if self._to_restart and self.restarts > self._restarts and self._all_ready():
             self._restarts = self.restarts
             self._to_restart.pop(0).engine.restart_when_idle()
@@ -451,7 +451,7 @@ class ReplicaSet:
 
     # -- the host's side -----------------------------------------------------------------------------------------
 
-    def attach(self, host: Host) -> None:
+    def attach(self, host: LoopHooks) -> None:
         """Connect an event loop, as in `EngineSupervisor.attach`. `host.watch` is called only now and in `close`."""
         self._host = host
         host.watch(self._selector.fileno())
@@ -461,7 +461,7 @@ class ReplicaSet:
         self._host.watch(None)
         with ThreadPoolExecutor(len(self._replicas)) as threads:
             for replica in self._replicas:
-                replica.engine.attach(Host())
+                replica.engine.attach(LoopHooks())
                 threads.submit(replica.engine.close, grace)
         self._selector.close()
         self._tell()
@@ -511,17 +511,17 @@ class ReplicaSet:
         replica.num_tokens += len(step.keys)
         if not step.others:
             return step
-        others: list[Output] = []
+        outputs: list[Output] = []
         for output in step.others:
             if (replies := self._adapters.read(replica, output)) is not None:
-                others += replies
+                outputs += replies
                 continue
             replica.num_tokens += len(output.ids)
-            others.append(output)
+            outputs.append(output)
             if output.finish is not None and output.key in replica.work:
                 replica.ended.add(output.key)
                 replica.drop(output.key)
-        return step._replace(others=others)
+        return step._replace(others=outputs)
 
     def _end_requests(self, replica: Replica, failure: GenerationFailed) -> Iterator[Output]:
         """Move or end the sequences of a failed replica, and stop waiting for its replies about adapters."""
@@ -531,7 +531,7 @@ class ReplicaSet:
         log.error("replica %d failed with %d sequences; %d of them can move", replica.number, len(lost), len(moving))
         for key in lost:
             work = replica.drop(key)
-            error = Output(key, (), (), Finish.ERROR, error=reason, detail=failure.detail)
+            error = Output(key, finish=Finish.ERROR, error=reason, detail=failure.detail)
             if key in moving:
                 self._moving[key] = work, replica, error
             else:

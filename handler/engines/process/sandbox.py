@@ -79,7 +79,7 @@ class Loaded(NamedTuple):
     trace: str = ""
 
 
-class Begun(NamedTuple):
+class JobBegun(NamedTuple):
     """Message that a job is running. If there is no later message about its end, it exceeded its limits or crashed."""
 
 
@@ -234,7 +234,7 @@ class Sandbox:
             first = messages.next()
         except ChannelClosed:
             raise _ProcessLost(f"{self._name} does not respond") from None
-        assert isinstance(first, Begun), "a job's first message is Begun"
+        assert isinstance(first, JobBegun), "a job's first message is JobBegun"
         began = time.monotonic()
         channel.settimeout(job.limits.patience)
         try:
@@ -396,7 +396,7 @@ def _run_job(channel: socket.socket, work: Work | Prepared) -> None:
             work.prepare()
             work = work.work
         _apply(job.limits)
-        send(channel, Begun())
+        send(channel, JobBegun())
         thread = threading.Thread(target=lambda: send(channel, _outcome(channel, work, job)))
         thread.start()
         thread.join()

@@ -90,7 +90,7 @@ class EngineInstance:
         restart_requested: whether to restart the engine as soon as no request is running.
     """
 
-    def __init__(self, spec: Spec, *, isolated: bool, place: Placement = ANYWHERE) -> None:
+    def __init__(self, spec: Spec, *, isolated: bool, placement: Placement = ANYWHERE) -> None:
         self.channel, theirs = socket.socketpair()
         self.channel.setblocking(False)
         self.reader = MessageReader()
@@ -104,11 +104,11 @@ class EngineInstance:
             with contextlib.closing(theirs), contextlib.ExitStack() as on_failure:
                 on_failure.callback(self.channel.close)
                 # The session is ended with the engine: see `end_with_this_process`.
-                self._process = start(_MAIN, theirs, {**os.environ, **place.environ})
+                self._process = start(_MAIN, theirs, {**os.environ, **placement.environ})
                 on_failure.pop_all()
-            if place.cores:  # before the Spec is sent: all later threads inherit the cores of the first thread
+            if placement.cores:  # before the Spec is sent: all later threads inherit the cores of the first thread
                 with contextlib.suppress(ProcessLookupError):
-                    os.sched_setaffinity(self._process.pid, place.cores)
+                    os.sched_setaffinity(self._process.pid, placement.cores)
             self.put(spec)
             self.flush()
         else:
@@ -189,7 +189,7 @@ class State(str, Enum):
     CLOSED = "closed"
 
 
-class Host(NamedTuple):
+class LoopHooks(NamedTuple):
     """Functions of the event loop that steps an engine. By default, there is no loop.
 
     Attributes:
@@ -251,7 +251,7 @@ class EngineSupervisor:
         timeout: number of seconds without a step after which an engine that has requests is considered hung. If the
             longest step takes longer, as estimated while loading, the estimate applies instead, up to `load_timeout`.
         load_timeout: maximum time for loading the engine, in seconds.
-        place: environment and cores of the process.
+        placement: environment and cores of the process.
     """
 
     reports = ()  # only a ReplicaSet has reports
@@ -263,11 +263,13 @@ class EngineSupervisor:
         isolated: bool = True,
         timeout: float = 60.0,
         load_timeout: float = 240.0,
-        place: Placement = ANYWHERE,
+        placement: Placement = ANYWHERE,
     ) -> None:
-        self._launch: Callable[[], EngineInstance] = lambda: EngineInstance(spec, isolated=isolated, place=place)
+        self._launch: Callable[[], EngineInstance] = lambda: EngineInstance(
+            spec, isolated=isolated, placement=placement
+        )
         self._hang_timer = _HangTimer(timeout, load_timeout)
-        self._host = Host()
+        self._host = LoopHooks()
         self._instance: EngineInstance | None = None
         self._active: set[int] = set()
         self._num_failures = 0  # in a row
@@ -365,7 +367,7 @@ class EngineSupervisor:
         if self.state is not State.CLOSED:
             self._change(State.CLOSED)
 
-    def attach(self, host: Host) -> None:
+    def attach(self, host: LoopHooks) -> None:
         """Connect an event loop, and call `host.watch` and `host.on_change` for the first time."""
         self._host = host
         if self._instance is not None:

@@ -241,12 +241,10 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
             self._interrupted = False
             raise Interrupted
         parts, self._parts = self._parts, {}
-        step = Step([], [], [], [])
+        step = Step.of([])
         for key, part in parts.items():
             if _is_plain(part):  # nearly all parts
-                step.keys.append(key)
-                step.ids.append(part.ids[0])
-                step.logprobs.append(part.logprobs[0])
+                step.add(key, part.ids[0], part.logprobs[0])
             else:
                 step.others.extend(_outputs(key, part))
         return step
@@ -304,7 +302,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
                 if error.busy:
                     busy[server] = error
                 ends = running.call.begun or len(broken) >= _MOST_BROKEN
-                if not ends and attempt > 1 and any(_may_be_asked(other, busy) for other in self._servers):
+                if not ends and attempt > 1 and any(_is_available(other, busy) for other in self._servers):
                     continue
                 if busy and not ends:
                     self._turn_away(running, busy)
@@ -391,7 +389,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         for server in self._servers:
             if not server.known and not server.is_out(now):
                 self._question(server)
-        return choose([server for server in self._servers if _may_be_asked(server, busy)], tries, now)
+        return choose([server for server in self._servers if _is_available(server, busy)], tries, now)
 
     async def ask(self, server: RemoteServer, *, again: bool = False) -> None:
         """Ensure that a server serves the model. Query it unless it has confirmed this and has not failed since.
@@ -462,7 +460,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         """End a request with an error, unless it has already ended."""
         if not running.ended:
             running.ended = True
-            failure = Output(running.key, (), (), Finish.ERROR, error=error, refused=refused, retry_after=retry_after)
+            failure = Output(running.key, finish=Finish.ERROR, error=error, refused=refused, retry_after=retry_after)
             part = self._parts.setdefault(running.key, Part())
             part.failure = failure._replace(detail=log_words(detail, secrets()))
             self._loop.stop()
@@ -487,7 +485,7 @@ class RemoteEngine(NoAdapters, ABC, Generic[C]):
         return task.result()
 
 
-def _may_be_asked(server: RemoteServer, busy: Mapping[RemoteServer, Failed]) -> bool:
+def _is_available(server: RemoteServer, busy: Mapping[RemoteServer, Failed]) -> bool:
     """Return whether a request may be sent to a server. A busy server that requested a pause is not tried again."""
     return server not in busy or not busy[server].retry_after
 

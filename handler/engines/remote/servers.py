@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -57,7 +57,7 @@ class RemoteOptions(NamedTuple):
         Raises:
             ConfigError: option.base_url is not set.
         """
-        urls: tuple[str, ...] = config.options.engine_options.get("base_url", ())
+        urls: tuple[str, ...] = config.engine_options.get("base_url", ())
         if not urls:
             key = "option.base_url"
             raise ConfigError(
@@ -66,6 +66,7 @@ class RemoteOptions(NamedTuple):
         return urls
 
 
+@dataclass(eq=False, repr=False)
 class Refused(Exception):
     """The server refuses the request because of its content, so other servers would refuse it too.
 
@@ -74,11 +75,14 @@ class Refused(Exception):
         words: the server's message.
     """
 
-    def __init__(self, status: int | str, words: str) -> None:
-        super().__init__(f"refused the request with {status}")
-        self.status, self.words = status, words
+    status: int | str
+    words: str
+
+    def __str__(self) -> str:
+        return f"refused the request with {self.status}"
 
 
+@dataclass(eq=False, repr=False)
 class Failed(Exception):
     """The server failed or cannot serve. Another server may succeed, or the same server later.
 
@@ -93,27 +97,18 @@ class Failed(Exception):
         retry_after: number of seconds to wait before a retry, as requested by the server; 0 if it did not request this.
     """
 
-    def __init__(
-        self,
-        plain: str,
-        detail: str = "",
-        *,
-        lasts: bool = False,
-        broke_off: bool = False,
-        busy: bool = False,
-        silent: bool = False,
-        ill: bool = False,
-        retry_after: float = 0.0,
-    ) -> None:
-        super().__init__(f"{plain}: {detail}" if detail else plain)
-        self.plain = plain
-        self.detail = detail
-        self.lasts = lasts
-        self.broke_off = broke_off
-        self.busy = busy
-        self.silent = silent
-        self.ill = ill
-        self.retry_after = retry_after
+    plain: str
+    detail: str = ""
+    _: KW_ONLY
+    lasts: bool = False
+    broke_off: bool = False
+    busy: bool = False
+    silent: bool = False
+    ill: bool = False
+    retry_after: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.plain}: {self.detail}" if self.detail else self.plain
 
 
 @dataclass
@@ -282,7 +277,7 @@ class Model(Protocol):
     def _replace(self, *, max_tokens: int | None) -> Any: ...
 
 
-def one_kind(by_url: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[str]) -> str:
+def common_kind(by_url: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[str]) -> str:
     """Return the kind that all servers have in common, for option.base_url_kind=auto.
 
     Args:
@@ -344,18 +339,20 @@ async def find_model(
 
 
 def _fitting(
-    urls: Sequence[str], answers: Sequence[A | BaseException], fit: Callable[[A, M | None], M]
+    urls: Sequence[str], responses: Sequence[A | BaseException], fit: Callable[[A, M | None], M]
 ) -> tuple[M | None, dict[str, Failed]]:
     common: M | None = None
     failed: dict[str, Failed] = {}
-    for url, answer in zip(urls, answers, strict=True):
+    for url, response in zip(urls, responses, strict=True):
         try:
-            if isinstance(answer, BaseException):
-                raise answer
-            model = fit(answer, common)
+            if isinstance(response, BaseException):
+                raise response
+            model = fit(response, common)
         except Failed as error:
             failed[url] = error
             continue
-        limits = [known.max_tokens for known in (common, model) if known is not None and known.max_tokens]
+        limits = [
+            candidate.max_tokens for candidate in (common, model) if candidate is not None and candidate.max_tokens
+        ]
         common = model._replace(max_tokens=min(limits, default=None))
     return common, failed

@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from handler.engines.structured_output.ebnf import MACROS, Token, Unreadable, scan
+from handler.engines.structured_output.ebnf import MACROS, Lexeme, Unreadable, scan
 
 LAST = 0x10FFFF
 """The last code point."""
@@ -77,7 +77,7 @@ def either(expressions: Iterable[str]) -> str:
     return f"({' | '.join(expressions)})"
 
 
-def one_of(texts: Iterable[str]) -> str:
+def choice_of(texts: Iterable[str]) -> str:
     """Join strings into one EBNF element, in which no two branches begin with the same character.
 
     If a dozen branches began with the same character, GenAI's xgrammar would confuse them and allow other strings.
@@ -87,7 +87,7 @@ def one_of(texts: Iterable[str]) -> str:
         members = list(group)
         prefix = _common_prefix(members[0], members[-1])
         rests = [text[len(prefix) :] for text in members]
-        branches.append(f"{literal(prefix)} {one_of(rests)}" if len(rests) > 1 else literal(prefix))
+        branches.append(f"{literal(prefix)} {choice_of(rests)}" if len(rests) > 1 else literal(prefix))
     return branches[0] if len(branches) == 1 else either(branches)
 
 
@@ -136,9 +136,9 @@ def complement(ranges: Iterable[Range]) -> list[Range]:
 def character_class(ranges: Iterable[Range]) -> str:
     """Return an EBNF character class. There must be at least one range."""
     ranges = joined(ranges)
-    others = complement(ranges)
-    if others and others[-1][1] <= LAST_EXCLUDED:
-        return f"[^{_listed(others)}]"
+    excluded = complement(ranges)
+    if excluded and excluded[-1][1] <= LAST_EXCLUDED:
+        return f"[^{_listed(excluded)}]"
     return f"[{_listed(ranges)}]"
 
 
@@ -177,7 +177,7 @@ def respelled(grammar: str) -> str:
     return rewritten
 
 
-def _rewritten(token: Token) -> str:
+def _rewritten(token: Lexeme) -> str:
     if token.kind == "text":
         characters = _read(token.text[1:-1])
         if characters is not None and is_misread(characters):

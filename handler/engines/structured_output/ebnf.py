@@ -38,7 +38,7 @@ class Unreadable(ValueError):
     """The grammar has a syntax error or an undefined rule."""
 
 
-class Token(NamedTuple):
+class Lexeme(NamedTuple):
     """A token of a grammar. Its kind is the name of a group in `_TOKEN`."""
 
     kind: str
@@ -93,9 +93,9 @@ class Grammar:
         omitted if it equals the first version.
         """
         recursive = {name for group in cycles(self._calls) for name in group}
-        return list(dict.fromkeys(self._marked(names) for names in (recursive, frozenset[str]())))
+        return list(dict.fromkeys(self._with_markers(names) for names in (recursive, frozenset[str]())))
 
-    def _marked(self, names: Set[str]) -> str:
+    def _with_markers(self, names: Set[str]) -> str:
         opening, closing = Counter[int](), Counter[int]()
         for span in self._spans:
             if span.is_loop or span.element.name in names or _length(span.element, self._lengths) >= LONG:
@@ -170,7 +170,7 @@ def _abridged_macro(text: str) -> str:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def scan(text: str) -> Iterator[Token]:
+def scan(text: str) -> Iterator[Lexeme]:
     """Yield the tokens of a grammar, including spaces and comments.
 
     Raises:
@@ -181,7 +181,7 @@ def scan(text: str) -> Iterator[Token]:
         match = _TOKEN.match(text, at)
         if match is None:
             raise Unreadable(f"EBNF: unexpected character {text[at]!r} in line {text.count(chr(10), 0, at) + 1}")
-        yield Token(str(match.lastgroup), match[0])
+        yield Lexeme(str(match.lastgroup), match[0])
         at = match.end()
 
 
@@ -374,8 +374,8 @@ def without_marker(characters: str) -> str:
     if characters.startswith("[^"):
         return f"{characters[:-1]}{MARKER}]"
     ranges = _RANGE.sub(lambda range: f"{range[1]}-}}" + f"\x7f-{range[2]}" * (range[2] > "\x7f"), characters)
-    others = _LISTED.sub(r"\1", ranges)
-    return others if len(others) > len("[]") else characters
+    remaining = _LISTED.sub(r"\1", ranges)
+    return remaining if len(remaining) > len("[]") else characters
 
 
 def abridged_expression(expression: str) -> str:

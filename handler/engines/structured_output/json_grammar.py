@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from handler.engines.structured_output.characters import either, literal, one_of
+from handler.engines.structured_output.characters import choice_of, either, literal
 from handler.engines.structured_output.formats import FORMATS
 from handler.engines.structured_output.regex import regex_grammar
 
@@ -103,8 +103,8 @@ class _Range:
         self._low, self._high = low, high
         self._digits = len(str(high // self._unit))
         zero = self._end(0)
-        others = _branches(lambda digit: self._more(digit, 1), least=1)
-        self.grammar = either(others if zero is None else [f'"0" {zero}', *others])
+        branches = _branches(lambda digit: self._more(digit, 1), least=1)
+        self.grammar = either(branches if zero is None else [f'"0" {zero}', *branches])
 
     def _more(self, value: int, length: int) -> str | None:
         """Return the grammar for the text after the first `length` digits, which are `value`.
@@ -145,9 +145,9 @@ class _Range:
         return f'("" | "." {after})' if low == 0 else f'"." {after}'
 
     def _decimal(self, value: int, length: int, low: int, high: int) -> str | None:
-        rest = 10 ** (self._decimals - length)
-        least = value * rest
-        most = (value + 1) * rest - 1
+        scale = 10 ** (self._decimals - length)
+        least = value * scale
+        most = (value + 1) * scale - 1
         if most < low or least > high:
             return None
         if low <= least and most <= high:
@@ -254,11 +254,11 @@ class _Grammar:
         if not isinstance(types, list):
             return self._of_type(types, schema)
         keywords = schema.keys() - {"type"}
-        own = {kind: keywords & set(_KEYWORDS.get(kind, ())) for kind in map(str, types)}
-        if not types or keywords != set().union(*own.values()):
+        by_type = {kind: keywords & set(_KEYWORDS.get(kind, ())) for kind in map(str, types)}
+        if not types or keywords != set().union(*by_type.values()):
             raise Unsupported
         return either(
-            [self._of_type(kind, {"type": kind, **{name: schema[name] for name in own[kind]}}) for kind in own]
+            [self._of_type(kind, {"type": kind, **{name: schema[name] for name in by_type[kind]}}) for kind in by_type]
         )
 
     def _of_type(self, kind: Any, schema: Mapping[str, Any]) -> str:
@@ -310,10 +310,10 @@ class _Grammar:
         if schema.keys() & _NAMES:
             raise Unsupported
         properties, required = schema.get("properties", {}), schema.get("required", [])
-        others = schema.get("additionalProperties", False)
+        additional = schema.get("additionalProperties", False)
         # If a schema names properties, no others are generated, even if it allows them, as if the keyword were missing.
         if not isinstance(properties, dict) or not (
-            others is False or (properties and (others is True or others == {}))
+            additional is False or (properties and (additional is True or additional == {}))
         ):
             raise Unsupported
         if not isinstance(required, list) or not all(isinstance(name, str) and name in properties for name in required):
@@ -332,10 +332,10 @@ class _Grammar:
     def _open_object(self, schema: Mapping[str, Any]) -> str:
         """Convert an object whose names are not fixed."""
         low, high = _limits(schema, "Properties")
-        patterns, others = schema.get("patternProperties"), schema.get("additionalProperties", True)
+        patterns, additional = schema.get("patternProperties"), schema.get("additionalProperties", True)
         if low > 1 or schema.get("required") or (patterns is not None and "propertyNames" in schema):
             raise Unsupported  # a name may be repeated, so the number of names is not the number of properties
-        name, value = self._expression({"type": "string", **_mapping(schema.get("propertyNames", {}))}), others
+        name, value = self._expression({"type": "string", **_mapping(schema.get("propertyNames", {}))}), additional
         if patterns is not None:
             if len(_mapping(patterns)) != 1:
                 raise Unsupported
@@ -366,7 +366,7 @@ class _Grammar:
     def _values(self, values: Any) -> str:
         if not isinstance(values, list) or not values:
             raise Unsupported
-        return one_of(json.dumps(value, ensure_ascii=False) for value in values)
+        return choice_of(json.dumps(value, ensure_ascii=False) for value in values)
 
 
 _BY_KEYWORD: Mapping[str, Callable[[_Grammar, Any], str]] = {
@@ -396,8 +396,8 @@ _NAMES = frozenset(("patternProperties", "propertyNames", "minProperties", "maxP
 """Keywords that are supported only in objects without `properties`."""
 
 
-def _is_open(others: Any) -> bool:
-    return isinstance(others, dict) and bool(others)
+def _is_open(additional: Any) -> bool:
+    return isinstance(additional, dict) and bool(additional)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -18,11 +18,11 @@ from handler.engines.structured_output.characters import (
     LAST_EXCLUDED,
     Range,
     character_class,
+    choice_of,
     complement,
     either,
     joined,
     literal,
-    one_of,
     without,
 )
 
@@ -148,8 +148,8 @@ class _Parser:
     def _error(self, words: str) -> ValueError:
         return ValueError(f"regular expression: {words} (at character {self._at + 1})")
 
-    def _unsupported(self, what: str) -> ValueError:
-        return self._error(f"{what} is not supported")
+    def _unsupported(self, feature: str) -> ValueError:
+        return self._error(f"{feature} is not supported")
 
     def _next(self, text: str) -> bool:
         """Skip `text` and return True if it comes next."""
@@ -202,8 +202,8 @@ class _Parser:
     def _group(self) -> _Node:
         if self._text.startswith("?", self._at) and not self._next("?:") and self._match(_GROUP_NAME) is None:
             start = self._text[self._at : self._at + 3]
-            known = (what for prefix, what in _NO_GROUPS.items() if start.startswith(prefix))
-            raise self._unsupported(next(known, "Group modifier flag"))
+            features = (feature for prefix, feature in _NO_GROUPS.items() if start.startswith(prefix))
+            raise self._unsupported(next(features, "Group modifier flag"))
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise self._error(f"more than {_MAX_DEPTH} nested groups")
@@ -386,7 +386,7 @@ class _Writer:
     def _choice(self, choice: _Choice) -> str:
         texts = [self._only_text(branch) for branch in choice.branches]
         if None not in texts:
-            return one_of(self._written(str(text)) for text in texts)
+            return choice_of(self._written(str(text)) for text in texts)
         return either(map(self.element, choice.branches))
 
     def _only_text(self, node: _Node) -> str | None:
@@ -423,8 +423,8 @@ class _Writer:
 
 
 def _class_or_literal(ranges: Sequence[Range]) -> str:
-    [(first, last), *others] = ranges
-    return literal(chr(first)) if first == last and not others else character_class(ranges)
+    [(first, last), *following] = ranges
+    return literal(chr(first)) if first == last and not following else character_class(ranges)
 
 
 def _text(node: _Node) -> str | None:
@@ -496,11 +496,11 @@ def _plain_and_single(characters: _Characters) -> tuple[Sequence[Range], Sequenc
 
 
 def _regex_class(ranges: Sequence[Range]) -> str:
-    others = complement(ranges)
-    is_negated = bool(others) and others[-1][1] <= LAST_EXCLUDED
+    excluded = complement(ranges)
+    is_negated = bool(excluded) and excluded[-1][1] <= LAST_EXCLUDED
     listed = "".join(
         _regex_character(first) + (f"-{_regex_character(last)}" if last > first else "")
-        for first, last in (others if is_negated else ranges)
+        for first, last in (excluded if is_negated else ranges)
     )
     return f"[{'^' * is_negated}{listed}]"
 

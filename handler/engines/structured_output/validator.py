@@ -56,7 +56,7 @@ _CAPACITY = (256, 64, 8)  # schemas and grammars that may wait in each lane
 _THREADS = (2, 2, 1)
 _NICE = (2, 5, 8)
 
-_MAX_KNOWN = 1024  # verdicts that are remembered, each for a schema or grammar of at most 16,384 characters
+_MAX_VERDICTS = 1024  # verdicts that are remembered, each for a schema or grammar of at most 16,384 characters
 _MAX_SECONDS = 30.0  # total CPU time of the remembered texts that were accepted; all may reach the engine at once
 
 _RESTART_BYTES = 512 << 20  # if an engine keeps more, it is restarted as soon as it is idle
@@ -65,7 +65,7 @@ _MAX_BYTES_OF_KEY = _MAX_BYTES // 2  # of which one API key may use this many
 
 PURPOSE = Purpose("schemas and grammars", "are checked", " (option.guide_timeout=0 accepts them unchecked)")
 _REASON_CHARACTERS = 300
-_PLACE = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # time and source line in xgrammar's messages
+_LOCATION = re.compile(r"\[[0-9:]+\] \S+:[0-9]+: ")  # time and source line in xgrammar's messages
 
 
 class Verdict(NamedTuple):
@@ -74,12 +74,12 @@ class Verdict(NamedTuple):
     Attributes:
         refusal: the reason why the engine does not support the schema or grammar, or "" if it does.
         seconds: the CPU time that the check took.
-        kept: number of bytes that the engine will not free before it ends.
+        retained_bytes: number of bytes that the engine will not free before it ends.
     """
 
     refusal: str = ""
     seconds: float = 0.0
-    kept: int = 0
+    retained_bytes: int = 0
 
 
 class Restartable(Protocol):
@@ -128,7 +128,7 @@ class StructuredOutputValidator:
         memory: int = _MEMORY,
         engine: Restartable | None = None,
     ) -> None:
-        self._kept = _Kept(engine)
+        self._memory_counts = _MemoryCounts(engine)
         self.seconds = seconds
         self._sandbox = Sandbox(functools.partial(make_work, make), PURPOSE)
         self._excess = (
@@ -141,8 +141,8 @@ class StructuredOutputValidator:
             for limit, capacity, nice in zip(limits, _CAPACITY[-len(limits) :], _NICE, strict=False)
         ]
         self._lock = threading.Lock()
-        self._known: OrderedDict[StructuredOutput, Verdict] = OrderedDict()  # least recently used first
-        self._known_seconds = 0.0
+        self._verdicts: OrderedDict[StructuredOutput, Verdict] = OrderedDict()  # least recently used first
+        self._verdict_seconds = 0.0
         self._futures: dict[StructuredOutput, dict[str, list[Future[str]]]] = {}  # by grammar and owner
         self._running = False
         self._closed = False
@@ -170,12 +170,12 @@ class StructuredOutputValidator:
                 future.set_result("")
             elif self._closed:
                 future.set_exception(_stopping())
-            elif subject in self._known:
-                self._known.move_to_end(subject)
-                if no_space := self._kept.add(subject, self._known[subject], owner):
+            elif subject in self._verdicts:
+                self._verdicts.move_to_end(subject)
+                if no_space := self._memory_counts.add(subject, self._verdicts[subject], owner):
                     future.set_exception(Unavailable(no_space))
                 else:
-                    future.set_result(self._known[subject].refusal)
+                    future.set_result(self._verdicts[subject].refusal)
             else:
                 owners = self._futures.setdefault(subject, {})
                 is_new = owner not in owners
@@ -265,7 +265,7 @@ class StructuredOutputValidator:
             futures = [future for several in owners.values() for future in several]
             if isinstance(outcome, Verdict):
                 self._remember(subject, outcome)
-                if no_space := self._kept.add(subject, outcome, next(iter(owners), "")):
+                if no_space := self._memory_counts.add(subject, outcome, next(iter(owners), "")):
                     outcome = Unavailable(no_space)
         for future in futures:
             if isinstance(outcome, Verdict):
@@ -275,11 +275,11 @@ class StructuredOutputValidator:
 
     def _remember(self, subject: StructuredOutput, verdict: Verdict) -> None:
         if not verdict.refusal:
-            self._known_seconds += verdict.seconds
-        self._known[subject] = verdict
-        while len(self._known) > _MAX_KNOWN or self._known_seconds > _MAX_SECONDS:
-            _, oldest = self._known.popitem(last=False)
-            self._known_seconds -= 0.0 if oldest.refusal else oldest.seconds
+            self._verdict_seconds += verdict.seconds
+        self._verdicts[subject] = verdict
+        while len(self._verdicts) > _MAX_VERDICTS or self._verdict_seconds > _MAX_SECONDS:
+            _, oldest = self._verdicts.popitem(last=False)
+            self._verdict_seconds -= 0.0 if oldest.refusal else oldest.seconds
 
 
 @dataclass
@@ -290,10 +290,10 @@ class _Count:
     hashes: set[int] = field(default_factory=set)
     num_bytes: int = 0
     bytes_by_owner: Counter[str] = field(default_factory=Counter)
-    is_told: bool = False  # whether the replica has been told to restart
+    restart_requested: bool = False  # whether the replica has been told to restart
 
 
-class _Kept:
+class _MemoryCounts:
     """Counts the memory that each replica may have kept for schemas and grammars since its last start."""
 
     def __init__(self, engine: Restartable | None) -> None:
@@ -304,7 +304,7 @@ class _Kept:
         """Count a schema or grammar and return "". If the engine would keep too much memory, or too much of it for one
         API key, return an error message.
         """
-        if self._engine is None or not verdict.kept:
+        if self._engine is None or not verdict.retained_bytes:
             return ""
         new = []
         for replica, restarts in enumerate(self._engine.replica_restarts):
@@ -313,17 +313,17 @@ class _Kept:
                 count = self._counts[replica] = _Count(restarts)
             if hash(subject) not in count.hashes:
                 new.append(count)
-                if count.num_bytes + verdict.kept > _RESTART_BYTES and not count.is_told:
-                    count.is_told = True
+                if count.num_bytes + verdict.retained_bytes > _RESTART_BYTES and not count.restart_requested:
+                    count.restart_requested = True
                     self._engine.restart_when_idle(replica)
-        if any(count.num_bytes + verdict.kept > _MAX_BYTES for count in new):
+        if any(count.num_bytes + verdict.retained_bytes > _MAX_BYTES for count in new):
             return _no_space(_MAX_BYTES)
-        if owner and any(count.bytes_by_owner[owner] + verdict.kept > _MAX_BYTES_OF_KEY for count in new):
+        if owner and any(count.bytes_by_owner[owner] + verdict.retained_bytes > _MAX_BYTES_OF_KEY for count in new):
             return _no_space(_MAX_BYTES_OF_KEY, " of this API key")
         for count in new:
             count.hashes.add(hash(subject))
-            count.num_bytes += verdict.kept
-            count.bytes_by_owner[owner] += verdict.kept
+            count.num_bytes += verdict.retained_bytes
+            count.bytes_by_owner[owner] += verdict.retained_bytes
         return ""
 
 
@@ -343,11 +343,11 @@ def make_work(make: Callable[[], StructuredOutputCheck]) -> Work | Prepared:
 
     def work(subject: StructuredOutput, data: memoryview) -> Iterator[Verdict]:
         try:
-            yield Verdict(kept=check(subject) or 0)
+            yield Verdict(retained_bytes=check(subject) or 0)
         except MemoryError:
             raise
         except Exception as error:  # the message is the engine's reason for a refusal
-            yield Verdict((_PLACE.sub("", str(error).strip()) or type(error).__name__)[:_REASON_CHARACTERS])
+            yield Verdict((_LOCATION.sub("", str(error).strip()) or type(error).__name__)[:_REASON_CHARACTERS])
 
     prepare = getattr(check, "prepare", None)
     return work if prepare is None else Prepared(work, prepare)

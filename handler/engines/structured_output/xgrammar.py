@@ -19,7 +19,7 @@ from handler.engines.structured_output.regex import is_written_unescaped, rewrit
 
 Tag = Mapping[str, Any]
 
-_PLACE = re.compile(r"^(\[[0-9:]+\] \S+: )?")
+_LOCATION = re.compile(r"^(\[[0-9:]+\] \S+: )?")
 _FAILED = re.compile(r"Check failed: .*? is false: ?", re.DOTALL)
 
 
@@ -46,7 +46,7 @@ def ebnf(kind: str, text: str) -> str:
                 return _printed(Grammar.from_structural_tag(tag))
         return _printed(Grammar.from_json_schema(text if kind == "JSON" else '{"type": "object"}'))
     except Exception as error:
-        raise ValueError(said(error)) from None
+        raise ValueError(error_message(error)) from None
 
 
 _TWO_DIGITS = re.compile(r"\\\\|\\x([0-9a-f]{2})")
@@ -57,14 +57,14 @@ def _printed(grammar: Any) -> str:
     return _TWO_DIGITS.sub(lambda match: f"\\U000000{match[1]}" if match[1] else match[0], str(grammar))
 
 
-def has_own_rules(kind: str, text: str) -> bool:
+def has_client_rules(kind: str, text: str) -> bool:
     """Return whether a text contains a client's rules, which may be costly, unlike xgrammar's rules for schemas."""
     return kind in ("REGEX", "GRAMMAR") or any(name in text for name in ('"pattern', '"grammar"', '"regex"'))
 
 
-def said(error: Exception) -> str:
+def error_message(error: Exception) -> str:
     """Return xgrammar's message without timestamp and source location, or a generic message if nothing remains."""
-    text = _FAILED.sub("", _PLACE.sub("", str(error).strip()))
+    text = _FAILED.sub("", _LOCATION.sub("", str(error).strip()))
     if "Check failed" in str(error) and not text.strip():
         return "xgrammar cannot compile the schema or grammar"
     return text
@@ -107,7 +107,7 @@ class XgrammarCheck:
         written = ebnf(kind, text)
         rules = acyclic(written)
         self._walker.start(self._matchers(written))
-        if has_own_rules(kind, text):
+        if has_client_rules(kind, text):
             for abridged in rules.abridged():
                 self._walker.abridged(self._matchers(abridged))
 
@@ -115,7 +115,7 @@ class XgrammarCheck:
         try:
             return partial(self._xgrammar.GrammarMatcher, self._compiler.compile_grammar(rules))
         except Exception as error:
-            raise ValueError(said(error)) from None
+            raise ValueError(error_message(error)) from None
 
 
 # -- rewrite what the installed xgrammar would misread -----------------------------------------------------------------
@@ -351,19 +351,19 @@ class Walker:
     def abridged(self, make: Callable[[], Any]) -> None:
         """Walk through responses that an abridged grammar allows, and skip many of its long parts. See `start`."""
         for share in _SHARES:
-            self._walk(make(), marked=share, steps=_MAX_STEPS)
+            self._walk(make(), marker_share=share, steps=_MAX_STEPS)
 
-    def _walk(self, matcher: Any, *, longest: bool = False, marked: float = 0.0, steps: int = _STEPS) -> None:
+    def _walk(self, matcher: Any, *, longest: bool = False, marker_share: float = 0.0, steps: int = _STEPS) -> None:
         """Compute the masks of a response's first tokens, and measure the time.
 
         Args:
             longest: whether to choose the longest of many allowed tokens instead of a random token.
-            marked: fraction of the steps in which the marker is chosen if it is allowed.
+            marker_share: fraction of the steps in which the marker is chosen if it is allowed.
             steps: number of steps with many allowed tokens. More steps follow if they are getting slower.
         """
         import numpy as np
 
-        draw, pace = np.random.default_rng(0), Pace(STEP_SECONDS * (_ABRIDGED if marked else 1))
+        draw, pace = np.random.default_rng(0), Pace(STEP_SECONDS * (_ABRIDGED if marker_share else 1))
         began, free, forced = time.process_time(), 0, 0
         while free < _MAX_STEPS and forced < _FORCED_STEPS and time.process_time() - began < _WALK_SECONDS:
             before = time.process_time()
@@ -375,7 +375,7 @@ class Walker:
                 return
             few = len(allowed) <= _FEW
             forced, free = forced + few, free + (not few)
-            if self._marker is not None and marked and bits[self._marker] and draw.random() < marked:
+            if self._marker is not None and marker_share and bits[self._marker] and draw.random() < marker_share:
                 id = self._marker
             elif few or longest:
                 id = allowed[self._lengths[allowed].argmax()]
@@ -410,7 +410,7 @@ _NEVER = ("not", "if", "$dynamicRef", "$recursiveRef")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _LENGTHS = ("minLength", "maxLength")
 _NUMBERS = (*_BOUNDS, "multipleOf")
-_OTHERS = ("additionalProperties", "unevaluatedProperties")
+_ADDITIONAL = ("additionalProperties", "unevaluatedProperties")
 
 _OF_TYPE: Mapping[str, Sequence[str]] = {
     "string": (*_LENGTHS, "pattern", "format"),
@@ -462,7 +462,7 @@ def unescaped_pattern(schema: Any) -> str | None:
         patterns = {"pattern": [subschema.schema.get("pattern")], "patternProperties": []}
         if isinstance(properties := subschema.schema.get("patternProperties"), dict):
             patterns["patternProperties"] = list(properties)
-        names = (name for name, own in patterns.items() if any(map(_is_written_unescaped, own)))
+        names = (name for name, expressions in patterns.items() if any(map(_is_written_unescaped, expressions)))
         name = next(names, None)
         return name and f"{name} that allows a quote, a backslash or a control character"
 
@@ -527,14 +527,14 @@ def _below(subschema: _Subschema, root: Any) -> Iterator[_Subschema]:
     for name in ("properties", "patternProperties"):
         if isinstance(schema.get(name), dict):
             yield from (_Subschema(below, (*path, name, key), None, rebased) for key, below in schema[name].items())
-    for name in ("anyOf", "oneOf", "allOf", "prefixItems"):
+    for name in _LISTS:
         if isinstance(schema.get(name), list):
             yield from (_Subschema(below, (*path, name, str(n)), None, rebased) for n, below in enumerate(schema[name]))
-    for name in ("items", "unevaluatedItems", "additionalProperties", "unevaluatedProperties", "propertyNames"):
+    for name in _SINGLE:
         yield _Subschema(schema.get(name), (*path, name), "string" if name == "propertyNames" else None, rebased)
 
 
-def _ignored(subschema: _Subschema, known: _Types, recent: bool) -> str | None:
+def _ignored(subschema: _Subschema, lookup: _Types, recent: bool) -> str | None:
     """Return a keyword in this subschema that xgrammar ignores, with the reason, or None if there is none."""
     schema = {name: value for name, value in subschema.schema.items() if name in _LIMITING and not _idle(name, value)}
     for name in _NEVER:
@@ -542,15 +542,15 @@ def _ignored(subschema: _Subschema, known: _Types, recent: bool) -> str | None:
             return name
     for head in _HEADS:
         if head in schema:
-            return _ignored_beside(head, schema, known) or _ignored_of(head, schema[head], subschema)
+            return _ignored_beside(head, schema, lookup) or _ignored_of(head, schema[head], subschema)
     types = schema.pop("type", subschema.default or _implied(schema))
     if types is None:
         return next((f"{name} without type" for name in schema), None)
     if types == []:
         return "type"
     for kind in _names(types):
-        own = {name: value for name, value in schema.items() if name in _OF_TYPE.get(kind, ())}
-        keyword = _IGNORED[kind](own, recent) if own else None
+        keywords = {name: value for name, value in schema.items() if name in _OF_TYPE.get(kind, ())}
+        keyword = _IGNORED[kind](keywords, recent) if keywords else None
         if keyword is not None:
             return keyword
     return None
@@ -573,9 +573,9 @@ def _implied(schema: Mapping[str, Any]) -> str | None:
 # -- keywords beside a leading one -----------------------------------------------------------------------------------
 
 
-def _ignored_beside(head: str, schema: Mapping[str, Any], known: _Types) -> str | None:
+def _ignored_beside(head: str, schema: Mapping[str, Any], lookup: _Types) -> str | None:
     for name in schema:
-        if name != head and not (name == "type" and known.are(schema[head], head, schema["type"])):
+        if name != head and not (name == "type" and lookup.are(schema[head], head, schema["type"])):
             return f"{name} beside {head}"
     return None
 
@@ -591,7 +591,7 @@ def _ignored_of(head: str, value: Any, subschema: _Subschema) -> str | None:
 
 def _is_plain(reference: Any) -> bool:
     """Return whether xgrammar can resolve a reference. It cannot unescape names or read other documents."""
-    if not isinstance(reference, str) or any(mark in reference for mark in "~%"):
+    if not isinstance(reference, str) or any(character in reference for character in "~%"):
         return False
     start, *names = reference.split("/")
     return start == "#" and all(names)
@@ -655,11 +655,13 @@ class _Types:
         return types
 
 
+_JSON_TYPES = {bool: "boolean", int: "integer", str: "string", type(None): "null", list: "array", dict: "object"}
+
+
 def _type_of(value: Any) -> str:
     if isinstance(value, float):
         return "integer" if value.is_integer() else "number"
-    known = {bool: "boolean", int: "integer", str: "string", type(None): "null", list: "array", dict: "object"}
-    return known[type(value)]
+    return _JSON_TYPES[type(value)]
 
 
 # -- keywords of a type -----------------------------------------------------------------------------------------------
@@ -689,7 +691,7 @@ def _ignored_of_object(schema: Mapping[str, Any], recent: bool) -> str | None:
     both = isinstance(declared, dict) and isinstance(required, list)
     if both and any(name not in declared for name in _names(required)):
         return "required with names that are not in properties"
-    return _ignored_of_patterns(schema) or _ignored_of_names(schema, recent) or _ignored_of_others(schema, recent)
+    return _ignored_of_patterns(schema) or _ignored_of_names(schema, recent) or _ignored_of_additional(schema, recent)
 
 
 def _ignored_of_patterns(schema: Mapping[str, Any]) -> str | None:
@@ -708,17 +710,17 @@ def _ignored_of_names(schema: Mapping[str, Any], recent: bool) -> str | None:
     for name in ("properties", "patternProperties"):
         if schema.get(name):
             return f"propertyNames beside {name}"
-    others = next((name for name in _OTHERS if name in schema), None)
-    if others and (schema[others] is False or not (recent or schema[others] in (True, {}))):
-        return f"{others} beside propertyNames"
+    additional = next((name for name in _ADDITIONAL if name in schema), None)
+    if additional and (schema[additional] is False or not (recent or schema[additional] in (True, {}))):
+        return f"{additional} beside propertyNames"
     return None
 
 
-def _ignored_of_others(schema: Mapping[str, Any], recent: bool) -> str | None:
-    others = next((name for name in _OTHERS if name in schema), None)
-    is_open = others is not None and schema[others] is not False
+def _ignored_of_additional(schema: Mapping[str, Any], recent: bool) -> str | None:
+    additional = next((name for name in _ADDITIONAL if name in schema), None)
+    is_open = additional is not None and schema[additional] is not False
     if is_open and schema.get("properties") and not recent:
-        return f"{others} beside properties"
+        return f"{additional} beside properties"
     if is_open or "patternProperties" in schema or "propertyNames" in schema:
         least = schema.get("minProperties", 0)
         if isinstance(least, int) and least > 1:  # xgrammar counts a repeated name twice

@@ -90,7 +90,7 @@ def llm_arguments(config: EngineConfig, gpus: int, release: Release = NEWEST) ->
         ConfigError: options contradict each other, or this version does not support them. The message lists all
             problems.
     """
-    options, problems = config.options.engine_options, Problems()
+    options, problems = config.engine_options, Problems()
     for name in _present(options, _RELEASES):
         if not _RELEASES[name][0] <= release <= _RELEASES[name][1]:
             message = f"option.{name}: TensorRT-LLM {release[0]}.{release[1]} does not support it"
@@ -129,7 +129,7 @@ def _present(options: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]
 
 
 def _parallelism(config: EngineConfig, gpus: int, problems: Problems) -> dict[str, Any]:
-    options = config.options.engine_options
+    options = config.engine_options
     stages = _either(
         problems,
         pipeline_parallel_degree=options.get("pipeline_parallel_size"),
@@ -142,7 +142,7 @@ def _parallelism(config: EngineConfig, gpus: int, problems: Problems) -> dict[st
 
 def _lengths(config: EngineConfig, problems: Problems) -> dict[str, Any]:
     """Return the token limits. `max_seq_len` is always set, so that the engine and the handler have the same limit."""
-    options = config.options.engine_options
+    options = config.engine_options
     arguments: dict[str, Any] = {}
     limit = _either(problems, max_model_len=config.options.max_model_len, max_seq_len=options.get("max_seq_len"))
     if config.options.max_input_len is not None:
@@ -169,7 +169,7 @@ def _either(problems: Problems, **values: int | None) -> int | None:
 
 def _objects(config: EngineConfig) -> dict[str, Any]:
     """Return the arguments that are non-empty objects. The value None disables CUDA graphs."""
-    options = config.options.engine_options
+    options = config.engine_options
     arguments: dict[str, Any] = {
         argument: {name: options[option] for option, name in names.items() if options.get(option) is not None}
         for argument, names in _NESTED.items()
@@ -249,11 +249,11 @@ def _construct(name: str, value: Any) -> Any:
     if name == "lora_config":
         return import_name("LoraConfig", *_LORA_CONFIG)(**value)
     if name == "speculative_config":
-        rest = dict(value)
-        kind = rest.pop("decoding_type", None)
+        fields = dict(value)
+        kind = fields.pop("decoding_type", None)
         if kind is None:
             raise ConfigError('option.engine_args: "speculative_config" needs a "decoding_type"')
-        return import_name(f"{kind}DecodingConfig", "tensorrt_llm.llmapi")(**rest)
+        return import_name(f"{kind}DecodingConfig", "tensorrt_llm.llmapi")(**fields)
     if name in _OBJECTS:
         return import_name(name.title().replace("_", ""), "tensorrt_llm.llmapi")(**value)
     return dict(value)
@@ -284,7 +284,7 @@ _MAX_NUM_TOKENS = 8192  # TensorRT-LLM's default
 def environment(config: EngineConfig) -> dict[str, str]:
     """Return the environment variables of TensorRT-LLM and its MPI workers."""
     variables = {}
-    if not config.options.engine_options.get("usage_stats"):
+    if not config.engine_options.get("usage_stats"):
         # Since 1.3 TensorRT-LLM reports usage to NVIDIA by default (`is_usage_stats_enabled` in usage/usage_lib.py).
         variables["TRTLLM_NO_USAGE_STATS"] = "1"
     if os.geteuid() == 0:
@@ -431,8 +431,8 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
     if not arguments.get("gather_generation_logits"):
         reasons["return_generation_logits"] = "it was started without option.gather_generation_logits=true"
     if not whole_prompts(arguments, release):
-        why = "before TensorRT-LLM 1.2 it needs option.enable_prefix_caching=false"
-        reasons |= {"prompt_logprobs": why, "return_context_logits": why}
+        reason = "before TensorRT-LLM 1.2 it needs option.enable_prefix_caching=false"
+        reasons |= {"prompt_logprobs": reason, "return_context_logits": reason}
     lora = arguments.get("enable_lora") or arguments.get("lora_config")
     # Supported since NVIDIA/TensorRT-LLM pull request 7893, and only by xgrammar. `json` is the only style that every
     # version of xgrammar in use is known to support.
@@ -442,26 +442,26 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
         reasons,
         limits={"num_beams": beams},
         no_adapters="" if lora else NO_LORA,
-        no_media=refusals(Path(arguments["model"]), own_caches=whole_prompts(arguments, release)),
+        no_media=refusals(Path(arguments["model"]), separate_caches=whole_prompts(arguments, release)),
         sampling_defaults=SAMPLING_DEFAULTS,
         structural_tags=frozenset({"json"} if tags else ()),
     )
 
 
-def refusals(model: Path | None, *, own_caches: bool) -> dict[str, str]:
+def refusals(model: Path | None, *, separate_caches: bool) -> dict[str, str]:
     """Return, for each kind of media, the reason why the engine does not accept it with this model, or "" if it does.
 
     TensorRT-LLM 1.0 to 1.3 accepts audio only for Phi-4-multimodal, with code and an adapter from the checkpoint.
 
     Args:
         model: directory of the model, or None.
-        own_caches: whether each request can have a separate prefix cache, or there is no prefix cache.
+        separate_caches: whether each request can have a separate prefix cache, or there is no prefix cache.
     """
     images = read_tokens(model, "image")
     reasons = {"audio": "TensorRT-LLM does not support model_type qwen2_audio (config.json)", "image": ""}
     if not isinstance(images, str) and not isinstance(images, QwenTokens):
         reasons["image"] = "TensorRT-LLM does not support model_type llava (config.json)"
-    elif not own_caches:
+    elif not separate_caches:
         reasons["image"] = "before TensorRT-LLM 1.2, images need option.enable_prefix_caching=false"
     return {kind: reason or reasons[kind] for kind, reason in no_media(model).items()}
 

@@ -60,8 +60,8 @@ from handler.engines.trtllm.arguments import (
     warn_of_newer,
 )
 from handler.engines.trtllm.sampling import (
-    Model,
-    own_stops,
+    ModelProperties,
+    misses_stops,
     sampling_arguments,
     stops,
     structured_output_check,
@@ -77,7 +77,6 @@ class TrtLlm:
     """An engine that submits requests to `LLM.generate_async`. See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        assert config.model is not None
         leave_mpi(os.environ)
         os.environ.update(environment(config))
         end_with_this_process()
@@ -95,22 +94,22 @@ class TrtLlm:
         self._stop_watch = end_with_descendants("mpi4py")  # Open MPI 4 does not report the death of an MPI worker
         self._requests = _Requests(refusal)
         self._activity = _Activity(
-            self._llm, self._requests, float(config.options.engine_options.get("inactivity_timeout", math.inf))
+            self._llm, self._requests, float(config.engine_options.get("inactivity_timeout", math.inf))
         )
         self._salted = "cache_salt" in inspect.signature(self._llm.generate_async).parameters
         self._max_prompt = max_prompt(arguments)
-        self._vision = vision_prompts(config.model, self._llm.tokenizer, vocabulary_size(config.model))
-        self._model = Model(
-            vocabulary=vocabulary_size(config.model),
+        self._vision = vision_prompts(config.model_path, self._llm.tokenizer, vocabulary_size(config.model_path))
+        self._model = ModelProperties(
+            vocabulary=vocabulary_size(config.model_path),
             eos=files.eos_ids(config),
-            tokenizer_eos=files.tokenizer_eos_id(config.model),
+            tokenizer_eos=files.tokenizer_eos_id(config.model_path),
             torch_sampler=torch_sampler(arguments),
         )
         self._uses_xgrammar = uses_xgrammar(config)
         self.info = EngineInfo(
             name="trtllm",
             version=version,
-            device=f"{spread(str(arguments['tensor_parallel_size']), config.options.engine_options).least} GPU",
+            device=f"{spread(str(arguments['tensor_parallel_size']), config.engine_options).least} GPU",
             dtype=config.options.dtype,
             max_total_tokens=arguments["max_seq_len"],
         )
@@ -125,14 +124,16 @@ class TrtLlm:
         arguments = sampling_arguments(sampling, self._model)
         if (guide := arguments.pop("guided_decoding", None)) is not None:
             arguments["guided_decoding"] = import_name("GuidedDecodingParams", "tensorrt_llm.llmapi")(**guide)
-        running = TrtRequest(request, stops(sampling, self._model) if own_stops(sampling, self._model) else frozenset())
+        running = TrtRequest(
+            request, stops(sampling, self._model) if misses_stops(sampling, self._model) else frozenset()
+        )
         more: dict[str, Any] = {}
         if request.adapter is not None:
             more["lora_request"] = self._lora_request(request.adapter)
         if self._salted:
             # Tokens from the prefix cache have no logits, so a request that needs all logits gets a separate cache.
-            own = f"{os.getpid()}.{request.key}"
-            more["cache_salt"] = own if running.prompt_logits else cache_salt(media, sampling.cache_salt)
+            separate_salt = f"{os.getpid()}.{request.key}"
+            more["cache_salt"] = separate_salt if running.prompt_logits else cache_salt(media, sampling.cache_salt)
         self._activity.begin()
         self._requests.run(self._submit(running, inputs, arguments, more))
 
@@ -156,7 +157,7 @@ class TrtLlm:
         self._requests.cancel(key)
 
     def step(self) -> Step:
-        step = Step([], [], [], [])
+        step = Step.of([])
         fresh = self._requests.take_fresh()
         for running in fresh:
             self._deliver(running, step)
@@ -195,7 +196,7 @@ class TrtLlm:
         self._requests.running[running.key] = running
 
     def _deliver(self, running: TrtRequest, step: Step) -> None:
-        if running.one_token(step):  # nearly always
+        if running.single_token(step):  # nearly always
             return
         for output in running.outputs():
             step.others.append(output)
@@ -396,23 +397,23 @@ load_tokenizer = files.load_tokenizer
 
 
 class TrtRequest:
-    """A request in the engine. `one_token` and `outputs` return only new results since the last call to either method.
+    """A request in the engine. `single_token` and `outputs` return only results since the last call to either method.
 
     Args:
-        own_stops: ids at which the handler ends the response, because the engine does not.
+        handler_stops: ids at which the handler ends the response, because the engine does not.
         result: the object that `generate_async` returned, set as soon as it is known.
     """
 
-    def __init__(self, request: EngineRequest, own_stops: Set[int] = frozenset(), result: Any = None) -> None:
+    def __init__(self, request: EngineRequest, handler_stops: Set[int] = frozenset(), result: Any = None) -> None:
         self.key = request.key
         self.request, self.sampling = request, request.sampling
         self.result = result  # keeps a reference, without which the result may be freed too early
         self.ended = False  # whether the last result has been read
         self.error = ""
-        self.stopped = False  # whether one of `own_stops` ended the response; the engine continues until `abort`
-        self._own_stops = own_stops
+        self.stopped = False  # whether one of `handler_stops` ended the response; the engine continues until `abort`
+        self._handler_stops = handler_stops
         # Whether the output consists only of tokens, and the engine itself stops at all end tokens.
-        self._plain = not (self.whole or own_stops or self.sampling.top_logprobs or self.prompt_logits)
+        self._plain = not (self.whole or handler_stops or self.sampling.top_logprobs or self.prompt_logits)
         self._sent = 0
 
     @property
@@ -435,7 +436,7 @@ class TrtRequest:
         """The number of prompt tokens from the prefix cache, or None if it is zero, unknown or reported before."""
         return None if self.request.goes_on else getattr(self.result, "cached_tokens", 0) or None
 
-    def one_token(self, step: Step) -> bool:
+    def single_token(self, step: Step) -> bool:
         """Add a single new token to the columns of `step`, or return False if there is anything else to return."""
         if not self._plain or self.ended or self.error or (not self._sent and self._num_cached):
             return False
@@ -447,9 +448,7 @@ class TrtRequest:
             logprob = _logprob(entries[sent], id) if entries else None
         except (AttributeError, IndexError, KeyError, TypeError):  # `outputs` reports the error
             return False
-        step.keys.append(self.key)
-        step.ids.append(id)
-        step.logprobs.append(logprob)
+        step.add(self.key, id, logprob)
         self._sent = sent + 1
         return True
 
@@ -477,7 +476,7 @@ class TrtRequest:
             return []  # the logits arrive before the first output, or with it
         ids = self._ids(output)[self._sent :]
         finish = self._finish(output, ids)
-        if (at := first_stop(ids, self._own_stops, self._sent, self.sampling)) is not None:
+        if (at := first_stop(ids, self._handler_stops, self._sent, self.sampling)) is not None:
             ids, self.stopped = ids[: at + 1], output.finish_reason is None
             finish = Finish.STOP if ids[-1] in self.sampling.stop_token_ids else Finish.EOS
         result = self._output(output, ids, finish, 0, self._sent, with_prompt=pending)
@@ -611,7 +610,7 @@ def cache_salt(media: MediaPrompt | None, salt: str) -> str | None:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest() if any(parts) else None
 
 
-class VisionPrompts:
+class QwenVisionPrompts:
     """Converts prompts to the inputs of `generate_async`, and checks the ids that TensorRT-LLM computes.
 
     Args:
@@ -658,7 +657,7 @@ class VisionPrompts:
         return ""
 
 
-def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> VisionPrompts | None:
+def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> QwenVisionPrompts | None:
     """Return the prompt converter for a model that accepts images, or None if prompts are passed as ids."""
     tokens = read_tokens(model, "image")
-    return VisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None
+    return QwenVisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +16,12 @@ from handler.engines.base import (
     Rule,
     StructuredOutputCheck,
     arguments,
+    drawn_seed,
     passed_otherwise,
     regex_of,
     unless_neutral,
 )
 from handler.engines.structured_output.ebnf import acyclic
-
-_MAX_SEED = (1 << 64) - 1
 
 # Limits that keep a request from crashing the engine: a NaN, or a `top_k` above the vocabulary's size, fails a
 # device-side assertion.
@@ -32,7 +30,7 @@ _FORBIDDEN = -1e30  # bias of forbidden tokens; minus infinity could result in N
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelProperties:
     """Properties of the loaded model that affect requests."""
 
     vocabulary: int  # number of ids
@@ -46,7 +44,7 @@ class Model:
         return min(self.eos, default=-1) if self.tokenizer_eos is None else self.tokenizer_eos
 
 
-def own_stops(sampling: Sampling, model: Model) -> bool:
+def misses_stops(sampling: Sampling, model: ModelProperties) -> bool:
     """Return whether the handler must look for stop ids itself.
 
     The engine's `min_tokens` suppresses only `end_id`, and the engine's `ignore_eos` drops all stop ids.
@@ -54,7 +52,7 @@ def own_stops(sampling: Sampling, model: Model) -> bool:
     return bool(sampling.min_new_tokens and stops(sampling, model)) or (sampling.ignore_eos and _by_tokenizer(sampling))
 
 
-def stops(sampling: Sampling, model: Model) -> frozenset[int]:
+def stops(sampling: Sampling, model: ModelProperties) -> frozenset[int]:
     """Return the ids that end a response, except `end_id`."""
     eos = frozenset() if sampling.ignore_eos else model.eos
     return eos - {model.end_id} | frozenset(sampling.stop_token_ids)
@@ -64,7 +62,7 @@ def _by_tokenizer(sampling: Sampling) -> bool:
     return bool(sampling.bad_sequences)
 
 
-def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _ends(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Return the arguments for end tokens and forbidden token sequences.
 
     If `end_id` is set, TensorRT-LLM adds no stop ids of its own, and -1 means no end token. TensorRT-LLM encodes
@@ -72,7 +70,7 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     last item of `stop_token_ids`.
     """
     arguments: dict[str, Any] = {}
-    ids = frozenset() if own_stops(sampling, model) else stops(sampling, model)
+    ids = frozenset() if misses_stops(sampling, model) else stops(sampling, model)
     end = -1 if sampling.ignore_eos else model.end_id
     if sampling.ignore_eos and sampling.num_beams > 1 and ids:
         end = sampling.stop_token_ids[-1]
@@ -88,7 +86,7 @@ def _ends(sampling: Sampling, model: Model) -> dict[str, Any]:
     return arguments
 
 
-def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _choice(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Return the arguments for greedy decoding, sampling or beam search.
 
     Version 1.0 samples only if temperature, top_k and top_p are all set.
@@ -106,26 +104,17 @@ def _choice(sampling: Sampling, model: Model) -> dict[str, Any]:
     return arguments(_DRAWN, sampling, model)
 
 
-def _top_k(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _top_k(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     return {"top_k": sampling.top_k if sampling.top_k < model.vocabulary else 0}  # 0 allows all tokens
 
 
-def _seed(sampling: Sampling, model: Model) -> dict[str, Any]:
-    """Return the request's seed, or a random seed if the request has none.
-
-    TensorRT-LLM's default seed is the same for all requests, so equal requests would get equal responses
-    (NVIDIA/TensorRT-LLM issue 1000; with speculative decoding also in 1.3, issue 19487).
-    """
-    return {"seed": random.getrandbits(64) if sampling.seed is None else sampling.seed}
-
-
-def _logprobs(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _logprobs(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     if (model.torch_sampler and (sampling.logprobs or sampling.top_logprobs)) or sampling.num_beams > 1:
         return {"logprobs": max(1, sampling.top_logprobs)}  # for 0, no log-probabilities are returned
     return {}
 
 
-def _context_logits(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _context_logits(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Request the prompt's logits, from which the handler computes log-probabilities.
 
     Before 1.3, `prompt_logprobs` returns only the most likely tokens, not the prompt's own (NVIDIA/TensorRT-LLM pull
@@ -134,14 +123,14 @@ def _context_logits(sampling: Sampling, model: Model) -> dict[str, Any]:
     return {"return_context_logits": True} if sampling.prompt_logprobs or sampling.return_context_logits else {}
 
 
-def _forbidden(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _forbidden(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Return the forbidden ids. TorchSampler ignores them, so `_bias` adds a large negative bias to them instead."""
     if model.torch_sampler or not sampling.bad_token_ids:
         return {}
     return {"bad_token_ids": list(sampling.bad_token_ids)}
 
 
-def _bias(sampling: Sampling, model: Model) -> dict[str, Any]:
+def _bias(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Return the biases to add to the logits: a float32 numpy array [vocabulary]."""
     changes = dict(sampling.logit_bias)
     if model.torch_sampler:
@@ -177,7 +166,8 @@ _DRAWN: Mapping[str, Rule] = {
     "temperature": "temperature",
     "top_k": _top_k,
     "top_p": "top_p",
-    "seed": _seed,
+    # With the default seed, equal requests would get equal responses (NVIDIA/TensorRT-LLM issues 1000 and 19487).
+    "seed": drawn_seed,
     "min_p": unless_neutral("min_p"),
 }
 """Rules for the fields that matter only when sampling."""
@@ -208,7 +198,7 @@ _TABLE: Mapping[str, Rule] = {
 SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
 
-def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
+def sampling_arguments(sampling: Sampling, model: ModelProperties) -> dict[str, Any]:
     """Return the arguments of SamplingParams. For `guided_decoding`, they contain a dict for GuidedDecodingParams.
 
     Raises:
@@ -224,35 +214,21 @@ def sampling_arguments(sampling: Sampling, model: Model) -> dict[str, Any]:
     }
 
 
-def _check(sampling: Sampling, model: Model) -> None:
-    """Raise ValueError for values that TensorRT-LLM would reject later, in C++ and without naming the parameter."""
-    _require(sampling.max_new_tokens >= 1, "max_new_tokens must be at least 1")
-    _require(sampling.min_new_tokens >= 0, "min_new_tokens must be at least 0")
-    _require(0 <= sampling.temperature < math.inf, "temperature must be a finite number of at least 0")
-    _require(sampling.top_k >= 0, "top_k must be at least 0")
-    _require(0 <= sampling.top_p <= 1, "top_p must be from 0 to 1")
-    _require(0 <= sampling.min_p <= 1, "min_p must be from 0 to 1")
-    _require(0 < sampling.repetition_penalty < math.inf, "repetition_penalty must be a finite number above 0")
-    _require(math.isfinite(sampling.presence_penalty), "presence_penalty must be a finite number")
-    _require(math.isfinite(sampling.frequency_penalty), "frequency_penalty must be a finite number")
-    _require(sampling.no_repeat_ngram_size >= 0, "no_repeat_ngram_size must be at least 0")
-    _require(0 <= (sampling.seed or 0) <= _MAX_SEED, "seed must be from 0 to 2^64 - 1")
+def _check(sampling: Sampling, model: ModelProperties) -> None:
+    """Raise ValueError for values that TensorRT-LLM would reject later, in C++ and without naming the parameter.
+
+    Ranges that are the same for all engines have been checked when the request was read.
+    """
+    if sampling.max_new_tokens < 1:
+        raise ValueError("max_new_tokens must be at least 1")
     ids = {*sampling.bad_token_ids, *(id for id, _ in sampling.logit_bias)}
-    _require(all(0 <= id < model.vocabulary for id in ids), f"token ids must be from 0 to {model.vocabulary - 1}")
-    if sampling.num_beams > 1:
-        needed = "length_penalty must be a finite number of at least 0 with TensorRT-LLM"
-        _require(0 <= sampling.length_penalty < math.inf, needed)
-    if sampling.structured_output is not None:
-        _require(not sampling.ignore_eos, "structured output cannot be combined with ignore_eos")
-        _require(not sampling.min_new_tokens, "structured output cannot be combined with a minimum length")
-    if _by_tokenizer(sampling) and sampling.ignore_eos:
+    if not all(0 <= id < model.vocabulary for id in ids):
+        raise ValueError(f"token ids must be from 0 to {model.vocabulary - 1}")
+    if sampling.num_beams > 1 and not 0 <= sampling.length_penalty < math.inf:
+        raise ValueError("length_penalty must be a finite number of at least 0 with TensorRT-LLM")
+    if _by_tokenizer(sampling) and sampling.ignore_eos and len(model.eos) > 1:
         # TensorRT-LLM would add the model's other end tokens to the stop ids.
-        _require(len(model.eos) < 2, "bad_sequences cannot be combined with ignore_eos: there are several end tokens")
-
-
-def _require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise ValueError(otherwise)
+        raise ValueError("bad_sequences cannot be combined with ignore_eos: there are several end tokens")
 
 
 # -- check a client's structured output before TensorRT-LLM gets it ----------------------------------------------------
@@ -279,7 +255,7 @@ def check(structured_output: StructuredOutput) -> None:
 
 def uses_xgrammar(config: EngineConfig) -> bool:
     """Return whether TensorRT-LLM enforces structured output with the xgrammar that is installed here."""
-    return config.options.engine_options.get("guided_decoding_backend") == "xgrammar" and bool(find_spec("xgrammar"))
+    return config.engine_options.get("guided_decoding_backend") == "xgrammar" and bool(find_spec("xgrammar"))
 
 
 def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
@@ -287,7 +263,7 @@ def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
         return check
     from handler.engines.structured_output.xgrammar import XgrammarCheck, for_xgrammar
 
-    tried = XgrammarCheck(config.model, trust_remote_code=bool(config.options.engine_options.get("trust_remote_code")))
+    tried = XgrammarCheck(config.model, trust_remote_code=bool(config.engine_options.get("trust_remote_code")))
 
     def check_and_try(structured_output: StructuredOutput) -> None:
         check(structured_output)

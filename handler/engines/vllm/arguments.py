@@ -29,7 +29,7 @@ def lmcache_arguments(config: EngineConfig) -> dict[str, Any]:
     Raises:
         ConfigError: options contradict each other, LMCache is not installed, or its configuration file is missing.
     """
-    options = config.options.engine_options
+    options = config.engine_options
     auto, file = options.get("lmcache_auto_config"), options.get("lmcache_config_file")
     if not auto and file is None:
         return {}
@@ -55,13 +55,13 @@ def lmcache_environment(config: EngineConfig, environ: Mapping[str, str], worker
         environ: the current environment variables.
         workers: number of vLLM processes, each with one GPU. They share the machine's memory and disk.
     """
-    options = config.options.engine_options
+    options = config.engine_options
     if "lmcache_config_file" in options:
         return {"LMCACHE_CONFIG_FILE": str(_config_file(config))}
     if not options.get("lmcache_auto_config"):
         return {}
     weights = _weights(config.model)
-    own = {
+    defaults = {
         "LMCACHE_MAX_LOCAL_CPU_SIZE": str(_share(_free_memory(), weights, workers)),
         "LMCACHE_MAX_LOCAL_DISK_SIZE": str(_share(shutil.disk_usage(_DISK.parent).free, weights, workers)),
         "LMCACHE_LOCAL_DISK": f"file://{_DISK}/",
@@ -69,12 +69,12 @@ def lmcache_environment(config: EngineConfig, environ: Mapping[str, str], worker
         "LMCACHE_EXTRA_CONFIG": '{"use_odirect": true}',
         "PYTHONHASHSEED": "0",  # LMCache's processes must compute the same hash of a block
     }
-    return {name: environ.get(name, value) for name, value in own.items()}
+    return {name: environ.get(name, value) for name, value in defaults.items()}
 
 
 def _config_file(config: EngineConfig) -> Path:
     """Find LMCache's configuration file next to serving.properties, in the model directory or the working directory."""
-    name: str = config.options.engine_options["lmcache_config_file"]
+    name: str = config.engine_options["lmcache_config_file"]
     paths = [home / name for home in (config.options.directory, config.model, Path()) if home is not None]
     file = next((path for path in paths if path.is_file()), None)
     if file is None:
@@ -102,7 +102,7 @@ def _free_memory() -> int:
 
 _LORA = ("max_loras", "max_cpu_loras", "max_lora_rank")
 
-_OWN = frozenset((
+_TRANSLATED = frozenset((
     "engine_args", "guided_decoding", "guided_decoding_backend", "guide_timeout", "speculative_draft_model",
     "num_speculative_tokens", "draft_model_tp_size", "revision", "lmcache_config_file", "lmcache_auto_config",
     "chat_template_content_format", "lora_modules", "adapters_root", "adapters_code", "load_in_4bit", "load_in_8bit",
@@ -126,8 +126,8 @@ def environment(config: EngineConfig, environ: Mapping[str, str]) -> dict[str, s
     }
     if "gpu_memory_utilization" not in engine_arguments(config, 1, cpu=True):
         defaults["VLLM_CPU_KVCACHE_SPACE"] = str(_CPU_CACHE_GIB)
-    own = {"VLLM_CPU_KVCACHE_SPACE": str(config.options.kv_cache_gib)} if config.options.kv_cache_gib else {}
-    return {**defaults, **environ, **own}
+    cache_space = {"VLLM_CPU_KVCACHE_SPACE": str(config.options.kv_cache_gib)} if config.options.kv_cache_gib else {}
+    return {**defaults, **environ, **cache_space}
 
 
 def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
     Raises:
         ConfigError: options contradict each other. The message lists all such problems.
     """
-    options, problems = config.options.engine_options, Problems()
+    options, problems = config.engine_options, Problems()
     model = spread(config.options.tensor_parallel_degree, options)
     arguments: dict[str, Any] = {
         "model": str(config.model),
@@ -162,7 +162,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
     if config.options.kv_cache_gib and not cpu:
         limits["kv_cache_memory_bytes"] = config.options.kv_cache_gib << 30
     arguments |= {name: value for name, value in limits.items() if value is not None}
-    arguments |= {name: value for name, value in options.items() if name not in _OWN}
+    arguments |= {name: value for name, value in options.items() if name not in _TRANSLATED}
     if options.get("enable_lora"):
         arguments |= {name: options[name] for name in _LORA if name in options}
     if "guided_decoding_backend" in options:
@@ -209,8 +209,10 @@ def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_reasoning(arguments: Mapping[str, Any]) -> None:
     """Refuse vLLM's own reasoning parser, with which structured output is not enforced if there is no reasoning."""
-    own = arguments.get("structured_outputs_config")
-    if arguments.get("reasoning_parser") or (isinstance(own, dict) and own.get("reasoning_parser")):
+    structured_outputs = arguments.get("structured_outputs_config")
+    if arguments.get("reasoning_parser") or (
+        isinstance(structured_outputs, dict) and structured_outputs.get("reasoning_parser")
+    ):
         raise ConfigError("vLLM's own reasoning_parser is not supported; use option.reasoning_parser")
 
 
@@ -239,7 +241,11 @@ def construct(arguments: Mapping[str, Any], engine_args: type) -> dict[str, Any]
 
 
 def _construct(name: str, value: Any, declared: Any) -> Any:
-    classes = [one for one in (declared, *get_args(declared)) if isinstance(one, type) and is_dataclass(one)]
+    classes = [
+        candidate
+        for candidate in (declared, *get_args(declared))
+        if isinstance(candidate, type) and is_dataclass(candidate)
+    ]
     if not isinstance(value, dict) or not classes:
         return value
     from pydantic import TypeAdapter, ValidationError

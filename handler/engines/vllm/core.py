@@ -179,7 +179,7 @@ class Results:
         keys: list[int] = []
         ids: list[int] = []
         logprobs: list[float | None] = []
-        others: list[Output] = []
+        results: list[Output] = []
         beams: list[BeamToken] = []
         for output in outputs:
             if output.events:  # hardly ever
@@ -204,8 +204,8 @@ class Results:
                 if finish is not None:
                     beams.append(_beam_token(pending, output))
             elif (result := _output(pending, output, cached)) is not None:
-                others.append(result)
-        return Step(keys, ids, logprobs, others), beams
+                results.append(result)
+        return Step(keys, ids, logprobs, results), beams
 
 
 def _take_cached(pending: Pending, output: Any) -> int:
@@ -228,8 +228,8 @@ def _output(pending: Pending, output: Any, cached: int | None) -> Output | None:
     ids = list(output.new_token_ids)
     finish = _finish(output, pending.stops)
     if finish is Finish.ERROR:
-        why = "perhaps its schema, its grammar or its forbidden tokens left no allowed token"
-        return Output(pending.key, (), (), finish, error=f"vLLM ended the request: {output.finish_reason!s}; {why}")
+        reason = "perhaps its schema, its grammar or its forbidden tokens left no allowed token"
+        return Output(pending.key, finish=finish, error=f"vLLM ended the request: {output.finish_reason!s}; {reason}")
     if not ids and finish is None:
         return None
     scores = output.new_logprobs

@@ -83,12 +83,11 @@ class Vllm(CoreEngine):
         self._late: list[Output] = []  # errors of requests that could not be started after waiting
         self._running: dict[int, Pending] = {}
         self._searches: dict[int, Beams] = {}
-        assert config.model is not None
         self._eos = eos_ids(config)
         self._media_tokens = media_tokens(config.model)
         first = min(self._eos, default=0)
         self.info = engine_info(self._engine, warm_up(self, [first]))
-        if config.options.engine_options.get("guided_decoding", True):
+        if config.engine_options.get("guided_decoding", True):
             # The first schema decides which backend vLLM's core uses for all others.
             built_in = Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", ""))
             try:
@@ -169,15 +168,15 @@ class Vllm(CoreEngine):
     def step(self) -> Step:
         """Run the necessary parts of LLMEngine.step, without its loggers and caches."""
         step, beam_tokens = self._results.read(self._outputs())
-        others = step.others
+        outputs = step.others
         for token in beam_tokens:
-            others.extend(self._beam_output(token))
-        for output in others:
+            outputs.extend(self._beam_output(token))
+        for output in outputs:
             if output.finish is not None:
                 self._running.pop(output.key, None)
                 self._leave_exclusion(output.key)
         if self._late:
-            others.extend(self._late)
+            outputs.extend(self._late)
             self._late = []
         return step
 
@@ -266,8 +265,7 @@ class VllmPooling(NoAdapters, CoreEngine):
     no_adapters = NO_POOLED_LORA
 
     def __init__(self, config: EngineConfig) -> None:
-        assert config.model is not None
-        self._files = read_pooling(config.model, config.options.pooling)
+        self._files = read_pooling(config.model_path, config.options.pooling)
         embeds = config.task is Task.EMBEDDING
         more: dict[str, Any] = {"pooler_config": {"use_activation": not embeds}}
         if embeds:
@@ -287,8 +285,7 @@ class VllmPooling(NoAdapters, CoreEngine):
         began = time.monotonic()
         self._warm_up()
         info = engine_info(self._engine, time.monotonic() - began)
-        limits = (self._files.most_tokens, info.max_total_tokens)
-        self.info = replace(info, max_total_tokens=min(limit for limit in limits if limit), dimensions=dimensions)
+        self.info = replace(info, max_total_tokens=self._files.limit(info.max_total_tokens), dimensions=dimensions)
 
     def _warm_up(self) -> int:
         """Process a text of one token, and return the number of dimensions of the result."""
@@ -320,11 +317,11 @@ class VllmPooling(NoAdapters, CoreEngine):
             _, pooling = self._running.pop(pending.key)
             if output.pooling_output is None:
                 error = f"vLLM ended the request: {output.finish_reason!s}"
-                outputs.append(Output(pending.key, (), (), Finish.ERROR, error=error))
+                outputs.append(Output(pending.key, finish=Finish.ERROR, error=error))
                 continue
             values = output.pooling_output.float().numpy().reshape(-1)
             outputs.append(self._files.output(pending.key, values, pooling))
-        return Step([], [], [], outputs)
+        return Step.of(outputs)
 
 
 # -- functions that an engine's module must define (`engines/README.md`) -----------------------------------------------
@@ -353,7 +350,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         # Measured with vLLM 0.32: a request for prompt log-probabilities in a batch with others crashes the engine.
         reasons["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
         no_adapters = ""
-    if not config.options.engine_options.get("guided_decoding", True):
+    if not config.engine_options.get("guided_decoding", True):
         reasons["structured_output"] = "option.guided_decoding=false"
     return Capabilities(
         SUPPORTS,
@@ -372,14 +369,14 @@ def load(config: EngineConfig) -> Vllm | VllmPooling | VllmWhisper:
 
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    if config.task is Task.TRANSCRIPTION and config.model is not None:
+    if config.task is Task.TRANSCRIPTION:
         tokenizer = files.load_tokenizer(config)
-        return WhisperTokenizer(tokenizer.vocabulary, tokenizer.ids, whisper_ids(config.model))
-    if config.task is Task.GENERATION or config.model is None:
-        if config.model is not None and config.options.engine_options.get("tokenizer_mode") == "mistral":
-            return MistralTokenizer(config.model)
-        return files.load_tokenizer(config)
-    return HfPoolingTokenizer(config.model, config.chat_template)
+        return WhisperTokenizer(tokenizer.vocabulary, tokenizer.ids, whisper_ids(config.model_path))
+    if config.task is not Task.GENERATION:
+        return HfPoolingTokenizer(config.model_path, config.chat_template)
+    if config.engine_options.get("tokenizer_mode") == "mistral":
+        return MistralTokenizer(config.model_path)
+    return files.load_tokenizer(config)
 
 
 # -- convert prompts to inputs of vLLM's engine; vLLM's own processor of the model reads media -------------------------

@@ -58,10 +58,10 @@ def inline_client(core_client: ModuleType) -> type | None:
     try:
         _NAMES(core_client)
         client, base = core_client.SyncMPClient, core_client.MPClient
-        known = _assigned(client.__init__) == _ATTRIBUTES and _assigned(base.__init__) >= _USED
+        is_supported = _assigned(client.__init__) == _ATTRIBUTES and _assigned(base.__init__) >= _USED
     except (AttributeError, TypeError):  # something is missing, or a constructor has no Python code
         return None
-    return _make_client(core_client) if known else None
+    return _make_client(core_client) if is_supported else None
 
 
 def _assigned(function: Any) -> set[str]:

@@ -27,11 +27,11 @@ from handler.engines.structured_output.ebnf import acyclic
 from handler.engines.structured_output.xgrammar import (
     Walker,
     ebnf,
+    error_message,
     for_xgrammar,
-    has_own_rules,
+    has_client_rules,
     ignored,
     release,
-    said,
     with_schemas,
     without_text,
 )
@@ -173,14 +173,16 @@ class VllmCheck:
         params = self._verify(rule)
         if time.process_time() - began > CHECK_SECONDS:
             raise ValueError(f"checking the schema or grammar takes the engine more than {CHECK_SECONDS:g} s")
-        own = getattr(params.structured_outputs, "_backend", self._name)
-        if own != self._name:  # the core only uses one backend, which would ignore unsupported parts
-            raise ValueError(f"only option.guided_decoding_backend={own} supports every part of the schema or grammar")
+        backend = getattr(params.structured_outputs, "_backend", self._name)
+        if backend != self._name:  # the core only uses one backend, which would ignore unsupported parts
+            raise ValueError(
+                f"only option.guided_decoding_backend={backend} supports every part of the schema or grammar"
+            )
         kind, text = self._request.from_sampling_params(params).structured_output_key
         # Of the other backends, llguidance limits its own parser, and the others do not support grammars.
         rules = acyclic(ebnf(kind.name, text)) if self._name == "xgrammar" else None
         self._walker.start(self._matchers(kind, text))
-        if rules is not None and has_own_rules(kind.name, text):
+        if rules is not None and has_client_rules(kind.name, text):
             for abridged in rules.abridged():
                 self._walker.abridged(self._matchers(type(kind).GRAMMAR, abridged))
         if structured_output.allows_text:
@@ -238,7 +240,7 @@ class VllmCheck:
         try:
             grammar = self._backend.compile_grammar(kind, text)
         except Exception as error:
-            raise ValueError(said(error)) from None
+            raise ValueError(error_message(error)) from None
 
         def first() -> Any:
             grammar.reset()

@@ -64,14 +64,13 @@ class VllmWhisper(NoAdapters, CoreEngine):
     no_adapters = NO_ADAPTERS
 
     def __init__(self, config: EngineConfig) -> None:
-        assert config.model is not None
         super().__init__(config)
         from vllm.renderers.inputs.preprocess import parse_enc_dec_prompt
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         self._parse, self._params = parse_enc_dec_prompt, SamplingParams
         self._kind = RequestOutputKind.DELTA
-        self._ids = whisper_ids(config.model)
+        self._ids = whisper_ids(config.model_path)
         self._eos = eos_ids(config)
         self._suppressed = dict.fromkeys(self._ids.suppressed, FORBIDDEN)
         self._languages = {id: name for name, id in self._ids.languages.items()}
@@ -175,7 +174,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
         changed = {clip.key: clip for output in all_outputs if (clip := self._take(output, outputs)) is not None}
         for clip in changed.values():
             self._tell(clip, outputs)
-        return Step([], [], [], outputs)
+        return Step.of(outputs)
 
     def _take(self, output: Output, outputs: list[Output]) -> _Clip | None:
         """Process an output from vLLM. Return its clip, or None if the clip was cancelled or failed."""
@@ -219,7 +218,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
             return
         if not clip.pieces:
             del self._clips[clip.key]
-            outputs.append(Output(clip.key, (), (), Finish.EOS))
+            outputs.append(Output(clip.key, finish=Finish.EOS))
 
     def _fail(self, clip: _Clip, error: str, outputs: list[Output]) -> None:
         self.cancel(clip.key)

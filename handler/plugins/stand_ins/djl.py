@@ -117,7 +117,7 @@ class SessionManager:
         """
         if not session_id or session_id == "NEW_SESSION":
             return None
-        session = self._named(session_id)
+        session = self._existing(session_id)
         return None if self._is_over(session) else session
 
     def close_session(self, session_id: str) -> None:
@@ -126,10 +126,10 @@ class SessionManager:
         Raises:
             ValueError: if the session does not exist.
         """
-        self._named(session_id).remove()
+        self._existing(session_id).remove()
         del self.sessions[session_id]
 
-    def _named(self, session_id: str) -> Session:
+    def _existing(self, session_id: str) -> Session:
         if session_id not in self.sessions:
             raise ValueError(f"session not found: {session_id}")
         return self.sessions[session_id]

@@ -189,10 +189,10 @@ _WORDS = (
 )
 
 
-def in_own_words(text: str) -> str:
+def in_anthropic_words(text: str) -> str:
     """Return an error message or a field name in which Anthropic's names replace the names of chat fields."""
-    for pattern, own in _WORDS:
-        text = pattern.sub(own, text)
+    for pattern, replacement in _WORDS:
+        text = pattern.sub(replacement, text)
     return text
 
 
@@ -246,9 +246,9 @@ class AnthropicErrors(ErrorFormat):
 
     def body(self, error: ServingError) -> AnthropicError:
         """Return the body of an error response, which is also the data of an `error` event in a stream."""
-        message = in_own_words(error.message)
+        message = in_anthropic_words(error.message)
         if isinstance(error, PromptTooLong):  # clients recognize these messages: they shorten the conversation,
-            message = f"prompt is too long: {error.given} tokens > {error.most} maximum"
+            message = f"prompt is too long: {error.length} tokens > {error.most} maximum"
         elif isinstance(error, RefusedByEngine) and error.tells_overflow:
             message = f"prompt is too long: {message}"
         elif isinstance(error, ModelNotFound):  # or ask for another model
@@ -306,11 +306,11 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
         raise InvalidParameter(f"limit={show(limit_text)}: must be an integer from 1 to {_MOST}")
     limit, ids = int(limit_text), [model["id"] for model in models]
     if "before_id" in query:
-        end = _place(ids, "before_id", query)
+        end = _index(ids, "before_id", query)
         first = max(0, end - limit)
         has_more = first > 0
     else:
-        first = _place(ids, "after_id", query) + 1 if "after_id" in query else 0
+        first = _index(ids, "after_id", query) + 1 if "after_id" in query else 0
         end = first + limit
         has_more = end < len(ids)
     data = list(models[first:end])
@@ -322,7 +322,7 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
     }
 
 
-def _place(ids: Sequence[str], name: str, query: Mapping[str, str]) -> int:
+def _index(ids: Sequence[str], name: str, query: Mapping[str, str]) -> int:
     if query[name] not in ids:
         raise InvalidParameter(f"{name}={show(query[name])}: there is no such model")
     return ids.index(query[name])

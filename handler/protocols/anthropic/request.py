@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, SSE
-from handler.core.media import MediaSource, new_secret
-from handler.core.values import Sampling, StructuredOutput
+from handler.core.media import MediaSource
+from handler.core.values import Sampling, StructuredOutput, new_secret
 from handler.protocols.anthropic.api import (
     ERRORS,
     AnthropicCount,
     AnthropicError,
     AnthropicMessage,
     MessageEvent,
-    in_own_words,
+    in_anthropic_words,
 )
 from handler.protocols.anthropic.response import (
     THREAD,
@@ -177,7 +177,7 @@ _FIELDS: Mapping[str, frozenset[str]] = {
 
 _SOURCE = frozenset({"type", "media_type", "data", "url"})
 
-_WHY: Mapping[str, str] = {
+_UNSUPPORTED_BLOCKS: Mapping[str, str] = {
     "image": only_in("image"),
     "document": "send its text in a block of type 'text'",
     "search_result": "send its text in a block of type 'text'",
@@ -246,10 +246,14 @@ class MessagesReader(TurnsReader):
                 f"messages[{index}]: the response continues this message, which must have text and no tool_use"
             )
 
-    def clear_thinking(self, kept: int | None) -> None:
-        """Remove the reasoning from all but the last `kept` messages that contain any. None keeps all reasoning."""
-        thoughts = [message for message in self.chat if "reasoning_content" in message]
-        for message in thoughts[: len(thoughts) - kept] if kept is not None and kept < len(thoughts) else ():
+    def clear_thinking(self, num_turns: int | None) -> None:
+        """Keep the reasoning of only the last `num_turns` messages that contain any. None keeps all reasoning."""
+        with_reasoning = [message for message in self.chat if "reasoning_content" in message]
+        for message in (
+            with_reasoning[: len(with_reasoning) - num_turns]
+            if num_turns is not None and num_turns < len(with_reasoning)
+            else ()
+        ):
             del message["reasoning_content"]
 
     def _read_content(self, role: str, content: Any, at: str) -> None:
@@ -338,22 +342,22 @@ class MessagesReader(TurnsReader):
         return {"role": "tool", "tool_call_id": id, "name": self._calls[id], "content": content or ""}
 
 
-def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
+def block_type(block: Any, at: str, types: tuple[str, ...]) -> str:
     """Return the type of a block.
 
     Raises:
-        InvalidPayload: the type is missing or not in `known`.
+        InvalidPayload: the type is missing or not in `types`.
     """
     kind = block.get("type") if isinstance(block, dict) else None
-    allowed = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
+    allowed = " or ".join(filter(None, (", ".join(types[:-1]), types[-1])))
     if not isinstance(kind, str):
         raise InvalidPayload(f"{at} must be an object with a 'type' that is {allowed}")
-    if kind not in known:
+    if kind not in types:
         server = kind.startswith("server_tool_use") or kind.endswith("_tool_result")
-        why = _WHY.get(
+        reason = _UNSUPPORTED_BLOCKS.get(
             kind, "server tools only run on Anthropic's servers" if server else f"the type must be {allowed}"
         )
-        raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {why}")
+        raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {reason}")
     return kind
 
 
@@ -444,7 +448,7 @@ def read_reasoning_turns(value: Any) -> int | None:
     if not isinstance(value, dict) or not isinstance(edits, list) or not all(isinstance(edit, dict) for edit in edits):
         raise ValueError("must be an object with 'edits', a list of objects")
     only(value, "edits")
-    kept = None
+    num_turns = None
     for edit in edits:
         if edit.get("type") != "clear_thinking_20251015":
             raise ValueError(
@@ -457,10 +461,10 @@ def read_reasoning_turns(value: Any) -> int | None:
             case "all" | {"type": "all"}:
                 pass
             case {"type": "thinking_turns", "value": int(turns)} if turns > 0 and turns is not True:
-                kept = turns
+                num_turns = turns
             case _:
                 raise ValueError("'keep' must be all, or an object with 'type': 'thinking_turns' and a 'value'")
-    return kept
+    return num_turns
 
 
 def read_effort(body: Mapping[str, Any]) -> Any:
@@ -524,8 +528,8 @@ def read_tools(value: Any, loaded: Collection[str]) -> Any:
     tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(value)]
     return [
         tool
-        for tool, own in zip(tools, value, strict=True)
-        if not own.get("defer_loading") or tool["function"]["name"] in loaded
+        for tool, declared in zip(tools, value, strict=True)
+        if not declared.get("defer_loading") or tool["function"]["name"] in loaded
     ]
 
 
@@ -545,8 +549,8 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     name = read_name(tool.get("name"), f"{at}.name")
     function = {"name": name, "description": tool.get("description"), "parameters": tool["input_schema"]}
     function |= {"strict": tool["strict"]} if "strict" in tool else {}
-    others = {name: item for name, item in tool.items() if name not in _TOOL and (name, item) != _DIRECT}
-    return {"type": "function", "function": {**others, **function}}
+    unknown_fields = {name: item for name, item in tool.items() if name not in _TOOL and (name, item) != _DIRECT}
+    return {"type": "function", "function": {**unknown_fields, **function}}
 
 
 def read_choice(value: Any, *, tools: Any) -> dict[str, Any]:
@@ -582,9 +586,9 @@ _TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_messa
 
 def _body(*required: str) -> RequestShape:
     """Return a function that builds a body's schema. The schema includes `thread` if the server stores responses."""
-    kept = request_shape({**FIELDS, "thread": THREAD}, TABLE, *required)
-    others = request_shape(FIELDS, TABLE, *required)
-    return lambda context: (kept if context.config.stores_responses else others)(context)
+    with_thread = request_shape({**FIELDS, "thread": THREAD}, TABLE, *required)
+    without_thread = request_shape(FIELDS, TABLE, *required)
+    return lambda context: (with_thread if context.config.stores_responses else without_thread)(context)
 
 
 class AnthropicMessages(OpenAiDialect):
@@ -603,7 +607,7 @@ class AnthropicMessages(OpenAiDialect):
         request_shape=_body("messages", "max_tokens"),
         error=AnthropicError,
         example={"model": "", **CHAT_EXAMPLE, "anthropic_version": "any"},
-        answer=AnthropicMessage,
+        response=AnthropicMessage,
         chunk=MessageEvent,
         streams=(SSE.content_type,),
     )
@@ -617,7 +621,7 @@ class AnthropicMessages(OpenAiDialect):
             body = {name: value for name, value in body.items() if name != "max_tokens"}
         elif body.get("max_tokens") is None:
             raise InvalidPayload("'max_tokens' is required")
-        own, body = body, continued(body, context, request_context)
+        sent_body, body = body, continued(body, context, request_context)
         thinking = NamedValue("thinking", body.get("thinking")).optional(read_thinking) or Thinking()
         reader = MessagesReader(context)
         reader.read(body, request_context.recalled.history)
@@ -637,12 +641,12 @@ class AnthropicMessages(OpenAiDialect):
             "thinking_token_budget": thinking.token_budget(context),
         }
         ignored = self.unknown(body, context, *reader.unknown, *unheeded, *unheeded_budget(body))
-        keeping = make_keeping(own, request_context.keeper) if self.computes else None
+        keeping = make_keeping(sent_body, request_context.keeper) if self.computes else None
         chat = _CHAT.translate(body, fields, reader.conversation(), called, context, request_context)
-        ignored += [*map(in_own_words, chat.ignored), *self.no_effect(body)]
-        return self._answer(chat._replace(ignored=ignored), thinking, keeping)
+        ignored += [*map(in_anthropic_words, chat.ignored), *self.no_effect(body)]
+        return self._respond(chat._replace(ignored=ignored), thinking, keeping)
 
-    def _answer(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
+    def _respond(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
         sampling = chat.request.sampling
         request = chat.request._replace(sampling=sampling._replace(include_stop=bool(sampling.stop)), min_free_tokens=1)
         id = chat.head.id.replace("chatcmpl-", "msg_") if keeping is None else f"msg_{new_secret()}"
@@ -670,10 +674,10 @@ class AnthropicCountTokens(AnthropicMessages):
         request_shape=_body("messages"),
         error=AnthropicError,
         example={"model": "", "messages": CHAT_EXAMPLE["messages"]},
-        answer=AnthropicCount,
+        response=AnthropicCount,
     )
 
-    def _answer(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
+    def _respond(self, chat: ParsedChat, thinking: Thinking, keeping: ThreadKeeping | None) -> ParsedRequest:
         return counted(chat, self.errors, lambda number: AnthropicCount(input_tokens=number))
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, ServingError, Unavailable
-from handler.core.framing import JSON_TEXTS, SLOT, named_event, rewritten, template
-from handler.core.media import new_digits
+from handler.core.framing import JSON_TEXTS, SLOT, rewritten, template, typed_event
 from handler.core.text import StopMatcher
-from handler.core.values import Finish, Token
+from handler.core.values import Finish, Token, new_digits
 from handler.protocols.anthropic.api import (
     ERRORS,
     AnthropicMessage,
@@ -24,7 +23,7 @@ from handler.protocols.anthropic.api import (
     ThreadNotFound,
     ThreadsUnsupported,
 )
-from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_whole
+from handler.protocols.assistant.answer import BlockStream, ResponseForm, read_whole
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.tools.json_text import is_object
 from handler.protocols.kernel.context import RequestContext, ServerContext
@@ -36,7 +35,7 @@ from handler.protocols.kernel.stored import Keeper, Keeping, Wanted, kept_items,
 # -- threads: conversations that the server stores (option.responses_store), as in Anthropic's package 2.12 ------------
 
 
-_OWN = ("system", "tools")
+_THREAD_FIELDS = ("system", "tools")
 """The fields that are set when a thread is created and cannot change later."""
 
 THREAD: Shape = nullable(record({"type": {"enum": ["create", "continue"]}}, {"previous_message_id": TEXT}))
@@ -82,7 +81,7 @@ def continued(body: Mapping[str, Any], context: ServerContext, request_context: 
         raise too_long(previous, "the thread's earlier messages", context.config.max_request_size)
     if state != "found" or not previous.value:
         raise ThreadNotFound(f"{previous}: this message or an earlier one is not stored; send all messages")
-    for name in _OWN:
+    for name in _THREAD_FIELDS:
         if body.get(name) is not None:
             raise InvalidParameter(f"{name}: cannot be changed within a thread; omit it, or create another thread")
     return {**body, **request_context.recalled.head}
@@ -110,7 +109,7 @@ def make_keeping(body: Mapping[str, Any], keeper: Keeper | None) -> ThreadKeepin
     if thread is None or keeper is None:
         return None
     previous = thread.get("previous_message_id", "")
-    head = {} if previous else {name: body[name] for name in _OWN if body.get(name) is not None}
+    head = {} if previous else {name: body[name] for name in _THREAD_FIELDS if body.get(name) is not None}
     *items, _ = kept_items([*body["messages"], head])  # also checks that the head can be encoded
     return ThreadKeeping(Keeping(keeper, "thread", previous, items), head)
 
@@ -142,7 +141,7 @@ class Blocks:
 
     def __init__(self, stops: Sequence[str] = (), *, show_reasoning: bool = True, single: bool = False) -> None:
         self._stops = stops
-        self._show_thoughts = show_reasoning
+        self._show_reasoning = show_reasoning
         self._single = single
         self._matcher = StopMatcher(stops)
         self._space = ""
@@ -192,7 +191,7 @@ class Blocks:
         self._end_text(events)
         if self._open != "thinking":
             self._begin({"type": "thinking", "thinking": "", "signature": ""}, events)
-        if self._show_thoughts:
+        if self._show_reasoning:
             self._add({"type": "thinking_delta", "thinking": text}, events)
 
     def _call(self, event: CallStart | Arguments | CallEnd, events: list[BlockEvent]) -> None:
@@ -256,7 +255,7 @@ def gather(events: Iterable[BlockEvent]) -> list[Block]:
 
 
 def encode(event: MessageEvent) -> bytes:
-    return named_event(event)
+    return typed_event(event)
 
 
 class MessageSettings(NamedTuple):
@@ -273,7 +272,7 @@ class MessageSettings(NamedTuple):
 
     id: str
     model: str
-    form: AnswerForm
+    form: ResponseForm
     max_tokens: int
     stops: Sequence[str] = ()
     show_reasoning: bool = True
@@ -343,7 +342,7 @@ class MessageStream(BlockStream):
         self._tail = ""  # the end of the text, as long as the longest stop string
 
     def _broken_off(self, error: ServingError) -> bytes:
-        return named_event(self._errors.tail(error))
+        return typed_event(self._errors.tail(error))
 
     def _head(self) -> bytes:
         message = self._settings.message(self._num_prompt_tokens, self._num_cached_tokens)
@@ -377,9 +376,9 @@ class MessageStream(BlockStream):
         return encode(event)
 
     def _last(self, position: int, token: Token, finish: Finish) -> bytes:
-        rest = self._token(position, token) if token.text else b""
-        rest += self._render(self._blocks.feed(self._reader.flush(finish)) if self._reader is not None else ())
-        rest += self._render(self._blocks.end())
+        remainder = self._token(position, token) if token.text else b""
+        remainder += self._render(self._blocks.feed(self._reader.flush(finish)) if self._reader is not None else ())
+        remainder += self._render(self._blocks.end())
         if self._settings.keeping is not None:
             self._settings.keeping.end(self._settings.id, gather(self._kept))
         stop = self._settings.stop(finish, self._tail, self._num_tokens, called=self._blocks.called)
@@ -387,7 +386,7 @@ class MessageStream(BlockStream):
             self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning
         )
         end = encode({"type": "message_delta", "delta": stop, "usage": counts})
-        return rest + end + encode({"type": "message_stop"})
+        return remainder + end + encode({"type": "message_stop"})
 
 
 class MessageDocument(WholeReply):

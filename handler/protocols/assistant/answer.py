@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.framing import SSE
 from handler.core.values import Finish, Sampling, Token
-from handler.protocols.assistant.events import AnswerParser, CallStart, Event, PlainText, Trimmed
+from handler.protocols.assistant.events import CallStart, Event, EventParser, PlainText, Trimmed
 from handler.protocols.assistant.reasoning import ReasoningForm, ReasoningParser
 from handler.protocols.assistant.reasoning_families import Family, choose_family
 from handler.protocols.assistant.response_template.parsing import TemplateReasoning, family
@@ -35,15 +35,15 @@ def reasoning_family(context: ServerContext) -> Family | None:
 
 def describe_parsers(context: ServerContext) -> str:
     """Return a description, for the log, of the parsers that read the model's responses and why they were chosen."""
-    thoughts, calls = reasoning_family(context), choose_format(context)
-    own, shown = "the model's response template", "the chat template"
-    by = own if context.response_template is not None else shown
+    family, calls = reasoning_family(context), choose_format(context)
+    response_template, chat_template = "the model's response template", "the chat template"
+    by = response_template if context.response_template is not None else chat_template
     if context.config.reasoning != AUTO:
         reasoning = f"according to option.reasoning_parser={context.config.reasoning}"
-    elif thoughts is None:
+    elif family is None:
         reasoning = f"none, according to {by}"
     else:
-        reasoning = f"{thoughts.name}, according to {by} (option.reasoning_parser=none leaves it in the text)"
+        reasoning = f"{family.name}, according to {by} (option.reasoning_parser=none leaves it in the text)"
     if context.tool_format is not None:
         tool_calls = "according to option.tool_parser_plugin"
     elif context.config.tool_call_parser != AUTO:
@@ -51,7 +51,8 @@ def describe_parsers(context: ServerContext) -> str:
     elif calls is SMOLLM2 and not takes_tools(context.chat_template):
         tool_calls = f"{calls.name}, as no chat template shows tools"
     else:
-        tool_calls = f"{calls.name if calls else 'unknown format'}, according to {own if calls is HF else shown}"
+        source = response_template if calls is HF else chat_template
+        tool_calls = f"{calls.name if calls else 'unknown format'}, according to {source}"
     return f"reasoning: {reasoning}; tool calls: {tool_calls}"
 
 
@@ -71,8 +72,12 @@ def warn_of_unread_calls(context: ServerContext) -> None:
                 format.name,
             )
         return
-    shown = find(template)
-    if context.tool_format is not None or shown is None or (notation := shown.notation(template)) is None:
+    prompt_format = find(template)
+    if (
+        context.tool_format is not None
+        or prompt_format is None
+        or (notation := prompt_format.notation(template)) is None
+    ):
         return
     parser = format.make([_TOOL])
     events = [*parser.feed(write_calls(notation, [("f", {})])), *parser.flush()]
@@ -80,11 +85,11 @@ def warn_of_unread_calls(context: ServerContext) -> None:
         log.warning(
             "option.tool_call_parser=%s does not read the calls that the chat template shows; their format is %s",
             context.config.tool_call_parser,
-            shown.name,
+            prompt_format.name,
         )
 
 
-class AnswerReader:
+class ResponseReader:
     """Reads the tokens of one response and returns its events.
 
     Args:
@@ -97,11 +102,11 @@ class AnswerReader:
         thinking: whether the last token belongs to reasoning.
     """
 
-    __slots__ = ("_calls", "_parser", "_thoughts", "_trimmed", "_undecided", "num_reasoning", "thinking")
+    __slots__ = ("_calls", "_parser", "_reasoning_parser", "_trimmed", "_undecided", "num_reasoning", "thinking")
 
-    def __init__(self, parser: AnswerParser, *, trims: bool = False, allowed: Collection[str] | None = None) -> None:
+    def __init__(self, parser: EventParser, *, trims: bool = False, allowed: Collection[str] | None = None) -> None:
         self._parser = parser
-        self._thoughts = parser if isinstance(parser, ReasoningParser) else None
+        self._reasoning_parser = parser if isinstance(parser, ReasoningParser) else None
         self._trimmed = Trimmed() if trims else None
         self._calls = CheckedCalls(allowed)
         self._undecided: list[int] = []  # lengths of the last tokens, which may belong to the marker after reasoning
@@ -109,16 +114,16 @@ class AnswerReader:
         self.thinking = False
 
     def feed(self, token: Token) -> list[Event]:
-        if self._thoughts is None:
+        if self._reasoning_parser is None:
             return self._events(token.text)
-        before = self._thoughts.thinking
+        before = self._reasoning_parser.thinking
         events = self._events(token.text)
-        self.thinking = before and self._thoughts.thinking
+        self.thinking = before and self._reasoning_parser.thinking
         if not self.thinking:
             self._undecided = []
-        elif token.id >= 0 and token.text not in self._thoughts.begin:
+        elif token.id >= 0 and token.text not in self._reasoning_parser.begin:
             self._undecided.append(len(token.text))
-            self._count_reasoning(self._thoughts.num_held)
+            self._count_reasoning(self._reasoning_parser.num_held)
         return events
 
     def _count_reasoning(self, num_held: int) -> None:
@@ -129,16 +134,16 @@ class AnswerReader:
 
     def read(self, tokens: list[Token], finish: Finish) -> tuple[list[Event], list[Token]]:
         """Return the events of a non-streaming response, and the tokens outside of its reasoning."""
-        if self._thoughts is None:
+        if self._reasoning_parser is None:
             text = "".join([token.text for token in tokens])
             return [*self._events(text), *self.flush(finish)], tokens
         events: list[Event] = []
-        others: list[Token] = []
+        text_tokens: list[Token] = []
         for token in tokens:
             events += self.feed(token)
             if not self.thinking:
-                others.append(token)
-        return [*events, *self.flush(finish)], others
+                text_tokens.append(token)
+        return [*events, *self.flush(finish)], text_tokens
 
     def flush(self, finish: Finish) -> list[Event]:
         """Return the last events of a response, including the ends of all tool calls.
@@ -157,7 +162,7 @@ class AnswerReader:
         return events if self._trimmed is None else self._trimmed.read(events)
 
 
-class AnswerForm(NamedTuple):
+class ResponseForm(NamedTuple):
     """The settings for reading the responses to a request.
 
     Attributes:
@@ -175,14 +180,14 @@ class AnswerForm(NamedTuple):
         """Whether responses are plain text that is passed on unchanged."""
         return self.thinking is None and not self.trims and self.tools.parser() is None
 
-    def reader(self) -> AnswerReader | None:
+    def reader(self) -> ResponseReader | None:
         """Return a new reader of one response, or None for plain text. Call `thinking.read_prompt` first."""
         parser = self.tools.parser()
         if self.thinking is not None:
             parser = self.thinking.parser(parser)
         if parser is None and self.trims:
             parser = PlainText()
-        return None if parser is None else AnswerReader(parser, trims=self.trims, allowed=self.tools.allowed)
+        return None if parser is None else ResponseReader(parser, trims=self.trims, allowed=self.tools.allowed)
 
     def sampling(self, sampling: Sampling, context: ServerContext) -> Sampling:
         """Return sampling parameters that keep special tokens in the text if they enclose reasoning or tool calls.
@@ -192,9 +197,9 @@ class AnswerForm(NamedTuple):
         """
         shows = self.thinking is not None and self.thinking.shows
         if not shows and (budget := sampling.thinking_token_budget) is not None:
-            shown = "; the chat template shows no reasoning" if context.config.reasoning == AUTO else ""
-            why = f"requires option.reasoning_parser with the name of the model's family{shown}"
-            raise InvalidParameter(f"thinking_token_budget={budget}: {why}")
+            cause = "; the chat template shows no reasoning" if context.config.reasoning == AUTO else ""
+            reason = f"requires option.reasoning_parser with the name of the model's family{cause}"
+            raise InvalidParameter(f"thinking_token_budget={budget}: {reason}")
         if context.vocabulary is None:
             return sampling
         marks = self.tools.format.special(context.vocabulary) if self.tools.format else frozenset[str]()
@@ -203,9 +208,9 @@ class AnswerForm(NamedTuple):
         return sampling._replace(marks=marks) if marks else sampling
 
 
-def answer_form(
+def response_form(
     tools: Tools, context: ServerContext, arguments: Mapping[str, Any] | None = None, prefix: str | None = None
-) -> AnswerForm:
+) -> ResponseForm:
     """Return the settings for reading the responses to a request.
 
     Args:
@@ -224,7 +229,7 @@ def answer_form(
     elif family is not None:
         family = family.of(context.vocabulary, context.chat_template)
         thinking = ReasoningForm(family, kwargs, prefix, context.vocabulary, lacks, explicit=explicit)
-    return AnswerForm(tools, thinking, context.config.trim_answers)
+    return ResponseForm(tools, thinking, context.config.trim_answers)
 
 
 # -- base class of streams that consist of blocks (Anthropic) or items (OpenAI's Responses) ----------------------------
@@ -233,10 +238,10 @@ def answer_form(
 class BlockStream(TokenStream):
     """Base class of streams that render a parsed response as server-sent events."""
 
-    def __init__(self, errors: ErrorFormat, form: AnswerForm) -> None:
+    def __init__(self, errors: ErrorFormat, form: ResponseForm) -> None:
         super().__init__(errors, SSE)
         self._form = form
-        self._reader: AnswerReader | None = None
+        self._reader: ResponseReader | None = None
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         super().start(index, num_prompt_tokens)
@@ -247,7 +252,7 @@ class BlockStream(TokenStream):
         return self._reader.num_reasoning if self._reader is not None else 0
 
 
-def read_whole(form: AnswerForm, sequence: SequenceOutput) -> tuple[Sequence[Event], int]:
+def read_whole(form: ResponseForm, sequence: SequenceOutput) -> tuple[Sequence[Event], int]:
     """Return the events of a non-streaming response, and the number of its reasoning tokens."""
     reader = form.reader()
     events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens, sequence.finish)[0]

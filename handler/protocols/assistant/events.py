@@ -39,7 +39,7 @@ class Ending(Enum):
 class CallEnd(NamedTuple):
     """The end of a tool call. Each call has exactly one of these events, at the end of the response at the latest.
 
-    A parser sets the ending that it detects. `AnswerReader` checks the arguments and changes the ending to WHOLE or
+    A parser sets the ending that it detects. `ResponseReader` checks the arguments and changes the ending to WHOLE or
     BROKEN.
     """
 
@@ -61,7 +61,7 @@ Event = str | Reasoning | CallStart | Arguments | CallEnd
 """An event of a response. A string is a piece of text outside of reasoning and tool calls."""
 
 
-class AnswerParser(Protocol):
+class EventParser(Protocol):
     """An incremental parser of one response's text. The result does not depend on the size of the pieces."""
 
     def feed(self, text: str) -> list[Event]:
@@ -71,7 +71,7 @@ class AnswerParser(Protocol):
         """Return the remaining events at the end of the response."""
 
 
-class PlainText(AnswerParser):
+class PlainText(EventParser):
     """The parser of a response that is only text."""
 
     def feed(self, text: str) -> list[Event]:
@@ -110,13 +110,13 @@ class Ends:
         """Add a piece of the text, and return the text that can be shown now."""
         if not self.begun:
             text = text.lstrip()
-        shown = text.rstrip()
-        rest = text[len(shown) :]
-        if not shown:
-            self.space += [rest] if rest else []
+        trimmed = text.rstrip()
+        space = text[len(trimmed) :]
+        if not trimmed:
+            self.space += [space] if space else []
             return ""
-        before, self.space, self.begun = "".join(self.space), [rest] if rest else [], True
-        return before + shown
+        before, self.space, self.begun = "".join(self.space), [space] if space else [], True
+        return before + trimmed
 
 
 class Trimmed:
@@ -133,15 +133,15 @@ class Trimmed:
 
     def read(self, events: Iterable[Event]) -> list[Event]:
         """Return the events without leading whitespace. Hold back whitespace that may be trailing."""
-        shown: list[Event] = []
+        trimmed: list[Event] = []
         for event in events:
             if isinstance(event, str):
-                shown += [text] if (text := self._text.trim(event)) else []
+                trimmed += [text] if (text := self._text.trim(event)) else []
             elif isinstance(event, Reasoning):
-                shown += [Reasoning(text)] if (text := self._reasoning.trim(event.text)) else []
+                trimmed += [Reasoning(text)] if (text := self._reasoning.trim(event.text)) else []
             else:
-                shown.append(event)
-        return shown
+                trimmed.append(event)
+        return trimmed
 
 
 class LeadingSpace:
@@ -160,17 +160,17 @@ class LeadingSpace:
         """Return the events that can be shown now."""
         if self._held is None:
             return events
-        shown: list[Event] = []
+        trimmed: list[Event] = []
         for event in events:
             self._called |= isinstance(event, CallStart)
             if self._held is None or not isinstance(event, str):
-                shown.append(event)
+                trimmed.append(event)
                 continue
             self._held.append(event)
             if event.strip():
-                shown.append("".join(self._held))
+                trimmed.append("".join(self._held))
                 self._held = None
-        return shown
+        return trimmed
 
     def flush(self) -> list[Event]:
         """Return the whitespace that was held back, if it is the text of a response without tool calls."""

@@ -10,12 +10,12 @@ from typing import Any
 from handler.core.errors import InvalidParameter
 from handler.core.text import Vocabulary, partial_mark
 from handler.core.values import Request, Sampling, Thoughts
-from handler.protocols.assistant.events import AnswerParser, Ends, Event, Reasoning, pieces
+from handler.protocols.assistant.events import Ends, Event, EventParser, Reasoning, pieces
 from handler.protocols.assistant.reasoning_families import HARMONY, MESSAGES, MUSE, Family
 from handler.protocols.assistant.tools.parsing import any_of
 
 
-class ReasoningParser(AnswerParser):
+class ReasoningParser(EventParser):
     """Base class of parsers that separate reasoning.
 
     Args:
@@ -29,7 +29,7 @@ class ReasoningParser(AnswerParser):
     thinking = False
     begin: tuple[str, ...] = ()
 
-    def __init__(self, inner: AnswerParser | None = None) -> None:
+    def __init__(self, inner: EventParser | None = None) -> None:
         self._inner = inner
 
     @property
@@ -49,7 +49,7 @@ class ReasoningParser(AnswerParser):
 class MarksParser(ReasoningParser):
     """Base class of parsers that read from one marker to the next. A partial marker at the end waits for more input."""
 
-    def __init__(self, inner: AnswerParser | None = None) -> None:
+    def __init__(self, inner: EventParser | None = None) -> None:
         super().__init__(inner)
         self._held = ""
 
@@ -85,7 +85,7 @@ class MarkedReasoningParser(MarksParser):
         thinking: whether the response begins within reasoning.
     """
 
-    def __init__(self, family: Family, inner: AnswerParser | None = None, *, thinking: bool) -> None:
+    def __init__(self, family: Family, inner: EventParser | None = None, *, thinking: bool) -> None:
         super().__init__(inner)
         self.thinking = thinking
         self.begin = family.begin
@@ -100,17 +100,17 @@ class MarkedReasoningParser(MarksParser):
 
     def _step(self, events: list[Event], *, final: bool) -> bool:
         if self._over:
-            rest, self._held = self._held, ""
-            events += self._beside(rest)
+            remainder, self._held = self._held, ""
+            events += self._beside(remainder)
             return False
         if not self.thinking:
             return self._read_beside(events, final=final)
         family = self._family
-        thought, mark, self._held = split(self._held, self._inside, final=final)
+        reasoning, mark, self._held = split(self._held, self._inside, final=final)
         if family.strips:
-            thought = self._ends.trim(thought)
-        if thought:
-            events.append(Reasoning(thought))
+            reasoning = self._ends.trim(reasoning)
+        if reasoning:
+            events.append(Reasoning(reasoning))
         if mark and mark not in family.begin:
             self.thinking, self._ends = False, Ends(begun=True)
             if mark in family.calls or not family.reopens:
@@ -159,7 +159,7 @@ class Unframed(MarksParser):
         inner: the parser of the text, or None to leave the text unchanged.
     """
 
-    def __init__(self, family: Family, inner: AnswerParser | None) -> None:
+    def __init__(self, family: Family, inner: EventParser | None) -> None:
         super().__init__(inner)
         self._opening = family.opening
         self._closing = family.closing_text
@@ -207,7 +207,7 @@ class MessagesParser(MarksParser):
     headers: tuple[str, ...]
     ends: tuple[str, ...]
 
-    def __init__(self, inner: AnswerParser | None = None) -> None:
+    def __init__(self, inner: EventParser | None = None) -> None:
         super().__init__(inner)
         self._state = self._between
         self._end = ""  # not empty if the inner parser also gets the message's end marker
@@ -227,18 +227,18 @@ class MessagesParser(MarksParser):
 
     def _header(self, events: list[Event], *, final: bool) -> bool:
         mark = next((mark for mark in self.headers if self._held.startswith(mark) and mark != _MESSAGE), "")
-        text, end, rest = split(self._held.removeprefix(mark), (_MESSAGE, *self.ends, "<|start|>"), final=final)
+        text, end, remainder = split(self._held.removeprefix(mark), (_MESSAGE, *self.ends, "<|start|>"), final=final)
         if not end and not final and len(text) <= _LONGEST_HEADER:
             return False
         self._state = self._message
         if end and end != _MESSAGE:
-            self._held = self.text_of_header(mark + text) + end + rest
+            self._held = self.text_of_header(mark + text) + end + remainder
             return True
         if not end:
             events += self._beside(mark)  # in a message's text, the marker would begin the next header
-            self._held = text + rest
+            self._held = text + remainder
             return True
-        header, self._held = mark + text, rest
+        header, self._held = mark + text, remainder
         if self._inner is not None and self.is_inner(header):
             events += self._beside(header + end)
             self._end = "call"
@@ -327,7 +327,7 @@ class MuseParser(MessagesParser):
 class Prefixed(ReasoningParser):
     """Leaves reasoning in the text, and prepends the marker at the end of the prompt, if any."""
 
-    def __init__(self, mark: str, inner: AnswerParser | None = None) -> None:
+    def __init__(self, mark: str, inner: EventParser | None = None) -> None:
         super().__init__(inner)
         self._mark = mark
 
@@ -336,7 +336,7 @@ class Prefixed(ReasoningParser):
         return self._beside(mark + text)
 
 
-def thinking_parser(family: Family, inner: AnswerParser | None = None, *, thinking: bool) -> ReasoningParser:
+def thinking_parser(family: Family, inner: EventParser | None = None, *, thinking: bool) -> ReasoningParser:
     """Return a new parser for one response of a model of this family.
 
     Args:
@@ -474,7 +474,7 @@ class ReasoningForm:
             )
         return closing
 
-    def parser(self, inner: AnswerParser | None = None) -> ReasoningParser:
+    def parser(self, inner: EventParser | None = None) -> ReasoningParser:
         return thinking_parser(self.family, inner, thinking=self._open)
 
 

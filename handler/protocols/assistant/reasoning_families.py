@@ -55,7 +55,7 @@ class Family(NamedTuple):
         if not self.own_ending:
             return self
         texts = [] if vocabulary is None else vocabulary.marks
-        ending = next((match[1] for mark in texts if (match := _OWN_ENDING.fullmatch(mark))), _ending(template))
+        ending = next((match[1] for mark in texts if (match := _SUFFIXED_THINK.fullmatch(mark))), _ending(template))
         begin, end, calls = (
             tuple(mark.replace(">", f"{ending}>") for mark in marks) for marks in (self.begin, self.end, self.calls)
         )
@@ -78,13 +78,13 @@ class Family(NamedTuple):
             return False
         return True if end.endswith(tuple(mark.rstrip() for mark in self.begin)) else None
 
-    def is_open(self, answer: str) -> bool:
+    def is_open(self, text: str) -> bool:
         """Return whether an incomplete response ends within reasoning."""
-        begun = max((answer.rfind(mark) for mark in self.begin), default=-1)
-        return begun > max((answer.rfind(mark) for mark in self.end), default=-1)
+        begun = max((text.rfind(mark) for mark in self.begin), default=-1)
+        return begun > max((text.rfind(mark) for mark in self.end), default=-1)
 
 
-_OWN_ENDING = re.compile(r"<think(:[^\s>]{1,32})>")
+_SUFFIXED_THINK = re.compile(r"<think(:[^\s>]{1,32})>")
 _SET_ENDING = re.compile(r"""<think(:[^\s>'"]{1,32})>|\bset \w+ = ['"](:[^\s>'"]{1,32})['"]""")
 
 
@@ -253,6 +253,6 @@ def choose_family(name: str, template: str) -> Family | None:
     """
     if name != "auto":
         return FAMILIES.get(ALIASES.get(name, name))
-    shown = {**_BY_MARK, **(_BY_COMPANY if "</think>" in template else {})}
-    chosen = next((FAMILIES[family] for mark, family in shown.items() if mark in template), None)
+    families = {**_BY_MARK, **(_BY_COMPANY if "</think>" in template else {})}
+    chosen = next((FAMILIES[family] for mark, family in families.items() if mark in template), None)
     return chosen if chosen is None or chosen.name in MESSAGES else chosen._replace(thinks=False)

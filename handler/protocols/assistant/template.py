@@ -18,7 +18,7 @@ from handler.protocols.kernel.schema import accepts
 log = logging.getLogger("handler.template")
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-THOUGHTS = ("reasoning", "reasoning_content", "thinking")
+REASONING_FIELDS = ("reasoning", "reasoning_content", "thinking")
 """Names that chat templates use for an assistant's reasoning."""
 
 _OPTION = "option.default_chat_template_kwargs"
@@ -105,7 +105,7 @@ def read_template(
         InvalidParameter: the options contradict each other or the messages.
     """
     defaults = context.config.default_chat_template_kwargs or {}
-    has_reasoning = any(THOUGHTS[0] in message for message in messages)  # as the reader of messages adds them
+    has_reasoning = any(REASONING_FIELDS[0] in message for message in messages)  # as the reader of messages adds them
     if not (values or defaults or has_reasoning):  # the usual case
         return PLAIN_TEMPLATE, []
     continues = values.get("continue_final_message", False)
@@ -113,21 +113,23 @@ def read_template(
         raise InvalidParameter("continue_final_message: requires add_generation_prompt=false")
     if continues and (messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip()):
         raise InvalidParameter("continue_final_message: the last message must be an assistant message with text")
-    template, own = context.chat_template, values.get("chat_template_kwargs", {})
+    template, client_arguments = context.chat_template, values.get("chat_template_kwargs", {})
     candidates = {name: values[name] for name in ("documents", "reasoning_effort") if name in values}
-    if (level := values.get("reasoning_effort")) is not None and "enable_thinking" not in own:
+    if (level := values.get("reasoning_effort")) is not None and "enable_thinking" not in client_arguments:
         candidates["enable_thinking"] = level != "none"  # as in vLLM
     read = {name: value for name, value in candidates.items() if knows(template, name)}
-    unread = [f"chat_template_kwargs.{name}" for name in own if not knows(template, name)]
+    unread = [f"chat_template_kwargs.{name}" for name in client_arguments if not knows(template, name)]
     if "documents" in candidates and "documents" not in read:
         unread.append("documents")
     if level is not None and read.keys().isdisjoint(("reasoning_effort", "enable_thinking")):
         unread.append("reasoning_effort")
-    if has_reasoning and not any(knows(template, name) for name in THOUGHTS):
+    if has_reasoning and not any(knows(template, name) for name in REASONING_FIELDS):
         unread.append("messages[].reasoning")
-    known = {name: value for name, value in {**defaults, **read, **own}.items() if knows(template, name)}
+    arguments = {
+        name: value for name, value in {**defaults, **read, **client_arguments}.items() if knows(template, name)
+    }
     options = TemplateOptions(
-        tuple(known.items()),
+        tuple(arguments.items()),
         add_generation_prompt=not continues and values.get("add_generation_prompt", True),
         continue_final_message=continues,
     )

@@ -403,16 +403,19 @@ PYDANTIC = Rule(_flag, _integer, _number)
 
 
 def relaxed_by(
-    rule: Rule, shapes: Mapping[str, Shape], own: Mapping[str, Convert] = MappingProxyType({})
+    rule: Rule, shapes: Mapping[str, Shape], converters: Mapping[str, Convert] = MappingProxyType({})
 ) -> Callable[[Any], Any]:
     """Return a function that converts the field values of an object, and returns other values unchanged.
 
     Args:
         shapes: the JSON schemas of the fields. Numbers and booleans are converted, even as direct members of a list or
             an object, but not at deeper levels.
-        own: the conversions of fields that do not follow the rule.
+        converters: the conversions of fields that do not follow the rule.
     """
-    converts = {**{name: convert for name, shape in shapes.items() if (convert := _of_shape(rule, shape))}, **own}
+    converts = {
+        **{name: convert for name, shape in shapes.items() if (convert := _of_shape(rule, shape))},
+        **converters,
+    }
 
     def relax(body: Any) -> Any:
         return _convert_items(body, converts) if isinstance(body, dict) else body

@@ -95,7 +95,7 @@ class Description(NamedTuple):
         request_shape: returns the schema of that component.
         error: the type of the body of an error response.
         example: a request that any model can answer.
-        answer: the type of a non-streaming response, or None if the route always streams.
+        response: the type of a non-streaming response, or None if the route always streams.
         chunk: the type of each value in a stream, or None if the route never streams.
         failure: the type of the last value in a stream that failed, or None if it is the same as `error`.
         streams: the content types of streams, each of which frames values differently.
@@ -108,7 +108,7 @@ class Description(NamedTuple):
     request_shape: RequestShape
     error: Any
     example: Any
-    answer: Any = None
+    response: Any = None
     chunk: Any = None
     failure: Any = None
     streams: tuple[str, ...] = ()

@@ -59,9 +59,9 @@ def read_url(kind: str, url: Any, name: str) -> MediaSource:
     """
     if not isinstance(url, str) or not url:
         raise InvalidPayload(f"{name} must be a URL")
-    scheme, _, rest = url[:_MAX_URL].partition(":")
+    scheme, _, address = url[:_MAX_URL].partition(":")
     if scheme.lower() == "data":
-        head, comma, _ = rest.partition(",")
+        head, comma, _ = address.partition(",")
         if not comma or not head.lower().endswith(";base64"):
             raise InvalidPayload(f"{name}: a data URL must be data:{kind}/...;base64,...")
         return read_base64(kind, url, name, start=len(scheme) + len(head) + 2)
@@ -132,7 +132,7 @@ _KINDS = {**_URLS, _IMAGE: "image", _AUDIO: "audio"}
 _UNREAD = frozenset({"video_url", "input_video", "file", "input_file"})
 """Types of parts that only other servers support."""
 
-_WHY = {
+_NO_MEDIA = {
     "image": "send the image as an 'image_url'",
     "image_pil": "send the image as an 'image_url'",
     "image_embeds": "send the image itself, as an 'image_url'",
@@ -223,7 +223,7 @@ class PartReader(NamedTuple):
             taken = ["text", *(MEDIA[kind] for kind in taken_media(self.context))]
             read = " and ".join(filter(None, (", ".join(taken[:-1]), taken[-1])))
             return f"the engine reads only {read}"
-        return _WHY.get(word, f"the type must be one of {', '.join((*_TEXTS, *_KINDS))}")
+        return _NO_MEDIA.get(word, f"the type must be one of {', '.join((*_TEXTS, *_KINDS))}")
 
     def _medium(self, part: Mapping[str, Any], word: str, at: str) -> MediaSource:
         """Read a media part. Its URL may be in an object or be the value of the field itself, as in vLLM."""
@@ -270,18 +270,18 @@ def check_role(role: Any, at: str, roles: Sequence[str], context: ServerContext)
     Raises:
         InvalidPayload: the role is unknown. The message names the known roles.
     """
-    others = _template_roles(context.chat_template)
-    known = isinstance(role, str) and any(
-        role.startswith(other[:-1]) if other[-1] == "…" else role == other for other in others
+    template_roles = _template_roles(context.chat_template)
+    is_known = isinstance(role, str) and any(
+        role.startswith(other[:-1]) if other[-1] == "…" else role == other for other in template_roles
     )
-    if role not in roles and not known:
-        raise InvalidPayload(f"{at}.role must be one of {', '.join((*roles, *others))}")
+    if role not in roles and not is_known:
+        raise InvalidPayload(f"{at}.role must be one of {', '.join((*roles, *template_roles))}")
     return str(role)
 
 
 MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
 
-_THOUGHTS = ("reasoning", "reasoning_content")
+_REASONING_FIELDS = ("reasoning", "reasoning_content")
 _ARGUMENTS = ("arguments", "parameters")  # huggingface_hub's type of a call has the second name, which TGI reads too
 
 _CALL = record(
@@ -290,7 +290,7 @@ _CALL = record(
 )
 _READ: Mapping[str, Mapping[str, Shape]] = {
     "tool": {"tool_call_id": nullable(TEXT)},
-    "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_THOUGHTS, nullable(TEXT))},
+    "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_REASONING_FIELDS, nullable(TEXT))},
 }
 """The schemas of message fields other than role, content and name, by role."""
 
@@ -353,36 +353,36 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
     if role == "assistant":
         if "audio" in message:
             raise InvalidPayload(f"{at}.audio is not supported: audio is not stored; send its transcript as content")
-        calls, thoughts = message.get("tool_calls"), _reasoning_fields(message, at)
+        calls, reasoning = message.get("tool_calls"), _reasoning_fields(message, at)
         return {
             "role": role,
             "content": _text(content, f"{at}.content", parts),
-            **thoughts,
+            **reasoning,
             **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls", parts.unknown)} if calls else {}),
         }
     if role in ("user", "tool"):
         joined = _joined(parts.read(content, f"{at}.content", media=True), media)
-        own = {name: string_at(message[name], f"{at}.{name}") for name in _READ.get(role, ()) if name in message}
-        return {"role": role, "content": joined, **own}
+        texts = {name: string_at(message[name], f"{at}.{name}") for name in _READ.get(role, ()) if name in message}
+        return {"role": role, "content": joined, **texts}
     return {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content", parts)}
 
 
 def _with_text_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Move the media in the results of tool calls to the next user message, which is added if it is missing."""
     result: list[dict[str, Any]] = []
-    shown: list[Message] = []  # the media of the results since the last other message
+    media_messages: list[Message] = []  # the media of the results since the last other message
     for message in messages:
         if message["role"] == "tool":
             message, media = _with_text_content(message)
-            shown += media
-        elif shown and message["role"] == "user":
-            message = {**message, "content": [*shown, *_as_parts(message["content"])]}
-            shown = []
-        elif shown:
-            result.append({"role": "user", "content": shown})
-            shown = []
+            media_messages += media
+        elif media_messages and message["role"] == "user":
+            message = {**message, "content": [*media_messages, *_as_parts(message["content"])]}
+            media_messages = []
+        elif media_messages:
+            result.append({"role": "user", "content": media_messages})
+            media_messages = []
         result.append(message)
-    return [*result, {"role": "user", "content": shown}] if shown else result
+    return [*result, {"role": "user", "content": media_messages}] if media_messages else result
 
 
 def _with_text_content(message: dict[str, Any]) -> tuple[dict[str, Any], list[Message]]:
@@ -401,12 +401,12 @@ def _as_parts(content: Any) -> list[Message]:
 
 def _reasoning_fields(message: Message, at: str) -> dict[str, str]:
     """Return the reasoning of an assistant under each name that chat templates use for it."""
-    texts = [string_at(message[name], f"{at}.{name}") for name in _THOUGHTS if name in message]
+    texts = [string_at(message[name], f"{at}.{name}") for name in _REASONING_FIELDS if name in message]
     return _reasoning(next(filter(None, texts), "")) if texts else {}
 
 
 def _reasoning(text: str) -> dict[str, str]:
-    return dict.fromkeys((*_THOUGHTS, "thinking"), text)
+    return dict.fromkeys((*_REASONING_FIELDS, "thinking"), text)
 
 
 def _check_arguments(messages: list[Any]) -> None:
@@ -557,6 +557,6 @@ class TurnsReader:
 
 def _message_of_turn(turn: Message) -> Message:
     """Return a joined message as chat templates expect it."""
-    thoughts = _reasoning(turn["reasoning_content"]) if "reasoning_content" in turn else {}
-    others = {name: turn[name] for name in _TURN_FIELDS if name in turn}
-    return {"role": turn["role"], "content": turn["content"], **thoughts, **others}
+    reasoning = _reasoning(turn["reasoning_content"]) if "reasoning_content" in turn else {}
+    fields = {name: turn[name] for name in _TURN_FIELDS if name in turn}
+    return {"role": turn["role"], "content": turn["content"], **reasoning, **fields}

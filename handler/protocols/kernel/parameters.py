@@ -76,9 +76,9 @@ class Parameter(NamedTuple):
     informed: bool = False
 
 
-def equals_any(value: Any, others: Iterable[Any]) -> bool:
+def equals_any(value: Any, candidates: Iterable[Any]) -> bool:
     """Return whether a JSON value equals any of the others. Unlike in Python, a boolean never equals a number."""
-    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in others)
+    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in candidates)
 
 
 def _shape_of(values: Sequence[Any]) -> Shape:
@@ -89,17 +89,17 @@ def _shape_of(values: Sequence[Any]) -> Shape:
     return {**shape, "type": "number"} if {*map(type, values)} <= {int, float} else shape
 
 
-def unsupported(why: str, *neutral: Any) -> Parameter:
+def unsupported(reason: str, *neutral: Any) -> Parameter:
     """Return a parameter that accepts only neutral values.
 
     Args:
-        why: the reason why other values are not supported, for the error message.
+        reason: the reason why other values are not supported, for the error message.
     """
 
     @accepts(**_shape_of(neutral))
     def read(value: Any) -> None:
         if not equals_any(value, neutral):
-            raise ValueError(f"is not supported: {why}")
+            raise ValueError(f"is not supported: {reason}")
 
     return Parameter("", read)
 
@@ -160,8 +160,8 @@ def _alternatives(value: Any) -> int:
 def _top_tokens(value: Any, context: ServerContext) -> int:
     """Read TGI's `top_n_tokens`. A count of 1 requests the most likely token, which may not be the chosen token."""
     count = integer(0, MAX_TOP_TOKENS)(value)
-    if count and (why := context.unsupported.get("top_logprobs")):
-        raise ValueError(f"the engine {context.engine} does not support it: {why}")
+    if count and (reason := context.unsupported.get("top_logprobs")):
+        raise ValueError(f"the engine {context.engine} does not support it: {reason}")
     return count
 
 
@@ -380,13 +380,13 @@ def read_sampled(
     temperature = params.get("temperature")
     if temperature is None:
         temperature = generation.sampling.get("temperature")
-    own = {
+    sampled_defaults = {
         **generation.sampling,
         "do_sample": temperature != 0,  # a temperature that is not a number is refused below
         "max_new_tokens": max_new_tokens or generation.max_new_tokens or ANY,
         **defaults,
     }
-    return read_all(params, context, defaults=own, table=table, most_new_tokens=generation.most_new_tokens)
+    return read_all(params, context, defaults=sampled_defaults, table=table, most_new_tokens=generation.most_new_tokens)
 
 
 def read_all(
@@ -440,14 +440,14 @@ def _read(
         if field in names and values[field] != value:
             raise InvalidParameter(f"{sent} contradicts {names[field].name}")
         values[field], names[field] = value, sent
-    others = {field: values.pop(field) for field in [*values] if field not in SAMPLING_DEFAULTS}
+    options = {field: values.pop(field) for field in [*values] if field not in SAMPLING_DEFAULTS}
     sampling = Sampling(**values)
     if most_new_tokens is not None:
         sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, most_new_tokens))
     _check_agreement(sampling, names, context, table)
     _check_support(sampling, values, names, context)
     by_field = {field: sent.name for field, sent in names.items()}
-    return ParsedParameters(sampling, MappingProxyType(by_field), MappingProxyType(others))
+    return ParsedParameters(sampling, MappingProxyType(by_field), MappingProxyType(options))
 
 
 def _fields(params: Mapping[str, Any], context: ServerContext, table: Table) -> Iterator[tuple[str, Any, NamedValue]]:
@@ -488,7 +488,7 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], contex
                 raise sent(field).refused(
                     f"structured output decides where the response ends; omit {sent('structured_output').name}"
                 )
-    refuse, why = _ONLY_WITH_BEAMS, "has an effect only with"
+    refuse, conflict = _ONLY_WITH_BEAMS, "has an effect only with"
     if sampling.num_beams > 1:
         if sampling.do_sample:
             raise sent("num_beams").refused(f"beam search does not sample; omit {sent('do_sample')}")
@@ -496,10 +496,10 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, NamedValue], contex
             if getattr(sampling, field) > sampling.num_beams:
                 raise sent("num_beams").refused(f"must be at least {limit(field)}")
         refuse = [name for name in SAMPLING_DEFAULTS if name not in _OF_SOME_NATURE]
-        why = "is not available with"
+        conflict = "is not available with"
     for field in refuse:
         if getattr(sampling, field) != SAMPLING_DEFAULTS[field]:
-            raise sent(field).refused(f"{why} {sent('num_beams').name} > 1")
+            raise sent(field).refused(f"{conflict} {sent('num_beams').name} > 1")
 
 
 def _check_support(
@@ -512,18 +512,18 @@ def _check_support(
         names: the client's parameters, by the field that they set.
     """
 
-    def refused(field: str, why: str) -> InvalidParameter:
+    def refused(field: str, reason: str) -> InvalidParameter:
         sent = names.get(field) or NamedValue(field, getattr(sampling, field))
-        return sent.refused(f"the engine {context.engine} {why}")
+        return sent.refused(f"the engine {context.engine} {reason}")
 
     unheeded = () if sampling.do_sample else SAMPLED
-    for field, why in context.unsupported.items():
+    for field, reason in context.unsupported.items():
         if field not in set_fields or field in unheeded:
             continue
         value = getattr(sampling, field)
         # Every response contains the chosen token's log-probability, and a count of 1 requests only that.
         if value != SAMPLING_DEFAULTS[field] and not (field == "top_logprobs" and value <= 1):
-            raise refused(field, f"does not support it: {why}")
+            raise refused(field, f"does not support it: {reason}")
 
     for field, most in context.limits.items():
         if field not in unheeded and getattr(sampling, field) > most:
@@ -541,8 +541,8 @@ def parameter(entry: Parameter, context: ServerContext) -> Shape:
 
 def for_engine(shape: Mapping[str, Any], field: str, context: ServerContext) -> Shape:
     """Return the schema of a value for a field. Its description says if the engine does not support the field."""
-    if why := context.unsupported.get(field):
-        return {**shape, "description": f"Refused: the engine {context.engine} does not support it: {why}"}
+    if reason := context.unsupported.get(field):
+        return {**shape, "description": f"Refused: the engine {context.engine} does not support it: {reason}"}
     return dict(shape)
 
 
@@ -560,12 +560,12 @@ def request_shape(fields: Mapping[str, Shape], table: Table, *required: str) -> 
     """
 
     def shape(context: ServerContext) -> Shape:
-        known = {**fields, **parameters(table.parameters, context)}
+        properties = {**fields, **parameters(table.parameters, context)}
         needed = {
-            name: schema_of_reader(table.parameters[name].read) if name in table.parameters else known[name]
+            name: schema_of_reader(table.parameters[name].read) if name in table.parameters else properties[name]
             for name in required
         }
-        return record(needed, {name: item for name, item in known.items() if name not in needed})
+        return record(needed, {name: item for name, item in properties.items() if name not in needed})
 
     return shape
 

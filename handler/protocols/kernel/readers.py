@@ -26,8 +26,8 @@ class NamedValue(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name}={show(self.value)}"
 
-    def refused(self, why: str) -> InvalidParameter:
-        return InvalidParameter(f"{self}: {why}")
+    def refused(self, reason: str) -> InvalidParameter:
+        return InvalidParameter(f"{self}: {reason}")
 
     def read(self, reader: Callable[[Any], T]) -> T:
         """Convert the value with a reader.
@@ -239,12 +239,12 @@ def numbered_adapter(number: int, context: ServerContext) -> Adapter:
     return _registered(context.adapters.by_number, number, "number", context)
 
 
-def _registered(find: Callable[[T], Adapter | None], key: T, what: str, context: ServerContext) -> Adapter:
+def _registered(find: Callable[[T], Adapter | None], key: T, key_kind: str, context: ServerContext) -> Adapter:
     if context.no_adapters:
         raise ValueError(f"the engine {context.engine} serves no LoRA adapters: {context.no_adapters}")
     adapter = find(key)
     if adapter is None:
-        raise ValueError(f"no adapter with that {what} is registered")
+        raise ValueError(f"no adapter with that {key_kind} is registered")
     return adapter
 
 
@@ -283,8 +283,8 @@ def _adapter(name: Any, context: ServerContext) -> Adapter | None:
     try:
         return named_adapter(name, context)
     except ValueError as error:
-        shown = f"{quote(name)}: " if isinstance(name, str) else ""
-        raise InvalidPayload(f"'adapters': {shown}{error}") from None
+        prefix = f"{quote(name)}: " if isinstance(name, str) else ""
+        raise InvalidPayload(f"'adapters': {prefix}{error}") from None
 
 
 def quote(name: str) -> str:
@@ -292,17 +292,17 @@ def quote(name: str) -> str:
     return repr(name if len(name) <= 80 else f"{name[:80]}...")
 
 
-def merge_adapters(first: Adapter | None, second: Adapter | None, what: str) -> Adapter | None:
+def merge_adapters(first: Adapter | None, second: Adapter | None, source: str) -> Adapter | None:
     """Combine the adapters that two parts of a request name. Either may be None.
 
     Args:
-        what: the part of the request that names the second adapter. The error message begins with it.
+        source: the part of the request that names the second adapter. The error message begins with it.
 
     Raises:
         InvalidPayload: the two adapters differ.
     """
     if first is not None and second is not None and first != second:
-        raise InvalidPayload(f"{what}: {second.name!r} contradicts the adapter {first.name!r}")
+        raise InvalidPayload(f"{source}: {second.name!r} contradicts the adapter {first.name!r}")
     return second if first is None else first
 
 
@@ -431,14 +431,14 @@ def response_format(value: Any) -> StructuredOutput | None:
     return json_schema(content["schema"])
 
 
-def only(value: Any, *known: str) -> None:
+def only(value: Any, *names: str) -> None:
     """Raise ValueError if the value is an object with an unknown name that is not null. The message names it."""
     for name, item in value.items() if isinstance(value, dict) else ():
-        if name not in known and item is not None:
-            raise ValueError(f"has an unknown name {name[:64]!r}; the names are {', '.join(known)}")
+        if name not in names and item is not None:
+            raise ValueError(f"has an unknown name {name[:64]!r}; the names are {', '.join(names)}")
 
 
-def unread(value: Any, at: str, known: Collection[str]) -> dict[str, None]:
+def unread(value: Any, at: str, names: Collection[str]) -> dict[str, None]:
     """Return the paths of an object's unknown names. Null, false, an empty list and "auto" request nothing.
 
     Args:
@@ -447,7 +447,7 @@ def unread(value: Any, at: str, known: Collection[str]) -> dict[str, None]:
     """
     items = value.items() if isinstance(value, dict) else ()
     nothing: tuple[Any, ...] = (None, False, [], "auto")
-    return {f"{at}.{name}": None for name, item in items if name not in known and item not in nothing}
+    return {f"{at}.{name}": None for name, item in items if name not in names and item not in nothing}
 
 
 def _json(value: Any) -> str:
@@ -459,9 +459,9 @@ def _json(value: Any) -> str:
     return _check_length(text)
 
 
-def _text(value: Any, what: str) -> str:
+def _text(value: Any, expected: str) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"must be {what} as a non-empty string")
+        raise ValueError(f"must be {expected} as a non-empty string")
     return _check_length(value)
 
 

@@ -21,7 +21,7 @@ Vectors = Sequence[Any]
 
 
 TokenEncoder = Callable[[Token], bytes]
-"""Encodes a token as the next bytes of a stream."""
+"""Encodes a token as the next bytes of a stream. The encoder of a whole response stores the token and returns b""."""
 
 
 class Reply(ABC):
@@ -154,6 +154,17 @@ class WholeReply(Reply):
     def _encode(self) -> bytes:
         return self._framing.encode(self._document())
 
+    def token_encoder(self) -> TokenEncoder | None:
+        if len(self._sequences) > 1:
+            return None
+        store = self._sequences[0].tokens.append
+
+        def nothing(token: Token) -> bytes:
+            store(token)
+            return b""
+
+        return nothing
+
     def takes_long(self, delta: Delta) -> bool:
         ends = delta.finish is not None and self._unfinished == 1
         return ends and (
@@ -245,6 +256,9 @@ class VectorReply(WholeReply):
         self._vectors[index] = self._keep((delta.extras or NO_EXTRAS).vector or ())
         return super().feed(index, delta._replace(sequence=index))
 
+    def token_encoder(self) -> TokenEncoder | None:
+        return None
+
     def _document(self) -> Any:
         return self._render(self._vectors, self._num_prompt_tokens)
 
@@ -285,8 +299,8 @@ _PART = 1 << 10  # values encoded at a time; encoding and freeing them holds the
 
 def list_parts(values: Iterable[Any]) -> Iterator[bytes]:
     """Yield the JSON of a long list in parts."""
-    rest, before = iter(values), b"["
-    while part := list(islice(rest, _PART)):
+    remaining, before = iter(values), b"["
+    while part := list(islice(remaining, _PART)):
         yield before + JSON.encode(part)[1:-1]
         before = b","
     yield b"]" if before == b"," else b"[]"

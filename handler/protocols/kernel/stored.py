@@ -53,15 +53,15 @@ class Recalled(NamedTuple):
 NOTHING = Recalled()
 
 
-def too_long(field: object, what: str, most: int) -> InvalidParameter:
+def too_long(field: object, subject: str, most: int) -> InvalidParameter:
     """Return the error for stored values that exceed the maximum request size.
 
     Args:
         field: the field of the body that refers to the stored values, with its value.
-        what: a plural noun for the stored values.
+        subject: a plural noun for the stored values.
         most: the maximum size in bytes.
     """
-    return InvalidParameter(f"{field}: {what} exceed {most} bytes (max_request_size)")
+    return InvalidParameter(f"{field}: {subject} exceed {most} bytes (max_request_size)")
 
 
 KeptItem = tuple[str, bytes]
@@ -108,10 +108,10 @@ class KeptAnswer(NamedTuple):
 class Keeper(Protocol):
     """Stores the responses of one client."""
 
-    def begin(self, id: str, answer: Mapping[str, Any]) -> None:
+    def begin(self, id: str, response: Mapping[str, Any]) -> None:
         """Record that a response is in progress until it is stored or its request ends."""
 
-    def keep(self, answer: KeptAnswer) -> bool:
+    def keep(self, response: KeptAnswer) -> bool:
         """Store a finished response, and return whether it was stored. This call blocks."""
 
     def end(self) -> None:
@@ -129,9 +129,9 @@ class Keeping:
     def __init__(self, keeper: Keeper, kind: Kind, previous: str, items: Sequence[KeptItem]) -> None:
         self._keeper, self._kind, self._previous, self._given = keeper, kind, previous, items
 
-    def begin(self, id: str, answer: Mapping[str, Any]) -> None:
+    def begin(self, id: str, response: Mapping[str, Any]) -> None:
         """Record that the response is in progress."""
-        self._keeper.begin(id, answer)
+        self._keeper.begin(id, response)
 
     def end(
         self, id: str, head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], *, failed: bool = False

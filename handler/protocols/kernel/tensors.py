@@ -83,23 +83,25 @@ def document(
         sequences: the tokens of each sequence, and a row of logits over the vocabulary for each token, or no rows.
         context: the logits of the prompt, with one row for each token, or None if the request does not select them.
     """
-    tokens = [[token for token in own if token.id >= 0] for own, _ in sequences]
+    tokens = [[token for token in sequence if token.id >= 0] for sequence, _ in sequences]
     longest = max(map(len, tokens), default=0)
     values: TensorValues = {}
     if "output_ids" in tensors.names:
-        values["output_ids"] = [_padded([token.id for token in own], longest, tensors.pad) for own in tokens]
+        values["output_ids"] = [_padded([token.id for token in sequence], longest, tensors.pad) for sequence in tokens]
     if "sequence_length" in tensors.names:
-        values["sequence_length"] = [len(own) for own in tokens]
+        values["sequence_length"] = [len(sequence) for sequence in tokens]
     if "output_log_probs" in tensors.names:
-        values["output_log_probs"] = [[_padded([token.logprob for token in own], longest, 0.0) for own in tokens]]
+        values["output_log_probs"] = [
+            [_padded([token.logprob for token in sequence], longest, 0.0) for sequence in tokens]
+        ]
     if "cum_log_probs" in tensors.names:
-        values["cum_log_probs"] = [[sum(token.logprob or 0.0 for token in own) for own in tokens]]
+        values["cum_log_probs"] = [[sum(token.logprob or 0.0 for token in sequence) for sequence in tokens]]
     if "context_logits" in tensors.names:
         values["context_logits"] = [_lists(context or ())]
     if "generation_logits" in tensors.names:
-        logits = [_lists(rows[: len(own)]) for (_, rows), own in zip(sequences, tokens, strict=True)]
+        logits = [_lists(rows[: len(sequence)]) for (_, rows), sequence in zip(sequences, tokens, strict=True)]
         pad: list[float | None] = [0.0] * max(map(len, itertools.chain(*logits)), default=0)
-        values["generation_logits"] = [[_padded(own, longest, pad) for own in logits]]
+        values["generation_logits"] = [[_padded(sequence, longest, pad) for sequence in logits]]
     return values
 
 
@@ -207,7 +209,7 @@ def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
 # -- values that depend on the vocabulary ------------------------------------------------------------------------
 
 
-def _known(ids: Sequence[int], context: ServerContext) -> None:
+def _check_vocabulary(ids: Sequence[int], context: ServerContext) -> None:
     """Raise ValueError if an id is not in the vocabulary.
 
     If prompts have no common vocabulary, `serving/encoder.py` checks the ids later.
@@ -227,7 +229,7 @@ def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
         raise ValueError("must contain at least one token")
     if context.vocabulary is None:
         raise _no_vocabulary(context)
-    _known(ids, context)
+    _check_vocabulary(ids, context)
     return tuple(ids)
 
 
@@ -240,7 +242,7 @@ def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
     id = single(integer(-1))(value)
     if id < 0:
         return {"ignore_eos": True}
-    _known((id,), context)
+    _check_vocabulary((id,), context)
     return {"end_id": id} if id in context.eos else {"ignore_eos": True, "end_id": id}
 
 
@@ -292,7 +294,7 @@ def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str
     def read(value: Any, context: ServerContext) -> dict[str, Any]:
         all_words = word_list(value)
         for word in all_words:
-            _known(word, context)
+            _check_vocabulary(word, context)
         single_ids = tuple(word[0] for word in all_words if len(word) == 1)
         texts = tuple(_text(word, context) for word in all_words if len(word) > 1)
         return {**({singles: single_ids} if single_ids else {}), **({strings: texts} if texts else {})}
@@ -354,13 +356,13 @@ def read_outputs(value: Any) -> dict[str, Any]:
     return {**result, **{OUTPUTS[name]: True for name in value if name in LOGITS}}
 
 
-def _never(why: str) -> Parameter:
+def _never(reason: str) -> Parameter:
     """Return a parameter that accepts only an empty tensor or 0.
 
     Args:
-        why: the reason why other values are not supported, for the error message.
+        reason: the reason why other values are not supported, for the error message.
     """
-    return unsupported(why, [], [[]], 0, [0])
+    return unsupported(reason, [], [[]], 0, [0])
 
 
 def plain_or_tensor(name: str) -> Parameter:

@@ -19,7 +19,7 @@ MAX_TEXTS = 2048
 MAX_QUERIES = 1 << 24
 """Maximum query length in characters times the number of texts, because the query is repeated for each text."""
 
-_WANTED = "must be a string, a list of strings, a list of token ids, or a list of token id lists"
+_EXPECTED = "must be a string, a list of strings, a list of token ids, or a list of token id lists"
 
 Text = str | tuple[int, ...]
 
@@ -58,7 +58,7 @@ def read_texts(value: Any, name: str, most: int = MAX_TEXTS, noun: str = "texts"
     """
     if isinstance(value, str) or (isinstance(value, list) and value and _is_number(value[0])):
         return [_read_text(value, name)]
-    return [_read_text(text, name) for text in read_list(value, name, _WANTED, most, noun)]
+    return [_read_text(text, name) for text in read_list(value, name, _EXPECTED, most, noun)]
 
 
 def read_strings(value: Any, name: str, expected: str = "must be a list of strings") -> list[str]:
@@ -102,7 +102,7 @@ def _read_text(value: Any, name: str) -> Text:
     if value in ("", []):
         raise InvalidPayload(f"'{name}' must not be empty")
     if not isinstance(value, list) or not all(map(_is_number, value)):
-        raise InvalidPayload(f"'{name}' {_WANTED}")
+        raise InvalidPayload(f"'{name}' {_EXPECTED}")
     if not all(map(is_token_id, value)):
         raise InvalidPayload(f"'{name}' must contain token ids of at least 0")
     return tuple(value)

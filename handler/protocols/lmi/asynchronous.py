@@ -153,7 +153,10 @@ _LMIS = {
 }  # fmt: skip
 
 TABLE = Table(
-    {**{name: one for name, one in without_foreign(COMPLETIONS).parameters.items() if name != "best_of"}, **_LMIS},
+    {
+        **{name: parameter for name, parameter in without_foreign(COMPLETIONS).parameters.items() if name != "best_of"},
+        **_LMIS,
+    },
     "parameters.",
 )
 
@@ -168,7 +171,7 @@ FIELDS: Mapping[str, Shape] = {
     **MODEL,
     **ADAPTERS,
 }
-_KNOWN = TABLE.parameters.keys() | REQUEST_NAMES.keys()
+_PARAMETER_NAMES = TABLE.parameters.keys() | REQUEST_NAMES.keys()
 _relax = relaxed_by(PYDANTIC, FIELDS)
 _relax_parameters = relaxed_by(
     PYDANTIC, {**{name: schema_of_reader(read) for name, read in REQUEST_NAMES.items()}, **TABLE.shapes}
@@ -189,8 +192,10 @@ def served_name(config: Config) -> str:
 
 
 def _body(context: ServerContext) -> Shape:
-    known = {**shapes_of(TABLE.parameters, context), **request_fields(REQUEST_NAMES)}
-    return record({"inputs": FIELDS["inputs"]}, {**FIELDS, "parameters": {**FIELDS["parameters"], "properties": known}})
+    properties = {**shapes_of(TABLE.parameters, context), **request_fields(REQUEST_NAMES)}
+    return record(
+        {"inputs": FIELDS["inputs"]}, {**FIELDS, "parameters": {**FIELDS["parameters"], "properties": properties}}
+    )
 
 
 class AsyncPrompt(Dialect):
@@ -204,7 +209,7 @@ class AsyncPrompt(Dialect):
         request="LmiAsyncRequest",
         request_shape=_body,
         example=EXAMPLE,
-        answer=AsyncAnswer,
+        response=AsyncAnswer,
         chunk=AsyncLine,
         **_FORMS,
     )
@@ -276,7 +281,7 @@ def _ignored(body: Mapping[str, Any], params: Mapping[str, Any], context: Server
     if params.get("return_token_ids"):
         unshown.append("return_token_ids")
     names = [name for name in body if name not in FIELDS]
-    names += [f"parameters.{name}" for name in params if name not in _KNOWN]
+    names += [f"parameters.{name}" for name in params if name not in _PARAMETER_NAMES]
     return [*report_unknown(names, body, context), *(f"parameters.{name}" for name in unshown)]
 
 

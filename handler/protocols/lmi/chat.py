@@ -68,9 +68,9 @@ class LmiChatFormat(VllmChatFormat):
         return {}
 
 
-def _without_model(answer: Mapping[str, object]) -> Mapping[str, object]:
+def _without_model(response: Mapping[str, object]) -> Mapping[str, object]:
     """Omit the fields that LMI's responses and chunks do not have."""
-    return {name: value for name, value in answer.items() if name not in ("model", "system_fingerprint")}
+    return {name: value for name, value in response.items() if name not in ("model", "system_fingerprint")}
 
 
 class LmiChatStream(ChatStream):
@@ -123,7 +123,7 @@ class Chat(OpenAiChat):
             request_shape=request_shape(self.fields, self.table, "messages"),
             error=mode.description.error,
             example=CHAT_EXAMPLE,
-            answer=LmiChatAnswer,
+            response=LmiChatAnswer,
             chunk=LmiChatChunk,
             failure=mode.description.failure,
             streams=(JSONLINES.content_type, SSE_DONE.content_type),
@@ -155,12 +155,12 @@ class Chat(OpenAiChat):
         framing = SSE_DONE if context.config.lmi_version >= _EVENTS_SINCE else JSONLINES
         return framing if stream else JSON, usage
 
-    def answer(self, chat: ParsedChat) -> ParsedRequest:
+    def respond(self, chat: ParsedChat) -> ParsedRequest:
         requests = (chat.request,)
 
         def as_openai() -> Reply:
             """Return the reply in OpenAI's format. Unlike LMI's responses, it contains the model name."""
-            return super(Chat, self).answer(chat).reply
+            return super(Chat, self).respond(chat).reply
 
         if chat.framing is JSON:
             return ParsedRequest(requests, LmiChatDocument(chat), self.errors, chat.ignored, as_openai=as_openai)

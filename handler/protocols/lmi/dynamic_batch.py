@@ -58,7 +58,7 @@ class LmiDynamicBatch(Dialect):
             "inputs": ["The capital of France is", "The capital of Italy is"],
             "parameters": {"max_new_tokens": 8},
         },
-        answer=list[BatchText],
+        response=list[BatchText],
         chunk=BatchLine,
         failure=BatchFailure,
         streams=(JSONLINES.content_type,),

@@ -42,7 +42,7 @@ class LmiEmbedding(TeiEmbed):
         request_shape=nested_request(fields, table),
         error=LmiPayloadError | FrontEndError | TeiError,
         example={"inputs": "What is deep learning?"},
-        answer=list[float] | TeiVectors,
+        response=list[float] | TeiVectors,
     )
 
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:

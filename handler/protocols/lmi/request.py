@@ -68,7 +68,7 @@ FIELDS: Mapping[str, Shape] = {
     **ADAPTERS,
 }
 """The top-level fields of the body. In dynamic batch mode, `inputs` may also be a list."""
-_KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
+_PARAMETER_NAMES = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
 _FORMATTER = "output_formatter"
 _relax = relaxed_by(PYTHON, FIELDS)
 _relax_parameters = relaxed_by(
@@ -113,8 +113,8 @@ def without_overridden(
     lost = [name for name, by in winners.items() if get(name) is not None and get(by) is not None]
     if not lost:
         return parameters, []
-    kept = {name: value for name, value in parameters.items() if name not in lost}
-    return kept, [f"parameters.{name}" for name in lost if parameters[name] != parameters[winners[name]]]
+    effective = {name: value for name, value in parameters.items() if name not in lost}
+    return effective, [f"parameters.{name}" for name in lost if parameters[name] != parameters[winners[name]]]
 
 
 def read_field(parameters: Mapping[str, Any], name: str) -> Any:
@@ -145,7 +145,7 @@ def wants_stream(body: Mapping[str, Any], streaming: bool | None) -> bool:
 def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: ServerContext) -> list[str]:
     """List the unknown fields of the body, and the fields that have no effect."""
     names = [name for name in body if name not in FIELDS]
-    names += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
+    names += [f"parameters.{name}" for name in parameters if name not in _PARAMETER_NAMES]
     if parameters.get(_FORMATTER) is not None and read_field(parameters, _FORMATTER) is None:
         names.append(f"parameters.{_FORMATTER}")
     if read_field(parameters, "stream") and not body.get("stream"):  # only the top-level `stream` is read
@@ -215,10 +215,10 @@ def lmi_request(inputs: Shape) -> RequestShape:
     """Return a function that builds the schema of a body. `inputs` is the schema of the prompt."""
 
     def shape(context: ServerContext) -> Shape:
-        known = {**parameters(TABLE.parameters, context), **request_fields()}
+        properties = {**parameters(TABLE.parameters, context), **request_fields()}
         prompt_shape = {**nullable(inputs), "description": "May be omitted if the body has parameters.input_ids"}
         return record(
-            {}, {**FIELDS, "inputs": prompt_shape, "parameters": {**FIELDS["parameters"], "properties": known}}
+            {}, {**FIELDS, "inputs": prompt_shape, "parameters": {**FIELDS["parameters"], "properties": properties}}
         )
 
     return shape
@@ -247,7 +247,7 @@ class Lmi(Dialect):
         request_shape=lmi_request(FIELDS["inputs"]),
         error=LmiError,
         example=EXAMPLE,
-        answer=LmiAnswer,
+        response=LmiAnswer,
         chunk=LmiLine,
         failure=LmiFailedLine,
         streams=(JSONLINES.content_type, SSE.content_type),
@@ -414,7 +414,9 @@ def _names(parameters: ParsedParameters) -> FieldNames:
     names = parameters.names
     if names.items() <= _DEFAULT_NAMES:
         return LMI_NAMES
-    return LMI_NAMES._replace(**{field: names[own] for own, field in _FIELDS_BY_PARAMETER.items() if own in names})
+    return LMI_NAMES._replace(
+        **{field: names[parameter] for parameter, field in _FIELDS_BY_PARAMETER.items() if parameter in names}
+    )
 
 
 _FIELDS_BY_PARAMETER = {

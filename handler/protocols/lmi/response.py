@@ -248,12 +248,12 @@ class LmiFormat:
         return line
 
     def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> LmiAnswer:
-        answer: LmiAnswer = {"generated_text": text}
+        response: LmiAnswer = {"generated_text": text}
         if output is not None:
-            answer["details"] = self._details(output)
+            response["details"] = self._details(output)
         if outputs is not None:
-            answer["outputs"] = outputs
-        return answer
+            response["outputs"] = outputs
+        return response
 
     def _stream_details(self, end: StreamEnd) -> LmiDetails:
         details: LmiDetails = {

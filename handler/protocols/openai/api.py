@@ -56,7 +56,7 @@ class OpenAiAnswer(TypedDict):
     system_fingerprint: str
 
 
-class AnswerHead(OpenAiAnswer):
+class ResponseFields(OpenAiAnswer):
     object: Any
 
 

@@ -184,8 +184,8 @@ def _line(text: str) -> str:
 
 def _clock(seconds: float, point: str) -> str:
     milliseconds = round(seconds * 1000)
-    minutes, rest = divmod(milliseconds, 60_000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"
+    minutes, remainder = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{remainder // 1000:02}{point}{remainder % 1000:03}"
 
 
 _WRITERS: Mapping[str, Callable[[TranscriptReply], str]] = {"text": lambda reply: reply.text, "srt": _srt, "vtt": _vtt}
@@ -206,10 +206,10 @@ class TranscriptStream(TokenStream):
         if not words:
             self._spaces.append(text)
             return b""
-        shown = "".join([*self._spaces, words]) if self._texts else words.lstrip()
+        output = "".join([*self._spaces, words]) if self._texts else words.lstrip()
         self._spaces = [text[len(words) :]]
-        self._texts.append(shown)
-        delta: TranscriptDelta = {"type": "transcript.text.delta", "delta": shown}
+        self._texts.append(output)
+        delta: TranscriptDelta = {"type": "transcript.text.delta", "delta": output}
         return self._framing.encode(delta)
 
     def _last(self, position: int, token: Token, finish: Finish) -> bytes:
@@ -261,13 +261,13 @@ def _prompt(value: Any) -> str:
     return value
 
 
-_ONE = "a request gets exactly one transcript, without beam search"
+_SINGLE_TRANSCRIPT = "a request gets exactly one transcript, without beam search"
 _OF_VLLM: Mapping[str, Parameter] = {
     "hotwords": unsupported("add the words to prompt", ""),
     "max_completion_tokens": unsupported("a transcript is never cut off"),
-    "n": unsupported(_ONE, 1),
-    "use_beam_search": unsupported(_ONE, False),
-    "length_penalty": unsupported(_ONE, 1),
+    "n": unsupported(_SINGLE_TRANSCRIPT, 1),
+    "use_beam_search": unsupported(_SINGLE_TRANSCRIPT, False),
+    "length_penalty": unsupported(_SINGLE_TRANSCRIPT, 1),
     "top_p": unsupported("use temperature", 1),
     "top_k": unsupported("use temperature", 0, -1),
     "min_p": unsupported("use temperature", 0),
@@ -330,7 +330,7 @@ class Transcriptions(OpenAiDialect):
         request_shape=request_shape(fields, table, "file"),
         error=OpenAiError,
         example={"model": "", "file": _SILENCE},
-        answer=Transcription | VerboseTranscription,
+        response=Transcription | VerboseTranscription,
         chunk=TranscriptDelta | TranscriptDone,
         streams=(SSE_DONE.content_type,),
         texts=True,

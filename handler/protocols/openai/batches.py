@@ -227,8 +227,8 @@ def read_line(number: int, value: Any, endpoint: str) -> Line:
         return Line(number, None, error=NOT_JSON)
     custom_id, url, body = value.get("custom_id"), value.get("url"), value.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MOST_ID:
-        why = f"'custom_id' must be a string of 1 to {_MOST_ID} characters"
-        return Line(number, None, error=LineError("missing_required_parameter", why, "custom_id"))
+        reason = f"'custom_id' must be a string of 1 to {_MOST_ID} characters"
+        return Line(number, None, error=LineError("missing_required_parameter", reason, "custom_id"))
     error = None
     if value.get("method") != "POST":
         error = LineError("invalid_method", "'method' must be POST", "method")
@@ -250,18 +250,18 @@ def line_number(id: str) -> int:
     return int(id.rpartition("_")[2])
 
 
-def answered(batch: str, line: Line, answer: HttpResponse, ignored: Sequence[str] = ()) -> bytes:
+def answered(batch: str, line: Line, response: HttpResponse, ignored: Sequence[str] = ()) -> bytes:
     """Return the output line for a request that reached its route, even if the route refused it.
 
     Args:
         ignored: the fields of the request that had no effect.
     """
     id = line_id(batch, line.number)
-    body = answer.body if "json" in answer.content_type else dumps(answer.body.decode())
+    body = response.body if "json" in response.content_type else dumps(response.body.decode())
     head = dumps({"id": id, "custom_id": line.custom_id})[:-1]
     extra = b',"ignored_parameters":%b' % dumps([*ignored]) if ignored else b""
-    response = b'"response":{"status_code":%d,"request_id":%b,"body":%b%b}' % (answer.status, dumps(id), body, extra)
-    return b'%b,%b,"error":null}\n' % (head, response)
+    member = b'"response":{"status_code":%d,"request_id":%b,"body":%b%b}' % (response.status, dumps(id), body, extra)
+    return b'%b,%b,"error":null}\n' % (head, member)
 
 
 def not_answered(batch: str, line: Line, error: LineError) -> bytes:

@@ -10,7 +10,7 @@ from handler.core.errors import InvalidParameter
 from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE_DONE, Framing, template
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Finish, Request, Token, keep_last
-from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_form
+from handler.protocols.assistant.answer import ResponseForm, ResponseReader, response_form
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, LeadingSpace, Reasoning
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.request import TOOL_FIELDS, Tools, choose_format, lay_out, read_tools
@@ -33,7 +33,6 @@ from handler.protocols.openai.api import (
     OpenAiError,
     OpenAiMessagePart,
     StopReason,
-    StreamUsage,
     TokenLogprob,
     ToolCallPart,
 )
@@ -47,7 +46,7 @@ from handler.protocols.openai.request import (
     OpenAiHead,
     Stream,
     Usage,
-    WholeAnswer,
+    WholeResponse,
     identity,
     names,
     read_stream,
@@ -77,9 +76,9 @@ class Logprobs(NamedTuple):
 
     def _token(self, token: Token) -> ChosenLogprob:
         """Render one token. If the engine reports no alternatives, only the chosen token is listed, as in LMI."""
-        own = _logprob(token)
-        tops = ([_logprob(alternative) for alternative in token.top] or [own]) if self.alternatives else []
-        return {"token": own["token"], "logprob": own["logprob"], "bytes": own["bytes"], "top_logprobs": tops}
+        chosen = _logprob(token)
+        tops = ([_logprob(alternative) for alternative in token.top] or [chosen]) if self.alternatives else []
+        return {"token": chosen["token"], "logprob": chosen["logprob"], "bytes": chosen["bytes"], "top_logprobs": tops}
 
 
 def _logprob(token: Token) -> TokenLogprob:
@@ -92,13 +91,13 @@ class ChatFormat(NamedTuple):
     Attributes:
         form: the settings for parsing the model's responses.
         every_role: whether to put the role and `tool_calls` into every chunk, as TGI's clients expect.
-        thoughts: whether to show the reasoning.
+        shows_reasoning: whether to show the reasoning.
     """
 
     logprobs: Logprobs
-    form: AnswerForm
+    form: ResponseForm
     every_role: bool = False
-    thoughts: bool = True
+    shows_reasoning: bool = True
 
     def stopped(self, finish: Finish | None, stop: str | None, last_id: int) -> StopReason:
         """Return vLLM's `stop_reason` field, which a choice has in addition to `finish_reason`."""
@@ -133,7 +132,7 @@ class ChatFormat(NamedTuple):
         if isinstance(event, str):
             return True
         if isinstance(event, Reasoning):
-            return self.thoughts
+            return self.shows_reasoning
         return not (self.form.tools.single and event.number)
 
 
@@ -153,7 +152,7 @@ def call_id() -> str:
 class ChatChoice(Choice):
     def __init__(self, index: int) -> None:
         super().__init__(index)
-        self.reader: AnswerReader | None = None
+        self.reader: ResponseReader | None = None
         self.space: LeadingSpace | None = None  # None if the request has no tools
         self.reasoning_event: bytes | None = None  # the template of a chunk with only reasoning
         self.called = False
@@ -162,6 +161,8 @@ class ChatChoice(Choice):
 
 
 class ChatStream(Stream[ChatChoice]):
+    kind = "chat.completion.chunk"
+
     def __init__(self, chat: ParsedChat, errors: ErrorFormat) -> None:
         choices = [ChatChoice(index) for index in range(chat.request.sampling.n)]
         super().__init__(chat.head, choices, chat.usage, framing=chat.framing, errors=errors)
@@ -175,11 +176,6 @@ class ChatStream(Stream[ChatChoice]):
             choice.reader = self._format.form.reader()
             if self._format.form.tools.parser() is not None:
                 choice.space = LeadingSpace()
-
-    def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
-        head = self._fields.value("chat.completion.chunk")
-        chunk: OpenAiChatChunk = {**head, "choices": choices, **counts}
-        return chunk
 
     @property
     def _is_plain(self) -> bool:
@@ -200,16 +196,16 @@ class ChatStream(Stream[ChatChoice]):
         if len(events) == 1:
             if isinstance(event := events[0], str):
                 return self._text_chunk(choice.text_event, event)
-            if isinstance(event, Reasoning) and self._format.thoughts:
+            if isinstance(event, Reasoning) and self._format.shows_reasoning:
                 return self._reasoning_chunk(choice, event.text)
         delta = self._message_delta(choice, events)
         return self._chunk(JSON.encode(self._choice_part(choice, delta, [], None))) if delta else b""
 
-    def _reasoning_chunk(self, choice: ChatChoice, thought: str) -> bytes:
+    def _reasoning_chunk(self, choice: ChatChoice, reasoning: str) -> bytes:
         if choice.reasoning_event is None:
             part = self._choice_part(choice, {"reasoning": SLOT, "reasoning_content": SLOT}, [], None)
             choice.reasoning_event = template(self._chunk(JSON.encode(part)))
-        text = JSON_TEXTS[thought]
+        text = JSON_TEXTS[reasoning]
         return choice.reasoning_event % (text, text)
 
     def _part(self, choice: ChatChoice, token: Token, finish: Finish | None) -> OpenAiChatPart | None:
@@ -217,7 +213,7 @@ class ChatStream(Stream[ChatChoice]):
             delta = self._format.delta(token.text, finish)
             return self._ended(choice, self._choice_part(choice, delta, [token], finish), token, finish)
         events = choice.reader.feed(token)
-        if self._format.thoughts or not choice.reader.thinking:
+        if self._format.shows_reasoning or not choice.reader.thinking:
             choice.waiting.append(token)
         if finish is not None:
             events += choice.reader.flush(finish)
@@ -286,7 +282,7 @@ class ChatStream(Stream[ChatChoice]):
         return sum(choice.reader.num_reasoning for choice in self._choices if choice.reader is not None)
 
 
-class ChatDocument(WholeAnswer):
+class ChatDocument(WholeResponse):
     """A non-streaming response. The choices are in the order of their seeds."""
 
     def __init__(self, chat: ParsedChat) -> None:
@@ -306,13 +302,13 @@ class ChatDocument(WholeAnswer):
         if reader is None:
             events: list[Event] = [sequence.text]
         else:
-            events, others = reader.read(tokens, sequence.finish)
-            tokens = tokens if self._format.thoughts else others
+            events, text_tokens = reader.read(tokens, sequence.finish)
+            tokens = tokens if self._format.shows_reasoning else text_tokens
             if self._num_reasoning is not None:
                 self._num_reasoning += reader.num_reasoning
-        shown = [event for event in events if self._format.selects(event)]
-        content, parts = _gather(shown)
-        broken = any(isinstance(event, CallEnd) and not event.whole for event in shown)
+        selected = [event for event in events if self._format.selects(event)]
+        content, parts = _gather(selected)
+        broken = any(isinstance(event, CallEnd) and not event.whole for event in selected)
         return {
             "index": sequence.index,
             "message": {"role": "assistant", "content": content, "refusal": None, **parts},
@@ -325,26 +321,26 @@ class ChatDocument(WholeAnswer):
 def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:
     """Return the text and the other parts of a message. The text is None if there is only reasoning or tool calls."""
     content: list[str] = []
-    thoughts: list[str] = []
+    reasoning_texts: list[str] = []
     functions: dict[int, FunctionCall] = {}
     for event in events:
         if isinstance(event, str):
             content.append(event)
         elif isinstance(event, Reasoning):
-            thoughts.append(event.text)
+            reasoning_texts.append(event.text)
         elif isinstance(event, CallStart):
             functions[event.number] = {"name": event.name, "arguments": ""}
         elif isinstance(event, Arguments):
             functions[event.number]["arguments"] += event.text
-    text, thought = "".join(content), "".join(thoughts)
+    text, reasoning = "".join(content), "".join(reasoning_texts)
     parts: MessageParts = {}
-    if thought:
-        parts["reasoning"] = parts["reasoning_content"] = thought
+    if reasoning:
+        parts["reasoning"] = parts["reasoning_content"] = reasoning
     if functions:
         parts["tool_calls"] = [
             {"id": call_id(), "type": "function", "function": function} for function in functions.values()
         ]
-    return None if (functions and not text.strip()) or (thought and not text) else text, parts
+    return None if (functions and not text.strip()) or (reasoning and not text) else text, parts
 
 
 class ParsedChat(NamedTuple):
@@ -385,11 +381,11 @@ def continued(body: Mapping[str, Any], conversation: Conversation) -> tuple[Mapp
 
     TGI strips spaces at the end of the prompt. The parameters of other servers take precedence over this rule.
     """
-    *others, last = conversation.messages
+    *earlier, last = conversation.messages
     text = last["content"] if last["role"] == "assistant" and not last.get("tool_calls") else None
     if not isinstance(text, str) or not text.strip() or any(body.get(name) is not None for name in _CONTINUING):
         return body, conversation
-    messages = (*others, {**last, "content": text.rstrip()})
+    messages = (*earlier, {**last, "content": text.rstrip()})
     return {**body, "continue_final_message": True}, conversation._replace(messages=messages)
 
 
@@ -399,7 +395,7 @@ CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of Fr
 """The example body in the OpenAPI document for all chat dialects, without `model`."""
 
 
-_ANSWER_RULES = ("response_format", "text", "output_config", "output_format")
+_RESPONSE_RULES = ("response_format", "text", "output_config", "output_format")
 """The fields for structured output in each API. If a tool call is required, the field is checked but has no effect."""
 
 
@@ -425,7 +421,7 @@ class OpenAiChat(OpenAiDialect):
         request_shape=request_shape(fields, table, "messages"),
         error=OpenAiError,
         example={"model": "", **CHAT_EXAMPLE},
-        answer=OpenAiChatAnswer,
+        response=OpenAiChatAnswer,
         chunk=OpenAiChatChunk,
         streams=(SSE_DONE.content_type,),
     )
@@ -440,7 +436,7 @@ class OpenAiChat(OpenAiDialect):
         conversation = read_messages(body.get("messages"), context)
         if model[0] == _TGI:
             body, conversation = continued(body, conversation)
-        return self.answer(self.build(body, model, conversation, read_tools(body, context), context))
+        return self.respond(self.build(body, model, conversation, read_tools(body, context), context))
 
     def translate(
         self,
@@ -485,16 +481,16 @@ class OpenAiChat(OpenAiDialect):
         template, unread = read_template(parameters.others, messages, context)
         ignored = [*self.ignored(body, context, *unknown, *tools.unknown, *unread), *tools.unheeded]
         prefix = messages[-1]["content"] if template.continue_final_message else None
-        form = answer_form(tools, context, dict(template.arguments), prefix)
+        form = response_form(tools, context, dict(template.arguments), prefix)
         sampling = form.sampling(parameters.sampling, context)
-        messages, shown = lay_out(messages, tools.shown, context.chat_template, choose_format(context))
+        messages, prompt_tools = lay_out(messages, tools.shown, context.chat_template, choose_format(context))
         request = Request(
             "",
             sampling,
             truncation=keep_last(parameters.others.get("truncate")),
             messages=messages,
             media=tuple(media),
-            tools=shown,
+            tools=prompt_tools,
             template=template,
             read_prompt=None if form.thinking is None else form.thinking.read_prompt,
             adapter=adapter,
@@ -507,7 +503,7 @@ class OpenAiChat(OpenAiDialect):
             Logprobs(sampling.logprobs, bool(body.get("top_logprobs")), self.refusal),
             form,
             every_role=for_tgi,
-            thoughts=parameters.others.get("include_reasoning", True),
+            shows_reasoning=parameters.others.get("include_reasoning", True),
         )
         head = OpenAiHead(*identity("chatcmpl"), name, context.fingerprint)
         if for_tgi:
@@ -527,7 +523,7 @@ class OpenAiChat(OpenAiDialect):
         stream, usage = read_stream(body, context)
         return self.stream if stream else self.whole, usage
 
-    def answer(self, chat: ParsedChat) -> ParsedRequest:
+    def respond(self, chat: ParsedChat) -> ParsedRequest:
         """Return the parsed request with a reply in the format of this dialect."""
         if chat.framing is self.whole:
             return ParsedRequest((chat.request,), ChatDocument(chat), self.errors, chat.ignored)
@@ -540,7 +536,7 @@ class OpenAiChat(OpenAiDialect):
         rule, table = tools.structured_output, self.table
         if rule is not None and not rule.allows_text:  # responses are tool calls, so a format for texts has no effect
             checked = {
-                name: entry._replace(field="") for name, entry in table.parameters.items() if name in _ANSWER_RULES
+                name: entry._replace(field="") for name, entry in table.parameters.items() if name in _RESPONSE_RULES
             }
             checked["tool_choice"] = Parameter("structured_output", lambda value: rule)
             table = Table({**table.parameters, **checked})
@@ -556,7 +552,7 @@ class OpenAiChat(OpenAiDialect):
             raise InvalidParameter(f"top_logprobs={body['top_logprobs']}: needs logprobs=true")
         field, sampling = parameters.names.get("structured_output"), parameters.sampling
         if tools.choice == "auto" and field is not None and sampling.structured_output is not None:
-            tools = tools.with_answer(sampling.structured_output, field)
+            tools = tools.with_response(sampling.structured_output, field)
             rule = tools.structured_output or sampling.structured_output
             parameters = parameters._replace(sampling=sampling._replace(structured_output=rule))
         return parameters, tools

@@ -52,7 +52,6 @@ from handler.protocols.openai.api import (
     OpenAiTextChoice,
     OpenAiTextChunk,
     StopReason,
-    StreamUsage,
     TextLogprobs,
     TokenIds,
 )
@@ -67,7 +66,7 @@ from handler.protocols.openai.request import (
     OpenAiHead,
     Stream,
     Usage,
-    WholeAnswer,
+    WholeResponse,
     identity,
     names,
     read_stream,
@@ -136,6 +135,8 @@ class TextChoice(Choice):
 
 
 class TextStream(Stream[TextChoice]):
+    kind = "text_completion"
+
     def __init__(
         self,
         head: OpenAiHead,
@@ -153,10 +154,6 @@ class TextStream(Stream[TextChoice]):
     def _take(self, position: int, delta: Delta) -> None:
         super()._take(position, delta)
         self._choices[position].prefill = delta.prefill or ()
-
-    def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
-        chunk: OpenAiTextChunk = {**self._fields.value("text_completion"), "choices": choices, **counts}
-        return chunk
 
     @property
     def _is_plain(self) -> bool:
@@ -183,7 +180,7 @@ class TextStream(Stream[TextChoice]):
         }
 
 
-class TextDocument(WholeAnswer):
+class TextDocument(WholeResponse):
     """A non-streaming response with the choices for each prompt. `best_of` ranks them by mean log-probability."""
 
     def __init__(self, head: OpenAiHead, format: TextFormat, num_sequences: int, framing: Framing = JSON) -> None:
@@ -258,7 +255,7 @@ class OpenAiCompletions(OpenAiDialect):
         request_shape=request_shape(fields, table, "prompt"),
         error=OpenAiError,
         example={"model": "", **COMPLETION_EXAMPLE},
-        answer=OpenAiTextAnswer,
+        response=OpenAiTextAnswer,
         chunk=OpenAiTextChunk,
         streams=(SSE_DONE.content_type,),
     )
@@ -303,8 +300,8 @@ class OpenAiCompletions(OpenAiDialect):
             )
             for prompt in prompts
         )
-        shown = [request.prompt if echo else "" for request in requests]
-        format = TextFormat(logprobs, shown, sampling.n, token_ids=parameters.others.get("return_token_ids", False))
+        echoed = [request.prompt if echo else "" for request in requests]
+        format = TextFormat(logprobs, echoed, sampling.n, token_ids=parameters.others.get("return_token_ids", False))
         head = OpenAiHead(*identity("cmpl"), model, context.fingerprint)
         reply: Reply = (
             TextStream(head, format, sampling.n, usage, self.stream, self.errors)
@@ -337,16 +334,18 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
 
 def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
     """Request the log-probabilities of the prompt tokens, with the same number of alternatives."""
-    if why := context.unsupported.get("prompt_logprobs"):
-        raise InvalidParameter(f"echo=true: the engine {context.engine} does not support it with logprobs: {why}")
-    if logprobs and (why := context.unsupported.get("prompt_top_logprobs")):
-        raise InvalidParameter(f"logprobs={logprobs}: the engine {context.engine} does not support it with echo: {why}")
+    if reason := context.unsupported.get("prompt_logprobs"):
+        raise InvalidParameter(f"echo=true: the engine {context.engine} does not support it with logprobs: {reason}")
+    if logprobs and (reason := context.unsupported.get("prompt_top_logprobs")):
+        raise InvalidParameter(
+            f"logprobs={logprobs}: the engine {context.engine} does not support it with echo: {reason}"
+        )
     return sampling._replace(prompt_logprobs=True, prompt_top_logprobs=logprobs)
 
 
 def _with_support_for(context: ServerContext, field: str) -> ServerContext:
     """Return the context as if the engine supported `field`."""
-    return replace(context, unsupported={name: why for name, why in context.unsupported.items() if name != field})
+    return replace(context, unsupported={name: reason for name, reason in context.unsupported.items() if name != field})
 
 
 # -- embeddings at /v1/embeddings --------------------------------------------------------------------------------------
@@ -507,7 +506,7 @@ class OpenAiEmbeddings(InputDialect):
         request_shape=request_shape(InputDialect.fields, table),
         error=OpenAiError,
         example={"model": "", "input": ["What is deep learning?"]},
-        answer=EmbeddingAnswer,
+        response=EmbeddingAnswer,
     )
 
     def reply(self, num_texts: int, options: PoolingOptions, context: ServerContext) -> VectorReply:

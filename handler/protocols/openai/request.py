@@ -11,8 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ModelNotFound
 from handler.core.framing import JSON, JSON_TEXTS, KEEP_ALIVE, NUMBER, SLOT, SSE_DONE, Framing, template
-from handler.core.media import new_digits
-from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, StructuredOutput, Token
+from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, StructuredOutput, Token, new_digits
 from handler.protocols.assistant.template import READERS as TEMPLATE_READERS
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
@@ -46,7 +45,7 @@ from handler.protocols.kernel.readers import (
 from handler.protocols.kernel.reply import Reply, SequenceOutput, TokenStream, WholeReply
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, accepts, nullable, schema_of_reader
 from handler.protocols.kernel.texts import most_tokens
-from handler.protocols.openai.api import ERRORS, AnswerHead, StreamUsage, TokenUsage
+from handler.protocols.openai.api import ERRORS, ResponseFields, StreamUsage, TokenUsage
 from handler.protocols.openai.unsupported import FOREIGN, OF_CHATS, OF_COMPLETIONS, OF_VLLM
 
 REASONS: Mapping[Finish | None, str | None] = {
@@ -66,7 +65,7 @@ class OpenAiHead(NamedTuple):
     model: str = ""
     fingerprint: str = ""
 
-    def value(self, kind: str) -> AnswerHead:
+    def value(self, kind: str) -> ResponseFields:
         return {
             "id": self.id,
             "object": kind,
@@ -155,7 +154,12 @@ class Stream(TokenStream, Generic[C]):
 
     Args:
         choices: the choices of the first request, then the choices of the second request, and so on.
+
+    Attributes:
+        kind: the `object` of a chunk.
     """
+
+    kind: str
 
     def __init__(
         self,
@@ -206,7 +210,7 @@ class Stream(TokenStream, Generic[C]):
 
     def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
         """Return the value of a chunk with these choices and token counts."""
-        raise NotImplementedError
+        return {**self._fields.value(self.kind), "choices": choices, **counts}
 
     @property
     def _is_plain(self) -> bool:
@@ -244,7 +248,7 @@ class Stream(TokenStream, Generic[C]):
         return None
 
 
-class WholeAnswer(WholeReply):
+class WholeResponse(WholeReply):
     """A non-streaming response as a single object, which subclasses render.
 
     Args:
@@ -539,11 +543,11 @@ class OpenAiDialect(Dialect):
         """List the fields that have no effect: unknown and harmless fields of the body, and the names in `unknown`."""
         return [*self.unknown(body, context, *unknown), *self.no_effect(body)]
 
-    def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:
-        """List the unknown fields of the body, followed by `others`. Null fields count as absent."""
-        known, harmless = self._known(), self._harmless()
-        names = [key for key in body if key not in known and key not in harmless]
-        return report_unknown([*names, *others], body, context)
+    def unknown(self, body: Mapping[str, Any], context: ServerContext, *paths: str) -> list[str]:
+        """List the unknown fields of the body, followed by `paths`. Null fields count as absent."""
+        known_names, harmless = self._known(), self._harmless()
+        names = [key for key in body if key not in known_names and key not in harmless]
+        return report_unknown([*names, *paths], body, context)
 
     def no_effect(self, body: Mapping[str, Any]) -> list[str]:
         """List the harmless fields of the body. Null fields count as absent."""

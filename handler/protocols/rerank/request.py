@@ -10,8 +10,7 @@ from typing import Any, TypedDict
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import encoded
-from handler.core.media import new_uuid
-from handler.core.values import Pooling, Request, Task, Truncation
+from handler.core.values import Pooling, Request, Task, Truncation, new_uuid
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Description
 from handler.protocols.kernel.errors import ErrorFormat
@@ -122,7 +121,7 @@ _DESCRIPTION = Description(
     request_shape=request_shape(FIELDS, TABLE, "query", "documents"),
     error=RerankError,
     example={"model": "", "query": "What is deep learning?", "documents": ["A cheese", "A kind of machine learning"]},
-    answer=RerankAnswer,
+    response=RerankAnswer,
 )
 
 
@@ -162,7 +161,7 @@ class Rerank(PooledDialect):
         else:
             pooling = Pooling("score", normalize=others.get("normalize", True))
             requests = score_requests(query, texts, "documents", pooling, **options.fields)
-        shown = _encode(documents) if others.get("return_documents", self._return_documents) else None
+        repeated = _encode(documents) if others.get("return_documents", self._return_documents) else None
         most = others.get("top_n") or len(documents)
 
         def render(vectors: Vectors, num_tokens: int) -> RerankAnswer:
@@ -170,9 +169,9 @@ class Rerank(PooledDialect):
             scores = [cosine(query, text) for text in texts] if embeds else [item[0] for item in vectors]
             best_first = sorted(enumerate(scores), key=lambda item: -item[1])[:most]
             results: list[RankedDocument] = [{"index": index, "relevance_score": score} for index, score in best_first]
-            if shown is not None:
+            if repeated is not None:
                 for result in results:
-                    result["document"] = shown[result["index"]]
+                    result["document"] = repeated[result["index"]]
             return {
                 "id": f"rerank-{new_uuid()}",
                 "model": options.model,

@@ -251,11 +251,11 @@ class InputReader(TurnsReader):
         if self._request_context.keeper is not None and (id := referenced(item)) is not None:
             item = self._request_context.recalled.items.get(id)
             if item is None:
-                why = (
+                reason = (
                     "no item with this id is stored: it has expired, was deleted, or was created with store=false; "
                     "send the item itself"
                 )
-                raise NotKept(f"{at}.id={show(id)}: {why}", "input")
+                raise NotKept(f"{at}.id={show(id)}: {reason}", "input")
         self.items.append(item)
         return item
 
@@ -416,37 +416,37 @@ class ToolsReader:
 
     def _tool(self, tool: Any, at: str, namespace: str) -> None:
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(tool, dict) and (why := skipped(tool)):
-            self.ignored[why] = None
+        if isinstance(tool, dict) and (reason := skipped(tool)):
+            self.ignored[reason] = None
             if kind == CUSTOM:
-                self.left_out[full_name(namespace, str(tool.get("name")))] = why
+                self.left_out[full_name(namespace, str(tool.get("name")))] = reason
             return
         if kind == "namespace" and not namespace and isinstance(tool.get("tools"), list):
             if not isinstance(tool.get("name"), str) or not tool["name"]:
                 raise InvalidParameter(f"{at}.name: must be a string")
             self.ignored |= unread(tool, "tools[]", _NAMESPACE)
-            for index, own in enumerate(tool["tools"]):
-                self._tool(own, f"{at}.tools[{index}]", tool["name"])
+            for index, member in enumerate(tool["tools"]):
+                self._tool(member, f"{at}.tools[{index}]", tool["name"])
             return
         if kind not in ("function", CUSTOM):
             hosted = isinstance(kind, str) and kind.startswith(_HOSTED)
-            why = "hosted tools only run on OpenAI's servers" if hosted else f"the type must be function or {CUSTOM}"
-            raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: {why}")
+            reason = "hosted tools only run on OpenAI's servers" if hosted else f"the type must be function or {CUSTOM}"
+            raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: {reason}")
         self._add(tool, kind, at, namespace)
 
     def _add(self, tool: Mapping[str, Any], kind: str, at: str, namespace: str) -> None:
-        own_name = read_name(tool.get("name"), f"{at}.name")
-        name = read_name(full_name(namespace, own_name), f"{at}.name with its namespace")
+        short_name = read_name(tool.get("name"), f"{at}.name")
+        name = read_name(full_name(namespace, short_name), f"{at}.name with its namespace")
         if namespace or kind == CUSTOM:
-            self.origins[name] = Origin(namespace, own_name, kind == CUSTOM)
-        known = _TOOL_FIELDS.keys() - ({"format"} if kind == "function" else {"parameters", "strict"})
-        others = {key: item for key, item in tool.items() if key not in known}
-        own = NamedValue(f"{at}.format", tool.get("format")).read(_of_custom) if kind == CUSTOM else tool
-        function = {"name": name, "description": tool.get("description"), "parameters": own.get("parameters")}
-        function |= {"strict": own["strict"]} if "strict" in own else {}
+            self.origins[name] = Origin(namespace, short_name, kind == CUSTOM)
+        fields = _TOOL_FIELDS.keys() - ({"format"} if kind == "function" else {"parameters", "strict"})
+        unknown_fields = {key: item for key, item in tool.items() if key not in fields}
+        source = NamedValue(f"{at}.format", tool.get("format")).read(_of_custom) if kind == CUSTOM else tool
+        function = {"name": name, "description": tool.get("description"), "parameters": source.get("parameters")}
+        function |= {"strict": source["strict"]} if "strict" in source else {}
         if kind == CUSTOM and function["strict"]:
             self.formats.append(name)
-        self.tools.append({"type": "function", "function": {**others, **function}})
+        self.tools.append({"type": "function", "function": {**unknown_fields, **function}})
 
     def named(self, request: Request, choice: Any) -> Request:
         """Return the request with the field that the error names if the engine refuses its structured output.
@@ -513,14 +513,14 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
     """
     if not isinstance(value, dict):
         return value
-    known = [tool["function"]["name"] for tool in reader.tools] if isinstance(reader.tools, list) else []
+    names = [tool["function"]["name"] for tool in reader.tools] if isinstance(reader.tools, list) else []
     if value.get("type") == "allowed_tools":
-        return _allowed(value, known, reader.ignored)
+        return _allowed(value, names, reader.ignored)
     reader.ignored |= unread(value, "tool_choice", _CHOSEN)
     name = _name(value)
-    if name not in known and (why := reader.left_out.get(name)):
-        raise NamedValue("tool_choice", value).refused(f"{name} is omitted, because {why} is not supported")
-    if value.get("type") not in ("function", CUSTOM) or name not in known:
+    if name not in names and (reason := reader.left_out.get(name)):
+        raise NamedValue("tool_choice", value).refused(f"{name} is omitted, because {reason} is not supported")
+    if value.get("type") not in ("function", CUSTOM) or name not in names:
         raise NamedValue("tool_choice", value).refused(
             "must be none, auto, required, or an object with 'type': 'allowed_tools', or with 'type': 'function' or "
             "'custom' and the 'name' of one of the tools"
@@ -528,15 +528,15 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
     return {"type": "function", "function": {"name": name}}
 
 
-def _allowed(value: Mapping[str, Any], known: Sequence[str], ignored: dict[str, None]) -> Any:
+def _allowed(value: Mapping[str, Any], names: Sequence[str], ignored: dict[str, None]) -> Any:
     """Return the allowed tools in the format of a chat, without omitted tools. The chat reader checks them."""
     ignored |= unread(value, "tool_choice", ("type", "mode", "tools"))
     tools = value.get("tools")
     if isinstance(tools, list):
-        kept = [tool for tool in without_skipped(tools) if not _is_custom(tool) or _name(tool) in known]
-        for tool in kept:
+        present = [tool for tool in without_skipped(tools) if not _is_custom(tool) or _name(tool) in names]
+        for tool in present:
             ignored |= unread(tool, "tool_choice.tools[]", _CHOSEN)
-        tools = [_function(tool) if isinstance(tool, dict) else tool for tool in kept]
+        tools = [_function(tool) if isinstance(tool, dict) else tool for tool in present]
     return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": tools}}
 
 
@@ -556,7 +556,7 @@ def _name(tool: Mapping[str, Any]) -> str:
 # -- stored responses: `store`, `previous_response_id` and references to items -----------------------------------------
 
 
-KEPT = ("store", "previous_response_id")
+STORED_FIELDS = ("store", "previous_response_id")
 """The fields that are supported only if responses are stored."""
 
 MAX_REFERENCES = 1000
@@ -583,7 +583,7 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     )
 
 
-def read_kept(body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> bool:
+def read_store(body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> bool:
     """Read `store` and `previous_response_id`. Return whether the response should be stored.
 
     Raises:
@@ -597,9 +597,11 @@ def read_kept(body: Mapping[str, Any], context: ServerContext, request_context: 
         raise previous.refused("must be the id of a response")
     state = request_context.recalled.state
     if state == "missing":
-        raise NotKept(f"{previous}: no such response is stored: it expired, was deleted, or was never stored", KEPT[1])
+        raise NotKept(
+            f"{previous}: no such response is stored: it expired, was deleted, or was never stored", STORED_FIELDS[1]
+        )
     if state == "broken":
-        raise NotKept(f"{previous}: an earlier response is no longer stored; {_SEND_ALL}", KEPT[1])
+        raise NotKept(f"{previous}: an earlier response is no longer stored; {_SEND_ALL}", STORED_FIELDS[1])
     if state == "in_progress":
         raise previous.refused("this response is still in progress; wait until it has ended")
     if state == "failed":
@@ -622,11 +624,11 @@ def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Ke
 # -- the dialect -------------------------------------------------------------------------------------------------------
 
 
-_OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
+_RENAMED = {"messages": "input", "reasoning_effort": "reasoning.effort"}
 """Maps the field names of a chat to those of the Responses API, where they differ."""
 
 _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream", "parallel_tool_calls")}
-_SAME = (TABLE.parameters.keys() - _OWN.keys()) | _OF_CHAT.keys()
+_SAME = (TABLE.parameters.keys() - _RENAMED.keys()) | _OF_CHAT.keys()
 """The fields that are passed to the chat unchanged."""
 
 _WORDS = {"].function.": "].", "reasoning_effort": "reasoning.effort", "messages[].reasoning": "input[].reasoning"}
@@ -677,7 +679,7 @@ class OpenAiResponses(OpenAiDialect):
         request_shape=_body,
         error=OpenAiError,
         example={"model": "", "input": "Name the capital of France.", "max_output_tokens": 16},
-        answer=OpenAiResponse,
+        response=OpenAiResponse,
         chunk=OpenAiResponseEvent,
         streams=(SSE.content_type,),
     )
@@ -686,17 +688,17 @@ class OpenAiResponses(OpenAiDialect):
         return read_wanted(self._relax()(body), keeps=self.computes)
 
     def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
-        for name, own in _OWN.items():
+        for name, name_here in _RENAMED.items():
             if body.get(name) is not None:
-                raise InvalidParameter(f"{name}: is not supported: use {own}")
-        keeps, keeper = read_kept(body, context, request_context) and self.computes, request_context.keeper
+                raise InvalidParameter(f"{name}: is not supported: use {name_here}")
+        keeps, keeper = read_store(body, context, request_context) and self.computes, request_context.keeper
         reader, tools = InputReader(context, request_context), ToolsReader()
         effort = NamedValue("reasoning", body.get("reasoning")).optional(_effort)
         reader.read(body)
         tools.read(body.get("tools"))
         choice = read_choice(body.get("tool_choice"), tools)
         fields = {
-            **{name: body[name] for name in _SAME if name in body and not (keeper and name in KEPT)},
+            **{name: body[name] for name in _SAME if name in body and not (keeper and name in STORED_FIELDS)},
             "reasoning_effort": effort,
         }
         tool_fields = {
@@ -714,12 +716,12 @@ class OpenAiResponses(OpenAiDialect):
                 ignored += ["tools[].format"] if tools.formats else []
             if tools.formats:
                 chat = chat._replace(request=tools.named(chat.request, choice))
-            ignored += [*map(_in_own_words, chat.ignored), *self.no_effect(body)]
-            return self._answer(chat._replace(ignored=ignored), head, tools.origins, keeping)
+            ignored += [*map(_in_responses_words, chat.ignored), *self.no_effect(body)]
+            return self._respond(chat._replace(ignored=ignored), head, tools.origins, keeping)
         except (InvalidParameter, InvalidPayload) as error:
-            raise type(error)(_in_own_words(error.message)) from None
+            raise type(error)(_in_responses_words(error.message)) from None
 
-    def _answer(
+    def _respond(
         self, chat: ParsedChat, repeated: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None
     ) -> ParsedRequest:
         """Return the parsed request with its reply.
@@ -756,10 +758,10 @@ class ResponsesCount(OpenAiResponses):
         request_shape=_body,
         error=OpenAiError,
         example={"model": "", "input": "Name the capital of France."},
-        answer=ResponseTokens,
+        response=ResponseTokens,
     )
 
-    def _answer(
+    def _respond(
         self, chat: ParsedChat, repeated: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None
     ) -> ParsedRequest:
         return counted(
@@ -771,7 +773,7 @@ class _Chat(OpenAiChat):
     """The chat dialect with the parameters of the Responses API."""
 
     table = Table(
-        {name: parameter for name, parameter in TABLE.parameters.items() if name not in _OWN}
+        {name: parameter for name, parameter in TABLE.parameters.items() if name not in _RENAMED}
         | {"reasoning_effort": CHAT.parameters["reasoning_effort"]}
     )
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
@@ -788,14 +790,14 @@ def _effort(reasoning: Any) -> Any:
     only(reasoning, *_REASONING)
     if (effort := reasoning.get("effort")) is not None and effort not in EFFORTS:
         raise ValueError(f"'effort' must be one of {', '.join(EFFORTS)}")
-    for name, own in _ONLY.items():
-        if reasoning.get(name) not in (own, None):
-            raise ValueError(f"{name!r} must be {own}, the only supported value")
+    for name, supported in _ONLY.items():
+        if reasoning.get(name) not in (supported, None):
+            raise ValueError(f"{name!r} must be {supported}, the only supported value")
     return effort
 
 
-def _in_own_words(text: str) -> str:
+def _in_responses_words(text: str) -> str:
     """Return an error message or a field name in which the names of this API replace the names of chat fields."""
-    for name, own in _WORDS.items():
-        text = text.replace(name, own)
+    for name, replacement in _WORDS.items():
+        text = text.replace(name, replacement)
     return text

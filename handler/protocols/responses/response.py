@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, encoded, loads, named_event, template
-from handler.core.media import new_digits, new_secret
-from handler.core.values import Finish, Token
-from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_whole
+from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, encoded, loads, template, typed_event
+from handler.core.values import Finish, Token, new_digits, new_secret
+from handler.protocols.assistant.answer import BlockStream, ResponseForm, read_whole
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 from handler.protocols.kernel.context import GenerationDefaults
 from handler.protocols.kernel.reply import TokenEncoder, WholeReply
@@ -211,10 +210,10 @@ class Items:
             done = {"type": "response.output_text.done", **indices, "text": text, "logprobs": []}
             events += [done, self._part_event("response.content_part.done", item, part)]
         else:
-            thought, indices = _reasoning_text(text), self._text_place(item, self.number())
-            item["content"] = [thought]
+            reasoning, indices = _reasoning_text(text), self._text_place(item, self.number())
+            item["content"] = [reasoning]
             done = {"type": "response.reasoning_text.done", **indices, "text": text}
-            events += [done, self._part_event("response.content_part.done", item, thought)]
+            events += [done, self._part_event("response.content_part.done", item, reasoning)]
 
     def _message(self) -> MessageItem:
         id = self._new_id("msg")
@@ -273,7 +272,7 @@ class ResponseSettings(NamedTuple):
     """
 
     head: ResponseStart
-    form: AnswerForm
+    form: ResponseForm
     origins: Mapping[str, Origin]
     keeping: Keeping | None = None
 
@@ -297,12 +296,12 @@ class ResponseSettings(NamedTuple):
             broken: whether a tool call is incomplete, which makes the response incomplete.
         """
         ended: Status = "incomplete" if broken else "completed"
-        others: Mapping[Finish | None, Status] = {
+        statuses: Mapping[Finish | None, Status] = {
             None: "in_progress",
             Finish.LENGTH: "incomplete",
             Finish.ERROR: "failed",
         }
-        status = others.get(finish, ended)
+        status = statuses.get(finish, ended)
         return {
             **self.head,
             "status": status,
@@ -313,13 +312,13 @@ class ResponseSettings(NamedTuple):
             "usage": usage,
         }
 
-    def kept(self, response: OpenAiResponse) -> OpenAiResponse:
+    def store(self, response: OpenAiResponse) -> OpenAiResponse:
         """Store a finished response if requested. Return the response, with `store` false if it could not be stored."""
         if self.keeping is None:
             return response
         head = {name: value for name, value in response.items() if name != "output"}
-        kept = self.keeping.end(response["id"], head, response["output"], failed=response["status"] == "failed")
-        return response if kept else {**response, "store": False}
+        is_stored = self.keeping.end(response["id"], head, response["output"], failed=response["status"] == "failed")
+        return response if is_stored else {**response, "store": False}
 
 
 def now() -> int:
@@ -349,13 +348,13 @@ class ResponseStream(BlockStream):
         return None if self._text_event is None or not self._settings.form.is_text else self._text_token
 
     def _broken_off(self, error: ServingError) -> bytes:
-        rest = self._encode(self._items.end(complete=False))
+        remainder = self._encode(self._items.end(complete=False))
         failure: ResponseFailure = {
             "code": "rate_limit_exceeded" if ERRORS.status(error) == 429 else "server_error",
             "message": error.message,
         }
-        response = self._settings.kept(self._settings.response(self._items.output, Finish.ERROR, error=failure))
-        return rest + self._encode([self._told(response)])
+        response = self._settings.store(self._settings.response(self._items.output, Finish.ERROR, error=failure))
+        return remainder + self._encode([self._told(response)])
 
     def _told(self, response: OpenAiResponse, kind: ResponseState | None = None) -> ResponseEvent:
         """Return an event with the response object. By default, the response status determines the event type."""
@@ -391,19 +390,19 @@ class ResponseStream(BlockStream):
                 chunks.append(self._text(event["delta"], event["sequence_number"]))
                 continue
             self._text_event = None
-            chunks.append(named_event(event))
+            chunks.append(typed_event(event))
         item = self._items.open
         if self._text_event is None and item is not None and item["type"] == "message":
-            self._text_event = template(named_event(self._items.delta(SLOT, NUMBER)))
+            self._text_event = template(typed_event(self._items.delta(SLOT, NUMBER)))
         return b"".join(chunks)
 
     def _last(self, position: int, token: Token, finish: Finish) -> bytes:
-        rest = self._token(position, token) if token.text or self._reader is not None else b""
-        rest += self._encode(self._items.feed(self._reader.flush(finish))) if self._reader is not None else b""
-        rest += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
+        remainder = self._token(position, token) if token.text or self._reader is not None else b""
+        remainder += self._encode(self._items.feed(self._reader.flush(finish))) if self._reader is not None else b""
+        remainder += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
         counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_reasoning)
         response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)
-        return rest + self._encode([self._told(self._settings.kept(response))])
+        return remainder + self._encode([self._told(self._settings.store(response))])
 
 
 class ResponseDocument(WholeReply):
@@ -421,7 +420,7 @@ class ResponseDocument(WholeReply):
         num_cached = sequence.extras.num_cached_tokens or 0
         counts = usage(self._num_prompt_tokens, num_cached, sequence.num_tokens, num_reasoning)
         response = self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
-        return self._settings.kept(response)
+        return self._settings.store(response)
 
 
 # -- the fields of the request that a response repeats -----------------------------------------------------------------
@@ -496,7 +495,7 @@ def encode_head(head: ResponseHead) -> ResponseHead:
 def without_strict(tool: dict[str, Any]) -> dict[str, Any]:
     """Return a tool with `strict` false, because nothing enforces its schema."""
     if "tools" in tool:
-        return {**tool, "tools": [without_strict(own) for own in tool["tools"]]}
+        return {**tool, "tools": [without_strict(member) for member in tool["tools"]]}
     return {**tool, "strict": False} if "strict" in tool else tool
 
 
@@ -518,7 +517,7 @@ def _tool(tool: Any) -> Any:
     if not isinstance(tool, dict):
         return tool
     if isinstance(tool.get("tools"), list):
-        return {**tool, "tools": [_tool(own) for own in without_skipped(tool["tools"])]}
+        return {**tool, "tools": [_tool(member) for member in without_skipped(tool["tools"])]}
     if tool.get("type") == CUSTOM:
         return {"description": None, "format": {"type": "text"}, **tool}
     return {"description": None, "parameters": None, **tool, "strict": tool.get("strict") is True}

@@ -159,8 +159,8 @@ class Tei(Dialect):
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload(f"the body must be a JSON object with {' and '.join(map(repr, sorted(self.fields)))}")
-        known = self.fields.keys() | self.table.parameters.keys()
-        ignored = report_unknown([name for name in body if name not in known], body, context)
+        names = self.fields.keys() | self.table.parameters.keys()
+        ignored = report_unknown([name for name in body if name not in names], body, context)
         parsed = self.read(body, context)
         return parsed._replace(ignored=[*ignored, *parsed.ignored])
 
@@ -196,7 +196,7 @@ class TeiSimilarity(Tei):
         request_shape=nested_request(fields, table),
         error=TeiError,
         example={"inputs": {"source_sentence": "A cat", "sentences": ["A kitten", "A car"]}},
-        answer=list[float],
+        response=list[float],
     )
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
@@ -235,9 +235,9 @@ def _prompted(texts: Sequence[Text], others: Mapping[str, Any], context: ServerC
     if name is None:
         return texts
     if name not in context.prompts:
-        known = ", ".join(sorted(context.prompts))
-        why = f"no such prompt; its prompts are {known}" if known else "no prompts"
-        raise InvalidParameter(f"prompt_name={show(name)}: the model has {why}")
+        names = ", ".join(sorted(context.prompts))
+        reason = f"no such prompt; its prompts are {names}" if names else "no prompts"
+        raise InvalidParameter(f"prompt_name={show(name)}: the model has {reason}")
     return [context.prompts[name] + text if isinstance(text, str) else text for text in texts]
 
 
@@ -259,7 +259,7 @@ class TeiEmbed(Tei):
         request_shape=request_shape(fields, table, *fields),
         error=TeiError,
         example={"inputs": "What is deep learning?", "normalize": True},
-        answer=TeiVectors | list[float],
+        response=TeiVectors | list[float],
     )
 
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
@@ -290,7 +290,7 @@ class TeiRerank(Tei):
         request_shape=request_shape(fields, table, *fields),
         error=TeiError,
         example={"query": "What is deep learning?", "texts": ["A cheese", "A kind of machine learning"]},
-        answer=list[TeiRank],
+        response=list[TeiRank],
     )
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
@@ -298,9 +298,9 @@ class TeiRerank(Tei):
         query = read_string(body.get("query"), "query")
         texts = read_strings(body.get("texts"), "texts")
         pooling = Pooling("score", normalize=not others.get("raw_scores"))
-        shown: Sequence[str] = texts if others.get("return_text") else ()
+        repeated: Sequence[str] = texts if others.get("return_text") else ()
         requests = score_requests(query, texts, "texts", pooling, truncation=truncation)
-        return self.parsed(requests, functools.partial(_ranks, shown))
+        return self.parsed(requests, functools.partial(_ranks, repeated))
 
 
 def _ranks(texts: Sequence[str], vectors: Vectors, num_tokens: int) -> list[TeiRank]:
@@ -327,7 +327,7 @@ class TeiPredict(Tei):
         request_shape=request_shape(fields, table, *fields),
         error=TeiError,
         example={"inputs": "I like you."},
-        answer=list[TeiPrediction] | list[list[TeiPrediction]],
+        response=list[TeiPrediction] | list[list[TeiPrediction]],
     )
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
@@ -364,9 +364,9 @@ def _predictions(scores: Sequence[float], labels: Sequence[str]) -> list[TeiPred
 def _headers(requests: Sequence[Request], timing: Timing | None) -> Headers:
     """Return TEI's headers. Times are in whole milliseconds."""
     characters = sum(len(request.prompt) + len(request.pair or "") for request in requests)
-    known = [("x-compute-characters", str(characters))]
+    headers = [("x-compute-characters", str(characters))]
     if timing is None:
-        return known
+        return headers
     seconds = {
         "x-compute-time": timing.total,
         "x-total-time": timing.total,
@@ -375,4 +375,4 @@ def _headers(requests: Sequence[Request], timing: Timing | None) -> Headers:
         "x-inference-time": timing.inference,
     }
     times = [(name, str(int(value * 1000))) for name, value in seconds.items()]
-    return [*known, ("x-compute-tokens", str(timing.num_prompt_tokens)), *times]
+    return [*headers, ("x-compute-tokens", str(timing.num_prompt_tokens)), *times]

@@ -275,8 +275,8 @@ class TgiErrors(ErrorFormat):
                     status, f"Failed to parse the request body as JSON: {error.message}", "validation", False
                 )
             case WrongType():
-                what = "Failed to deserialize the JSON body into the target type"
-                return Failure(status, f"{what}: {error.message}", "validation", False)
+                prefix = "Failed to deserialize the JSON body into the target type"
+                return Failure(status, f"{prefix}: {error.message}", "validation", False)
             case PromptTooLong() | AnswerTooLong():
                 return Failure(status, f"Input validation error: {_too_long(error, self._request)}", "validation")
             case InvalidPayload() | InvalidParameter():
@@ -311,9 +311,9 @@ def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> 
         most += 1
         num_new = 0 if request is None or request.fill_context else min(request.sampling.max_new_tokens, SLICE)
         if error.num_prompt + num_new <= most:
-            return f"`inputs` must have less than {error.most} tokens. Given: {error.given}"
+            return f"`inputs` must have less than {error.most} tokens. Given: {error.length}"
     else:
-        num_new = error.wanted
-    num_prompt = error.given if isinstance(error, PromptTooLong) else error.num_prompt
+        num_new = error.num_new
+    num_prompt = error.length if isinstance(error, PromptTooLong) else error.num_prompt
     sizes = f"Given: {num_prompt} `inputs` tokens and {num_new} `max_new_tokens`"
     return f"`inputs` tokens + `max_new_tokens` must be <= {most}. {sizes}"

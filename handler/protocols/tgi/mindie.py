@@ -75,7 +75,7 @@ class Mindie(Dialect):
         request_shape=partial(body_shape, MINDIE_TOP_LEVEL, KINDS, maxLength=MAX_CHARACTERS),
         error=MindieError,
         example=EXAMPLE,
-        answer=MindieAnswer,
+        response=MindieAnswer,
         chunk=MindieEvent,
         streams=(SSE.content_type,),
     )

@@ -349,7 +349,7 @@ class Tgi(TgiFormat, Dialect):
         self.errors = TgiErrors(streams=bool(streams))
         whole = TgiList if array else TgiAnswer
         self.description = _DESCRIPTION._replace(
-            answer=None if streams else whole,
+            response=None if streams else whole,
             chunk=None if streams is False else TgiEvent,
             streams=() if streams is False else (SSE.content_type,),
         )
@@ -518,8 +518,8 @@ class _TgiChatTokenize(_TgiTokenize):
         template, unread = read_template(options, messages, context)
         names = [*names, *tools.unknown, *unread, *(name for name in params if name not in _NO_EFFECT)]
         ignored = report_unknown(names, body, context, generates=False)
-        messages, shown = lay_out(messages, tools.shown, context.chat_template, choose_format(context))
-        request = Request("", messages=messages, tools=shown, template=template)
+        messages, prompt_tools = lay_out(messages, tools.shown, context.chat_template, choose_format(context))
+        request = Request("", messages=messages, tools=prompt_tools, template=template)
         return prompt_request(request, _chat_tokens, self.errors, ignored)
 
 

@@ -85,12 +85,12 @@ class TgiFormat:
     def document(
         self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None
     ) -> TgiAnswer | list[TgiAnswer]:
-        answer: TgiAnswer = {"generated_text": text}
+        response: TgiAnswer = {"generated_text": text}
         if output is not None:
-            answer["details"] = self._details(output)
+            response["details"] = self._details(output)
         if outputs is not None:
-            answer["outputs"] = outputs
-        return [answer] if self.array else answer
+            response["outputs"] = outputs
+        return [response] if self.array else response
 
     def _details(self, output: WholeOutput) -> TgiDetails | TgiCompatDetails:
         raise NotImplementedError
@@ -189,7 +189,7 @@ class TgiCompat(Lmi):
     description = Lmi.description._replace(
         title="TGI_COMPAT",
         error=TgiError,
-        answer=TgiList,
+        response=TgiList,
         chunk=TgiEvent,
         failure=TgiError,
         streams=(SSE.content_type,),

@@ -72,10 +72,10 @@ def check_fields(message: bytes) -> None:
 def _raw_lengths(message: bytes) -> Iterator[int]:
     """Yield the length of the raw contents in each field, or 0 for other fields. Stop at an unknown field."""
     position = 0
-    while found := _FIELD.match(message, position):
-        length = sum((byte & 127) << 7 * index for index, byte in enumerate(found[2]))
-        position = found.end() + length
-        yield length if found[1] == _RAW else 0
+    while match := _FIELD.match(message, position):
+        length = sum((byte & 127) << 7 * index for index, byte in enumerate(match[2]))
+        position = match.end() + length
+        yield length if match[1] == _RAW else 0
 
 
 def body_of(request: Any) -> tuple[bytes, int]:
@@ -114,7 +114,7 @@ def _contents(request: Any) -> Iterator[bytes]:
     raw = request.raw_input_contents
     for index, tensor in enumerate(request.inputs):
         fields = [field.name for field, _ in tensor.contents.ListFields()]
-        name, of_model = f"'{tensor.name[:_SHOWN]}'", f"for model '{request.model_name[:_SHOWN]}'"
+        name, of_model = f"'{tensor.name[:_MAX_SHOW]}'", f"for model '{request.model_name[:_MAX_SHOW]}'"
         if raw and fields:
             message = f"contents field must not be specified when using raw_input_contents for {name} {of_model}"
             raise InvalidPayload(message)
@@ -123,8 +123,8 @@ def _contents(request: Any) -> Iterator[bytes]:
         elif len(fields) != 1:
             raise InvalidPayload(f"unable to find data for input tensor {name} {of_model} in request.")
         elif fields[0] != _CONTENTS.get(tensor.datatype):
-            what = f"unexpected explicit tensor data for input tensor {name} {of_model}"
-            raise InvalidPayload(f"{what}: {fields[0]} does not fit datatype {tensor.datatype[:_SHOWN]!r}")
+            problem = f"unexpected explicit tensor data for input tensor {name} {of_model}"
+            raise InvalidPayload(f"{problem}: {fields[0]} does not fit datatype {tensor.datatype[:_MAX_SHOW]!r}")
         else:
             try:
                 yield packed(tensor.datatype, getattr(tensor.contents, fields[0]))
@@ -132,7 +132,7 @@ def _contents(request: Any) -> Iterator[bytes]:
                 raise InvalidPayload(f"input {name}: {error}") from None
 
 
-_SHOWN = 64  # characters of a name in a message
+_MAX_SHOW = 64  # characters of a name in a message
 
 
 def _parameter(name: str, value: Any) -> Any:
@@ -140,7 +140,7 @@ def _parameter(name: str, value: Any) -> Any:
     of_client = (name, kind) == ("priority", "uint64_param")  # as tritonclient sends it
     if kind not in ("int64_param", "bool_param", "string_param", "double_param") and not of_client:
         expected = "int64_param, bool_param, or string_param."
-        raise InvalidPayload(f"invalid value type for '{name[:_SHOWN]}' parameter, expected {expected}")
+        raise InvalidPayload(f"invalid value type for '{name[:_MAX_SHOW]}' parameter, expected {expected}")
     return getattr(value, kind)
 
 
@@ -232,15 +232,15 @@ class TokenMessages(TritonStream):
         tensors = [*self._selection.tensors({"text_output": [""]})]
         response = _response(self._options, tensors, final=False)
         del response.raw_output_contents[:]
-        rest = _streamed(response)
+        fields = _streamed(response)
         empty, has_text = service_pb2.ModelInferResponse, bool(tensors)
 
         def encode(token: Token) -> bytes:
             if not has_text:
-                return framed(rest)
+                return framed(fields)
             text = token.text.encode()
             content = empty(raw_output_contents=[_LENGTH.pack(len(text)) + text])
-            return framed(rest + _streamed(content))
+            return framed(fields + _streamed(content))
 
         return encode
 

@@ -42,13 +42,13 @@ SAGEMAKER_TYPE = "application/vnd.sagemaker-triton.binary+json"
 _OCTETS = "application/octet-stream"
 _MAX_DIGITS = 18  # of a length; no real body is longer
 _MAX_SIZE = 1 << 60  # of a dimension; Python counts no more
-_SHOWN_DIMS = 8  # dimensions of a shape in a message
+_MAX_DIMS = 8  # dimensions of a shape in a message
 _MAX_TEXT = 1 << 23  # bytes of a text in binary data. These are the limits of large bodies of JSON.
 _MAX_TEXTS, _MAX_NUMBERS = 1 << 17, 1 << 21  # elements of a tensor in binary data
 _REGION = "shared_memory_region"
 _QUEUEING = ("priority", "timeout")
 _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
-_KNOWN = frozenset({"binary_data_output", *_STATEFUL, *_QUEUEING, *INPUTS})  # parameters that have an effect
+_HEEDED = frozenset({"binary_data_output", *_STATEFUL, *_QUEUEING, *INPUTS})  # parameters that have an effect
 
 FORMATS = {
     **{f"UINT{8 << index}": code for index, code in enumerate("BHIQ")},
@@ -129,7 +129,7 @@ class _Reader:
         sizes = [*shape[has_batch:]]
         fits = len(sizes) == len(dims) and all(dim in (-1, size) for dim, size in zip(dims, sizes, strict=True))
         if not fits or 0 in shape[:has_batch] or max(sizes) > _MAX_SIZE:
-            expected, actual = (",".join(map(str, sizes)) for sizes in ((-1, *dims), shape[:_SHOWN_DIMS]))
+            expected, actual = (",".join(map(str, sizes)) for sizes in ((-1, *dims), shape[:_MAX_DIMS]))
             raise self._refused(
                 f"unexpected shape for input '{name}' for model '{self._name}'. Expected [{expected}], got "
                 f"[{actual[:MAX_NAME]}]."
@@ -168,8 +168,8 @@ class _Reader:
         if datatype == "BYTES":
             texts = list(itertools.islice(self._texts(name, data), number + 1))
             if len(texts) != number:
-                what = f"expected {number} string elements for inference input '{name}' for model '{self._name}', got"
-                raise self._refused(f"{what} {len(texts) if len(texts) < number else 'more'}")
+                error = f"expected {number} string elements for inference input '{name}' for model '{self._name}', got"
+                raise self._refused(f"{error} {len(texts) if len(texts) < number else 'more'}")
             return texts
         code = FORMATS[datatype]
         if size != number * struct.calcsize(code):
@@ -182,15 +182,15 @@ class _Reader:
         while position < len(data):
             length = data[position : position + 4]
             if len(length) < 4:
-                what = f"incomplete string length indicator {of_input}, expecting 4 bytes but only {len(length)} bytes"
-                raise self._refused(f"{what} available")
+                error = f"incomplete string length indicator {of_input}, expecting 4 bytes but only {len(length)} bytes"
+                raise self._refused(f"{error} available")
             (number,) = struct.unpack("<I", length)
             text = data[position + 4 : position + 4 + min(number, _MAX_TEXT)]
             if number > len(text) == _MAX_TEXT:
                 raise InvalidPayload(f"input '{name}' has a text of {number} bytes; at most {_MAX_TEXT} are read")
             if len(text) < number:
-                what = f"incomplete string data for inference input '{name}', expecting string of length {number} but"
-                raise InvalidPayload(f"{what} only {len(text)} bytes available")
+                error = f"incomplete string data for inference input '{name}', expecting string of length {number} but"
+                raise InvalidPayload(f"{error} only {len(text)} bytes available")
             position += 4 + number
             try:
                 yield text.decode()
@@ -369,7 +369,7 @@ class Infer(Dialect):
                 {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [8]},
             ]
         },
-        answer=InferResponse,
+        response=InferResponse,
     )
 
     def __init__(self, *, sagemaker: bool = False) -> None:
@@ -419,11 +419,11 @@ class Infer(Dialect):
             values, unknown, head_of(id, name), document, context, lambda parameters: streams
         )
         priority, timeout = (parameters.get(name, 0) for name in _QUEUEING)
-        own = options.request._replace(priority=priority, timeout=timeout / 1e6 or math.inf)
+        request = options.request._replace(priority=priority, timeout=timeout / 1e6 or math.inf)
         if streams:
-            check_single_sequence(own.sampling, read)
+            check_single_sequence(request.sampling, read)
         selection = Selection(model, names, is_binary, reader.has_batch, self._sagemaker and media_type != _OCTETS)
-        return self._respond(options._replace(request=own), selection, ignored, streams=streams)
+        return self._respond(options._replace(request=request), selection, ignored, streams=streams)
 
     def _empty(self, id: str, name: str) -> PreparedDocument:
         """Return a reply that has no outputs."""
@@ -475,7 +475,7 @@ def _read_parameters(parameters: Any) -> tuple[bool, list[str]]:
             raise InvalidParameter(
                 f"Unable to parse '{name}': attempt to access JSON non-unsigned-integer as unsigned-integer"
             )
-    return is_binary, [f"parameters.{name}" for name, value in parameters.items() if name not in _KNOWN and value]
+    return is_binary, [f"parameters.{name}" for name, value in parameters.items() if name not in _HEEDED and value]
 
 
 def _read_outputs(tensors: Any, of_model: str, model: TensorModel) -> dict[str, bool]:

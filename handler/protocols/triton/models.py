@@ -73,21 +73,21 @@ TEXT = TensorModel(
 )
 """The tensors of the models `ensemble`, `tensorrt_llm_bls` and `llmapi`, and of the models of vLLM's backend."""
 
-_OTHERS = {
+_OTHER_MODELS = {
     **{name: TensorType(row.datatype, row.dims) for name, row in (*INPUTS.items(), *OF_OTHER_MODELS.items())},
     **dict.fromkeys(("early_stopping", "stop"), TensorType("BOOL")),
 }
 
 TOKENS = TensorModel(
     IDS,
-    {IDS: _OTHERS.pop(IDS), **_OTHERS},
+    {IDS: _OTHER_MODELS.pop(IDS), **_OTHER_MODELS},
     {"output_ids": TensorType("INT32", (-1, -1)), "sequence_length": TensorType("INT32", (-1,)), **_NUMBERS},
 )
 """The tensors of `tensorrt_llm`, which reads and writes token ids. It also accepts the other inputs of `TEXT`."""
 
 _ENSEMBLE_2023 = TensorModel(
     PROMPT_2023,
-    {PROMPT_2023: TensorType("BYTES"), **_OTHERS},
+    {PROMPT_2023: TensorType("BYTES"), **_OTHER_MODELS},
     {"OUTPUT_0": TensorType("BYTES", (-1,))},
     "OUTPUT_0",
 )
@@ -102,6 +102,6 @@ def model_of(tensors: Sequence[Any]) -> TensorModel:
     return next((_BY_PROMPT[name] for name in names if isinstance(name, str) and name in _BY_PROMPT), TEXT)
 
 
-def model_named(name: str) -> TensorModel:
+def find_model(name: str) -> TensorModel:
     """Return the tensors of the served model under this name."""
     return TOKENS if name == "tensorrt_llm" else TEXT

@@ -131,9 +131,9 @@ def _guide(value: Mapping[str, Any]) -> StructuredOutput:
     return _GUIDE_READERS[kind](content)
 
 
-def _never(datatype: str, why: str) -> InputTensor:
+def _never(datatype: str, reason: str) -> InputTensor:
     """Return an input that is refused unless it is empty, 0 or false."""
-    return InputTensor(datatype, unsupported(why, "", [], [""], 0, [0], False, [False]))
+    return InputTensor(datatype, unsupported(reason, "", [], [""], 0, [0], False, [False]))
 
 
 _DATATYPES = {"integer": "INT32", "number": "FP32", "boolean": "BOOL"}
@@ -314,12 +314,12 @@ def join_sampling(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
     if not isinstance(params, dict):
         raise InvalidParameter(f"{_SAMPLING}={show(text)}: must be a JSON object in a string")
     params = {name: from_text(name, value) for name, value in params.items() if value is not None}
-    known = {
+    sampling = {
         name: value for name, value in params.items() if name in INPUTS and name not in (*_BESIDE_SAMPLING, _SAMPLING)
     }
-    kept = {name: value for name, value in inputs.items() if name in _BESIDE_SAMPLING or name == _SAMPLING}
-    replaced = [name for name, value in inputs.items() if name not in kept and params.get(name) != value]
-    return {**kept, **known}, [*(f"{_SAMPLING}.{name}" for name in params if name not in known), *replaced]
+    beside = {name: value for name, value in inputs.items() if name in _BESIDE_SAMPLING or name == _SAMPLING}
+    replaced = [name for name, value in inputs.items() if name not in beside and params.get(name) != value]
+    return {**beside, **sampling}, [*(f"{_SAMPLING}.{name}" for name in params if name not in sampling), *replaced]
 
 
 def join_guide(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -422,7 +422,7 @@ class Triton(Dialect):
             error=TritonError,
             example={"text_input": "The capital of France is", "max_tokens": 8, "exclude_input_in_output": True},
             # Triton also uses status 200 for the error that a model sends more responses than the route allows.
-            answer=None if route is Route.STREAM else TritonResponse | TritonError,
+            response=None if route is Route.STREAM else TritonResponse | TritonError,
             chunk=None if route is Route.GENERATE else TritonResponse,
             streams=() if route is Route.GENERATE else (SSE.content_type,),
         )

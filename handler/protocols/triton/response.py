@@ -37,11 +37,11 @@ class ResponseOptions(NamedTuple):
 
     def values(self, texts: str | list[str], tensors: TensorValues | None, extras: TritonExtras) -> Mapping[str, Any]:
         """Return the contents of the requested output tensors by name, in the order of the model."""
-        shown = {name: item for name, item in extras.items() if name in self.extras}
+        selected = {name: item for name, item in extras.items() if name in self.extras}
         if tensors and self.ids_before:
             tensors["output_ids"] = [[*self.ids_before, *ids] for ids in tensors["output_ids"]]
             tensors["sequence_length"] = [len(self.ids_before) + number for number in tensors["sequence_length"]]
-        return {"text_output": texts, **(tensors or {}), **shown}
+        return {"text_output": texts, **(tensors or {}), **selected}
 
     def response(
         self, text: str | list[str], values: TensorValues | None = None, extras: TritonExtras | None = None

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.media import new_uuid
-from handler.core.values import FieldNames, Pooling, Request, Task
+from handler.core.values import FieldNames, Pooling, Request, Task, new_uuid
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Description
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape, unsupported
@@ -70,7 +69,7 @@ class VllmClassify(InputDialect):
         request_shape=request_shape(InputDialect.fields, table),
         error=VllmError,
         example={"model": "", "input": "I like you."},
-        answer=VllmLabels,
+        response=VllmLabels,
     )
 
     def reply(self, num_texts: int, options: PoolingOptions, context: ServerContext) -> VectorReply:
@@ -114,7 +113,7 @@ class VllmPoolingDialect(InputDialect):
         request_shape=request_shape(InputDialect.fields, table),
         error=VllmError,
         example={"model": "", "input": ["A cat"]},
-        answer=VllmPooled,
+        response=VllmPooled,
     )
 
     def reply(self, num_texts: int, options: PoolingOptions, context: ServerContext) -> VectorReply:
@@ -143,13 +142,15 @@ def usage_of(num_tokens: int) -> VllmUsage:
     }
 
 
-def _check_task(value: str | None, own: str) -> None:
-    if value in (None, own):
+def _check_task(value: str | None, supported: str) -> None:
+    if value in (None, supported):
         return
-    why = (
-        "the engines return one vector per text, not per token" if value in _OF_TOKENS else f"the model's task is {own}"
+    reason = (
+        "the engines return one vector per text, not per token"
+        if value in _OF_TOKENS
+        else f"the model's task is {supported}"
     )
-    raise InvalidParameter(f"task={show(value)}: is not supported: {why}")
+    raise InvalidParameter(f"task={show(value)}: is not supported: {reason}")
 
 
 # -- scores of pairs of texts ------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ class VllmScoring(PooledDialect):
         request_shape=request_shape(fields, table),
         error=VllmError,
         example={"model": "", "text_1": "What is deep learning?", "text_2": ["A cheese", "A kind of machine learning"]},
-        answer=VllmScores,
+        response=VllmScores,
     )
 
     def read_texts(self, body: Mapping[str, Any]) -> Pairs:

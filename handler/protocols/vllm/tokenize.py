@@ -74,13 +74,13 @@ class VllmTokenizeChat(OpenAiChat):
         fields = {name: value for name, value in body.items() if name in read and (name, value) != ("tools", [])}
         parsed = super().parse(fields, context, request_context)
         render = _tokens_of(body, context)
-        others = report_unknown(_unknown(body, {*read, _STRINGS}), body, context, generates=False)
-        return prompt_request(parsed.requests[0], render, self.errors, [*parsed.ignored, *others])
+        unknown = report_unknown(_unknown(body, {*read, _STRINGS}), body, context, generates=False)
+        return prompt_request(parsed.requests[0], render, self.errors, [*parsed.ignored, *unknown])
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
         return JSON, Usage()
 
-    def answer(self, chat: ParsedChat) -> ParsedRequest:
+    def respond(self, chat: ParsedChat) -> ParsedRequest:
         return ParsedRequest((chat.request,), PreparedDocument(b""), self.errors, chat.ignored)
 
 

@@ -76,7 +76,7 @@ def line_answer(task: RequestTask) -> HttpResponse:
 # -- the files of a batch ----------------------------------------------------------------------------------------
 
 
-class Input:
+class BatchInput:
     """The lines of a batch's input file.
 
     Args:
@@ -111,8 +111,8 @@ class Input:
                 if number in self._done:
                     continue
                 if too_long:
-                    why = f"This line has more than {self._most} bytes (max_request_size)."
-                    yield Line(number, None, error=LineError("line_too_large", why))
+                    message = f"This line has more than {self._most} bytes (max_request_size)."
+                    yield Line(number, None, error=LineError("line_too_large", message))
                 elif text.strip():
                     yield self._read(number, text)
                 elif number > 2 * self._most_requests:
@@ -143,8 +143,8 @@ class Input:
                 errors.append(batch_error(*line.error, line.number))
             digest = blake2b((line.custom_id or "").encode("utf-8", "surrogatepass"), digest_size=16).digest()
             if line.custom_id is not None and digest in seen:
-                why = f"This line has the same custom_id as another line: {line.custom_id[:64]}"
-                errors.append(batch_error("duplicate_custom_id", why, "custom_id", line.number))
+                message = f"This line has the same custom_id as another line: {line.custom_id[:64]}"
+                errors.append(batch_error("duplicate_custom_id", message, "custom_id", line.number))
             seen.add(digest)
             if len(errors) >= MAX_ERRORS:
                 break
@@ -153,7 +153,7 @@ class Input:
         return total, errors
 
 
-class Output:
+class BatchOutput:
     """The two output files of a batch, for responses and for errors. Thread-safe; all methods may block.
 
     Args:
@@ -300,48 +300,48 @@ class BatchRunner:
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    def _begin(self, found: Sequence[OpenBatch]) -> None:
+    def _begin(self, open_batches: Sequence[OpenBatch]) -> None:
         """Run at most as many batches as lines can run at once, and each owner's oldest batch if it is late."""
         owners, self._wanted = set[str](), set()
-        for one in found:
-            id = one.batch["id"]
+        for opened in open_batches:
+            id = opened.batch["id"]
             if id in self._elsewhere:
                 continue
-            age = self.store.clock() - one.batch["created_at"]
+            age = self.store.clock() - opened.batch["created_at"]
             is_late = age > 2 * _IDLE_SECONDS
-            if len(self._wanted) < self._most or (is_late and one.owner not in owners):
+            if len(self._wanted) < self._most or (is_late and opened.owner not in owners):
                 self._wanted.add(id)
-                owners.add(one.owner)
+                owners.add(opened.owner)
                 if id not in self._running:
-                    task = self._running[id] = asyncio.ensure_future(self._attend(one))
+                    task = self._running[id] = asyncio.ensure_future(self._attend(opened))
                     task.add_done_callback(functools.partial(self._forget, id))
 
     def _forget(self, id: str, task: asyncio.Task[None]) -> None:
         del self._running[id]
         self.locked.pop(id, None)
 
-    def _hold(self, one: OpenBatch) -> None:
+    def _hold(self, opened: OpenBatch) -> None:
         """Record that this server runs a batch. If it runs too many batches, make one of them stop."""
-        self.locked[one.batch["id"]] = one.owner
+        self.locked[opened.batch["id"]] = opened.owner
         if len(self.locked) > max(self._most, len(self._wanted)):
-            self.locked.pop(next((id for id in self.locked if id not in self._wanted), one.batch["id"]))
+            self.locked.pop(next((id for id in self.locked if id not in self._wanted), opened.batch["id"]))
 
-    async def _attend(self, one: OpenBatch) -> None:
+    async def _attend(self, opened: OpenBatch) -> None:
         """Run a batch, unless another server is running it. A batch that cannot continue now is retried later."""
-        id, errors = one.batch["id"], list[BatchError]()
+        id, errors = opened.batch["id"], list[BatchError]()
         try:
             paths = [self.store.path(file) for file in output_ids(id)]
-            with contextlib.closing(await run_in_daemon_thread(Output, *paths)) as output:
-                self._hold(one)
-                errors = await _Answering(self, one, output).run()
+            with contextlib.closing(await run_in_daemon_thread(BatchOutput, *paths)) as output:
+                self._hold(opened)
+                errors = await _Answering(self, opened, output).run()
         except BlockingIOError:
             self._elsewhere.add(id)
         except (_Stopped, Unavailable):
             return
         except (OSError, TooLarge) as error:
             log.error("batch %s: %s", id, error)
-            why = error.message if isinstance(error, TooLarge) else error.strerror or "the disk has failed"
-            errors = [batch_error("storage_error", why)]
+            message = error.message if isinstance(error, TooLarge) else error.strerror or "the disk has failed"
+            errors = [batch_error("storage_error", message)]
         except Exception:
             log.exception("batch %s failed because of a bug in the server", id)
             errors = [batch_error("internal_error", "The batch failed because of a bug in the server; see its log.")]
@@ -393,9 +393,9 @@ class Held:
 class _Answering:
     """A batch that is running on this server."""
 
-    def __init__(self, runner: BatchRunner, one: OpenBatch, output: Output) -> None:
+    def __init__(self, runner: BatchRunner, opened: OpenBatch, output: BatchOutput) -> None:
         self._runner, self._model, self._store, self._output = runner, runner.model, runner.store, output
-        self._owner, self._batch = one
+        self._owner, self._batch = opened
         self._id, self._endpoint = self._batch["id"], self._batch["endpoint"]
         self._looked_at = 0.0
 
@@ -417,7 +417,7 @@ class _Answering:
         if self._endpoint not in self._model.admission.routes.dialects:  # the batch was created for an earlier model
             return [batch_error("invalid_endpoint", f"'endpoint' {self._endpoint} is not served", "endpoint")]
         path, done = store.path(self._batch["input_file_id"]), self._output.done
-        lines = Input(path, self._endpoint, self._model.config, self._decode_large, done)
+        lines = BatchInput(path, self._endpoint, self._model.config, self._decode_large, done)
         if self._batch["status"] == "validating":
             async with self._runner.scan:
                 total, errors = await run_in_daemon_thread(lines.check)
@@ -461,12 +461,12 @@ class _Answering:
             except Overloaded:
                 time.sleep(LOOK_SECONDS)
 
-    def _write_rest(self, lines: Input, error: LineError) -> None:
+    def _write_rest(self, lines: BatchInput, error: LineError) -> None:
         for line in lines:
             text = batches.not_answered(self._id, line, line.error or error)
             self._output.write(line.number, text, failed=True)
 
-    async def _answer(self, lines: Input) -> str:
+    async def _answer(self, lines: BatchInput) -> str:
         """Run the remaining lines, and return the final status of the batch."""
         next_line = functools.partial(next, iter(lines), None)
         reading: asyncio.Task[Line | None] | None = None
@@ -543,7 +543,8 @@ class _Answering:
                 task.refuse(InvalidPayload(STREAM))
             elif task.parsed is not None:
                 behind = [
-                    one._replace(priority=_LAST + one.priority, background=self._owner) for one in task.parsed.requests
+                    request._replace(priority=_LAST + request.priority, background=self._owner)
+                    for request in task.parsed.requests
                 ]
                 task.parsed = task.parsed._replace(requests=behind)
             task.begin(task.run())

@@ -22,7 +22,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, NotFound, Overloaded, TooLarge, Unavailable
 from handler.core.framing import dumps
 from handler.core.loop import run_in_daemon_thread
-from handler.core.media import new_secret
+from handler.core.values import new_secret
 from handler.protocols.kernel.readers import NamedValue
 from handler.protocols.openai.api import BatchErrors, DeletedFile, OpenAiBatch, OpenAiFile, Page
 from handler.protocols.openai.batches import (
@@ -198,7 +198,7 @@ class BatchStore:
 
     # -- batches -------------------------------------------------------------------------------------------------
 
-    def create(self, owner: str, asked: NewBatch) -> OpenAiBatch:
+    def create(self, owner: str, new: NewBatch) -> OpenAiBatch:
         """Create a batch, so that `open_batches` returns it.
 
         Raises:
@@ -207,13 +207,13 @@ class BatchStore:
             TooLarge: the owner has no room for the output of the batch.
             Unavailable: the store has no room for the output of the batch.
         """
-        batch = new_batch(f"batch_{new_secret()}", asked, self.clock())
+        batch = new_batch(f"batch_{new_secret()}", new, self.clock())
         id = batch["id"]
         with self._writing():
             try:
-                self._find(owner, asked.input, (INPUT,))
+                self._find(owner, new.input, (INPUT,))
             except NotFound:
-                raise NamedValue("input_file_id", asked.input).refused(
+                raise NamedValue("input_file_id", new.input).refused(
                     f"there is no file with this id and purpose {INPUT}"
                 ) from None
             query = "SELECT count(*) FROM objects WHERE owner = ? AND kind = ? AND expires = ?"
@@ -221,8 +221,8 @@ class BatchStore:
             if number >= self._config.batches_max_open:
                 raise Overloaded(f"{number} batches of this API key have not ended (option.batches_max_open)")
             self.check_room(owner, 2 * _OVERHEAD)
-            given = {"input": asked.input, "lifetime": asked.lifetime, "document": dumps(batch)}
-            self._insert(id=id, owner=owner, kind=_BATCHES[0], **given)
+            columns = {"input": new.input, "lifetime": new.lifetime, "document": dumps(batch)}
+            self._insert(id=id, owner=owner, kind=_BATCHES[0], **columns)
             for file in output_ids(id):
                 self.path(file).touch(mode=0o600)
                 self._insert(id=file, owner=owner, kind=OUTPUT)
@@ -318,8 +318,8 @@ class BatchStore:
         )
         """
         with self._writing():
-            found = self._database.execute(query, (self.clock(), _NEVER)).fetchall()
-            self._remove([id for (id,) in found])
+            rows = self._database.execute(query, (self.clock(), _NEVER)).fetchall()
+            self._remove([id for (id,) in rows])
 
     def check_room(self, owner: str, size: int = 0) -> None:
         """Check that there is room for `size` more bytes.
@@ -356,11 +356,11 @@ class BatchStore:
         """
         query = f"SELECT document FROM objects WHERE {_shown(kinds)} AND id = ?"
         with self._lock:
-            found = self._database.execute(query, (owner, self.clock(), *kinds, id)).fetchone()
-        if found is None:
+            row = self._database.execute(query, (owner, self.clock(), *kinds, id)).fetchone()
+        if row is None:
             missing = no_batch if kinds == _BATCHES else no_file
             raise missing(id)
-        return _document(found[0])
+        return _document(row[0])
 
     def _list(self, owner: str, page: Page, kinds: Sequence[str]) -> tuple[list[Any], bool]:
         order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
@@ -450,12 +450,12 @@ def configured_batches(config: Config) -> BatchStore | None:
     Raises:
         ConfigError: the directory cannot be used.
     """
-    place = config.batches_store
-    if place == "off":
+    setting = config.batches_store
+    if setting == "off":
         return None
     try:
-        return BatchStore(Path(place).absolute(), config)
+        return BatchStore(Path(setting).absolute(), config)
     except (OSError, sqlite3.Error) as error:
-        why = getattr(error, "strerror", None) or error
-        told = f"files cannot be stored in this directory: {why}; must be off or a directory"
-        raise ConfigError(config.problem("option.batches_store", place, told)) from None
+        reason = getattr(error, "strerror", None) or error
+        message = f"files cannot be stored in this directory: {reason}; must be off or a directory"
+        raise ConfigError(config.problem("option.batches_store", setting, message)) from None

@@ -84,36 +84,36 @@ def check_pages(file: bytes) -> None:
     After a wrong checksum, libogg continues at the next header, and computes another checksum over up to 64 KiB.
     """
     end = within = 0
-    for found in _PAGE.finditer(file):
-        place = found.start()
-        if place < end:
+    for page in _PAGE.finditer(file):
+        offset = page.start()
+        if offset < end:
             within += 1
             if within > _MOST_WITHIN:
                 raise InvalidPayload(f"the audio is broken: more than {_MOST_WITHIN} page headers are in other pages")
             continue
-        segments = place + 27  # RFC 3533, section 6
+        segments = offset + 27  # RFC 3533, section 6
         end = segments + file[segments - 1] if segments <= len(file) else len(file)
         end += sum(file[segments:end])
 
 
 def _wav_size(data: bytes) -> tuple[int, int, int]:
-    rate, channels, frame, place = 0, 0, 0, 12
+    rate, channels, frame, offset = 0, 0, 0, 12
     for _ in range(_CHUNKS):
-        head = data[place : place + 8]
+        head = data[offset : offset + 8]
         if len(head) < 8:
             break
         name, length = head[:4], int.from_bytes(head[4:], "little")
-        place += 8
+        offset += 8
         if name == b"fmt ":
-            fields = data[place : place + 16]
+            fields = data[offset : offset + 16]
             if len(fields) < 16:
                 break
             channels, rate = int.from_bytes(fields[2:4], "little"), int.from_bytes(fields[4:8], "little")
             frame = int.from_bytes(fields[12:14], "little")  # bytes of one sample in all channels
             num_samples((1, rate, channels))
         if name == b"data":
-            return _length(length, len(data) - place, frame), rate, channels
-        place += length + length % 2
+            return _length(length, len(data) - offset, frame), rate, channels
+        offset += length + length % 2
     raise InvalidPayload("the audio is broken: its header declares no samples")
 
 

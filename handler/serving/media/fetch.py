@@ -75,7 +75,7 @@ class PublicResolver(AbstractResolver):
             InvalidPayload: one of the addresses is not public.
             OSError: the name cannot be resolved.
         """
-        found = await run_in_daemon_thread(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+        addresses = await run_in_daemon_thread(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
         results = [
             ResolveResult(
                 hostname=host,
@@ -85,7 +85,7 @@ class PublicResolver(AbstractResolver):
                 proto=protocol,
                 flags=socket.AI_NUMERICHOST,
             )
-            for family, _, protocol, _, address in found
+            for family, _, protocol, _, address in addresses
         ]
         for result in results:
             check_address(result["host"])
@@ -179,8 +179,8 @@ class Fetcher:
                 f"{MEDIA[kind]} are not fetched: option.allowed_media_domains is not set; send a data URL"
             )
         name = f"[{host}]" if ":" in host else host
-        named = [f"{name}:{url.port}"] + ([name, ANY_HOST] if url.is_default_port() else [])
-        if not any(name in self._rules.domains for name in named):
+        authorities = [f"{name}:{url.port}"] + ([name, ANY_HOST] if url.is_default_port() else [])
+        if not any(name in self._rules.domains for name in authorities):
             raise InvalidPayload("its host is not in option.allowed_media_domains")
         if ":" in host or is_digits(host.replace(".", "")):  # aiohttp does not resolve IP addresses
             try:

@@ -33,17 +33,17 @@ def read_size(data: bytes) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
-    place = 2
+    offset = 2
     for _ in range(_SEGMENTS):
-        head = data[place : place + 9]
+        head = data[offset : offset + 9]
         if len(head) < 9 or head[0] != 0xFF:
             break
         if head[1] in _JPEG_SIZES:
             return int.from_bytes(head[7:9], "big"), int.from_bytes(head[5:7], "big")
         if head[1] == 0xFF:  # a fill byte
-            place += 1
+            offset += 1
         else:
-            place += 2 if head[1] in ALONE else 2 + int.from_bytes(head[2:4], "big")
+            offset += 2 if head[1] in ALONE else 2 + int.from_bytes(head[2:4], "big")
     return 0, 0
 
 

@@ -62,67 +62,67 @@ def check_exif(size: int) -> None:
 
 def _png(data: memoryview) -> Iterator[memoryview]:
     yield data[:8]
-    place, seen = 8, set[bytes]()
+    offset, seen = 8, set[bytes]()
     for _ in range(_MOST):
-        head = data[place : place + 8]
+        head = data[offset : offset + 8]
         if len(head) < 8:
             return
         length, name = int.from_bytes(head[:4], "big"), bytes(head[4:])
-        end = place + 12 + length
+        end = offset + 12 + length
         if name in _CHUNKS:
-            yield data[place:end]
-        elif name not in seen and _UPRIGHT.match(data[place + 4 : place + 40]):
-            check_exif(0 if bytes(data[place + 8 : place + 11]) == b"XML" else length)
+            yield data[offset:end]
+        elif name not in seen and _UPRIGHT.match(data[offset + 4 : offset + 40]):
+            check_exif(0 if bytes(data[offset + 8 : offset + 11]) == b"XML" else length)
             seen.add(name)
-            yield data[place:end]
-        place = end
+            yield data[offset:end]
+        offset = end
     raise InvalidPayload(f"the image has more than {_MOST} chunks")
 
 
 def _jpeg(data: memoryview) -> Iterator[memoryview]:
     yield data[:2]
-    place, exif = 2, 0
+    offset, exif = 2, 0
     for _ in range(_SEGMENTS):
-        found = _MARKER.search(data, place)
-        if found is None:
+        marker_match = _MARKER.search(data, offset)
+        if marker_match is None:
             return
-        place, marker = found.start(), data[found.start() + 1]
+        offset, marker = marker_match.start(), data[marker_match.start() + 1]
         if marker == _SCAN:
             break
-        end = place + 2 + (0 if marker in ALONE else int.from_bytes(data[place + 2 : place + 4], "big"))
+        end = offset + 2 + (0 if marker in ALONE else int.from_bytes(data[offset + 2 : offset + 4], "big"))
         if _APP0 <= marker <= _APP15:
-            start = bytes(data[place + 4 : place + 40])
-            kept = start.startswith(_APPLICATIONS.get(marker, ()))
-            check_exif(exif := exif + (end - place if start.startswith(_EXIF) else 0))
+            start = bytes(data[offset + 4 : offset + 40])
+            is_needed = start.startswith(_APPLICATIONS.get(marker, ()))
+            check_exif(exif := exif + (end - offset if start.startswith(_EXIF) else 0))
         else:
-            kept = marker != _COMMENT
-        if kept:
-            yield data[place:end]
-        place = end
+            is_needed = marker != _COMMENT
+        if is_needed:
+            yield data[offset:end]
+        offset = end
     else:
         raise InvalidPayload(f"the image has more than {_SEGMENTS} segments")
-    for number, _ in enumerate(re.finditer(rb"\xff\xda", data[place:])):
+    for number, _ in enumerate(re.finditer(rb"\xff\xda", data[offset:])):
         if number == _SCANS:
             raise InvalidPayload(f"the image has more than {_SCANS} scans")
-    yield data[place:]
+    yield data[offset:]
 
 
 def _gif(data: memoryview) -> Iterator[memoryview]:
     flags = data[10] if len(data) > 10 else 0
-    place = 13 + ((6 << (flags & 7)) if flags & 0x80 else 0)
-    yield data[:place]
+    offset = 13 + ((6 << (flags & 7)) if flags & 0x80 else 0)
+    yield data[:offset]
     blocks = 0
-    while (found := _GIF_BLOCK.search(data, place)) is not None and found[0] == b"!":
-        start, place = found.start(), found.start() + 2
-        while length := int.from_bytes(data[place : place + 1], "big"):
-            place += 1 + length
+    while (block := _GIF_BLOCK.search(data, offset)) is not None and block[0] == b"!":
+        start, offset = block.start(), block.start() + 2
+        while length := int.from_bytes(data[offset : offset + 1], "big"):
+            offset += 1 + length
             blocks = _counted(blocks)
-        place += 1
+        offset += 1
         blocks = _counted(blocks)
         if data[start + 1 : start + 2] == _GRAPHIC_CONTROL:
-            yield data[start:place]
-    if found is not None:
-        yield data[found.start() :]
+            yield data[start:offset]
+    if block is not None:
+        yield data[block.start() :]
 
 
 def _counted(blocks: int) -> int:

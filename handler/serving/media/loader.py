@@ -72,10 +72,10 @@ def media_rules(config: Config) -> MediaRules:
     Raises:
         ConfigError: the directory for files does not exist.
     """
-    given = config.allowed_local_media_path
-    directory = None if given is None else Path(given).resolve()
+    allowed_path = config.allowed_local_media_path
+    directory = None if allowed_path is None else Path(allowed_path).resolve()
     if directory is not None and not directory.is_dir():
-        raise ConfigError(config.problem("option.allowed_local_media_path", given, "there is no such directory"))
+        raise ConfigError(config.problem("option.allowed_local_media_path", allowed_path, "there is no such directory"))
     files = {kind: decoder.rules(config) for kind, decoder in DECODERS.items()}
     return MediaRules(files, config.allowed_media_domains or (), directory)
 
@@ -232,7 +232,8 @@ class MediaLoader:
         words = several(source.kind for source in sources)
         reservation, fetches, decoding = Reservation(self.memory, words), Flow(owner), Flow(owner)
         try:
-            reservation.take(given := sum(len(source.data or b"") for source in sources))
+            num_inline = sum(len(source.data or b"") for source in sources)
+            reservation.take(num_inline)
             files = await _together(
                 _named(source, partial(self._file, source, fetches, reservation)) for source in sources
             )
@@ -242,7 +243,8 @@ class MediaLoader:
                 _named(source, partial(self._decoded, load, decoding, reservation))
                 for source, load in zip(sources, loads, strict=True)
             )
-            reservation.give_back(sum(len(file) for file in files) - given)  # the fetched files are not used any more
+            num_bytes = sum(len(file) for file in files)
+            reservation.give_back(num_bytes - num_inline)  # the fetched files are not used any more
         except BaseException:
             reservation.close()
             raise
@@ -284,9 +286,9 @@ class MediaLoader:
         try:
             return await self._in_turn(load, flow)
         except LargerThanRead as larger:  # for example a GIF whose first frame is larger than its screen
-            found = self._load_of(load.kind, load.file, larger.args)
-            reservation.take(found.data_size - load.data_size)
-            return await self._in_turn(found, flow)
+            load_of_kind = self._load_of(load.kind, load.file, larger.args)
+            reservation.take(load_of_kind.data_size - load.data_size)
+            return await self._in_turn(load_of_kind, flow)
 
     async def _in_turn(self, load: Load, flow: Flow) -> Medium:
         """Decode a media file. A small file is first tried with the short time limit, so that other files wait less.

@@ -60,13 +60,13 @@ MEANS = {
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:
     """Return the current metrics, summed over the replicas. Fractions are averaged instead."""
-    found: defaultdict[str, list[float]] = defaultdict(list)
+    values_by_name: defaultdict[str, list[float]] = defaultdict(list)
     for metric in registry.collect():
         for sample in metric.samples:
             outcome = sample.labels.get("outcome")
             if "le" not in sample.labels:
-                found[f"{sample.name}{{{outcome}}}" if outcome else sample.name].append(sample.value)
-    return {name: (fmean if name.endswith("_perc") else sum)(values) for name, values in found.items()}
+                values_by_name[f"{sample.name}{{{outcome}}}" if outcome else sample.name].append(sample.value)
+    return {name: (fmean if name.endswith("_perc") else sum)(values) for name, values in values_by_name.items()}
 
 
 def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[str, Any]:

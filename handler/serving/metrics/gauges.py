@@ -49,9 +49,9 @@ class Gauges(Collector):
 
     def engines(self) -> list[tuple[int, EngineStatistics]]:
         """Return the number of sequences in each engine, with the statistics of the engine."""
-        found = [(replica.num_active, replica.statistics) for replica in self.replicas()]
-        found = found or [(self.active(), self.statistics())]
-        return [(num_active, statistics or EngineStatistics()) for num_active, statistics in found]
+        loads = [(replica.num_active, replica.statistics) for replica in self.replicas()]
+        loads = loads or [(self.active(), self.statistics())]
+        return [(num_active, statistics or EngineStatistics()) for num_active, statistics in loads]
 
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily("lmi_generated_tokens", "Tokens generated", value=self.tokens())
@@ -63,7 +63,7 @@ class Gauges(Collector):
             yield labelled(kind, f"lmi_replica_{name}", text, ["replica"], values)
 
 
-class Adapters(Collector):
+class AdapterGauges(Collector):
     """Metrics of the registered LoRA adapters. Without adapters, nothing is exported."""
 
     def __init__(self, names: Callable[[], Sequence[str]]) -> None:

@@ -14,7 +14,7 @@ from prometheus_client.core import Metric
 
 from handler.serving.metrics.ended import Ended, EndedRequest
 from handler.serving.metrics.families import histograms
-from handler.serving.metrics.gauges import Adapters, CapturedRequests, Gauges
+from handler.serving.metrics.gauges import AdapterGauges, CapturedRequests, Gauges
 from handler.serving.metrics.request_stats import RequestCounter
 from handler.serving.metrics.tgi import TgiMetrics
 from handler.serving.metrics.tracing import Tracer
@@ -82,7 +82,7 @@ class Metrics(RequestCounter):
         active = Gauge("lmi_active_sequences", "Sequences in the engine", registry=registry)
         active.set_function(gauges.active)
         self._histograms = histograms("lmi_", registry, {}, _OWN)
-        self._adapters = Adapters(gauges.adapters)
+        self._adapters = AdapterGauges(gauges.adapters)
         registry.register(self._adapters)
         self._vllm = VllmMetrics(registry, model_name, gauges)
         self._tgi = TgiMetrics(registry, gauges.queued, gauges.active) if tgi else None
@@ -112,13 +112,13 @@ class Metrics(RequestCounter):
     def _count_ended(self, ended: Sequence[EndedRequest]) -> None:
         for outcome, number in Counts(request.outcome for request in ended).items():
             self._by_outcome[outcome].inc(number)
-        self._prompt_tokens.inc(sum(request.num_prompt_tokens for request in ended))
+        self._prompt_tokens.inc(sum([request.num_prompt_tokens for request in ended]))
         reached = [request for request in ended if request.queue is not None]
         self._ended.count(reached)
-        admitted = (request.total for request in reached if request.outcome not in _NOT_ADMITTED)
+        admitted = [request.total for request in reached if request.outcome not in _NOT_ADMITTED]
         self._histograms["request_duration_seconds"].observe_all(admitted)
         several = [request for request in ended if request.num_tokens > 1]
-        per_token = ((request.total - request.first) / (request.num_tokens - 1) for request in several)
+        per_token = [(request.total - request.first) / (request.num_tokens - 1) for request in several]
         self._histograms["time_per_output_token_seconds"].observe_all(per_token)
         self._vllm.count(ended)
         self._adapters.num_requests.update(name for request in ended for name in request.adapters)
@@ -126,8 +126,8 @@ class Metrics(RequestCounter):
             self._tgi.count(ended)
 
     def render(self) -> bytes:
-        own = generate_latest(self.registry)
-        return own if self._tgi is None else own + self._tgi.counters(self.num_opened)
+        text = generate_latest(self.registry)
+        return text if self._tgi is None else text + self._tgi.counters(self.num_opened)
 
     def close(self) -> None:
         """Send the remaining spans."""

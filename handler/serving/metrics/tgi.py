@@ -51,14 +51,14 @@ class TgiMetrics:
         self._num_ok += len(done)
         histograms, num_per_request = self._others, [max(1, request.num_tokens) for request in done]
         inferences = [request.total - request.started for request in done]
-        histograms["duration"].observe_all(request.total for request in done)
-        histograms["validation_duration"].observe_all(request.started - (request.queue or 0.0) for request in done)
-        histograms["queue_duration"].observe_all(request.queue or 0.0 for request in done)
+        histograms["duration"].observe_all([request.total for request in done])
+        histograms["validation_duration"].observe_all([request.started - (request.queue or 0.0) for request in done])
+        histograms["queue_duration"].observe_all([request.queue or 0.0 for request in done])
         histograms["inference_duration"].observe_all(inferences)
         histograms["mean_time_per_token_duration"].observe_all(map(truediv, inferences, num_per_request))
-        histograms["generated_tokens"].observe_all(request.num_tokens for request in done)
-        histograms["input_length"].observe_all(request.num_prompt_tokens for request in done)
-        histograms["max_new_tokens"].observe_all(limit for request in done for _, limit in request.limits)
+        histograms["generated_tokens"].observe_all([request.num_tokens for request in done])
+        histograms["input_length"].observe_all([request.num_prompt_tokens for request in done])
+        histograms["max_new_tokens"].observe_all([limit for request in done for _, limit in request.limits])
 
     def counters(self, num_opened: int) -> bytes:
         """Return the counters as text. With prometheus_client, their names would end with `_total`, unlike TGI's.

@@ -81,10 +81,12 @@ class VllmMetrics(Collector):
         reached = [request for request in requests if request.queue is not None]
         self._count_durations(reached)
         histograms = self._others
-        histograms["request_prompt_tokens"].observe_all(request.num_prompt_tokens for request in reached)
-        histograms["request_generation_tokens"].observe_all(request.num_tokens for request in reached)
-        histograms["request_params_n"].observe_all(n for request in reached for n, _ in request.limits)
-        histograms["request_params_max_tokens"].observe_all(limit for request in reached for _, limit in request.limits)
+        histograms["request_prompt_tokens"].observe_all([request.num_prompt_tokens for request in reached])
+        histograms["request_generation_tokens"].observe_all([request.num_tokens for request in reached])
+        histograms["request_params_n"].observe_all([n for request in reached for n, _ in request.limits])
+        histograms["request_params_max_tokens"].observe_all(
+            [limit for request in reached for _, limit in request.limits]
+        )
         for request in reached:
             self._num_prompt_tokens += request.num_prompt_tokens
             is_cut = request.outcome == "ok" and request.finish == Finish.LENGTH.value
@@ -93,13 +95,15 @@ class VllmMetrics(Collector):
     def _count_durations(self, reached: Sequence[EndedRequest]) -> None:
         """Count the durations of requests that have reached the engine."""
         histograms = self._others
-        histograms["request_queue_time_seconds"].observe_all(request.queue or 0.0 for request in reached)
-        histograms["e2e_request_latency_seconds"].observe_all(request.total for request in reached)
-        histograms["request_inference_time_seconds"].observe_all(request.total - request.started for request in reached)
+        histograms["request_queue_time_seconds"].observe_all([request.queue or 0.0 for request in reached])
+        histograms["e2e_request_latency_seconds"].observe_all([request.total for request in reached])
+        histograms["request_inference_time_seconds"].observe_all(
+            [request.total - request.started for request in reached]
+        )
         begun = [request for request in reached if request.num_tokens]
-        histograms["request_prefill_time_seconds"].observe_all(request.first - request.started for request in begun)
-        histograms["request_decode_time_seconds"].observe_all(request.total - request.first for request in begun)
-        per_token = (request.per_token for request in reached if request.num_later > 0)
+        histograms["request_prefill_time_seconds"].observe_all([request.first - request.started for request in begun])
+        histograms["request_decode_time_seconds"].observe_all([request.total - request.first for request in begun])
+        per_token = [request.per_token for request in reached if request.num_later > 0]
         histograms["request_time_per_output_token_seconds"].observe_all(per_token)
 
     def collect(self) -> Iterator[Metric]:
@@ -133,6 +137,6 @@ class VllmMetrics(Collector):
 
     def _family(self, kind: Family, name: str, text: str, values: Iterable[float | None]) -> Iterator[Metric]:
         """Yield a metric with a value for each engine, unless no engine has a value."""
-        known = [((self._model_name, str(number)), value) for number, value in enumerate(values) if value is not None]
-        if known:
-            yield labelled(kind, f"vllm:{name}", text, _LABELS, known)
+        samples = [((self._model_name, str(number)), value) for number, value in enumerate(values) if value is not None]
+        if samples:
+            yield labelled(kind, f"vllm:{name}", text, _LABELS, samples)

@@ -15,9 +15,10 @@ A `RequestTask` takes these holdings:
                   the entry in `Admission.tasks`             `RequestTask.__init__`
                   the writer of a stream and its backlog     `_ResponseSender._send_stream`
 
-Nothing else is a holding: calls of a user's `handle` (`http/custom.py`) have no task, `RequestTask.close` ends the
-capture, and `Held.line` (`serving/batches/runner.py`) counts the memory of a batch line. Releasing sequences that have
-already ended has no effect, because the batcher has removed them.
+A call of a user's `handle` (`http/custom.py`) has no task, but a `Life` that holds the parts of its response until it
+is finished. Nothing else is a holding: `RequestTask.close` ends the capture, and `Held.line`
+(`serving/batches/runner.py`) counts the memory of a batch line. Releasing sequences that have already ended has no
+effect, because the batcher has removed them.
 """
 
 from __future__ import annotations
@@ -26,8 +27,11 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from enum import IntEnum
+from typing import TypeVar
 
 log = logging.getLogger("handler.request")
+
+T = TypeVar("T", bound="Life")
 
 
 class Phase(IntEnum):
@@ -104,7 +108,7 @@ class IllegalEvent(Exception):
 
 
 class Life:
-    """The phase and the holdings of a request.
+    """The phase and the holdings of a request. As a context manager, it closes itself.
 
     A holding is any resource that must be released: memory, the turn at the gate, a sequence in the engine. It is held
     until the request enters a certain phase. Only the share of memory may shrink earlier.
@@ -122,6 +126,11 @@ class Life:
         self.committed = False
         self.opened_at = time.monotonic()
         self._holdings: dict[Phase, list[Callable[[], object]]] = {FINISHED: [], CLOSED: []}
+
+    @property
+    def finished(self) -> bool:
+        """Whether the response is complete, or the request was cancelled."""
+        return self.phase >= FINISHED
 
     def hold(self, release: Callable[[], object], until: Phase = FINISHED) -> None:
         """Hold a resource until the request enters a phase. If this has already happened, release it immediately.
@@ -150,6 +159,19 @@ class Life:
         self.phase = phase
         if phase >= FINISHED:
             self._release(phase)
+
+    def close(self) -> None:
+        """Close the request after its last byte has been sent, or cancel it if its client has disconnected."""
+        if not self.finished:
+            self.on(END)
+        if self.phase is not CLOSED:
+            self.on(CLOSE)
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _release(self, until: Phase) -> None:
         due, self._holdings[until] = self._holdings[until], []

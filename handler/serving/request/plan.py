@@ -1,14 +1,18 @@
 """The plan of a server: the ordered stages of its requests, which are chosen once when the server starts.
 
-A feature that is not configured has no stage, so that requests do not pay for it. Each host runs the plan for its
+A feature that is not configured has no stage, so that requests do not pay for it. All hosts run the plan for their
 requests: `ServedModel.open` calls the `head` hooks, `RequestTask.parse` the `body` and `parsed` hooks, and
-`RequestTask.run` the `encode` and `queue` hooks. A stage that holds a resource beyond its own call passes it to
-`Life.hold`.
+`RequestTask.run` the `encode` and `queue` hooks. `http/custom.py` calls the `call` hook. A stage that holds a resource
+beyond its own call passes it to `Life.hold`.
+
+Three stages have no hook, because the host or the task does their work. They are in the plan so that the rule about the
+client's time covers them: the host receives the body, `RequestTask.run` submits the requests to the engine, and the
+host writes the response.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from handler.core.media import Medium
     from handler.core.text import Prompt
     from handler.core.values import Request
+    from handler.plugins.handle import Result
     from handler.protocols.kernel.dialect import ParsedRequest
     from handler.protocols.kernel.stored import Recalled
     from handler.serving.head import Head
@@ -121,6 +126,8 @@ class Encoding:
 Wait: TypeAlias = "Awaitable[object] | None"
 """What a request waits for at a stage, or None if the stage has done its work at once."""
 
+HandleCall: TypeAlias = "Callable[[dict[str, bytes], dict[str, str], Life, str], Coroutine[Any, Any, Result]]"
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -135,9 +142,11 @@ class Stage:
         headers: names of request headers. If there are any, the hooks are called only for requests with one of them.
         head: reads headers before the body is received. It returns the head with the values that it has read.
         body: works on the body, until it is parsed.
-        parsed: changes the parsed request, on the thread that parses.
+        parsed: changes the parsed request, on the thread that parses. This requires `headers`; other stages change
+            `Intake.parsed` in a `body` hook after the parse.
         encode: works on each request to the engine.
         queue: waits for the turn of the request and its owner, before it is submitted.
+        call: calls the user's function `handle` for a request and its owner.
     """
 
     name: str
@@ -151,6 +160,7 @@ class Stage:
     parsed: Callable[[ParsedRequest, Head], ParsedRequest] | None = None
     encode: Callable[[Encoding], Wait] | None = None
     queue: Callable[[Life, Sequence[Request], str], Wait] | None = None
+    call: HandleCall | None = None
 
 
 class Plan:
@@ -163,10 +173,11 @@ class Plan:
         body: the `body` hooks for requests without special headers.
         encode: the `encode` hooks.
         queue: the `queue` hooks.
+        call: the `call` hook, or None if model.py has no `handle`.
 
     Raises:
         ValueError: a stage on the client's time holds a resource that other requests need, or waits for the client
-            while the request keeps such a resource.
+            while the request keeps such a resource. Or a stage without special headers has a `parsed` hook.
     """
 
     def __init__(self, stages: Iterable[Stage]) -> None:
@@ -179,6 +190,7 @@ class Plan:
         self.body = [stage.body for stage in general if stage.body is not None]
         self.encode = [stage.encode for stage in general if stage.encode is not None]
         self.queue = [stage.queue for stage in general if stage.queue is not None]
+        self.call = next((stage.call for stage in general if stage.call is not None), None)
 
     def read_head(self, head: Head) -> Head:
         """Return the head with the values of its headers. Header errors are raised before the body is read.
@@ -208,6 +220,8 @@ class Plan:
 def _check(stages: Iterable[Stage]) -> None:
     keeper: Stage | None = None
     for stage in stages:
+        if stage.parsed is not None and not stage.headers:
+            raise ValueError(f"the stage {stage.name!r} has a hook 'parsed', which is called only for special headers")
         if stage.time is not Time.CLIENT:
             if stage.keeps and keeper is None:
                 keeper = stage

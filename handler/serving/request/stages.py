@@ -104,21 +104,21 @@ class Recall:
         store, owner, memory, size = self._store, intake.head.owner, intake.memory, len(intake.body)
         assert intake.decoded is not None, "the body has been decoded"
         find = functools.partial(dialect.wanted, intake.decoded.value)
-        wanted = find() if size < PARSE_INLINE else await self._admission.run(size, find, owner)
-        if wanted is None:
+        references = find() if size < PARSE_INLINE else await self._admission.run(size, find, owner)
+        if references is None:
             return
-        if wanted.keeps and size > store.most_bytes:
+        if references.keeps and size > store.most_bytes:
             raise InvalidPayload(
                 f"the request has {size} bytes; at most {store.most_bytes} are stored (option.responses_max_bytes)"
             )
-        if wanted.keeps:
+        if references.keeps:
             store.check_calls(owner)
-        if wanted.keeps and store.may_be_full:
+        if references.keeps and store.may_be_full:
             await self._admission.on_loop(store.check_room(owner, size))
         intake.recalled = NOTHING
-        if wanted.previous or wanted.items:
+        if references.previous or references.items:
             take = functools.partial(_take_body, memory)
-            intake.recalled = await self._admission.on_loop(store.recall(owner, wanted, take))
+            intake.recalled = await self._admission.on_loop(store.recall(owner, references, take))
             intake.size += intake.recalled.size
 
 
@@ -241,10 +241,10 @@ def _receiving(admission: Admission) -> Stage | None:
 
 
 def _handle(admission: Admission) -> Stage | None:
-    """Call `handle` of model.py (`http/custom.py`). Its parts wait for the client beside the call, not in it."""
-    if admission.preprocessor.formatters.handle is None:
+    """Call `handle` of model.py. The parts of its response wait for the client beside the call, not in it."""
+    if admission.handle is None:
         return None
-    return Stage("handle", Time.THREAD, holds=frozenset({Resource.CALL}))
+    return Stage("handle", Time.THREAD, holds=frozenset({Resource.CALL}), call=admission.handle.answer)
 
 
 def _decompression(admission: Admission) -> Stage:

@@ -31,7 +31,6 @@ from handler.serving.request.life import (
     CLOSED,
     COMMIT,
     END,
-    FINISHED,
     OUTPUT,
     PARSED,
     START,
@@ -78,7 +77,7 @@ class _Refusal(NamedTuple):
 
 
 class _Road:
-    """The path of plain tokens in a stream: through the task as deltas, or past the task once the fast path is open.
+    """The path of plain tokens: through the task as deltas, or past the task once the fast path is open.
 
     Attributes:
         fast_path: the open fast path, or None.
@@ -161,11 +160,6 @@ class RequestTask(Life):
     def begun(self) -> bool:
         """Whether the first output for the response has arrived, or the request has ended."""
         return self.phase >= ANSWERING
-
-    @property
-    def finished(self) -> bool:
-        """Whether the response is complete, or the request was cancelled."""
-        return self.phase >= FINISHED
 
     @property
     def status(self) -> int:
@@ -333,8 +327,8 @@ class RequestTask(Life):
                 assert prompt is not None, "a stage tokenizes the prompt"
                 self._stats.num_prompt_tokens += len(prompt.ids)
                 reply.start(index, len(prompt.ids))
-                own, started = functools.partial(sink, index), self._stats.note_started
-                id = self._driver.submit(request, prompt, own, started, self._head.owner, follows=index > 0)
+                put, started = functools.partial(sink, index), self._stats.note_started
+                id = self._driver.submit(request, prompt, put, started, self._head.owner, follows=index > 0)
                 self.hold(functools.partial(self._driver.cancel, id))
         except Exception as error:  # one client's request must not stop the others
             self.refuse(serving_error(error))
@@ -425,7 +419,7 @@ class RequestTask(Life):
             self.on(OUTPUT)
         if reply.finished:
             self._end("ok", delta.finish)
-        elif data and self._road.fast_path is None:
+        elif self._road.fast_path is None and (data if self.streams else not begun):
             self._open_fast_path(reply, delta.id)
         elif not data and begun:
             return
@@ -484,12 +478,6 @@ class RequestTask(Life):
             self._end("cancelled")
         self.unsent = []
         self.on(CLOSE)
-
-    def __enter__(self) -> RequestTask:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _feed_and_flush(self, index: int, delta: Delta) -> None:
         """Add a delta to the response outside of the driver's steps."""

@@ -99,8 +99,8 @@ async def order(server: Server) -> None:
 @_rule("anthropic.event-names", "Each event's name is the type in its data.", sources.ANTHROPIC_STREAM)
 async def event_names(server: Server) -> None:
     response, events = await _events(server)
-    named = re.findall(r"^event: ?(\S+)", response.text, re.MULTILINE)
-    expect(named == [event.get("type") for event in events], "the line `event: TYPE` before each data line", response)
+    names = re.findall(r"^event: ?(\S+)", response.text, re.MULTILINE)
+    expect(names == [event.get("type") for event in events], "the line `event: TYPE` before each data line", response)
 
 
 @_rule("anthropic.start", "message_start has an empty message with usage.", sources.ANTHROPIC_STREAM)
@@ -148,8 +148,8 @@ async def error(server: Server) -> None:
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
     response = expect_response(await server.generate(tokens=16, more={"stop_sequences": [word]}))
-    found = (response.object.get("stop_reason"), response.object.get("stop_sequence"))
-    expect(found == ("stop_sequence", word), f"stop_sequence {word!r}", response)
+    stop_fields = (response.object.get("stop_reason"), response.object.get("stop_sequence"))
+    expect(stop_fields == ("stop_sequence", word), f"stop_sequence {word!r}", response)
 
 
 @_rule("anthropic.system", "system may be a string or blocks.", sources.ANTHROPIC)

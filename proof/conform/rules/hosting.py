@@ -135,7 +135,7 @@ async def stop_new_work(server: Server) -> None:
 @rule("stop.exit", "The process ends within 30 s after SIGTERM.", sources.CONTAINER, SAGEMAKER, last=True)
 async def stop_exit(server: Server) -> None:
     if (await _stopped(server)).seconds is None:
-        raise Failed(f"exit within {server.limits.stop:g} s of SIGTERM", asked="SIGTERM", got="it is still running")
+        raise Failed(f"exit within {server.limits.stop:g} s of SIGTERM", request="SIGTERM", got="it is still running")
 
 
 # -- /ping, /invocations and limits --------------------------------------------------------------------------------
@@ -192,13 +192,13 @@ async def ping_connection(server: Server) -> None:
 
 
 @rule("invocations.answers", "POST /invocations accepts inputs, messages or prompt.", sources.CONTAINER, SAGEMAKER)
-async def invocations_answers(server: Server) -> None:
-    asked: list[Body] = [
+async def invocations_bodies(server: Server) -> None:
+    bodies: list[Body] = [
         {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}},
         {"model": await server.model(), "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2},
         {"model": await server.model(), "prompt": PROMPT, "max_tokens": 2},
     ]
-    responses = [await server.post("/invocations", body) for body in asked]
+    responses = [await server.post("/invocations", body) for body in bodies]
     best = min(responses, key=lambda response: (not response.ok, response.status == 404))
     expect(best.ok, "status 200 for one of inputs, messages, prompt", best)
     expect(best.value is not None, "JSON", best)
@@ -299,13 +299,13 @@ _SAMPLE = re.compile(
 def samples(response: Response) -> dict[str, float]:
     """Return the values of Prometheus metrics, by name with labels."""
     lines = [line.split(" ") for line in response.text.splitlines() if line and not line.startswith("#")]
-    found = {}
+    values = {}
     for name, *value in (" ".join(parts).rsplit(" ", 1) for parts in lines):
         try:
-            found[name] = decimal(value[0])
+            values[name] = decimal(value[0])
         except (ValueError, IndexError):
             continue
-    return found
+    return values
 
 
 async def _metrics(server: Server) -> Response:

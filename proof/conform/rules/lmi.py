@@ -104,9 +104,9 @@ async def line_0_28(server: Server) -> None:
 )
 async def line_0_38(server: Server) -> None:
     response, lines = await _lines(server)
-    wanted = {"index", "token", "generated_text", "details"}
+    fields = {"index", "token", "generated_text", "details"}
     for line in lines[:-1]:
-        expect(set(line) == wanted, f"lines with {', '.join(sorted(wanted))}", response)
+        expect(set(line) == fields, f"lines with {', '.join(sorted(fields))}", response)
         expect_fields(response, line["token"], "id", "text", "logprob")
         values = [line["generated_text"], line["details"]]
         expect(values == [None, None], "null for generated_text and details", response)
@@ -163,8 +163,10 @@ async def stop(server: Server) -> None:
     text, word = await stop_word(server)
     name = "stop_sequences" if server.profile == "lmi-0.28" else "stop"
     response = expect_response(await server.generate(tokens=16, more={"parameters": {name: [word]}}))
-    found, following = str(response.object.get("generated_text")), text.split()[3]
-    expect(following not in found.partition(word)[2] and len(found) < len(text), f"text up to {word!r}", response)
+    generated, following = str(response.object.get("generated_text")), text.split()[3]
+    expect(
+        following not in generated.partition(word)[2] and len(generated) < len(text), f"text up to {word!r}", response
+    )
 
 
 @rule("lmi.chat", "messages at /invocations get a chat completion with choices and usage.", sources.LMI_CHAT, LMI)

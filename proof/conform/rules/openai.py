@@ -113,10 +113,10 @@ async def max_completion_tokens(server: Server) -> None:
     sources.OPENAI_STREAM,
 )
 async def chunks(server: Server) -> None:
-    response, found = await _chunks(server)
-    expect(all(event.get("object") == "chat.completion.chunk" for event in found), "chat.completion.chunk", response)
-    expect(len({event.get("id") for event in found}) == 1 and found[0].get("id"), "one id in all chunks", response)
-    for event in found:
+    response, events = await _chunks(server)
+    expect(all(event.get("object") == "chat.completion.chunk" for event in events), "chat.completion.chunk", response)
+    expect(len({event.get("id") for event in events}) == 1 and events[0].get("id"), "one id in all chunks", response)
+    for event in events:
         match event:
             case {"created": int(), "model": str(), "choices": [{"index": 0, "delta": dict()}] | []}:
                 continue
@@ -125,8 +125,8 @@ async def chunks(server: Server) -> None:
 
 @_rule("openai.role", "The first chunk has the role assistant.", sources.OPENAI_STREAM)
 async def role(server: Server) -> None:
-    response, found = await _chunks(server)
-    expect((_choice(found[0]).get("delta") or {}).get("role") == "assistant", "the role assistant", response)
+    response, events = await _chunks(server)
+    expect((_choice(events[0]).get("delta") or {}).get("role") == "assistant", "the role assistant", response)
 
 
 @_rule("openai.done", "A stream ends with data: [DONE].", sources.OPENAI_STREAM)
@@ -137,24 +137,24 @@ async def done(server: Server) -> None:
 
 @_rule("openai.last-chunk", "Only the last chunk with a choice has a finish_reason.", sources.OPENAI_STREAM)
 async def last_chunk(server: Server) -> None:
-    response, found = await _chunks(server)
-    reasons = [_choice(event).get("finish_reason") for event in found if event.get("choices")]
+    response, events = await _chunks(server)
+    reasons = [_choice(event).get("finish_reason") for event in events if event.get("choices")]
     expect(reasons and reasons[-1] in _REASONS, "a finish_reason in the last chunk with a choice", response)
     expect(not any(reasons[:-1]), "null for finish_reason in earlier chunks", response)
 
 
 @_rule("openai.stream-usage", "include_usage adds one chunk with usage and no choices.", sources.OPENAI_STREAM)
 async def stream_usage(server: Server) -> None:
-    response, found = await _chunks(server, stream_options={"include_usage": True})
-    counted = [event for event in found if event.get("usage")]
-    expect(len(counted) == 1 and counted[0] is found[-1], "usage in the last chunk only", response)
-    expect(found[-1].get("choices") == [], "an empty list of choices in that chunk", response)
+    response, events = await _chunks(server, stream_options={"include_usage": True})
+    counted = [event for event in events if event.get("usage")]
+    expect(len(counted) == 1 and counted[0] is events[-1], "usage in the last chunk only", response)
+    expect(events[-1].get("choices") == [], "an empty list of choices in that chunk", response)
 
 
 @_rule("openai.no-usage", "Without include_usage, no chunk has usage.", sources.OPENAI_STREAM)
 async def no_usage(server: Server) -> None:
-    response, found = await _chunks(server)
-    expect(not any(event.get("usage") for event in found), "no usage", response)
+    response, events = await _chunks(server)
+    expect(not any(event.get("usage") for event in events), "no usage", response)
 
 
 @_rule("openai.error", "The body of a refusal has an error with message, type, param and code.", sources.OPENAI_ERRORS)

@@ -31,15 +31,15 @@ async def stream(server: Server, tokens: int = 8) -> Response:
 async def token_by_token(server: Server) -> None:
     response = None
     for tokens in (16, 64, 256):
-        found = await server.generate(tokens=tokens, stream=True)
-        if not found.ok or len(found.arrivals) < 4:
+        candidate = await server.generate(tokens=tokens, stream=True)
+        if not candidate.ok or len(candidate.arrivals) < 4:
             break
-        response = found
+        response = candidate
         total, middle = response.arrivals[-1], response.arrivals[len(response.arrivals) // 2]
         if total >= _ENOUGH and total - middle >= 0.2 * total:
             return
     if response is None:
-        raise Failed("a stream of several tokens", found)
+        raise Failed("a stream of several tokens", candidate)
     if response.arrivals[-1] < _ENOUGH:
         skip(
             f"{len(response.arrivals)} tokens arrived within {1000 * response.arrivals[-1]:.0f} ms, too fast to measure"
@@ -52,7 +52,7 @@ async def token_by_token(server: Server) -> None:
 
 
 @rule("stream.one-a-token", "A stream has an event for each token, not a few large events.", sources.STREAM)
-async def one_a_token(server: Server) -> None:
+async def event_per_token(server: Server) -> None:
     response = await stream(server, 16)
     count = len([event for event in response.events if piece_of(event) or "token" in event])
     expect(count >= 8, f"about 16 events with text for 16 tokens, not {count}", response)
@@ -68,9 +68,9 @@ async def chunked(server: Server) -> None:
 @rule("stream.content-type", "A stream's content type matches its framing.", sources.STREAM)
 async def content_type(server: Server) -> None:
     response = await stream(server)
-    wanted = (await server.dialect()).content_type
-    known = (wanted,) if wanted else ("application/jsonlines", "application/x-ndjson", "text/event-stream")
-    expect(response.content_type in known, f"the content type {' or '.join(known)}", response)
+    declared = (await server.dialect()).content_type
+    accepted = (declared,) if declared else ("application/jsonlines", "application/x-ndjson", "text/event-stream")
+    expect(response.content_type in accepted, f"the content type {' or '.join(accepted)}", response)
     lines = [line for line in response.text.split("\n") if line.strip()]
     is_sse = response.content_type == "text/event-stream"
     fields = ("data:", "event:", ":", "id:", "retry:")
@@ -91,9 +91,9 @@ async def same_text(server: Server) -> None:
     text = text_of(whole.value)
     expect(text is not None, "a non-streaming response with text", whole)
     pieces = "".join(map(piece_of, response.events))
-    wanted = (text or "").removeprefix(PROMPT)
+    generated = (text or "").removeprefix(PROMPT)
     expect(
-        pieces.strip() in (wanted.strip(), (text or "").strip()),
+        pieces.strip() in (generated.strip(), (text or "").strip()),
         f"pieces that add up to {text!r}, not to {pieces!r}",
         response,
     )
@@ -134,26 +134,26 @@ _LONG = 3_000_000
 
 
 async def _refuses(server: Server, data: bytes) -> None:
-    """Send an invalid body, which must be refused. The server must then answer a valid request."""
+    """Send an invalid body, which must be refused. The server must then respond to a valid request."""
     response = await server.post(await server.path(), data)
     expect(response.refused, "a status of 400 to 499", response)
     await _expect_alive(server, response)
 
 
 async def _survives(server: Server, data: bytes) -> None:
-    """Send a body that may be refused or answered. The server must then answer a valid request."""
+    """Send a body that may be refused or answered. The server must then respond to a valid request."""
     response = await server.post(await server.path(), data)
-    _expect_refused_or_answered(response)
+    _expect_complete(response)
     await _expect_alive(server, response)
 
 
-def _expect_refused_or_answered(response: Response) -> None:
+def _expect_complete(response: Response) -> None:
     expect(response.refused or response.ok, "status 200, or a status of 400 to 499", response)
 
 
 async def _expect_alive(server: Server, before: Response) -> None:
     after = await server.generate(tokens=2)
-    expect(after.ok, f"a complete response to a valid request after {before.asked}", after)
+    expect(after.ok, f"a complete response to a valid request after {before.request}", after)
 
 
 @rule("bad.not-json", "A body that is not JSON is refused.", sources.OURS)
@@ -225,7 +225,7 @@ async def parameter_huge(server: Server) -> None:
     async with server.asking_for(await server.path(), body) as (_, task):
         done, _ = await asyncio.wait([task], timeout=min(5.0, server.limits.response))
         if done:
-            _expect_refused_or_answered(task.result())
+            _expect_complete(task.result())
     await _expect_alive(server, task.result())
 
 
@@ -237,7 +237,7 @@ async def too_long(server: Server) -> None:
 
 
 @rule("bad.told", "A refusal has a body that explains it.", sources.INVOKE)
-async def told(server: Server) -> None:
+async def explained(server: Server) -> None:
     body = change(await server.body(), (await server.dialect()).tokens, "many")
     response = await server.post(await server.path(), body)
     if not response.refused:
@@ -251,15 +251,15 @@ async def alone(server: Server) -> None:
     texts = {text_of(expect_response(response).value) for response in (*beside, await greedy(server, 16))}
     if len(texts) > 1:
         skip("concurrent greedy responses differ")
-    (wanted,) = texts
+    (expected_text,) = texts
     dialect, path = await server.dialect(), await server.path()
     bad = change(await server.body(), dialect.temperature, -1)
     worse = change(await server.body(), dialect.tokens, "many")
     good = [server.generate(tokens=16) for _ in range(4)]
-    asked = [server.post(path, bad), *good[:2], server.post(path, worse), *good[2:], server.post(path, b"{")]
-    responses = await asyncio.gather(*asked)
+    requests = [server.post(path, bad), *good[:2], server.post(path, worse), *good[2:], server.post(path, b"{")]
+    responses = await asyncio.gather(*requests)
     for response in (*responses[1:3], *responses[4:6], await server.generate(tokens=16)):
-        expect(response.ok and text_of(response.value) == wanted, f"the text {wanted!r}", response)
+        expect(response.ok and text_of(response.value) == expected_text, f"the text {expected_text!r}", response)
 
 
 # -- clients that disconnect: a gauge of the metrics, or the server's speed, shows whether the engine stops -----------
@@ -315,7 +315,7 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
         if time.monotonic() > until:
             raise Failed(
                 f"the end of the request within {until - gone:.1f} s of its client's disconnection",
-                asked=f"POST {path}, a request of {seconds:.0f} s, cut off while it ran",
+                request=f"POST {path}, a request of {seconds:.0f} s, cut off while it ran",
                 got=f"{running - idle:g} more running requests than before, according to {server.asking.metrics}",
             )
         await asyncio.sleep(0.02)
@@ -324,8 +324,8 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
 async def _running(server: Server) -> float | None:
     """Return the number of running requests, or None if the metrics have no gauge for them."""
     response = await server.metrics()
-    found = [value for name, value in samples(response).items() if _GAUGES.match(name)] if response.ok else []
-    return max(found) if found else None
+    gauges = [value for name, value in samples(response).items() if _GAUGES.match(name)] if response.ok else []
+    return max(gauges) if gauges else None
 
 
 async def _steady(server: Server) -> float:
@@ -341,14 +341,14 @@ async def _steady(server: Server) -> float:
 
 async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> None:
     """Check, with two trials, that concurrent requests slow the server down only until their clients disconnect."""
-    found = [await _slow_after_a_crowd(server, path, body, seconds) for _ in range(2)]
-    if all(found):
+    findings = [await _slow_after_a_crowd(server, path, body, seconds) for _ in range(2)]
+    if all(findings):
         raise Failed(
             "the previous speed after the clients have disconnected",
-            asked=f"POST {path}, {_CROWD} requests of {seconds:.0f} s, cut off while they ran",
-            got=found[-1],
+            request=f"POST {path}, {_CROWD} requests of {seconds:.0f} s, cut off while they ran",
+            got=findings[-1],
         )
-    if any(found):
+    if any(findings):
         skip("only one of two trials failed; the machine was probably busy")
 
 
@@ -359,11 +359,11 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
     slow is probably busy with other requests.
     """
 
-    async def one() -> float:
+    async def seconds_once() -> float:
         return expect_response(await server.generate(tokens=16)).seconds
 
     async def fastest() -> float:
-        return min([await one() for _ in range(3)])
+        return min([await seconds_once() for _ in range(3)])
 
     alone = await fastest()
     start = time.monotonic()
@@ -376,13 +376,13 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
     fast = math.sqrt(alone * crowded)
     after: list[float] = []
     while len(after) < 3:
-        after.append(await one())
+        after.append(await seconds_once())
         if after[-1] <= fast:
             if time.monotonic() > gone + 0.8 * left:
                 skip(f"responses of {seconds:.1f} s are too short for this measurement")
             return ""
     until = gone + min(server.limits.patience, 2 * left * crowded / alone)
-    while await one() > fast:
+    while await seconds_once() > fast:
         if time.monotonic() > until:
             skip("the server stays slow after the responses must have ended: it is probably busy")
     return (
@@ -394,12 +394,12 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
 async def _beside(server: Server, path: str, body: Body, measure: Callable[[], Awaitable[float]]) -> float:
     """Return the result of `measure`, called while `_CROWD` requests are running."""
 
-    async def one(until: asyncio.Event) -> None:
+    async def wait_until(until: asyncio.Event) -> None:
         async with server.asking_for(path, body):
             await until.wait()
 
     until = asyncio.Event()
-    crowd = [asyncio.ensure_future(one(until)) for _ in range(_CROWD)]
+    crowd = [asyncio.ensure_future(wait_until(until)) for _ in range(_CROWD)]
     try:
         await asyncio.sleep(0.1)
         return await measure()

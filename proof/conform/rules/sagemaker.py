@@ -23,10 +23,10 @@ async def _open(server: Server) -> tuple[Response, str]:
         skip(f"the server opens no session: {response.got}")
     lmi = server.profile == "lmi-0.38"
     name = _SESSION if lmi else "X-Amzn-SageMaker-New-Session-Id"
-    found = _EXPIRES.fullmatch(response.headers.get(name.lower(), ""))
-    expect(found, f"the header {name}: ID; Expires=2026-11-24T10:00:00Z", response)
-    assert found is not None
-    return response, found[1]
+    match = _EXPIRES.fullmatch(response.headers.get(name.lower(), ""))
+    expect(match, f"the header {name}: ID; Expires=2026-11-24T10:00:00Z", response)
+    assert match is not None
+    return response, match[1]
 
 
 async def _in_session(server: Server, session: str) -> Response:

@@ -47,61 +47,65 @@ async def root_stream(server: Server) -> None:
 
 @_rule("tgi.details", "details has finish_reason, generated_tokens, seed, prefill and tokens.", sources.TGI_TYPES)
 async def details(server: Server) -> None:
-    response, found = await expect_details(server)
-    expect_fields(response, found, "finish_reason", "generated_tokens", "seed", "prefill", "tokens")
+    response, fields = await expect_details(server)
+    expect_fields(response, fields, "finish_reason", "generated_tokens", "seed", "prefill", "tokens")
     expect(
-        found["generated_tokens"] == len(found["tokens"]), "generated_tokens equal to the number of tokens", response
+        fields["generated_tokens"] == len(fields["tokens"]), "generated_tokens equal to the number of tokens", response
     )
 
 
 @_rule("tgi.tokens", "Every token has id, text, logprob and special.", sources.TGI_TYPES)
 async def tokens(server: Server) -> None:
-    response, found = await expect_details(server)
-    for token in found.get("tokens") or [{}]:
+    response, fields = await expect_details(server)
+    for token in fields.get("tokens") or [{}]:
         expect(set(token) == _TOKEN and type(token["special"]) is bool, "id, text, logprob, special", response)
 
 
 @_rule("tgi.finish-reason", "finish_reason is length, eos_token or stop_sequence.", sources.TGI_TYPES)
 async def finish_reason(server: Server) -> None:
-    response, found = await expect_details(server)
-    expect(found.get("finish_reason") in _REASONS, " or ".join(_REASONS), response)
+    response, fields = await expect_details(server)
+    expect(fields.get("finish_reason") in _REASONS, " or ".join(_REASONS), response)
 
 
 @_rule("tgi.seed", "seed is null for a greedy response, and the request's seed otherwise.", sources.TGI_TYPES)
 async def seed(server: Server) -> None:
-    response, found = await expect_details(server)
-    expect(found.get("seed", 0) is None, "null for seed", response)
-    response, found = await expect_details(server, do_sample=True, seed=7)
-    expect(found.get("seed") == 7, "seed 7", response)
+    response, fields = await expect_details(server)
+    expect(fields.get("seed", 0) is None, "null for seed", response)
+    response, fields = await expect_details(server, do_sample=True, seed=7)
+    expect(fields.get("seed") == 7, "seed 7", response)
 
 
 @_rule("tgi.events", "An event has index, token, generated_text and details.", sources.TGI_TYPES)
 async def events(server: Server) -> None:
-    response, found = await _events(server)
-    for event in found:
+    response, stream_events = await _events(server)
+    for event in stream_events:
         expect_fields(response, event, "index", "token", "generated_text", "details")
         expect(set(event["token"]) == _TOKEN, "token: id, text, logprob, special", response)
 
 
 @_rule("tgi.index", "index numbers a stream's tokens from 1.", sources.TGI_TYPES)
 async def index(server: Server) -> None:
-    response, found = await _events(server)
-    expect([event.get("index") for event in found] == list(range(1, len(found) + 1)), "1, 2, 3, …", response)
+    response, stream_events = await _events(server)
+    expect(
+        [event.get("index") for event in stream_events] == list(range(1, len(stream_events) + 1)),
+        "1, 2, 3, …",
+        response,
+    )
 
 
 @_rule("tgi.nulls", "generated_text and details are null before the last event.", sources.TGI_TYPES)
 async def nulls(server: Server) -> None:
-    response, found = await _events(server, details=True)
-    for event in found[:-1]:
+    response, stream_events = await _events(server, details=True)
+    for event in stream_events[:-1]:
         values = [event.get(name, 0) for name in ("generated_text", "details")]
         expect(values == [None, None], "null for generated_text and details", response)
 
 
 @_rule("tgi.last-event", "The last event has the whole generated_text, and details if requested.", sources.TGI_TYPES)
 async def last_event(server: Server) -> None:
-    response, found = await _events(server, details=True)
-    last = found[-1]
-    text = "".join(map(piece_of, found))
+    response, stream_events = await _events(server, details=True)
+    last = stream_events[-1]
+    text = "".join(map(piece_of, stream_events))
     expect(last.get("generated_text") == text, f"generated_text {text!r}", response)
     expect_fields(response, last.get("details"), "finish_reason", "generated_tokens", "seed", "input_length")
 
@@ -134,9 +138,9 @@ async def stream_validation(server: Server) -> None:
 @_rule("tgi.stop", "A stop sequence ends the text, and is part of the text.", sources.TGI)
 async def stop(server: Server) -> None:
     _, word = await stop_word(server)
-    response, found = await expect_details(server, stop=[word], max_new_tokens=16)
+    response, fields = await expect_details(server, stop=[word], max_new_tokens=16)
     expect(str(response.object.get("generated_text")).endswith(word), f"text that ends with {word!r}", response)
-    expect(found.get("finish_reason") == "stop_sequence", "the finish_reason stop_sequence", response)
+    expect(fields.get("finish_reason") == "stop_sequence", "the finish_reason stop_sequence", response)
 
 
 @_rule("tgi.full-text", "return_full_text puts the prompt before the text.", sources.TGI)
@@ -161,9 +165,9 @@ async def health(server: Server) -> None:
 @_rule("tgi.tokenize", "POST /tokenize returns tokens with id, text, start and stop.", sources.TGI)
 async def tokenize(server: Server) -> None:
     response = expect_response(await server.post("/tokenize", {"inputs": PROMPT}))
-    found = response.value
-    expect(isinstance(found, list) and found, "a list", response)
-    for token in found:
+    token_list = response.value
+    expect(isinstance(token_list, list) and token_list, "a list", response)
+    for token in token_list:
         expect_fields(response, token, "id", "text", "start", "stop")
 
 
@@ -174,9 +178,9 @@ async def tokenize(server: Server) -> None:
 )
 async def headers(server: Server) -> None:
     response = expect_response(await server.generate())
-    wanted = ("x-compute-characters", "x-generated-tokens", "x-total-time")
-    missing = [name for name in wanted if name not in response.headers]
-    expect(not missing, f"the headers {', '.join(wanted)}; {', '.join(missing)} are missing", response)
+    header_names = ("x-compute-characters", "x-generated-tokens", "x-total-time")
+    missing = [name for name in header_names if name not in response.headers]
+    expect(not missing, f"the headers {', '.join(header_names)}; {', '.join(missing)} are missing", response)
 
 
 @_rule(
@@ -188,8 +192,8 @@ async def metrics(server: Server) -> None:
     expect_response(await server.generate())
     response = expect_response(await server.get("/metrics"))
     names = {name.partition("{")[0] for name in samples(response)}
-    wanted = {"tgi_request_count", "tgi_queue_size", "tgi_batch_current_size"}
-    expect(wanted <= names, f"the names {', '.join(sorted(wanted - names))}", response)
+    expected_names = {"tgi_request_count", "tgi_queue_size", "tgi_batch_current_size"}
+    expect(expected_names <= names, f"the names {', '.join(sorted(expected_names - names))}", response)
 
 
 @_rule("tgi.chat", "POST /v1/chat/completions answers requests for the model `tgi`.", sources.TGI)

@@ -167,9 +167,9 @@ async def binary(server: Server) -> None:
     outputs = [{"name": "text_output", "parameters": {"binary_data": True}}]
     head = json.dumps({"inputs": inputs, "outputs": outputs}).encode()
     response = expect_response(await _infer(server, head + data, {tensors.HEADER: str(len(head))}))
-    document, rest = tensors.read(response.body)
+    document, tail = tensors.read(response.body)
     size = len(tensors.binary(document["outputs"][0]["data"][0]))
-    expect(not rest and document["outputs"][0]["parameters"] == {"binary_data_size": size}, "a whole tensor", response)
+    expect(not tail and document["outputs"][0]["parameters"] == {"binary_data_size": size}, "a whole tensor", response)
     expect(response.headers.get(tensors.HEADER) == str(len(response.body) - size), "the size of the document", response)
 
 

@@ -19,7 +19,7 @@ lines of requests (path, headers, body), as option.capture_requests writes them"
 
 _LOOKED_AT = 100  # maximum lines and files that are checked to recognize the kind
 _HEAD = 1 << 12
-_ANSWERS = ("_output", "_error", "_errors", "-output", "-error")
+_RESPONSE_SUFFIXES = ("_output", "_error", "_errors", "-output", "-error")
 """Suffixes that convert the name of a batch request file to the names of its response files."""
 
 
@@ -49,9 +49,9 @@ def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreada
         if kind == "batch" or kind == "answers":
             return _batch(argument, files)
     fault = _fault(files[0])
-    why = "" if fault is None else f" ({fault.place}: {fault.reason})"
+    reason = "" if fault is None else f" ({fault.location}: {fault.reason})"
     where = f"{files[0].name} is" if len(files) == 1 else f"its files ({files[0].name} and others) are"
-    raise ConfigError(f"{argument}: {where} of an unknown kind{why}; known kinds:\n{KINDS}")
+    raise ConfigError(f"{argument}: {where} of an unknown kind{reason}; known kinds:\n{KINDS}")
 
 
 def _batch(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
@@ -62,10 +62,10 @@ def _batch(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadabl
     requests = [file for file, kind in kinds if kind == "batch"]
     if not requests:
         raise ConfigError(f"{argument}: contains only the responses of a batch; name the file with its requests")
-    return _with_others(kinds, batch.read(requests, [file for file, kind in kinds if kind == "answers"]))
+    return _with_remaining(kinds, batch.read(requests, [file for file, kind in kinds if kind == "answers"]))
 
 
-def _with_others(
+def _with_remaining(
     kinds: Sequence[tuple[File, str]], requests: Iterator[Request | Unreadable]
 ) -> Iterator[Request | Unreadable]:
     for file, kind in kinds:
@@ -77,7 +77,7 @@ def _with_others(
 def _beside(path: Path) -> list[File]:
     """Return the response files next to a batch request file. Their names identify them."""
     stem, dot, suffix = path.name.partition(".")
-    names = [path.with_name(f"{stem}{end}{dot}{suffix}") for end in _ANSWERS]
+    names = [path.with_name(f"{stem}{end}{dot}{suffix}") for end in _RESPONSE_SUFFIXES]
     return [file for name in names if name.is_file() for file in find(str(name))]
 
 
@@ -111,4 +111,4 @@ def _kind_of_line(text: str) -> str:
         "answers": batch.is_response,
         "lines": request_lines.is_line,
     }
-    return next((kind for kind, is_one in kinds.items() if is_one(fields)), "")
+    return next((kind for kind, matches in kinds.items() if matches(fields)), "")

@@ -36,26 +36,26 @@ def is_response(fields: Mapping[str, Member]) -> bool:
 def read(requests: Sequence[File], responses: Sequence[File]) -> Iterator[Request | Unreadable]:
     """Yield the requests in request files, with their responses from response files."""
     table = "CREATE TABLE answers (id TEXT PRIMARY KEY, status INTEGER, body BLOB) WITHOUT ROWID"
-    with database(table) as known:
+    with database(table) as stored:
         for file in responses:
-            yield from _keep(known, file)
+            yield from _keep(stored, file)
         for file in requests:
-            yield from read_lines(file, lambda _, fields: _request(known, fields))
+            yield from read_lines(file, lambda _, fields: _request(stored, fields))
 
 
-def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
+def _keep(stored: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
     """Store the responses from a file in the table, and yield an `Unreadable` for each line that is not used."""
-    known.execute("BEGIN")
+    stored.execute("BEGIN")
     try:
         for response in read_lines(file, lambda location, fields: (location, _response(fields))):
             if isinstance(response, Unreadable):
                 yield response
                 continue
             location, row = response
-            if row is not None and known.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?)", row).rowcount == 0:
+            if row is not None and stored.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?)", row).rowcount == 0:
                 yield Unreadable(location, f"an earlier response for custom_id {row[0]!r} is used instead")
     finally:
-        known.execute("COMMIT")
+        stored.execute("COMMIT")
 
 
 def _response(fields: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
@@ -71,7 +71,7 @@ def _response(fields: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
     return id, status, from_member(members(response.text).get("body", ABSENT), "response.body")
 
 
-def _request(known: sqlite3.Connection, fields: Mapping[str, Member]) -> Request:
+def _request(stored: sqlite3.Connection, fields: Mapping[str, Member]) -> Request:
     id, url = _id(fields), fields.get("url", ABSENT).value
     method = fields.get("method", Member("POST", "")).value
     if method != "POST":
@@ -80,7 +80,7 @@ def _request(known: sqlite3.Connection, fields: Mapping[str, Member]) -> Request
         raise Malformed("url: must be a path, such as /v1/chat/completions")
     if not isinstance(fields.get("body", ABSENT).value, dict):
         raise Malformed("body: must be an object")
-    row = known.execute("SELECT status, body FROM answers WHERE id = ?", (id,)).fetchone()
+    row = stored.execute("SELECT status, body FROM answers WHERE id = ?", (id,)).fetchone()
     response = None if row is None else Recorded(row[0], _JSON, row[1])
     body = from_member(fields["body"], "body")
     return Request(id, path_of(parts), {"content-type": _JSON}, body, response=response)

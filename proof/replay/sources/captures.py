@@ -42,7 +42,7 @@ class Event(NamedTuple):
     """
 
     id: str
-    place: str
+    location: str
     at: float | None
     headers: Mapping[str, str]
     input: bytes | None
@@ -61,8 +61,8 @@ def _event(location: str, fields: Mapping[str, Member]) -> Event:
         raise Malformed("captureData: must be an object")
     if not isinstance(about, dict):
         raise Malformed("eventMetadata: must be an object")
-    request, answered = data.get("endpointInput"), data.get("endpointOutput")
-    if request is None and answered is None:
+    request, output = data.get("endpointInput"), data.get("endpointOutput")
+    if request is None and output is None:
         raise Malformed("captureData: must contain endpointInput or endpointOutput")
     id = about.get("eventId") or location
     if not isinstance(id, str):
@@ -78,7 +78,7 @@ def _event(location: str, fields: Mapping[str, Member]) -> Event:
         seconds(about.get("inferenceTime")),
         headers,
         body,
-        None if answered is None else Recorded(0, *_part(answered, "endpointOutput")),
+        None if output is None else Recorded(0, *_part(output, "endpointOutput")),
     )
 
 
@@ -122,7 +122,7 @@ _FIND = """INSERT INTO due SELECT e.rowid, o.rowid FROM events e
     WHERE e.hour < ? AND (e.variant = 0 OR o.rowid IS NULL) ORDER BY e.at, e.rowid"""
 """Selects events of earlier hours in order of arrival, and joins each shadow event to that of the serving variant."""
 
-_ONE = "SELECT id, place, at, headers, input, answered, type, output FROM events WHERE rowid = ?"
+_SELECT_EVENT = "SELECT id, place, at, headers, input, answered, type, output FROM events WHERE rowid = ?"
 _NOTHING_TO_SEND = "only the output was captured (no endpointInput), so there is nothing to send"
 _DONE = "DELETE FROM events WHERE rowid IN (SELECT mine FROM due UNION ALL SELECT theirs FROM due)"
 
@@ -138,11 +138,11 @@ class _Placed(NamedTuple):
 
 def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
     """Yield the requests of a data capture, one endpoint after the other."""
-    for _, placed in groupby(sorted(map(_place, files)), key=lambda place_of_file: place_of_file.endpoint):
+    for _, placed in groupby(sorted(map(_placed_file, files)), key=lambda item: item.endpoint):
         yield from _endpoint(list(placed))
 
 
-def _place(file: File) -> _Placed:
+def _placed_file(file: File) -> _Placed:
     """Read the endpoint, variant and hour from the folders of a file. Without an hour, the variant is last."""
     match = _HOUR.fullmatch("/".join(file.folders))
     above = (match["above"] or "").split("/") if match else list(file.folders)
@@ -186,7 +186,7 @@ def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> It
             if isinstance(event, Unreadable):
                 yield event
             elif not _put(events, variant, hour, event):
-                yield Unreadable(event.place, f"an earlier line for the event {event.id} is used instead")
+                yield Unreadable(event.location, f"an earlier line for the event {event.id} is used instead")
     finally:
         events.execute("COMMIT")
 
@@ -194,7 +194,7 @@ def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> It
 def _put(events: sqlite3.Connection, variant: int, hour: int, event: Event) -> bool:
     output = event.output
     row = (
-        event.id.encode("utf-8", "backslashreplace").decode(), variant, hour, event.place, event.at,
+        event.id.encode("utf-8", "backslashreplace").decode(), variant, hour, event.location, event.at,
         json.dumps(dict(event.headers)), event.input, output is not None,
         "" if output is None else output.content_type.encode("utf-8", "replace").decode(),
         None if output is None else output.body,
@@ -212,8 +212,8 @@ def _requests(events: sqlite3.Connection, before: int) -> Iterator[Request | Unr
 
 
 def _stored_event(events: sqlite3.Connection, number: int) -> Event:
-    id, location, at, headers, request, answered, *output = events.execute(_ONE, (number,)).fetchone()
-    return Event(id, location, at, json.loads(headers), request, Recorded(0, *output) if answered else None)
+    id, location, at, headers, request, has_response, *output = events.execute(_SELECT_EVENT, (number,)).fetchone()
+    return Event(id, location, at, json.loads(headers), request, Recorded(0, *output) if has_response else None)
 
 
 def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:
@@ -225,7 +225,7 @@ def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:
     whole = mine.output is not None and other is not None
     body = mine.input if mine.input is not None or theirs is None else theirs.input
     if body is None and not whole:
-        return Unreadable(mine.place, _NOTHING_TO_SEND)
+        return Unreadable(mine.location, _NOTHING_TO_SEND)
     headers = {**(theirs.headers if theirs else {}), **mine.headers}
     return Request(
         mine.id,

@@ -48,16 +48,16 @@ def objects(argument: str) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]
     if importlib.util.find_spec("boto3") is None:
         raise ConfigError(f"{argument}: boto3 is not installed; to install it: {install('lmi-handler[deploy]')}")
     client = _client()
-    with _told(argument):
+    with _as_config_error(argument):
         if prefix and not prefix.endswith("/"):
             for item in client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("Contents", ()):
                 if item["Key"] == prefix:
-                    yield _named(client, bucket, item, prefix.rpartition("/")[2])
+                    yield _s3_object(client, bucket, item, prefix.rpartition("/")[2])
                     return
             prefix += "/"
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for item in page.get("Contents", ()):
-                yield _named(client, bucket, item, item["Key"].removeprefix(prefix))
+                yield _s3_object(client, bucket, item, item["Key"].removeprefix(prefix))
 
 
 def _client() -> Any:
@@ -67,12 +67,12 @@ def _client() -> Any:
     return boto3.session.Session().client("s3", config=Config(retries={"mode": "standard", "total_max_attempts": 5}))
 
 
-def _named(client: Any, bucket: str, item: Any, name: str) -> tuple[str, int, Callable[[], IO[bytes]]]:
+def _s3_object(client: Any, bucket: str, item: Any, name: str) -> tuple[str, int, Callable[[], IO[bytes]]]:
     return name, item["Size"], lambda: _Object(client, bucket, item["Key"], item["ETag"], item["Size"])  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
-def _told(argument: str) -> Iterator[None]:
+def _as_config_error(argument: str) -> Iterator[None]:
     """Convert boto3 errors to a ConfigError that explains what to do."""
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -94,7 +94,7 @@ class _Object(io.RawIOBase):
 
     def __init__(self, client: Any, bucket: str, key: str, etag: str, size: int) -> None:
         self._client = client
-        self._wanted = {"Bucket": bucket, "Key": key, "IfMatch": etag}
+        self._request = {"Bucket": bucket, "Key": key, "IfMatch": etag}
         self._size, self._at, self._tries = size, 0, 0
         self._body: Any = None
 
@@ -113,7 +113,7 @@ class _Object(io.RawIOBase):
         while self._at < self._size:
             try:
                 if self._body is None:
-                    self._body = self._client.get_object(**self._wanted, Range=f"bytes={self._at}-")["Body"]
+                    self._body = self._client.get_object(**self._request, Range=f"bytes={self._at}-")["Body"]
                 if data := self._body.read(min(len(buffer), _PIECE)):
                     buffer[: len(data)] = data
                     self._at += len(data)
@@ -181,10 +181,10 @@ def _buffered(stream: Any) -> io.BufferedReader:
     return io.BufferedReader(stream, 1 << 16)
 
 
-class Line(NamedTuple):
+class SourceLine(NamedTuple):
     """A non-empty line, and its position as FILE:NUMBER."""
 
-    place: str
+    location: str
     text: str
 
 
@@ -194,13 +194,13 @@ def find(argument: str) -> list[File]:
     Raises:
         ConfigError: there are no files, or too many.
     """
-    files = list(_found(argument))
+    files = list(_files(argument))
     if not files:
         raise ConfigError(f"{argument}: there are no files to read ({', '.join(SUFFIXES)}, also with .gz)")
     return sorted(files)
 
 
-def _found(argument: str) -> Iterator[File]:
+def _files(argument: str) -> Iterator[File]:
     files = _in_s3(argument) if argument.startswith(SCHEME) else _on_disk(Path(argument), argument)
     for number, file in enumerate(files):
         if number == MAX_FILES:
@@ -215,7 +215,7 @@ def _on_disk(path: Path, argument: str) -> Iterator[File]:
         for folder, folders, names in os.walk(path):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in names:
-                if _is_wanted(name):
+                if _is_source(name):
                     file = Path(folder) / name
                     yield _file(file, file.relative_to(path).as_posix())
     else:
@@ -233,15 +233,15 @@ def _file(path: Path, name: str) -> File:
 
 def _in_s3(argument: str) -> Iterator[File]:
     for name, size, opened in objects(argument):
-        if _is_wanted(name.rpartition("/")[2]) or "/" not in name:
+        if _is_source(name.rpartition("/")[2]) or "/" not in name:
             yield File(name, tuple(name.split("/")[:-1]), size, opened)
 
 
-def _is_wanted(name: str) -> bool:
+def _is_source(name: str) -> bool:
     return not name.startswith(".") and name.removesuffix(".gz").endswith(SUFFIXES)
 
 
-def lines(file: File) -> Iterator[Line | Unreadable]:
+def lines(file: File) -> Iterator[SourceLine | Unreadable]:
     """Yield the lines of a file, or an `Unreadable` for a line or a rest of the file that cannot be read."""
     number = 0
     try:
@@ -269,14 +269,14 @@ def read_lines(file: File, parse: Callable[[str, dict[str, Member]], T]) -> Iter
             yield line
             continue
         try:
-            yield parse(line.place, members(line.text))
+            yield parse(line.location, members(line.text))
         except Malformed as error:
-            yield Unreadable(line.place, str(error))
+            yield Unreadable(line.location, str(error))
 
 
-def _line(location: str, data: bytes) -> Line | Unreadable:
+def _line(location: str, data: bytes) -> SourceLine | Unreadable:
     try:
-        return Line(location, data.rstrip(b"\r\n").decode())
+        return SourceLine(location, data.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         return Unreadable(location, f"it is not UTF-8: byte {data[error.start]:#04x} at position {error.start}")
 
@@ -484,12 +484,12 @@ def without_credentials(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
     Credentials and headers that belong to the connection are omitted.
     """
-    kept = {}
+    passed = {}
     for header, value in headers:
         name = header.strip().lower()
         if not (is_credential(name) or name in _OF_THE_CONNECTION or name.startswith(_PREFIXES_OF_THE_CONNECTION)):
-            kept[name] = value
-    return kept
+            passed[name] = value
+    return passed
 
 
 # -- times of recordings, in seconds since the epoch -------------------------------------------------------------------
@@ -512,8 +512,8 @@ def seconds(value: Any) -> float | None:
 
 def _to_microseconds(text: str) -> str:
     """Pad or cut the fraction of a second to six digits, as required by Python 3.10."""
-    head, dot, rest = text.partition(".")
+    head, dot, fraction = text.partition(".")
     if not dot:
         return text
-    digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
-    return f"{head}.{digits[:6]:0<6}{rest[len(digits) :]}"
+    digits = fraction[: len(fraction) - len(fraction.lstrip("0123456789"))]
+    return f"{head}.{digits[:6]:0<6}{fraction[len(digits) :]}"

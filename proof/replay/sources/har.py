@@ -32,7 +32,7 @@ _MARK = re.compile(rb'["{}\[\]]')
 _STRING_END = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _ENTRIES = re.compile(rb'"entries"\s*:\s*\Z')
 _PIECE = 1 << 18
-_MAX_KEPT = 256  # bytes before an array that are searched for its name
+_MAX_BEFORE = 256  # bytes before an array that are searched for its name
 _DEPTH_OF_ENTRIES = 2  # depth of the array `log.entries`
 
 
@@ -144,7 +144,7 @@ class EntryScanner:
         """Add scanned data to the current entry. Before the array, retain the last bytes, which may name the array."""
         if self._entry is None:
             if self._array is not _Array.WITHIN:
-                self._before = (self._before + data)[-_MAX_KEPT:]
+                self._before = (self._before + data)[-_MAX_BEFORE:]
             return
         self._size += len(data)
         if self._size > MAX_LINE:

@@ -27,7 +27,7 @@ from handler.protocols.kernel.readers import integer, number
 from handler.protocols.kernel.schema import ref, schema_of_reader, schema_of_type
 from handler.protocols.lmi.request import TABLE
 from handler.protocols.openapi import DESCRIPTIONS, DocumentedRoute, components, document
-from handler.protocols.operations import INFERENCE, OPERATIONS, answer_to
+from handler.protocols.operations import INFERENCE, OPERATIONS, example_response
 from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, choose, dialects, routes
 from tests.app.server import serve
 from tests.one_test import in_one_test
@@ -129,11 +129,11 @@ def test_every_example_has_its_shape() -> None:
     for dialect in dialects().values():
         described = dialect.description
         validator(ref(described.request)).validate(described.example)
-        if described.answer is not None:
-            validator(schema_of_type(described.answer), closed=True).validate(answer_to(dialect))
-            assert answer_to.__wrapped__(dialect) == answer_to(dialect), "two starts show two documents"
+        if described.response is not None:
+            validator(schema_of_type(described.response), closed=True).validate(example_response(dialect))
+            assert example_response.__wrapped__(dialect) == example_response(dialect), "two starts show two documents"
     for operation in OPERATIONS.values():
-        for _, kind, example in operation.answers.values():
+        for _, kind, example in operation.responses.values():
             validator(schema_of_type(kind), closed=True).validate(example)
         if operation.body is not None:
             validator(operation.body).validate(operation.body["example"])
@@ -229,8 +229,8 @@ def test_adapter_calls_have_the_statuses_of_their_document() -> None:
     rows = re.findall(r"^\| (\d{3}) \| ([a-z, ]+) \|", document, re.MULTILINE)
     for name, (method, path) in calls.items():
         listed = {int(status) for status, names in rows if name in names.split(", ")}
-        assert set(OPERATIONS[method, "/adapters" + path].answers) == listed, name
-        assert set(OPERATIONS[method, "/models/{model}/adapters" + path].answers) == listed | {404}, name
+        assert set(OPERATIONS[method, "/adapters" + path].responses) == listed, name
+        assert set(OPERATIONS[method, "/models/{model}/adapters" + path].responses) == listed | {404}, name
 
 
 # -- the bodies, held against the golden files -------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def _check_golden_file(name: str) -> None:
         assert dialect.texts
         return
     assert kind == "application/json" or kind in dialect.streams
-    answer = dialect.answer if kind == "application/json" else dialect.chunk | (dialect.failure or dialect.error)
+    answer = dialect.response if kind == "application/json" else dialect.chunk | (dialect.failure or dialect.error)
     for value in values:
         validator(schema_of_type(answer), closed=True).validate(value)
 

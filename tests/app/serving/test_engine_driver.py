@@ -17,7 +17,7 @@ from handler.core.errors import InternalError, Overloaded
 from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.engines.base import EngineConfig, Step
 from handler.engines.process.engine_process import Spec
-from handler.engines.process.supervisor import EngineSupervisor, Host, State
+from handler.engines.process.supervisor import EngineSupervisor, LoopHooks, State
 from handler.protocols.lmi.response import DocumentReply
 from handler.scheduler.batcher import Batcher, ClientChannel, FastPath
 from handler.serving.engine_driver import EngineDriver
@@ -69,7 +69,7 @@ def test_a_dead_engine_is_restarted_without_waiting_for_the_long_tick(
         engine = EngineSupervisor(Spec("echo", EngineConfig()), isolated=False)
         driver = EngineDriver(Batcher(engine))
         ready = asyncio.Event()
-        engine.attach(Host(driver.watch, lambda state: ready.set() if state is State.READY else ready.clear()))
+        engine.attach(LoopHooks(driver.watch, lambda state: ready.set() if state is State.READY else ready.clear()))
         await asyncio.wait_for(ready.wait(), 30)
         await asyncio.sleep(0.5)  # by now the long tick is under way
         assert engine._instance is not None

@@ -13,7 +13,7 @@ import yaml
 
 from deploy.cli import main as cli
 from deploy.emulator.endpoint import Endpoint
-from deploy.emulator.runtime import Runtime
+from deploy.emulator.runtime import RuntimeEmulator
 from deploy.spec.reading import read_spec
 from tests.accept.aws import PASS, Ran, accept
 from tests.accept.test_accept import ALL, CONTENT
@@ -46,7 +46,7 @@ def account(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
         stack.callback(loop.close)
         server = stack.enter_context(serve("--engine", "echo"))
         server.wait_ready()
-        url = stack.enter_context(loop.serving(Runtime(Endpoint(server.url, name="accepted")).app()))
+        url = stack.enter_context(loop.serving(RuntimeEmulator(Endpoint(server.url, name="accepted")).app()))
         monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", url)
         yield cloud
 

@@ -20,7 +20,7 @@ from deploy.aws import Aws, as_deploy_error
 from deploy.cli.main import main
 from deploy.client import Patience, Predictor, RequestFailed
 from deploy.emulator.account import Starts
-from deploy.emulator.cloud import OWN
+from deploy.emulator.cloud import SERVER_KEY
 from deploy.emulator.sagemaker import Fate
 from deploy.service_model import compiled_pattern, service
 from tests.deploy.doubles.archives import archive
@@ -331,7 +331,7 @@ def served(signed_for: str, responses: type) -> list[OperationModel]:
 def ask(cloud: Cloud, operation: OperationModel, request: Any) -> tuple[int, str, str]:
     """Status, code and message of an answer, to a client that checks nothing itself and is not botocore."""
     model = operation.service_model
-    scope = f"{OWN}/20260101/us-east-1/{model.signing_name}/aws4_request"
+    scope = f"{SERVER_KEY}/20260101/us-east-1/{model.signing_name}/aws4_request"
     headers = {
         "x-amz-target": f"{model.metadata['targetPrefix']}.{operation.name}",
         "content-type": "application/x-amz-json-1.1",
@@ -378,7 +378,7 @@ def test_a_request_that_its_description_refuses_is_the_clients_error(
 def test_what_a_request_breaks_is_an_error_in_its_protocol(
     cloud: Cloud, service_name: str, method: str, path: str, body: bytes, headers: dict[str, str], status: int
 ) -> None:
-    signed = f"AWS4-HMAC-SHA256 Credential={OWN}/20260101/us-east-1/{service_name}/aws4_request"
+    signed = f"AWS4-HMAC-SHA256 Credential={SERVER_KEY}/20260101/us-east-1/{service_name}/aws4_request"
     kind = "application/x-www-form-urlencoded"
     headers = {"Content-Type": kind, "Authorization": signed, **headers}
     answer = http.request(method, cloud.url + path, content=body, headers=headers)
@@ -568,7 +568,7 @@ def test_model_data_by_url_are_an_object(cloud: Cloud) -> None:
 )
 def test_a_page_of_another_site_may_not_call(cloud: Cloud, headers: dict[str, str]) -> None:
     """Its signature would do: the rehearsal's access keys are public."""
-    scope = f"Credential={OWN}/20260101/us-east-1/s3/aws4_request"
+    scope = f"Credential={SERVER_KEY}/20260101/us-east-1/s3/aws4_request"
     signed = {"Authorization": f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature={64 * '0'}"}
     assert put(cloud, "/mine", signed) == 200
     assert put(cloud, "/theirs", {**signed, **headers}) == 403

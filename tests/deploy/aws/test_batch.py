@@ -219,7 +219,9 @@ def test_a_job_is_stopped(
     (name,) = jobs(cloud)
     assert f"--resume {name}" in said(capsys)
     assert run(["batch", "--stop", name, "--region", "us-east-1"]) == 0
-    cloud.sagemaker.things["transform-job", name].left = 0
+    change = cloud.sagemaker.things["transform-job", name].change
+    assert change is not None
+    change.left = 0
     assert run(["batch", "--resume", name]) == 5
     assert f"transform-job/{name}: Stopped" in said(capsys)
     assert run(["batch", "--resume", f"{NAME}-none"]) == 4

@@ -571,7 +571,9 @@ def test_an_interrupted_up_says_where_it_stands(cloud: Cloud, tmp_path: Path, ma
     assert "lmi deploy up" in said
     assert "lmi deploy down --name llama" in said
     assert cloud.sagemaker.things["endpoint", NAME].status == "Creating"
-    cloud.sagemaker.things["endpoint", NAME].left = 0
+    change = cloud.sagemaker.things["endpoint", NAME].change
+    assert change is not None
+    change.left = 0
     assert main(["up", file(tmp_path)]) == 0
     assert main(["down", "--name", NAME, "--yes"]) == 0
     assert cloud.everything() == {}

@@ -17,7 +17,7 @@ from moto.utilities.utils import get_partition
 
 from deploy.cli.main import main as run
 from deploy.client import Forbidden, ModelFailed, Predictor
-from deploy.emulator.authorization import Need, allowed
+from deploy.emulator.authorization import Permission, allowed
 from deploy.iam.policies import Policy
 from deploy.resolve.images import registry_suffix
 from tests.deploy.aws.test_lifecycle import MODEL
@@ -82,7 +82,7 @@ _SELDOM = {"EncryptionChecked", "FormerComponents", "KeysChecked", "OtherCompone
 """Statements for what the specification does not tell: others' components and former ones, which key a bucket has."""
 
 
-def needless(asked: Iterable[Need], policy: Policy) -> set[str]:
+def needless(asked: Iterable[Permission], policy: Policy) -> set[str]:
     """The statements that nothing which was asked for needs."""
     needs = {(need.action, need.resource): need for need in asked}.values()
     found = {one["Sid"]: {key: one[key] for key in ("Effect", "Action", "Resource")} for one in policy["Statement"]}

@@ -24,7 +24,7 @@ from deploy.preflight import checks
 from deploy.preflight import model as preflight_model
 from deploy.preflight.check import Check, Verdict
 from deploy.preflight.checks import lines, refuse_errors
-from deploy.resolve.decision import Decision, Pool
+from deploy.resolve.decision import Decision, InstancePool
 from deploy.resources.resource import TAG_DEPLOYMENT
 from deploy.s3.prefix import Entry
 from deploy.spec import Spec
@@ -527,7 +527,7 @@ def test_a_quota_that_other_endpoints_use_up(ready: Cloud, monkeypatch: pytest.M
 
 
 def test_a_pool_without_quota_is_an_error_only_if_no_pool_has_some(ready: Cloud, quotas: dict[str, float]) -> None:
-    pools = (Pool(1, "ml.g5.xlarge", 1), Pool(2, "ml.g6.xlarge", 1))
+    pools = (InstancePool(1, "ml.g5.xlarge", 1), InstancePool(2, "ml.g6.xlarge", 1))
     quotas["ml.g6.xlarge for endpoint usage"] = 0.0
     assert run("quota", decision=decision(pools=pools)).says == "ml.g6.xlarge for endpoint usage: 0, but 1 are needed"
     assert run("quota", decision=decision(pools=pools)).verdict is Verdict.WARNING

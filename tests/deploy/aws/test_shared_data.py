@@ -74,9 +74,9 @@ def test_files_may_change_while_nothing_serves_them(cloud: Cloud, bucket: Any, s
 def test_data_that_another_model_loads_is_not_deleted(cloud: Cloud, bucket: Any, where: str) -> None:
     another_model(cloud, where)
     with pytest.raises(Refused, match="model other also loads from"):
-        check_users(aws(), TO, own_models=["llama-0000aaaa"])
-    check_users(aws(), TO, own_models=["other"])
-    check_users(aws(), "s3://models/llama-2/" if where != "s3://models/" else "s3://models-2/", own_models=[])
+        check_users(aws(), TO, deleted_models=["llama-0000aaaa"])
+    check_users(aws(), TO, deleted_models=["other"])
+    check_users(aws(), "s3://models/llama-2/" if where != "s3://models/" else "s3://models-2/", deleted_models=[])
 
 
 def test_a_killed_run_s_parts_go_with_the_data(cloud: Cloud, bucket: Any) -> None:

@@ -20,7 +20,7 @@ from werkzeug.datastructures import EnvironHeaders
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from deploy.emulator import cloud, runtimes
-from deploy.emulator.authorization import Need
+from deploy.emulator.authorization import Permission
 from deploy.emulator.cloud import Call
 from deploy.emulator.endpoint import Limits
 from deploy.emulator.sagemaker import ACCOUNT
@@ -48,8 +48,8 @@ class Cloud(cloud.Cloud):
         self._refusals: list[tuple[str, str, str]] = []
         self.calls: list[Call] = []
         self.policies: dict[str, Sequence[Mapping[str, Any]]] = {}
-        self.asked: list[tuple[str, Need]] = []
-        self.denied: list[Need] = []
+        self.asked: list[tuple[str, Permission]] = []
+        self.denied: list[Permission] = []
         self.before: Callable[[Call], None] | None = None
         self.after: Callable[[Call], None] | None = None
         super().__init__()
@@ -57,15 +57,15 @@ class Cloud(cloud.Cloud):
     def policies_of(self, caller: str) -> Sequence[Mapping[str, Any]]:
         return self.policies.get(caller, ())
 
-    def missing(self, caller: str, needs: Iterable[Need]) -> Need | None:
-        def noted() -> Iterator[Need]:
+    def missing(self, caller: str, needs: Iterable[Permission]) -> Permission | None:
+        def noted() -> Iterator[Permission]:
             for need in needs:
                 self.asked.append((caller, need))
                 yield need
 
         return super().missing(caller, noted())
 
-    def on_denial(self, need: Need) -> None:
+    def on_denial(self, need: Permission) -> None:
         self.denied.append(need)
 
     def on_call(self, call: Call) -> None:
@@ -73,7 +73,7 @@ class Cloud(cloud.Cloud):
         if self.before is not None:
             self.before(call)
 
-    def on_answer(self, call: Call) -> None:
+    def on_response(self, call: Call) -> None:
         if self.after is not None:
             self.after(call)
 
@@ -84,7 +84,7 @@ class Cloud(cloud.Cloud):
         headers = CIMultiDict(EnvironHeaders(environ).items())
         accepted = runtimes.accept(self, endpoint, call.region, cloud.body_of(environ), headers, Limits())
         accepted.work(lambda body: json.dumps({"generated_text": json.loads(body)["inputs"]}).encode())
-        return accepted.answer(start_response)
+        return accepted.respond(start_response)
 
     def transform(self, line: bytes, content_type: str) -> bytes:
         """As the embedded server answers in a job; `<die>` is what no container survives."""

@@ -13,7 +13,7 @@ from typing import Any
 from deploy.aws import Aws
 from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle
 from deploy.deployer.plan import Plan, plan, removal_of_all
-from deploy.emulator.authorization import Need
+from deploy.emulator.authorization import Permission
 from deploy.errors import DeployError
 from deploy.iam.policies import Policy, parts, policies
 from deploy.resolve.decision import Decision
@@ -129,7 +129,7 @@ class Deployer:
                 self.takes(word, settings)
         return int(self._main(command))
 
-    def asked(self) -> list[Need]:
+    def asked(self) -> list[Permission]:
         """What the calls of the commands needed."""
         return [need for caller, need in self._cloud.asked if caller == CALLER]
 

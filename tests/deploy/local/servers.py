@@ -24,7 +24,7 @@ from aiohttp import web
 from botocore.config import Config
 
 from deploy.emulator.endpoint import Endpoint
-from deploy.emulator.runtime import Runtime
+from deploy.emulator.runtime import RuntimeEmulator
 from tests.environment import clean_environment
 from tests.install import environment
 from tests.servers import PATIENCE, LiveServer, wait_for
@@ -225,7 +225,7 @@ def local(loop: Loop, at: str | None = None, **endpoint: Any) -> Iterator[Local]
     container = Container()
     with loop.serving(container.app()) as container.url:
         served = Endpoint(at or container.url, **endpoint)
-        with loop.serving(Runtime(served).app()) as url:
+        with loop.serving(RuntimeEmulator(served).app()) as url:
             with contextlib.closing(client(url)) as runtime:
                 yield Local(container, served, url, runtime)
             container.may_go_on.set()
@@ -333,7 +333,7 @@ def emulated(server: LiveServer, **endpoint: Any) -> Iterator[str]:
     server.wait_ready()
     loop = Loop()
     try:
-        with loop.serving(Runtime(Endpoint(server.url, **endpoint)).app()) as url:
+        with loop.serving(RuntimeEmulator(Endpoint(server.url, **endpoint)).app()) as url:
             yield url
     finally:
         loop.close()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deploy.emulator.endpoint import Capture, Captures, Shadow
+from deploy.emulator.endpoint import Captures, DataCapture, ShadowVariant
 from proof.replay.exchange import Request
 from proof.replay.sources import open_requests
 from tests.deploy.local.servers import Local, Loop
@@ -25,7 +25,7 @@ CONFIG: dict[str, Any] = {
 def written(loop: Loop, config: dict[str, Any], *asked: tuple[str, bytes, str, bytes | None]) -> dict[str, bytes]:
     """The objects that are written of requests: content type and body of each, and of its answer."""
     objects: dict[str, bytes] = {}
-    capture = Capture.of(config, objects.__setitem__, None)
+    capture = DataCapture.of(config, objects.__setitem__, None)
 
     async def ask() -> None:
         captures = Captures("chat")
@@ -93,7 +93,7 @@ def test_a_destination_that_fails_changes_no_answer(loop: Loop) -> None:
 
     async def ask() -> None:
         captures = Captures("chat")
-        captures.end(captures.begin(Capture.of(CONFIG, fails, None), {}, b"{}"), "AllTraffic", (JSON, b"[]"))
+        captures.end(captures.begin(DataCapture.of(CONFIG, fails, None), {}, b"{}"), "AllTraffic", (JSON, b"[]"))
         await captures.close()
 
     loop.run(ask())
@@ -101,7 +101,7 @@ def test_a_destination_that_fails_changes_no_answer(loop: Loop) -> None:
 
 def test_invocations_and_streams_are_captured_and_the_shadow_gets_a_copy(local: Local, tmp_path: Path) -> None:
     objects: dict[str, bytes] = {}
-    local.endpoint.capture = Capture.of(CONFIG, objects.__setitem__, Shadow("Shadow", 1.0))
+    local.endpoint.capture = DataCapture.of(CONFIG, objects.__setitem__, ShadowVariant("Shadow", 1.0))
     local.container.may_go_on.set()
     whole, stream = b'{"do": "echo", "text": "[1]"}', b'{"do": "stream", "pieces": ["e2", "9883"]}'
     local.invoke(json.loads(whole))

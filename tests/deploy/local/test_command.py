@@ -19,7 +19,7 @@ from botocore.exceptions import ClientError
 from deploy.cli import local as local_command
 from deploy.cli.main import main
 from deploy.emulator.endpoint import Endpoint
-from deploy.emulator.serving import Plan, load_adapters
+from deploy.emulator.serving import LocalPlan, load_adapters
 from deploy.errors import Failed
 from tests.deploy.local.servers import Container, LocalProcess, Loop, aws_variables, client, local_process
 from tests.environment import clean_environment
@@ -118,9 +118,9 @@ def test_a_container_that_runs_already(loop: Loop) -> None:
 
 def test_by_default_its_ways_are_sagemaker_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """SageMaker's guide: 60 s, 8 minutes, 25 MB; /ping has 2 s, and 8 minutes to begin."""
-    plans: list[Plan] = []
+    plans: list[LocalPlan] = []
 
-    async def taken(plan: Plan, **more: object) -> int:
+    async def taken(plan: LocalPlan, **more: object) -> int:
         plans.append(plan)
         return 0
 
@@ -202,4 +202,4 @@ def test_one_that_the_container_cannot_load(loop: Loop, ending: str, said: str) 
     app = web.Application()
     app.router.add_post("/adapters", load)
     with loop.serving(app) as url, pytest.raises(Failed, match=f"adapter one: .*{said}"):
-        asyncio.run(load_adapters(Plan(Endpoint(url), adapters={"one": "/adapters/one"})))
+        asyncio.run(load_adapters(LocalPlan(Endpoint(url), adapters={"one": "/adapters/one"})))

@@ -15,11 +15,11 @@ from botocore.exceptions import ClientError
 
 from deploy.cli import local as local_command
 from deploy.cli.main import main
-from deploy.emulator.serving import Plan
+from deploy.emulator.serving import LocalPlan
 from deploy.emulator.specification import Machine, started, this_machine
 from deploy.errors import SpecError
 from deploy.spec import Spec
-from handler.core.devices import Driver
+from handler.core.devices import GpuDriver
 from tests.deploy.local.servers import LocalProcess, client, local_process
 from tests.process_tree import alive, descendants
 from tests.servers import wait_for
@@ -252,7 +252,7 @@ def test_gpus_are_given_to_one_component_each() -> None:
 
 
 def test_the_gpus_are_those_of_the_driver_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.emulator.specification.read_driver", lambda: Driver("580.1", (13, 0), 2))
+    monkeypatch.setattr("deploy.emulator.specification.read_driver", lambda: GpuDriver("580.1", (13, 0), 2))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-x, 1,-1,0")
     assert this_machine().gpus == ("GPU-x", "1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
@@ -262,9 +262,9 @@ def test_the_gpus_are_those_of_the_driver_that_may_be_used(monkeypatch: pytest.M
 
 
 def test_one_without_components_is_started_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans: list[Plan] = []
+    plans: list[LocalPlan] = []
 
-    async def taken(plan: Plan, **more: object) -> int:
+    async def taken(plan: LocalPlan, **more: object) -> int:
         plans.append(plan)
         return 0
 

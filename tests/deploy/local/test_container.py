@@ -23,7 +23,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from deploy.emulator.container import Command, Container, Probing, command, keep_watch, until_ready
+from deploy.emulator.container import Command, ContainerProcess, Probing, command, keep_watch, until_ready
 from deploy.emulator.endpoint import Endpoint, Status
 from deploy.errors import DeployError, Failed
 from tests.deploy.local.servers import Container as HealthContainer
@@ -93,7 +93,7 @@ def test_the_shell_s_settings_do_not_reach_it(monkeypatch: pytest.MonkeyPatch) -
     lines: list[str] = []
 
     async def go() -> None:
-        container = Container(lines.append)
+        container = ContainerProcess(lines.append)
         code = "import os; print(sorted(name for name in os.environ if os.environ[name] in ('mine', 'stays', 'set')))"
         await container.start(python(code, OPTION_X="set"))
         await container.wait_for_exit()
@@ -107,7 +107,7 @@ def test_its_death_has_its_status_and_last_lines() -> None:
     shown: list[str] = []
 
     async def go(code: str) -> Failed:
-        container = Container(shown.append)
+        container = ContainerProcess(shown.append)
         await container.start(python(code))
         try:
             return await container.wait_for_exit()
@@ -126,7 +126,7 @@ def test_a_line_without_end_and_bytes_that_are_no_text_do_no_harm() -> None:
     shown: list[str] = []
 
     async def go() -> None:
-        container = Container(shown.append)
+        container = ContainerProcess(shown.append)
         code = "import sys; sys.stdout.buffer.write(b'x' * 3_000_000 + b'\\n\\xff end\\nrest')"
         await container.start(python(code))
         await container.wait_for_exit()
@@ -150,7 +150,7 @@ def test_sigterm_first_and_sigkill_for_who_stays(tmp_path: Path) -> None:
     )
 
     async def go() -> int:
-        container = Container(shown.append)
+        container = ContainerProcess(shown.append)
         await container.start(python(stays))
         while not shown:
             await asyncio.sleep(0.01)
@@ -173,7 +173,7 @@ def test_one_that_leaves_at_sigterm_is_not_killed() -> None:
     shown: list[str] = []
 
     async def go() -> int:
-        container = Container(shown.append)
+        container = ContainerProcess(shown.append)
         await container.start(python(leaves))
         while not shown:
             await asyncio.sleep(0.01)
@@ -189,7 +189,7 @@ def test_a_child_that_left_its_group_does_not_hold_up_the_end() -> None:
 
     async def go() -> float:
         lines: list[str] = []
-        container = Container(lines.append)
+        container = ContainerProcess(lines.append)
         await container.start(python(f"{away}; import time; time.sleep(60)"))
         while not lines:
             await asyncio.sleep(0.01)
@@ -204,7 +204,7 @@ def test_its_death_is_seen_while_a_child_lives_on() -> None:
     away = "import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)"
 
     async def go() -> tuple[str, float]:
-        container = Container(lambda line: None)
+        container = ContainerProcess(lambda line: None)
         began = asyncio.get_running_loop().time()
         await container.start(python(f"{away}; raise SystemExit(3)"))
         failed = await container.wait_for_exit()

@@ -20,7 +20,7 @@ from botocore.exceptions import ClientError, EventStreamError
 from urllib3.exceptions import ReadTimeoutError
 
 from deploy.emulator import relay
-from deploy.emulator.endpoint import Component, Limits, Status
+from deploy.emulator.endpoint import EndpointComponent, Limits, Status
 from tests.deploy.local.servers import ACCOUNT, Container, Local, Loop, client
 from tests.deploy.local.servers import local as make_local
 from tests.servers import PATIENCE
@@ -299,7 +299,7 @@ def test_an_unhealthy_one_is_unavailable(local: Local) -> None:
     assert error(raised)[:2] == (503, "ServiceUnavailable")
 
 
-COMPONENTS = {"base": Component(), "sql": Component("sql-lora"), "idle": Component(copies=0)}
+COMPONENTS = {"base": EndpointComponent(), "sql": EndpointComponent("sql-lora"), "idle": EndpointComponent(copies=0)}
 
 
 def test_components_are_routed_and_adapters_named(loop: Loop) -> None:

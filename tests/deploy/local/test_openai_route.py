@@ -20,8 +20,8 @@ from botocore.credentials import Credentials
 from werkzeug.serving import make_server
 
 from deploy.emulator.access import check_token
-from deploy.emulator.answers import ApiError
-from deploy.emulator.endpoint import Component, Limits
+from deploy.emulator.endpoint import EndpointComponent, Limits
+from deploy.emulator.protocol import ApiError
 from deploy.emulator.runtimes import relayed
 from tests.deploy.local.servers import Local, Loop
 from tests.deploy.local.servers import local as make_local
@@ -116,7 +116,7 @@ def test_a_stream_shows_by_its_end_whether_it_is_whole(
 
 
 def test_a_component_is_in_the_path(loop: Loop) -> None:
-    with make_local(loop, components={"sql": Component("sql-lora")}) as local:
+    with make_local(loop, components={"sql": EndpointComponent("sql-lora")}) as local:
         path = "/endpoints/local/inference-components/sql/openai/v1/chat/completions"
         assert post(local, path=path).status_code == 200
         assert local.container.headers[0]["x-amzn-sagemaker-adapter-identifier"] == "sql-lora"

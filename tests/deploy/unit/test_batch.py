@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.batch.job import BatchJob, amounts, batch_job, too_long
+from deploy.batch.job import TransformJob, amounts, too_long, transform_job
 from deploy.errors import Refused, SpecError
 from deploy.iam.policies import policies
 from deploy.resources.build import spec_digest
@@ -27,9 +27,9 @@ ELSEWHERE = ("isolated", "isolated-components", "cpu", "own-models", "guest")
 OFFERED = "ml.g6e.12xlarge"
 
 
-def job(case: str = "plain", changes: dict[str, Any] | None = None, **batch: Any) -> BatchJob:
+def job(case: str = "plain", changes: dict[str, Any] | None = None, **batch: Any) -> TransformJob:
     said = spec(case, batch={**PLACES, **batch}, **(changes or {}))
-    return batch_job(said, decision(case))
+    return transform_job(said, decision(case))
 
 
 @in_one_test("case", [case for case in CASES if case not in ELSEWHERE])
@@ -46,7 +46,7 @@ def test_botocore_takes_every_request(case: str) -> None:
 
 def test_an_archive_is_unpacked_for_a_job_too() -> None:
     archive = "s3://models/llama.tar.gz"
-    made = batch_job(spec("isolated", batch=PLACES), replace(decision("isolated"), model_data=archive))
+    made = transform_job(spec("isolated", batch=PLACES), replace(decision("isolated"), model_data=archive))
     container = made.model.request["PrimaryContainer"]
     assert container["ModelDataUrl"] == archive
     assert container["Environment"]["OPTION_MODEL_ID"] == "/opt/ml/model"
@@ -102,7 +102,7 @@ def test_no_amounts_are_beyond_what_aws_takes(concurrency: int | None, payload_m
 
 def test_without_the_section_there_is_no_job() -> None:
     with pytest.raises(SpecError, match="batch: must be given"):
-        batch_job(spec("plain"), decision("plain"))
+        transform_job(spec("plain"), decision("plain"))
 
 
 def test_what_a_job_cannot_have_is_refused_or_told() -> None:
@@ -130,7 +130,7 @@ def test_components_keep_their_network() -> None:
 
 @in_one_test("name", ["a", "llama", "a" * 63, "a" * 47 + "-" + "b" * 15, "llama-batch"])
 def test_names_are_aws_s_and_not_an_endpoint_s(name: str) -> None:
-    made = batch_job(Spec.model_validate({**spec("plain", batch=PLACES).model_dump(by_alias=True), "name": name}),
+    made = transform_job(Spec.model_validate({**spec("plain", batch=PLACES).model_dump(by_alias=True), "name": name}),
                      decision("plain"))  # fmt: skip
     assert len(f"{made.stem}-99999") <= 63
     assert made.stem.startswith(job_prefix(name))

@@ -21,7 +21,7 @@ from deploy.client import ModelFailed as RetryModelFailed
 from deploy.client import NoCapacity, NotStarted, Patience, Throttled
 from deploy.client.errors import ModelFailed, RequestFailed, StreamBroken
 from deploy.client.runtime import Runtime, with_retries
-from deploy.client.streaming import AnswerReader, Event, Finish, Raw, Token
+from deploy.client.streaming import Event, Finish, Raw, ResponseEvents, Token
 from tests.deploy.aws.client.double import Wire, golden, golden_streams
 from tests.examples.programs import ROOT
 from tests.one_test import in_one_test
@@ -34,7 +34,7 @@ SHOWN = 'Deep "Learning" 😀\n'
 
 def read(content_type: str, pieces: Iterable[bytes]) -> tuple[list[Event], RequestFailed | None]:
     """The events, and how it ended."""
-    reader = AnswerReader(content_type)
+    reader = ResponseEvents(content_type)
     found: list[Event] = []
     try:
         for piece in pieces:
@@ -331,26 +331,26 @@ _WRONG = [{"message": 5}, {"delta": [1]}, {"index": [], "text": "a"}]
 
 @in_one_test("choice", [None, 1, "text", [1], *_WRONG])
 def test_choices_that_are_none(choice: object) -> None:
-    reader = AnswerReader("text/event-stream")
+    reader = ResponseEvents("text/event-stream")
     text = f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
     assert [*reader.feed(text), *reader.finish()] == [Raw({"choices": [choice]})]
 
 
 def test_details_that_are_no_object() -> None:
     value = {"token": {"text": "a"}, "details": "none"}
-    reader = AnswerReader("application/jsonlines")
+    reader = ResponseEvents("application/jsonlines")
     assert [*reader.feed(json.dumps(value).encode()), *reader.finish()] == [Raw(value)]
 
 
 def test_nesting_deeper_than_python_goes_is_text() -> None:
-    reader = AnswerReader("application/jsonlines")
+    reader = ResponseEvents("application/jsonlines")
     text = 100_000 * "[" + 100_000 * "]"
     assert [*reader.feed(text.encode() + b"\n"), *reader.finish()] == [Raw(text)]
 
 
 def test_a_long_line_is_looked_through_once() -> None:
     """8 MB in pieces of 4 KB took a minute, and 32 MB take sixteen: the test's own limit ends such a reader."""
-    reader = AnswerReader("text/event-stream")
+    reader = ResponseEvents("text/event-stream")
     list(reader.feed(b"data: "))
     for _ in range(8192):
         list(reader.feed(4096 * b"x"))

@@ -19,7 +19,7 @@ from deploy.aws import as_deploy_error
 from deploy.cli.up import first_request
 from deploy.cli.views import summary
 from deploy.deployer.apply import Run, leftovers, to_the_end
-from deploy.deployer.calls import CALLS, identity, why_unreachable
+from deploy.deployer.calls import CALLS, identity, unreachable_reason
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.plan import Action, Plan, Verb, plan, removal_of_all
 from deploy.deployer.preparation import scaled_by_hand
@@ -289,7 +289,7 @@ def test_who_is_not_signed_in_is_to_sign_in_again(error: BotoCoreError | ClientE
     ours = as_deploy_error(error)
     assert isinstance(ours, NotAllowed)
     assert "Sign in again" in ours.advice
-    assert why_unreachable(error) is not None
+    assert unreachable_reason(error) is not None
 
 
 # -- the command that `up` ends with can be run as it stands -----------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from deploy.aws import as_deploy_error
-from deploy.diagnostics import advice, causes, known_causes
+from deploy.diagnostics import advice, all_causes, causes
 from deploy.redaction import is_secret, redact
 from deploy.spec.reading import schema
 from tests.joints.test_log_lines import MESSAGES
@@ -101,9 +101,7 @@ def test_each_failure_gives_its_advice(reason: str, log: list[str], name: str, f
 
 
 def test_every_cause_is_in_a_table() -> None:
-    assert {cause.name for cause in known_causes()} == {name for _, _, name, _ in TABLE} | {
-        one.cause for one in MESSAGES
-    }
+    assert {cause.name for cause in all_causes()} == {name for _, _, name, _ in TABLE} | {one.cause for one in MESSAGES}
 
 
 def test_the_advice_names_what_the_specification_has() -> None:
@@ -115,7 +113,7 @@ def test_the_advice_names_what_the_specification_has() -> None:
     sections = {"model": "Model", "image": "Image", "instance": "Instance", "timeouts": "Timeouts"}
     sections |= {"network": "Network", "scaling": "Scaling", "update": "Update", "components": "Component"}
     sections |= {"async": "Async"}
-    for cause in known_causes():
+    for cause in all_causes():
         for word in cause.says.replace("`", " ").replace(",", " ").replace(":", " ").replace("(", " ").split():
             section, _, field = word.rstrip(".;)").partition(".")
             if field and section in sections and not field.startswith("py"):

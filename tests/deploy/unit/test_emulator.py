@@ -16,7 +16,7 @@ from botocore.credentials import Credentials
 from botocore.eventstream import EventStreamBuffer
 
 from deploy.emulator.access import check_presigned
-from deploy.emulator.answers import ApiError
+from deploy.emulator.protocol import ApiError
 from deploy.emulator.relay import internal_stream_failure, model_stream_error, payload_part
 from deploy.emulator.runtimes import Accepted
 

@@ -12,7 +12,7 @@ from botocore.stub import Stubber
 
 from deploy.aws import Aws
 from deploy.emulator.authorization import (
-    Need,
+    Permission,
     Unexplained,
     Where,
     allowed,
@@ -51,7 +51,7 @@ def statement(**changes: Any) -> dict[str, Any]:
     return {"Version": "2012-10-17", "Statement": [given]}
 
 
-OBJECT = Need("s3:GetObject", "arn:aws:s3:::b/k", {"s3:authType": "REST"})
+OBJECT = Permission("s3:GetObject", "arn:aws:s3:::b/k", {"s3:authType": "REST"})
 
 
 @in_one_test(("changes", "yes"), [
@@ -83,10 +83,10 @@ def test_a_denial_wins_and_policies_add_up() -> None:
 
 def test_what_takes_no_resource_is_asked_for_as_a_star() -> None:
     assert list(needs_of_action("logs:DescribeLogGroups", {"logGroupName": "g"}, IRELAND)) == [
-        Need("logs:DescribeLogGroups", "*")
+        Permission("logs:DescribeLogGroups", "*")
     ]
     scoped = statement(Action="logs:*", Resource="arn:aws:logs:eu-west-1:123456789012:log-group:*")
-    assert not allowed([scoped], Need("logs:DescribeLogGroups", "*"))
+    assert not allowed([scoped], Permission("logs:DescribeLogGroups", "*"))
 
 
 def test_an_action_that_is_none_and_a_resource_that_is_not_told_are_errors() -> None:
@@ -107,7 +107,7 @@ def test_every_printed_action_is_one(case: str) -> None:
                 assert name in reference()[prefix]["privileges"] or name == "CallWithBearerToken", action
 
 
-def of_the_role(case: str, where: Where, image: str, **changes: Any) -> Iterator[Need]:
+def of_the_role(case: str, where: Where, image: str, **changes: Any) -> Iterator[Permission]:
     """What SageMaker and the container do with the role: the developer guide's list, and the container's own call."""
     said, decided = spec(case, **changes), decision(case)
     yield from needs_of_action("ecr:GetAuthorizationToken", {}, where)

@@ -22,7 +22,7 @@ def found(files: dict[str, str], **how: bool) -> list[Finding]:
 
 
 def places(findings: list[Finding], level: Level = Level.ERROR) -> list[str]:
-    return [finding.place for finding in findings if finding.level is level]
+    return [finding.file for finding in findings if finding.level is level]
 
 
 def test_a_complete_model_has_nothing_wrong() -> None:
@@ -80,7 +80,7 @@ def test_an_isolated_container_fetches_no_model() -> None:
     assert found(HUB) == []
     (error,) = errors(found(HUB, isolated=True))
     assert error.says == "names the model Qwen/Qwen3-8B, which an isolated container cannot download"
-    assert error.place == "serving.properties"
+    assert error.file == "serving.properties"
 
 
 def test_what_may_be_meant_is_a_warning() -> None:
@@ -92,15 +92,15 @@ def test_what_may_be_meant_is_a_warning() -> None:
 
 def test_code_of_the_model_must_be_there() -> None:
     own = {**GOOD, "config.json": json.dumps({"auto_map": {"AutoModel": "modeling_x.X", "T": ["tok.T", None]}})}
-    assert places(found(own, own_code=True)) == ["modeling_x.py", "tok.py"]
-    assert places(found({**own, "modeling_x.py": "x", "tok.py": "x"}, own_code=True)) == []
+    assert places(found(own, trusts_code=True)) == ["modeling_x.py", "tok.py"]
+    assert places(found({**own, "modeling_x.py": "x", "tok.py": "x"}, trusts_code=True)) == []
     assert places(found({**own, "modeling_x.py": "x", "tok.py": "x"}), Level.WARNING) == ["config.json"]
 
 
 def test_an_isolated_container_fetches_no_code() -> None:
     elsewhere = {**GOOD, "config.json": json.dumps({"auto_map": {"AutoModel": "some/one--modeling_x.X"}})}
-    assert places(found(elsewhere, own_code=True)) == []
-    (error,) = errors(found(elsewhere, own_code=True, isolated=True))
+    assert places(found(elsewhere, trusts_code=True)) == []
+    (error,) = errors(found(elsewhere, trusts_code=True, isolated=True))
     assert error.says == "its code must be downloaded from some/one, which an isolated container cannot do"
     assert "modeling_x.py" in error.advice
 
@@ -126,7 +126,7 @@ def test_links_to_files_are_followed_and_others_refused(tmp_path: Path) -> None:
     (model / "folder").symlink_to(tmp_path)
     listing = list_directory(model)
     assert listing.files == (Entry("model.safetensors", 12),)
-    assert {finding.place: finding.says for finding in errors(listing.findings)} == {
+    assert {finding.file: finding.says for finding in errors(listing.findings)} == {
         "gone": "a broken link",
         "folder": "a link to a directory",
     }

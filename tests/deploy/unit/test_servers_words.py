@@ -64,7 +64,7 @@ def test_a_terminal_gets_no_control_characters(where: str, monkeypatch: pytest.M
         case "advice":
             print_error(DeployError("failed", said))
         case "log":
-            operate.show_line(logs.Line(0, "AllTraffic/i-1", said))
+            operate.show_line(logs.LogLine(0, "AllTraffic/i-1", said))
         case _:
             say(Console(file=terminal, width=80, color_system=None), said)
     assert "a␛]0;title␇" in terminal.getvalue()

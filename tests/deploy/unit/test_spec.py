@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.errors import SpecError
-from deploy.resolve.images import KNOWN_AMIS
+from deploy.resolve.images import LISTED_AMIS
 from deploy.spec import Spec, sections, values
 from deploy.spec.options import options_problems
 from deploy.spec.reading import read_spec
@@ -384,7 +384,7 @@ def test_lists_have_its_lengths() -> None:
 
 
 def test_the_hosts_are_all_that_botocore_knows() -> None:
-    assert set(KNOWN_AMIS) == set(SERVICE.shape_for("ProductionVariantInferenceAmiVersion").enum)
+    assert set(LISTED_AMIS) == set(SERVICE.shape_for("ProductionVariantInferenceAmiVersion").enum)
 
 
 def test_every_instance_type_of_sagemaker_is_a_name_that_is_taken() -> None:

@@ -389,7 +389,7 @@ def test_nothing_that_a_client_may_say_ends_the_engine(newest: Loaded) -> None:
     assert newest.one(ignore_eos=True).ids == alone
 
 
-def test_adapters(model: Path, tmp_path: Path) -> None:
+def test_an_adapter_changes_the_tokens_until_it_is_dropped(model: Path, tmp_path: Path) -> None:
     good, large = write_adapter(tmp_path / "good"), write_adapter(tmp_path / "large", r=64)
     with loaded(model, "version=1.3.0", engine_options={"enable_lora": True, "max_lora_rank": 16}) as found:
         adapter = Adapter("good", 1, str(good))

@@ -53,7 +53,7 @@ def setting(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[LiveS
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_parameter(setting: tuple[LiveServer, Any], model: Path, name: str) -> None:
+def test_a_parameter_of_lmis_with_trtllm(setting: tuple[LiveServer, Any], model: Path, name: str) -> None:
     server, missing = setting
     heading = PARAMETERS if name in VALUES else TENSORS
     size = json.loads((model / "config.json").read_text())["vocab_size"]

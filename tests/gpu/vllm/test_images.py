@@ -33,7 +33,7 @@ def vision(model: Path) -> Iterator[Compared]:
     driver.engine.close()
 
 
-def test_tokens_are_those_of_transformers_alone_and_in_company(vision: Compared) -> None:
+def test_tokens_of_images_are_those_of_transformers_with_vllm(vision: Compared) -> None:
     for case in CASES:
         vision.check([case])
     vision.check([*CASES, *reversed(CASES)])

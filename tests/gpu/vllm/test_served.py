@@ -26,7 +26,7 @@ PROMPT = "Once upon a time, in a small village"
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_parameter(server: LiveServer, hf_demo: Path, name: str) -> None:
+def test_a_parameter_of_lmis_with_vllm(server: LiveServer, hf_demo: Path, name: str) -> None:
     size = json.loads((hf_demo / "config.json").read_text())["vocab_size"]
     check(server, "vllm", name, unmet={"adapter_id", "lora_task_id"}, vocabulary=size)
 
@@ -174,7 +174,7 @@ class TestAdapters:
             yield found
 
     @pytest.mark.parametrize("name", ["adapter_id", "lora_task_id"])
-    def test_a_parameter(self, lora: LiveServer, name: str) -> None:
+    def test_a_parameter_that_selects_an_adapter(self, lora: LiveServer, name: str) -> None:
         check(lora, "vllm", name)
 
     @staticmethod

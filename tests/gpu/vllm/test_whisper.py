@@ -82,7 +82,7 @@ def tokenizer(model: Path) -> Tokenizer:
 
 
 @pytest.mark.parametrize("timed", [False, True])
-def test_tokens_are_those_of_transformers_alone_and_in_company(
+def test_tokens_of_speech_are_those_of_transformers_with_vllm(
     engine: EngineSupervisor, tokenizer: Tokenizer, reference: Reference, timed: bool
 ) -> None:
     answers = [reference.answer(case, timed=timed) for case in CASES]

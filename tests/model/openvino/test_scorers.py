@@ -27,7 +27,7 @@ def config(demo_model: Path) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def scorer(config: EngineConfig) -> Any:
-    found = make_scorer(config, config.model)  # type: ignore[arg-type]
+    found = make_scorer(config)
     assert isinstance(found, LogitScorer)
     found.check(3)
     return found
@@ -100,7 +100,7 @@ def test_a_gguf_file_as_it_is_has_scores_alone(demo_model: Path, scorer: LogitSc
     file = EngineConfig(model=demo_model)
     assert capabilities(file).unsupported["prompt_top_logprobs"] == NO_TOPS
     assert "prompt_top_logprobs" not in capabilities(config).unsupported
-    found = make_scorer(file, demo_model)
+    found = make_scorer(file)
     assert isinstance(found, PipelineScorer)
     with pytest.raises(ValueError, match="no alternatives"):
         found.check(1)

@@ -63,7 +63,9 @@ def tokenizer(model: Path) -> Tokenizer:
     return load_tokenizer(config(model))
 
 
-def test_tokens_are_those_of_transformers_alone_and_in_company(engine: EngineSupervisor, tokenizer: Tokenizer) -> None:
+def test_tokens_of_speech_are_those_of_transformers_alone_and_in_company(
+    engine: EngineSupervisor, tokenizer: Tokenizer
+) -> None:
     prompts = [prompt(tokenizer, case) for case in CASES]
     for one, answer in zip(prompts, ANSWERS, strict=True):
         (found,) = transcribe(engine, [one])

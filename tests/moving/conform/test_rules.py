@@ -25,8 +25,8 @@ from proof.conform import run as running
 from proof.conform import sources
 from proof.conform.dialects import PROFILES
 from proof.conform.rule import RULES
-from proof.conform.run import Plan, Result, run
-from proof.conform.server import Asking, Command, Container, Limits
+from proof.conform.run import ConformPlan, Result, run
+from proof.conform.server import Asking, Command, ContainerRun, Limits
 from tests.app.server import serve
 from tests.doubles.downloads import serving
 from tests.moving.conform.mutants import ELSEWHERE, MUTANTS
@@ -71,7 +71,9 @@ def scripted(server: Scripted) -> Iterator[str]:
 def ask(server: Scripted, profile: str, *rules: str, limits: Limits, slow: bool = False) -> dict[str, Result]:
     with scripted(server) as url:
         asking = Asking(url, key=server.key, adapter="sql=/adapters/sql", slow=slow, limits=limits)
-        return {result.rule.id: result for result in run(Plan(asking, [profile], rules), None, lambda result: None)}
+        return {
+            result.rule.id: result for result in run(ConformPlan(asking, [profile], rules), None, lambda result: None)
+        }
 
 
 def test_every_rule_has_a_mutant() -> None:
@@ -91,9 +93,9 @@ def test_a_server_that_breaks_a_rule_fails_it(rule: str, profile: str) -> None:
     server = Scripted(rule, profile, key="a-key" if rule in KEYED else "")
     result = ask(server, profile, rule, limits=SHORT, slow=True)[rule]
     assert result.verdict == "failed", result
-    assert result.wanted, result
+    assert result.expected, result
     assert result.got, result
-    assert "a-key" not in result.asked
+    assert "a-key" not in result.request
 
 
 class Lacking(Scripted):
@@ -175,18 +177,18 @@ def test_rules_that_need_one_greedy_text_are_not_asked_where_it_changes(profile:
     rules = ["stream.same-text", "bad.alone", f"{profile.partition('-')[0]}.stop"]
     results = ask(Restless("", profile), profile, *rules, limits=LIMITS)
     assert {rule: result.verdict for rule, result in results.items()} == dict.fromkeys(rules, "not asked")
-    assert all("greedy responses differ" in result.wanted for result in results.values())
+    assert all("greedy responses differ" in result.expected for result in results.values())
 
 
 def test_rules_that_need_the_speed_are_skipped_where_it_is_unmeasurable() -> None:
     result = ask(Silent(), "sagemaker", "disconnect.stream", limits=replace(LIMITS, response=1.0))["disconnect.stream"]
-    assert (result.verdict, result.wanted[:9]) == ("not asked", "64 tokens")
+    assert (result.verdict, result.expected[:9]) == ("not asked", "64 tokens")
 
 
 def test_a_rule_that_takes_too_long_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "_RULE", 0.1)
     result = ask(Silent(), "sagemaker", "stream.chunked", limits=LIMITS)["stream.chunked"]
-    assert (result.verdict, result.wanted) == ("not asked", "the check did not end within 0.1 s")
+    assert (result.verdict, result.expected) == ("not asked", "the check did not end within 0.1 s")
 
 
 def test_an_answer_beyond_timeout_is_not_asked() -> None:
@@ -194,13 +196,13 @@ def test_an_answer_beyond_timeout_is_not_asked() -> None:
     result = ask(Mute("", "lmi-0.28"), "lmi-0.28", "stream.chunked", limits=replace(LIMITS, response=0.5))[
         "stream.chunked"
     ]
-    assert (result.verdict, result.wanted) == ("not asked", "no response within 0.5 s (--timeout)")
+    assert (result.verdict, result.expected) == ("not asked", "no response within 0.5 s (--timeout)")
 
 
 def test_a_run_that_ends_early_keeps_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rule = RULES["stream.chunked"]
 
-    def run(plan: Plan, lifetime: object, tell: Callable[[Result], object]) -> list[Result]:
+    def run(plan: ConformPlan, lifetime: object, tell: Callable[[Result], object]) -> list[Result]:
         tell(Result(rule, "sagemaker", "passed"))
         assert [one["rule"] for one in json.loads(file.read_text())["results"]] == [rule.id]
         raise KeyboardInterrupt
@@ -219,7 +221,7 @@ def test_a_report_to_a_link_or_pipe_leaves_it_one(tmp_path: Path, monkeypatch: p
     os.mkfifo(pipe)
     piped = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # so that neither end waits for the other
 
-    def run(plan: Plan, lifetime: object, tell: Callable[[Result], object]) -> list[Result]:
+    def run(plan: ConformPlan, lifetime: object, tell: Callable[[Result], object]) -> list[Result]:
         for name in ("stream.chunked", "ping.ready"):
             assert not target.exists()
             tell(Result(RULES[name], "sagemaker", "passed"))
@@ -241,7 +243,7 @@ def test_a_report_that_cannot_be_replaced_is_overwritten_if_there_is_room(
 ) -> None:
     """As a file that is a mount of its own, in a container."""
 
-    def run(plan: Plan, lifetime: object, tell: Callable[[Result], object]) -> list[Result]:
+    def run(plan: ConformPlan, lifetime: object, tell: Callable[[Result], object]) -> list[Result]:
         tell(Result(RULES["ping.ready"], "sagemaker", "passed"))
         return []
 
@@ -297,7 +299,7 @@ def test_a_stream_may_last_longer_than_a_whole_answer() -> None:
 def test_a_server_without_metrics_fails_one_rule_for_that() -> None:
     with scripted(Scripted()) as url:
         asking = Asking(url, metrics="/nowhere", limits=LIMITS)
-        results = run(Plan(asking, ["sagemaker"], ["metrics"]), None, lambda result: None)
+        results = run(ConformPlan(asking, ["sagemaker"], ["metrics"]), None, lambda result: None)
     assert [(result.rule.id, result.verdict) for result in results] == [
         ("metrics.format", "failed"),
         ("metrics.few", "not asked"),
@@ -312,7 +314,7 @@ def test_the_beginning_and_the_end_of_a_command(broken: str) -> None:
     words = [sys.executable, "-m", "tests.moving.conform.scripted", f"--port={port}", f"--slow-start={slow}"]
     command = Command(" ".join([*words, f"--broken={broken}"]))
     asking = Asking(f"http://127.0.0.1:{port}", limits=replace(LIMITS, stop=3.0 if broken else 30.0))
-    results = run(Plan(asking, ["sagemaker"], LIFETIME), command, lambda result: None)
+    results = run(ConformPlan(asking, ["sagemaker"], LIFETIME), command, lambda result: None)
     failed = {result.rule.id for result in results if result.verdict == "failed"}
     assert failed == ({broken} if broken else set()), results
 
@@ -349,7 +351,7 @@ def test_a_container_of_podman_is_stopped_and_may_be_removed_at_its_end(engines:
         reaper.start()
         (engines / "podman").write_text(PODMAN.format(pid=process.pid))
         asking = Asking(f"http://127.0.0.1:{port}", limits=LIMITS)
-        results = run(Plan(asking, ["sagemaker"], ["stop"]), Container("ours"), lambda result: None)
+        results = run(ConformPlan(asking, ["sagemaker"], ["stop"]), ContainerRun("ours"), lambda result: None)
         reaper.join()
     assert {result.rule.id: result.verdict for result in results} == dict.fromkeys(
         ("stop.finishes", "stop.new-work", "stop.exit"), "passed"
@@ -357,9 +359,9 @@ def test_a_container_of_podman_is_stopped_and_may_be_removed_at_its_end(engines:
 
 
 def test_a_container_that_no_engine_has_is_named_with_what_each_said(engines: Path) -> None:
-    plan = Plan(Asking("http://127.0.0.1:1"), ["sagemaker"])
+    plan = ConformPlan(Asking("http://127.0.0.1:1"), ["sagemaker"])
     with pytest.raises(ConfigError, match=r"theirs: docker: Cannot connect to the Docker daemon; podman: no such"):
-        run(plan, Container("theirs"), lambda result: None)
+        run(plan, ContainerRun("theirs"), lambda result: None)
 
 
 def test_a_command_that_no_rule_stops_is_ended_by_sigterm(tmp_path: Path) -> None:
@@ -368,12 +370,12 @@ def test_a_command_that_no_rule_stops_is_ended_by_sigterm(tmp_path: Path) -> Non
     server = f"{sys.executable} -m tests.moving.conform.scripted --port={port}"
     script = f"{server} & trap 'kill $!; touch {tmp_path}/told; exit' TERM; wait"
     command = Command(shlex.join(["sh", "-c", script]))
-    run(Plan(Asking(f"http://127.0.0.1:{port}"), ["sagemaker"], ["ping.ready"]), command, lambda result: None)
+    run(ConformPlan(Asking(f"http://127.0.0.1:{port}"), ["sagemaker"], ["ping.ready"]), command, lambda result: None)
     assert (tmp_path / "told").exists()
 
 
 def test_a_command_that_ends_at_once_says_so() -> None:
-    plan = Plan(Asking(f"http://127.0.0.1:{free_port()}"), ["sagemaker"], ready=20)
+    plan = ConformPlan(Asking(f"http://127.0.0.1:{free_port()}"), ["sagemaker"], ready=20)
     with pytest.raises(ConfigError, match="the server exited before it was ready"):
         run(plan, Command("false"), lambda result: None)
 
@@ -459,7 +461,7 @@ def test_our_server_holds_every_rule(tmp_path: Path, mode: str) -> None:
     given = options(*ANY, *more, f"option.adapters_root={tmp_path}")
     with serve("--engine", "echo", *given, env={"LMI_API_KEY": "a-key"}) as server:
         asking = Asking(server.url, key="a-key", adapter=f"sql={tmp_path}", limits=limits)
-        results = run(Plan(asking, profiles), None, lambda result: None)
+        results = run(ConformPlan(asking, profiles), None, lambda result: None)
     assert [result for result in results if result.verdict == "failed"] == []
     left_out = {result.rule.id for result in results if result.verdict == "not asked"}
     assert left_out == {*LIFETIME, "limits.long-stream"}

@@ -16,7 +16,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from deploy.emulator.endpoint import Endpoint
-from deploy.emulator.runtime import Runtime
+from deploy.emulator.runtime import RuntimeEmulator
 from handler.cli import main
 from proof.tensors import HEADER, binary
 from tests.app.server import serve
@@ -255,7 +255,7 @@ def test_an_endpoint_of_sagemaker_answers_as_its_container(tmp_path: Path, monke
     with contextlib.ExitStack() as stack:
         old, new = (stack.enter_context(serving(server)) for server in (Server(), Server(spoilt)))
         stack.callback(loop.close)
-        runtime = stack.enter_context(loop.serving(Runtime(Endpoint(new)).app()))
+        runtime = stack.enter_context(loop.serving(RuntimeEmulator(Endpoint(new)).app()))
         monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME", runtime)
         assert replay(path, "sagemaker:local", old, "--concurrency", "2") == 1
     assert classes(path) == {0: "equal", 1: "equal", 2: "equal", 3: "text", 4: "status"}

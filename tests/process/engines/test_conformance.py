@@ -21,7 +21,7 @@ from handler.core.errors import GenerationFailed, PromptTooLong, RefusedByEngine
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Thoughts
 from handler.engines.base import EngineConfig, Tokenizer
-from handler.engines.grpc.vllm import Vllm
+from handler.engines.grpc.vllm import VllmContract
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
@@ -643,7 +643,7 @@ class TestServer:
             assert scores[0] == pytest.approx(scores[1], abs=1e-3)
 
     def test_every_parameter_of_the_contract_is_taken(self, driver: Driver) -> None:
-        assert set(ASKED) == Vllm.supports
+        assert set(ASKED) == VllmContract.supports
         answers = driver.batch(driver.prompts[0], *({"max_new_tokens": 3, **more} for more in ASKED.values()))
         for name, deltas in zip(ASKED, answers, strict=True):
             assert deltas[-1].finish in (Finish.LENGTH, Finish.EOS, Finish.STOP), (name, deltas[-1].error)

@@ -20,7 +20,7 @@ from handler.core.errors import GenerationFailed
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.process.engine_process import Spec
-from handler.engines.process.supervisor import EngineSupervisor, Host, State
+from handler.engines.process.supervisor import EngineSupervisor, LoopHooks, State
 from tests.servers import LiveServer, ServerProcess, options, serve, wait_for
 from tests.unit.engines.pooling_models import GOLDEN, TEXTS, write_model
 
@@ -82,7 +82,7 @@ def test_closing_ends_the_worker() -> None:
 def test_an_engine_that_is_to_be_renewed_is_when_nothing_is_in_flight(isolated: bool) -> None:
     engine = EngineSupervisor(Spec("echo", EngineConfig()), isolated=isolated)
     seen: list[State] = []
-    engine.attach(Host(on_change=seen.append))
+    engine.attach(LoopHooks(on_change=seen.append))
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     first = engine.pid

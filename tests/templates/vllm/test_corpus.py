@@ -17,7 +17,7 @@ from handler.config.options.tables import (
     VLLM_TOOL_CALL_PARSERS,
 )
 from handler.core.values import Finish
-from handler.protocols.assistant.events import AnswerParser, Arguments, CallStart, Event, Reasoning
+from handler.protocols.assistant.events import Arguments, CallStart, Event, EventParser, Reasoning
 from handler.protocols.assistant.reasoning import thinking_parser
 from handler.protocols.assistant.reasoning_families import choose_family
 from handler.protocols.assistant.tools.formats import get_format
@@ -50,7 +50,7 @@ def read_here(case: Case) -> bool:
     return reasoning in ("", *REASONING_PARSERS) and tools in ("", *TOOL_CALL_PARSERS) and "error" not in case
 
 
-def parser(case: Case) -> AnswerParser:
+def parser(case: Case) -> EventParser:
     reasoning, tools = names(case)
     inner = get_format(tools).make(case["tools"]) if tools else None
     family = choose_family(reasoning, "") if reasoning else None

@@ -15,7 +15,7 @@ from handler.config.lmi_version import VERSIONS, LmiVersion, release_of
 from handler.config.loader import read_config
 from handler.config.options import KNOWN, OPTIONS
 from handler.config.options.names import Unknown, unknown_option
-from handler.config.options.option import Gone, shown
+from handler.config.options.option import Gone, redacted
 from handler.config.options.tables import TOOL_CALL_PARSERS
 from handler.config.sources import Setting, decode_properties, from_file, settings_of
 from handler.core.errors import ConfigError, Problem, Problems
@@ -517,13 +517,13 @@ def test_a_switch_is_no_secret() -> None:
     ],
 )
 def test_tokens_of_a_vocabulary_are_no_secrets(setting: str) -> None:
-    assert shown(setting) == setting
+    assert redacted(setting) == setting
 
 
 @in_one_test("name", ["super_token", "token", "hf_token", "per_token_api_key", "eos_password"])
 def test_a_secret_is_one_by_its_whole_name(name: str) -> None:
-    assert shown(f"option.{name}=x") == f"option.{name}=***"
-    assert "sk-x" not in shown(f'option.engine_args={{"{name}": "sk-x"}}')
+    assert redacted(f"option.{name}=x") == f"option.{name}=***"
+    assert "sk-x" not in redacted(f'option.engine_args={{"{name}": "sk-x"}}')
 
 
 @in_one_test("url", ["http://h:http/v1", "http://h:65536/v1", "http://h:0/v1", "http://[::1/v1", "h:80/v1"])

@@ -211,7 +211,7 @@ def answer(name: str, engine: str) -> str:
     option = find_option(name, engine)
     assert option is not None, f"{name} has no answer"
     if isinstance(option.parse, Gone):
-        return f"refused: {option.parse.why}"
+        return f"refused: {option.parse.reason}"
     if option.of_java:
         instead = option.help.removeprefix(OF_JAVA).replace("in the embedded server", "there")
         return f"no effect: DJL Serving reads it, not the embedded server{instead}"

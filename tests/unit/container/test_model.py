@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.container.arguments import ModelSource, find_model
-from handler.core.devices import Driver, DriverCheck, check_driver, read_driver, visible_gpus
+from handler.core.devices import DriverCheck, GpuDriver, check_driver, read_driver, visible_gpus
 from handler.core.errors import ConfigError
 
 # -- which model is served, of what SageMaker brought and what the environment names -----------------------------------
@@ -81,8 +81,8 @@ def test_the_image_s_own_model_is_the_last_resort(data: Path, tmp_path: Path) ->
 # -- the look at the driver: what NVML says, and what follows of it ----------------------------------------------------
 
 
-OLD = Driver("535.216.03", (12, 2), 4)
-NEW = Driver("580.95.05", (13, 0), 1)
+OLD = GpuDriver("535.216.03", (12, 2), 4)
+NEW = GpuDriver("580.95.05", (13, 0), 1)
 
 
 class Nvml:

@@ -71,7 +71,7 @@ def test_a_secret_that_is_not_there_is_named() -> None:
         with_token({"HF_TOKEN_SECRET_ARN": ARN})
 
 
-def test_a_profile_that_does_not_exist_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_names_the_profile_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     with pytest.raises(ConfigError, match=r"cannot be read: The config profile \(nobody\) could not be found \("):
         with_token({"HF_TOKEN_SECRET_ARN": ARN})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from handler.core.devices import Driver, read_driver, visible_gpus
+from handler.core.devices import GpuDriver, read_driver, visible_gpus
 
 
 def nvml(**failures: int) -> SimpleNamespace:
@@ -30,7 +30,7 @@ def nvml(**failures: int) -> SimpleNamespace:
 
 
 def test_the_driver_is_read_or_there_is_none() -> None:
-    assert read_driver(lambda name: nvml()) == Driver("580.1", (12, 8), 2)
+    assert read_driver(lambda name: nvml()) == GpuDriver("580.1", (12, 8), 2)
     for failed in ("init", "driver", "cuda", "count"):
         assert read_driver(lambda name, failed=failed: nvml(**{failed: 1})) is None  # type: ignore[misc]
 
@@ -49,5 +49,5 @@ def test_the_driver_is_read_or_there_is_none() -> None:
 )  # fmt: skip
 def test_cuda_visible_devices_limits_the_gpus(visible: str | None, names: list[str]) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert visible_gpus(Driver("580.1", (12, 8), 2), environ) == names
+    assert visible_gpus(GpuDriver("580.1", (12, 8), 2), environ) == names
     assert visible_gpus(None, environ) == []

@@ -6,30 +6,36 @@ import itertools
 
 import pytest
 
-from handler.core.event_stream import Event, EventReader, LineReader
+from handler.core.event_stream import EventReader, LineReader, StreamEvent
 from tests.one_test import in_one_test
 
 EVENTS = {
-    "data": (b"data: a\n\n", [Event(b"", b"a", b"")]),
-    "no space": (b"data:a\n\n", [Event(b"", b"a", b"")]),
-    "a space of the value": (b"data:  a\n\n", [Event(b"", b" a", b"")]),
-    "a name": (b"event: error\ndata: a\n\n", [Event(b"error", b"a", b"")]),
-    "a name alone": (b"event: error\n\n", [Event(b"error", b"", b"")]),
-    "several lines of data": (b"data: a\ndata\ndata: b\n\n", [Event(b"", b"a\n\nb", b"")]),
-    "a comment": (b": alive\n\ndata: a\n\n", [Event(b"", b"a", b"")]),
-    "comments in an event": (b": x\ndata: a\n:y\n\n", [Event(b"", b"a", b"x y")]),
-    "other fields": (b"id: 1\nretry: 2\nmore: 3\ndata: a\n\n", [Event(b"", b"a", b"")]),
-    "empty data": (b"data\n\ndata:\n\n", [Event(b"", b"", b""), Event(b"", b"", b"")]),
-    "a byte order mark": (b"\xef\xbb\xbfdata: a\n\ndata: b\n\n", [Event(b"", b"a", b""), Event(b"", b"b", b"")]),
-    "a byte order mark later": (b"data: a\n\nx\n\xef\xbb\xbfdata: b\n\n", [Event(b"", b"a", b"")]),
-    "CR LF": (b"data: a\r\ndata: b\r\n\r\ndata: c\r\n\r\n", [Event(b"", b"a\nb", b""), Event(b"", b"c", b"")]),
-    "CR": (b"data: a\rdata: b\r\rdata: c\r\r", [Event(b"", b"a\nb", b""), Event(b"", b"c", b"")]),
+    "data": (b"data: a\n\n", [StreamEvent(b"", b"a", b"")]),
+    "no space": (b"data:a\n\n", [StreamEvent(b"", b"a", b"")]),
+    "a space of the value": (b"data:  a\n\n", [StreamEvent(b"", b" a", b"")]),
+    "a name": (b"event: error\ndata: a\n\n", [StreamEvent(b"error", b"a", b"")]),
+    "a name alone": (b"event: error\n\n", [StreamEvent(b"error", b"", b"")]),
+    "several lines of data": (b"data: a\ndata\ndata: b\n\n", [StreamEvent(b"", b"a\n\nb", b"")]),
+    "a comment": (b": alive\n\ndata: a\n\n", [StreamEvent(b"", b"a", b"")]),
+    "comments in an event": (b": x\ndata: a\n:y\n\n", [StreamEvent(b"", b"a", b"x y")]),
+    "other fields": (b"id: 1\nretry: 2\nmore: 3\ndata: a\n\n", [StreamEvent(b"", b"a", b"")]),
+    "empty data": (b"data\n\ndata:\n\n", [StreamEvent(b"", b"", b""), StreamEvent(b"", b"", b"")]),
+    "a byte order mark": (
+        b"\xef\xbb\xbfdata: a\n\ndata: b\n\n",
+        [StreamEvent(b"", b"a", b""), StreamEvent(b"", b"b", b"")],
+    ),
+    "a byte order mark later": (b"data: a\n\nx\n\xef\xbb\xbfdata: b\n\n", [StreamEvent(b"", b"a", b"")]),
+    "CR LF": (
+        b"data: a\r\ndata: b\r\n\r\ndata: c\r\n\r\n",
+        [StreamEvent(b"", b"a\nb", b""), StreamEvent(b"", b"c", b"")],
+    ),
+    "CR": (b"data: a\rdata: b\r\rdata: c\r\r", [StreamEvent(b"", b"a\nb", b""), StreamEvent(b"", b"c", b"")]),
     "all line ends": (
         b"data: a\rdata: b\ndata: c\r\n\rdata: d\n\r\n",
-        [Event(b"", b"a\nb\nc", b""), Event(b"", b"d", b"")],
+        [StreamEvent(b"", b"a\nb\nc", b""), StreamEvent(b"", b"d", b"")],
     ),
-    "CR within what looks like one event": (b"data: a\rdata: b\n\n", [Event(b"", b"a\nb", b"")]),
-    "no end": (b"data: a\n\ndata: b\n", [Event(b"", b"a", b"")]),
+    "CR within what looks like one event": (b"data: a\rdata: b\n\n", [StreamEvent(b"", b"a\nb", b"")]),
+    "no end": (b"data: a\n\ndata: b\n", [StreamEvent(b"", b"a", b"")]),
 }
 
 
@@ -47,9 +53,9 @@ def test_events_are_the_same_wherever_they_are_cut(name: str) -> None:
 
 def test_an_event_is_complete_with_the_first_byte_of_its_last_line_end() -> None:
     reader = EventReader(1000)
-    assert reader.feed(b"data: a\r\n\r") == [Event(b"", b"a", b"")]
+    assert reader.feed(b"data: a\r\n\r") == [StreamEvent(b"", b"a", b"")]
     assert reader.feed(b"\n") == []
-    assert reader.feed(b"data: b\n\n") == [Event(b"", b"b", b"")]
+    assert reader.feed(b"data: b\n\n") == [StreamEvent(b"", b"b", b"")]
 
 
 @in_one_test("line", [b"data:\n", b": alive\n", b"data: x\n", b"x"])
@@ -81,7 +87,7 @@ def test_a_whole_event_has_the_same_limit(before: bytes, lines: list[bytes]) -> 
 def test_lines_are_the_same_wherever_they_are_cut(cut: int) -> None:
     reader, body = LineReader(100), b"\xef\xbb\xbf{}\n\r\n[1]\r2\r\n3"
     assert [*reader.feed(body[:cut]), *reader.feed(body[cut:])] == [b"{}", b"", b"[1]", b"2"]
-    assert reader.rest == b"3"
+    assert reader.partial == b"3"
 
 
 @in_one_test("first", [b"", b"x" * 100, b"a\n" + b"x" * 100, b"\n"])

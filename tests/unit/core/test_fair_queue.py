@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from handler.core.fair_queue import FairQueue
+from handler.core.fair_queue import FairQueue, OwnerTurns
 
 
 def taken(queue: FairQueue[str]) -> list[str | None]:
@@ -103,3 +103,25 @@ def test_a_newcomer_counts_itself_among_the_owners() -> None:
     queue = FairQueue[str]()
     queue.put(0, "a0", "a")
     assert not queue.has_room(1, "b"), "half of one entry is none"
+
+
+def test_an_owner_whose_turn_ends_comes_after_all_others() -> None:
+    turns = OwnerTurns[str, list[int]](list)
+    for owner in ("ann", "bob"):
+        turns[owner] += [1, 2]
+    turns["ann"].pop()
+    turns.end_turn("ann")
+    turns["carol"].append(1)
+    assert list(turns) == ["bob", "ann", "carol"]
+
+
+def test_an_owner_without_entries_has_no_turn() -> None:
+    turns = OwnerTurns[str, list[int]](list)
+    for owner in ("ann", "bob", "carol"):
+        turns[owner].append(1)
+    turns["ann"].clear()
+    turns.end_turn("ann")
+    turns["bob"].clear()
+    turns.drop_empty("bob")
+    turns.drop_empty("carol")
+    assert list(turns) == ["carol"]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from deploy.redaction import redact
-from handler.config.options.option import shown
+from handler.config.options.option import redacted
 from handler.core.errors import AdapterFailed, GenerationFailed, RefusedByEngine, client_words, log_words
 from handler.core.values import Finish
 from handler.engines.base import Output, engine_failure, failed
@@ -149,7 +149,7 @@ TOKENS = {
 @pytest.mark.parametrize("name", TOKENS)
 def test_every_form_of_token_is_hidden_in_options_and_deployments(name: str) -> None:
     token = TOKENS[name]
-    assert token not in shown(f"option.model_id=see {token} there")
+    assert token not in redacted(f"option.model_id=see {token} there")
     assert token not in log_words(f"refused: {token} is not known")
     assert token not in redact(f"refused: {token} is not known")
 

@@ -368,7 +368,7 @@ def test_a_response_longer_than_a_field_is_sent_in_fields(monkeypatch: pytest.Mo
 def test_a_failed_response_has_its_reason_on_one_line() -> None:
     answer = wire.whole(answered(b"{}", GenerationFailed("first\nsecond")))
     assert (answer.code, answer.message) == (424, "first second")
-    assert wire.one_line("x" * 2000) == "x" * 1000
+    assert wire.on_one_line("x" * 2000) == "x" * 1000
 
 
 def test_a_request_for_the_engine_keeps_the_apis_own_headers_to_itself() -> None:

@@ -13,7 +13,7 @@ import pytest
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.djl import partition, startup
-from handler.djl.startup import is_passive, own_sessions, prepare, read_properties
+from handler.djl.startup import is_passive, prepare, read_properties, worker_sessions
 from handler.serving import sessions
 from handler.serving.sessions import configured_sessions
 
@@ -372,7 +372,7 @@ def test_sessions_of_a_djl_serving_that_has_ended_are_removed(tmp_path: Path, mo
 
     def opened(java: int) -> Path:
         """A session of a worker that is killed."""
-        store = configured_sessions(own_sessions(config, java))
+        store = configured_sessions(worker_sessions(config, java))
         assert store is not None
         directory = store.open().directory
         store._opened.clear()
@@ -388,9 +388,9 @@ def test_sessions_of_a_djl_serving_that_has_ended_are_removed(tmp_path: Path, mo
     living = opened(os.getpid())
     assert (ended.parent.exists(), living.exists(), of_another.exists()) == (False, True, True)
     given = read(tmp_path, enable_stateful_sessions="true", sessions_path=str(tmp_path / "given"))
-    assert own_sessions(given, os.getpid()) == given
+    assert worker_sessions(given, os.getpid()) == given
     off = read(tmp_path)
-    assert own_sessions(off, os.getpid()) == off
+    assert worker_sessions(off, os.getpid()) == off
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from handler.engines.remote.servers import (
     RemoteServer,
     ResponseCheck,
     choose,
+    common_kind,
     find_model,
-    one_kind,
     score,
     with_ends,
 )
@@ -220,12 +220,12 @@ def test_the_server_with_the_least_to_do_and_the_fewest_attempts_is_chosen() -> 
 
 
 def test_the_kind_that_all_servers_report_is_theirs() -> None:
-    assert one_kind({"http://a": "vllm", "http://b": "vllm"}, ["c is down"], ["vllm", "tgi"]) == "vllm"
+    assert common_kind({"http://a": "vllm", "http://b": "vllm"}, ["c is down"], ["vllm", "tgi"]) == "vllm"
 
 
 def test_servers_of_different_kinds_are_told_apart() -> None:
     with pytest.raises(ConfigError) as raised:
-        one_kind({"http://a": "vllm", "http://b": "tgi"}, ["http://c is down"], ["vllm", "tgi"])
+        common_kind({"http://a": "vllm", "http://b": "tgi"}, ["http://c is down"], ["vllm", "tgi"])
     assert str(raised.value) == (
         "option.base_url_kind=auto: the servers are of different kinds: http://a: vllm; http://b: tgi; "
         "http://c is down. Keep only servers of one kind"
@@ -234,7 +234,7 @@ def test_servers_of_different_kinds_are_told_apart() -> None:
 
 def test_without_a_server_that_reports_its_kind_the_kinds_are_named() -> None:
     with pytest.raises(ConfigError) as raised:
-        one_kind({}, ["http://a is down"], ["vllm", "tgi"])
+        common_kind({}, ["http://a is down"], ["vllm", "tgi"])
     assert str(raised.value) == (
         "option.base_url_kind=auto: a server must be running and report its kind: http://a is down. "
         "Otherwise set option.base_url_kind (vllm, tgi)"

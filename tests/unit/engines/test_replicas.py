@@ -22,7 +22,7 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Finish, Pooling, Request, Sampling
 from handler.engines.base import EngineInfo, EngineRequest, Output, Step
 from handler.engines.process.replicas import Replica, ReplicaSet, Router, Workload
-from handler.engines.process.supervisor import Host, State
+from handler.engines.process.supervisor import LoopHooks, State
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.lora import AdapterRegistry, Outcome
 from tests.doubles.scripted_engine import Scripted, prompt, run, text
@@ -49,7 +49,7 @@ class Engine(Scripted):
         self.frozen = False
         self.order: list[int] = []
         self.added: list[EngineRequest] = []
-        self.host = Host()
+        self.host = LoopHooks()
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -58,7 +58,7 @@ class Engine(Scripted):
             if "host" in vars(self):
                 self.host.on_change(value)
 
-    def attach(self, host: Host) -> None:
+    def attach(self, host: LoopHooks) -> None:
         self.host = host
         host.on_change(self.state)
 
@@ -100,7 +100,7 @@ class Rig:
         self.engines = [Engine() for _ in range(count)]
         self.set = ReplicaSet(self.engines, PLACES, patience=patience)  # type: ignore[arg-type]
         self.states: list[State] = []
-        self.set.attach(Host(on_change=self.states.append))
+        self.set.attach(LoopHooks(on_change=self.states.append))
         self.adapters = AdapterRegistry()
         self.batcher = Batcher(self.set, self.adapters, max_active=PLACES * count)
 
@@ -336,7 +336,7 @@ def test_the_first_start_needs_all_of_them() -> None:
         engine.state = State.LOADING
     made = ReplicaSet(engines, PLACES)  # type: ignore[arg-type]
     states: list[State] = []
-    made.attach(Host(on_change=states.append))
+    made.attach(LoopHooks(on_change=states.append))
     engines[0].state = State.READY
     assert made.state is State.LOADING
     engines[1].reason, engines[1].state = "no memory", State.CLOSED
@@ -598,7 +598,7 @@ def test_a_host_watches_one_descriptor_for_all_channels() -> None:
     rig = Rig()
     ours, theirs = socket.socketpair()
     watched: list[Any] = []
-    rig.set.attach(Host(watched.append))
+    rig.set.attach(LoopHooks(watched.append))
     with ours, theirs:
         rig.engines[0].host.watch(ours.fileno())
         assert select.select(watched, [], [], 0)[0] == []
@@ -613,7 +613,7 @@ def test_a_host_watches_one_descriptor_for_all_channels() -> None:
 def test_a_closed_set_gives_its_descriptor_back() -> None:
     rig = Rig()
     watched: list[int | None] = []
-    rig.set.attach(Host(watched.append))
+    rig.set.attach(LoopHooks(watched.append))
     (descriptor,) = watched
     assert descriptor is not None
     os.fstat(descriptor)

@@ -24,9 +24,9 @@ import pytest
 from handler.engines.process import sandbox
 from handler.engines.process.ipc import ChannelClosed, Messages, send
 from handler.engines.process.sandbox import (
-    Begun,
     Done,
     Job,
+    JobBegun,
     LimitExceeded,
     Limits,
     Loaded,
@@ -148,13 +148,13 @@ def says(*messages: Any) -> Script:
 
 
 def read(channel: socket.socket, job: Job) -> None:
-    send(channel, Begun())
+    send(channel, JobBegun())
     send(channel, channel.recv(job.size, socket.MSG_WAITALL) if job.size else b"nothing")
     send(channel, Done(0.25))
 
 
 def test_a_jobs_results_and_its_seconds_come_back(hosted: Hosted) -> None:
-    host = hosted(says(Begun(), "one", "two", Done(0.5)), read, read)
+    host = hosted(says(JobBegun(), "one", "two", Done(0.5)), read, read)
     assert host.run() == ["one", "two"]
     assert host.spent == [0.5]
     assert host.run(b"body") == [b"body"]
@@ -165,7 +165,7 @@ def test_a_jobs_results_and_its_seconds_come_back(hosted: Hosted) -> None:
 
 
 def test_a_jobs_own_exception_is_raised_again(hosted: Hosted) -> None:
-    host = hosted(says(Begun(), Raised(ValueError("no such schema"), 0.5)), read)
+    host = hosted(says(JobBegun(), Raised(ValueError("no such schema"), 0.5)), read)
     with pytest.raises(ValueError, match="no such schema"):
         host.run()
     assert host.spent == [0.5]
@@ -174,14 +174,14 @@ def test_a_jobs_own_exception_is_raised_again(hosted: Hosted) -> None:
 
 
 def test_a_job_out_of_memory_is_told_apart(hosted: Hosted) -> None:
-    host = hosted(says(Begun(), OutOfMemory()))
+    host = hosted(says(JobBegun(), OutOfMemory()))
     with pytest.raises(MemoryLimitExceeded):
         host.run()
     assert host.spent == [3.0], "the limit: nobody knows how much it was"
 
 
 def test_a_job_that_ends_without_a_word_was_stopped(hosted: Hosted) -> None:
-    host = hosted(says(Begun()), read)
+    host = hosted(says(JobBegun()), read)
     with pytest.raises(LimitExceeded):
         host.run()
     assert host.spent == [3.0]
@@ -196,7 +196,7 @@ def test_a_job_that_waits_for_the_machine_is_no_fault_of_its_own(
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
 
     def script(channel: socket.socket, job: Job) -> None:
-        send(channel, Begun())
+        send(channel, JobBegun())
         assert channel.recv(5) == b"go on"
         now[0] += 59.41
 
@@ -228,7 +228,7 @@ def test_a_job_whose_process_ended_is_run_once_more(hosted: Hosted) -> None:
 
 def test_a_job_that_ended_with_its_process_is_run_once_more(hosted: Hosted) -> None:
     def dies(channel: socket.socket, job: Job) -> None:
-        send(channel, Begun())
+        send(channel, JobBegun())
         host.processes[-1].control.close()  # as the kernel does before the process counts as ended
         host.processes[-1].ended.set()
         raise ChannelClosed
@@ -241,7 +241,7 @@ def test_a_job_that_ended_with_its_process_is_run_once_more(hosted: Hosted) -> N
 
 
 def test_data_that_the_job_does_not_take_ends_it(hosted: Hosted) -> None:
-    host = hosted(says(Begun()))
+    host = hosted(says(JobBegun()))
     with pytest.raises(LimitExceeded):
         host.run(bytes(1 << 22))
 
@@ -472,7 +472,7 @@ def outcome(
         with hand_over(host) as channel:
             send(channel, Job(subject, LIMITS, len(data) if size is None else size))
             messages = Messages(channel)
-            assert isinstance(messages.next(), Begun)
+            assert isinstance(messages.next(), JobBegun)
             if data:  # without data the job may have ended already
                 channel.sendall(data)
                 channel.shutdown(socket.SHUT_WR)
@@ -584,7 +584,7 @@ def test_each_job_runs_in_a_fork_and_a_fork_that_fails_costs_its_job_only(
         with hand_over(host) as first, hand_over(host) as second, hand_over(host) as third:
             send(third, Job("subject", LIMITS))
             messages = Messages(third)
-            assert isinstance(messages.next(), Begun)
+            assert isinstance(messages.next(), JobBegun)
             assert [messages.next(), messages.next()] == ["subject", b""]
             assert isinstance(messages.next(), Done)
             assert [first.recv(1), second.recv(1)] == [b"", b""], "the process keeps no job's channel"

@@ -49,7 +49,7 @@ from handler.engines.process.supervisor import (
     ANYWHERE,
     EngineInstance,
     EngineSupervisor,
-    Host,
+    LoopHooks,
     Placement,
     State,
     descendants,
@@ -111,7 +111,7 @@ class Supervised:
         self.instances: list[Instance] = []
         self.now = 1000.0
 
-        def start(spec: Spec, *, isolated: bool, place: Placement) -> Instance:
+        def start(spec: Spec, *, isolated: bool, placement: Placement) -> Instance:
             self.instances.append(Instance(spec, isolated=isolated))
             return self.instances[-1]
 
@@ -395,7 +395,7 @@ def test_statistics_are_those_of_the_running_engine(supervised: Supervised) -> N
 def test_a_host_is_told_of_each_channel_and_each_state(supervised: Supervised) -> None:
     watched: list[int | None] = []
     states: list[State] = []
-    supervised.engine.attach(Host(watched.append, states.append))
+    supervised.engine.attach(LoopHooks(watched.append, states.append))
     first = supervised.instance.channel.fileno()
     supervised.fail()
     supervised.be_ready()
@@ -409,7 +409,7 @@ def test_a_host_is_told_of_each_channel_and_each_state(supervised: Supervised) -
 
 def test_commands_of_one_turn_are_sent_together(supervised: Supervised) -> None:
     soon: list[Callable[[], None]] = []
-    supervised.engine.attach(Host(soon=soon.append))
+    supervised.engine.attach(LoopHooks(soon=soon.append))
     flushed: list[int] = []
     commands = supervised.instance.commands
 
@@ -487,7 +487,7 @@ class Launched(NamedTuple):
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Launched]]:
     made: list[Launched] = []
 
-    def make(code: int | None = None, place: Placement = ANYWHERE) -> Launched:
+    def make(code: int | None = None, placement: Placement = ANYWHERE) -> Launched:
         started: list[Any] = []
 
         def start(function: str, channel: socket.socket, environ: Mapping[str, str]) -> Program:
@@ -496,7 +496,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Launched
             return started[0]  # type: ignore[no-any-return]
 
         monkeypatch.setattr("handler.engines.process.supervisor.start", start)
-        instance = EngineInstance(Spec("echo", EngineConfig()), isolated=True, place=place)
+        instance = EngineInstance(Spec("echo", EngineConfig()), isolated=True, placement=placement)
         made.append(Launched(instance, *started))
         return made[-1]
 
@@ -514,7 +514,7 @@ def test_an_engines_process_gets_its_place_and_its_spec(launched: Launch, monkey
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: pinned.append((pid, set(cores))))
     monkeypatch.setenv("PLACE", "host")
     monkeypatch.setenv("OTHER", "kept")
-    one = launched(place=Placement({"PLACE": "engine"}, frozenset({1, 3})))
+    one = launched(placement=Placement({"PLACE": "engine"}, frozenset({1, 3})))
     assert (one.environ["PLACE"], one.environ["OTHER"]) == ("engine", "kept")
     assert pinned == [(1234, {1, 3})]
     assert one.instance.pid == 1234
@@ -856,12 +856,12 @@ def test_a_place_is_not_changed_once_processes_have_it() -> None:
     ],
 )
 def test_cores_are_divided_among_engines(cores: list[int], count: int, parts: list[list[int]]) -> None:
-    assert [sorted(place.cores) for place in on_cores(cores, count)] == parts
+    assert [sorted(placement.cores) for placement in on_cores(cores, count)] == parts
 
 
 def test_devices_are_divided_among_engines() -> None:
     places = on_devices(["0", "1", "2", "3", "4"], 2)
-    assert [place.environ for place in places] == [{"CUDA_VISIBLE_DEVICES": pair} for pair in ("0,1", "2,3")]
+    assert [placement.environ for placement in places] == [{"CUDA_VISIBLE_DEVICES": pair} for pair in ("0,1", "2,3")]
 
 
 def test_descendants_of_a_process_are_all_below_it() -> None:

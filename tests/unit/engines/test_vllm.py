@@ -96,7 +96,7 @@ def test_each_supported_parameter_changes_the_keywords() -> None:
         (StructuredOutput("choice", '["a", "b"]'), {"choice": ["a", "b"]}),
     ],
 )
-def test_guides(structured_output: StructuredOutput, theirs: dict[str, Any]) -> None:
+def test_guides_become_vllms_structured_outputs(structured_output: StructuredOutput, theirs: dict[str, Any]) -> None:
     assert structured_output_arguments(structured_output) == theirs
 
 

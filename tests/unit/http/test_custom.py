@@ -24,6 +24,7 @@ from handler.http import custom
 from handler.http.exchange import EXCHANGE
 from handler.http.inference import AS_IT_COMES, SHARED
 from handler.plugins.handle import Answer, Broken
+from handler.serving.request.life import Life
 from tests.one_test import in_one_test
 
 
@@ -60,52 +61,6 @@ def test_work_for_a_client_that_disconnects_is_cancelled() -> None:
     asyncio.run(run())
 
 
-def test_a_result_that_arrives_as_the_call_is_cancelled_is_closed() -> None:
-    async def run() -> None:
-        client, closed = SimpleNamespace(is_over=False, wake=bool, wait=asyncio.Event().wait), list[str]()
-        ready = asyncio.get_running_loop().create_future()
-
-        async def work() -> str:
-            return str(await ready)
-
-        call = asyncio.ensure_future(custom._unless_gone(work(), client, closed.append))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        ready.set_result("parts")
-        await asyncio.sleep(0)  # the work is done, and nobody has seen it
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        await asyncio.sleep(0)
-        assert closed == ["parts"]
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("error", [None, ValueError("of a user")])
-def test_a_result_that_arrives_after_the_client_has_left_is_closed(error: ValueError | None) -> None:
-    async def run() -> None:
-        client: Any = Leaving()
-        closed, ended = list[str](), asyncio.Event()
-
-        async def work() -> str:
-            client.begun.set()
-            try:
-                await asyncio.get_running_loop().create_future()
-            except asyncio.CancelledError:  # as `asyncio.wait_for` before 3.12, if the result is there too
-                ended.set()
-                if error is not None:
-                    raise error from None
-            return "parts"
-
-        assert await custom._unless_gone(work(), client, closed.append) is None
-        await asyncio.wait_for(ended.wait(), 20)
-        await asyncio.sleep(0)
-        assert closed == (["parts"] if error is None else [])
-
-    asyncio.run(run())
-
-
 def test_parts_that_arrive_after_the_client_has_left_are_closed() -> None:
     closed: list[str] = []
 
@@ -113,11 +68,12 @@ def test_parts_that_arrive_after_the_client_has_left_are_closed() -> None:
         client: Any = Leaving()
         client.send_whole = bool
 
-        async def answer(call: Any, owner: str) -> Answer:
+        async def handle(contents: Any, properties: Any, life: Life, owner: str) -> Answer:
             client.begun.set()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.get_running_loop().create_future()
-            return Answer(200, parts=SimpleNamespace(close=lambda: closed.append("parts")))
+            life.hold(lambda: closed.append("parts"))
+            return Answer(200)
 
         async def receive() -> Any:
             return {"type": "http.request", "body": b"x"}
@@ -127,7 +83,6 @@ def test_parts_that_arrive_after_the_client_has_left_are_closed() -> None:
             availability=SimpleNamespace(state="ready"),
             check_room=bool,
         )
-        handle: Any = SimpleNamespace(answer=answer, request=lambda contents, properties: None)
         scope = {
             "type": "http", "method": "POST", "path": "/invocations", "query_string": b"", "headers_by_name": {},
             "headers": [], "request_id": "1", "extensions": {EXCHANGE: client},
@@ -138,20 +93,6 @@ def test_parts_that_arrive_after_the_client_has_left_are_closed() -> None:
 
     asyncio.run(run())
     assert closed == ["parts"]
-
-
-def test_a_result_that_is_returned_is_not_closed() -> None:
-    async def run() -> None:
-        client, closed = SimpleNamespace(is_over=False, wake=bool, wait=lambda: asyncio.sleep(0)), list[str]()
-
-        async def work() -> str:
-            return "parts"
-
-        assert await custom._unless_gone(work(), client, closed.append) == "parts"  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        assert closed == []
-
-    asyncio.run(run())
 
 
 def test_a_handlers_result_is_sent_as_json() -> None:

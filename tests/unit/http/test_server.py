@@ -27,8 +27,6 @@ from handler.http.server import (
     StartingApp,
     _greeting,
     _host,
-    _key_header,
-    _reader,
     _serve_grpc,
     _show,
     allow_connections,
@@ -44,14 +42,6 @@ def test_a_stop_tells_how_long_answers_may_take(caplog: pytest.LogCaptureFixture
     app: Any = mock.Mock(num_requests=2)
     HttpServer(app, Access(), keep_alive_timeout=75).signalled(signal.SIGTERM)
     assert "SIGTERM: stopping; responses to finish: 2, within 20 s; a second signal ends them at once" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("handlers", "named"),
-    [(Handlers(invoke=print), "your custom handler"), (Handlers(ping=print), ""), (None, "")],
-)
-def test_what_reads_a_body_is_named(handlers: Handlers | None, named: str) -> None:
-    assert _reader(Formatters(handlers=handlers)) == named
 
 
 # -- stopping ----------------------------------------------------------------------------------------------------------
@@ -303,10 +293,15 @@ def test_progress_ends_when_it_is_told_to() -> None:
     asyncio.run(story())
 
 
-def greeting(address: tuple[str, int], access: Access = Access(), task: Task = Task.GENERATION) -> str:  # noqa: B008
+def greeting(
+    address: tuple[str, int] = ("127.0.0.1", 80),
+    access: Access = Access(),  # noqa: B008
+    task: Task = Task.GENERATION,
+    users: Formatters = Formatters(),  # noqa: B008
+) -> str:
     listener: Any = SimpleNamespace(getsockname=lambda: address)
     model: Any = SimpleNamespace(context=SimpleNamespace(task=task), config=SimpleNamespace(name="a b"))
-    return _greeting(listener, access, model, Formatters())
+    return _greeting(listener, access, model, users)
 
 
 @in_one_test(
@@ -335,15 +330,26 @@ def test_the_greetings_requests_are_those_of_the_models_task() -> None:
 
 
 def test_the_greeting_asks_for_a_key_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _key_header(Access()) == ""
+    assert "Authorization" not in greeting()
     for variable, shown in (("", "KEY"), ("secret", "${LMI_API_KEY%%,*}")):
         monkeypatch.setenv("LMI_API_KEY", variable)
-        assert _key_header(Access(keys=("secret",))) == f' -H "Authorization: Bearer {shown}"'
+        text = greeting(access=Access(keys=("secret",)))
+        assert text.count(f' -H "Authorization: Bearer {shown}" ') == text.count("curl")
+        assert "secret" not in text
 
 
-def test_a_formatter_or_a_handle_that_reads_bodies_is_named() -> None:
+def test_the_greeting_names_the_users_function_that_reads_bodies() -> None:
     formatter: Any = SimpleNamespace(title="input formatter f")
     handle: Any = object()
-    assert _reader(Formatters(input=formatter, handle=handle)) == "the input formatter f"
-    assert _reader(Formatters(handle=handle)) == "handle of model.py"
-    assert _reader(Formatters(handlers=Handlers(pre=print))) == "your custom handler"
+    readers = {
+        "the input formatter f": Formatters(input=formatter, handle=handle),
+        "handle of model.py": Formatters(handle=handle),
+    }
+    for title, users in readers.items():
+        assert greeting(users=users).count(f"# in the format that {title} reads") == 1
+    for handlers in (Handlers(pre=print), Handlers(invoke=print)):
+        assert "that your custom handler reads" in greeting(users=Formatters(handlers=handlers))
+
+
+def test_a_handler_that_reads_no_bodies_leaves_the_greetings_requests_as_they_are() -> None:
+    assert greeting(users=Formatters(handlers=Handlers(ping=print))) == greeting()

@@ -21,7 +21,7 @@ from handler import formatters
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.formatters import Input
-from handler.plugins.foreign_handlers import VLLMS_OWN, missing
+from handler.plugins.foreign_handlers import NO_VLLM_OBJECTS, missing
 from handler.plugins.functions import find_formatters
 from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON, MODULES, Output, Session, SessionManager, binary_fields
@@ -333,4 +333,4 @@ def test_what_the_file_itself_puts_into_the_state_is_there(tmp_path: Path) -> No
     text = "def f(request):\n    request.app.state.mine = 1\n    return request.app.state.mine, request.state.other"
     assert told(tmp_path, text) == []
     text = "def f(request):\n    try:\n        request.app.state.engine_client()\n    except Exception:\n        pass"
-    assert told(tmp_path, text) == [f"request.app.state.engine_client: {VLLMS_OWN}"]
+    assert told(tmp_path, text) == [f"request.app.state.engine_client: {NO_VLLM_OBJECTS}"]

@@ -151,7 +151,7 @@ def test_an_answer_continues_the_assistants_last_message() -> None:
     assert not parse(ASK).requests[0].template.continue_final_message
 
 
-def test_parameters() -> None:
+def test_parameters_of_messages() -> None:
     schema = {"type": "object"}
     asked = body(
         temperature=0.5, top_k=3, top_p=0.9, stop_sequences=["x"],

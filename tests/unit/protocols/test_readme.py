@@ -17,7 +17,7 @@ from handler.core.errors import PromptTooLong, ServingError
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.texts import NON_EMPTY
-from handler.protocols.operations import answer_to
+from handler.protocols.operations import example_response
 from tests.unit.protocols.answers import CONTEXT, answer, refused, with_options
 
 README = Path(protocols.__path__[0]) / "README.md"
@@ -61,7 +61,7 @@ def test_it_is_described(shout: Dialect) -> None:
     described = shout.description
     shape = {"type": "object", "required": ["say"], "properties": {"say": NON_EMPTY, "max_tokens": ANY, "stream": ANY}}
     assert described.request_shape(CONTEXT) == shape
-    assert answer_to(shout) == {"loud": " PARIS.", "tokens": 2}
+    assert example_response(shout) == {"loud": " PARIS.", "tokens": 2}
 
 
 def test_the_dialect_of_the_readme_answers(shout: Dialect) -> None:

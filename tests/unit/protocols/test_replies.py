@@ -121,6 +121,17 @@ def test_a_document_comes_when_all_sequences_have_ended() -> None:
     assert (reply.finished, reply.content_type) == (True, "application/json")
 
 
+def test_the_encoder_of_a_document_of_one_sequence_stores_the_tokens() -> None:
+    assert Texts(2).token_encoder() is None
+    assert VectorReply(1, lambda vectors, count: {}).token_encoder() is None
+    reply = Texts(1)
+    encode = reply.token_encoder()
+    assert encode is not None
+    assert reply.feed(0, delta(token(1, "a"))) == encode(token(2, "b")) == b""
+    body = reply.feed(0, delta(token(3, "c"), finish=Finish.LENGTH))
+    assert json.loads(body) == [["abc", "length"]]
+
+
 def test_only_the_last_end_of_a_large_document_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "_LONG", 4)
     reply, end = Texts(2), delta(token(1), finish=Finish.EOS)

@@ -69,7 +69,7 @@ def test_items_become_the_messages_of_a_chat() -> None:
     assert parsed.ignored == ["tools[].strict"], "the engine has no structural tags"
 
 
-def test_parameters() -> None:
+def test_parameters_of_responses() -> None:
     schema = {"type": "object"}
     format = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
     (request,) = parse(

@@ -15,9 +15,9 @@ from proof.replay.content import (
     Token,
     is_near_tie,
     read_documents,
-    scalars_by_place,
+    scalars_by_path,
     tokens_by_choice,
-    values_by_place,
+    values_by_path,
 )
 from proof.replay.exchange import Request, Response
 from proof.replay.journal import Example, Histogram
@@ -121,7 +121,7 @@ def test_tokens_are_read_in_each_api() -> None:
     for document in (native, details, chat, texts):
         (tokens,) = tokens_by_choice([document]).values()
         assert [(token.text, token.logprob) for token in tokens] == [("a", -0.5)], document
-    assert tokens_by_choice([texts])[0][0].others == {"a": -0.5, "b": -1.0}
+    assert tokens_by_choice([texts])[0][0].alternatives == {"a": -0.5, "b": -1.0}
 
 
 def test_a_stream_that_is_cut_otherwise_says_the_same() -> None:
@@ -132,7 +132,7 @@ def test_a_stream_that_is_cut_otherwise_says_the_same() -> None:
 
 def test_answers_of_several_choices_may_come_in_any_order() -> None:
     events = [{"choices": [{"index": index, "text": text}]} for index, text in ((0, "a"), (1, "b"), (0, "c"), (1, "d"))]
-    assert values_by_place(scalars_by_place(events, by_index=True), len(events))["$.choices[0].text"] == ["ac"]
+    assert values_by_path(scalars_by_path(events, by_index=True), len(events))["$.choices[0].text"] == ["ac"]
     other = [events[1], events[0], events[3], events[2]]
     assert class_between(answer(*events), answer(*other)) is Class.EQUAL
 

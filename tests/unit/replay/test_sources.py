@@ -282,7 +282,7 @@ def test_compressed_files_are_read_and_damaged_ones_end_there(tmp_path: Path) ->
     requests, unreadable = found(tmp_path)
     assert requests[-1].path == "/last"
     assert 5_000 < len(requests) <= 15_001
-    assert [one.place.partition(":")[0] for one in unreadable] == ["b.jsonl.gz", "c.jsonl.gz"]
+    assert [one.location.partition(":")[0] for one in unreadable] == ["b.jsonl.gz", "c.jsonl.gz"]
     assert {one.reason for one in unreadable} == {
         "the rest of the file cannot be read: its compressed data is damaged or cut off"
     }
@@ -318,7 +318,7 @@ def test_a_damaged_first_line_hides_no_kind(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [asked("x")[:50], asked("good")])
     requests, [told] = found(file)
     assert [one.id for one in requests] == ["good"]
-    assert told.place == "a.jsonl:1"
+    assert told.location == "a.jsonl:1"
 
 
 def test_a_file_that_goes_while_it_is_read_is_told(tmp_path: Path) -> None:
@@ -473,7 +473,7 @@ def test_each_bad_line_is_told_and_its_neighbours_come(tmp_path: Path) -> None:
     assert [request.id for request in requests] == ["good", "also"]
     told = [(number, reason) for number, reason in enumerate(BAD.values(), 2) if reason is not None]
     told.append((len(BAD) + 2, "it is not UTF-8"))
-    assert [one.place for one in unreadable] == [f"{HOUR}/a.jsonl:{number}" for number, _ in told]
+    assert [one.location for one in unreadable] == [f"{HOUR}/a.jsonl:{number}" for number, _ in told]
     for one, (_, reason) in zip(unreadable, told, strict=True):
         assert reason in one.reason
         assert len(one.reason) < 200

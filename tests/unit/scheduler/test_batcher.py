@@ -339,6 +339,27 @@ def test_a_fast_path_encodes_tokens_and_leaves_the_end_to_a_delta() -> None:
     assert (batcher.fast_paths, batcher.lines, path.num_tokens) == ([], [], 2)
 
 
+def test_a_fast_path_that_only_stores_its_tokens_has_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    batcher = Batcher(engine := Scripted())
+    id = submit(batcher, "abcd", max_new_tokens=4)
+    stored: list[str] = []
+
+    def store(token: Token) -> bytes:
+        stored.append(token.text)
+        return b""
+
+    path = FastPath(id, store, None, lambda data: None)
+    batcher.set_fast_path(id, path)
+    assert batcher.step() == []
+    step = engine.step
+    with monkeypatch.context() as joined:
+        joined.setattr(engine, "step", lambda timeout: [*step(), *step()])
+        assert batcher.step() == []
+    assert (stored, path.num_tokens, batcher.num_tokens) == (["a", "b", "c"], 3, 3)
+    assert (batcher.fast_paths, batcher.lines) == ([], [])
+    assert [(text([delta]), delta.finish) for delta in batcher.step()] == [("d", Finish.LENGTH)]
+
+
 def test_joined_tokens_are_one_line_of_a_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
     batcher = Batcher(engine := Scripted())
     id = submit(batcher, "abcd", max_new_tokens=30)
@@ -925,7 +946,7 @@ def test_an_owner_whose_lines_have_all_ended_waits_as_one_that_has_none() -> Non
 
     def add(id: int, owner: str) -> ActiveRequest:
         request = Request("x", Sampling(max_new_tokens=1), background=owner)
-        active = ActiveRequest(id, request, prompt("x"), start_by=0.0, end_by=9.0, started=lambda: None)
+        active = ActiveRequest(id, request, prompt("x"), lambda: None, start_by=0.0)
         background.add(owner, active)
         return active
 

@@ -24,7 +24,7 @@ from handler.core.errors import (
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.batches import LIFETIME, Line, NewBatch, NewFile
 from handler.serving.batches import runner
-from handler.serving.batches.runner import BatchRunner, Held, Input, Output, _Answering, _Stopped
+from handler.serving.batches.runner import BatchInput, BatchOutput, BatchRunner, Held, _Answering, _Stopped
 from handler.serving.batches.store import BatchStore, OpenBatch, output_ids
 from tests.limits import WORDS, undocumented
 from tests.stepped import Clock
@@ -44,14 +44,16 @@ Answer = tuple[HttpResponse, Sequence[str], ServingError | None]
 class Run:
     """A store with batches, and a runner whose lines are answered as the test says, by their `custom_id`."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **limits: Any) -> None:
+    def __init__(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, *, max_batch_lines: int = 2, **limits: Any
+    ) -> None:
         self.config = Config(**{"requests_total_bytes": 1 << 20, **limits})
         self.clock = Clock(1000.0)
         self.store = BatchStore(directory, self.config, self.clock)
         self.availability = SimpleNamespace(draining=False, opened=asyncio.get_running_loop().create_future())
         model: Any = SimpleNamespace(
             config=self.config,
-            max_batch_lines=2,
+            max_batch_lines=max_batch_lines,
             availability=self.availability,
             admission=SimpleNamespace(routes=SimpleNamespace(dialects={CHAT: None})),
             preprocessor=SimpleNamespace(large_bodies=SimpleNamespace(submit=self._decode_large, decode=json.loads)),
@@ -209,10 +211,10 @@ def test_a_file_that_is_none_fails_the_batch_unread(text: bytes, codes: list[str
 def test_a_batch_lists_a_hundred_errors_at_most(tmp_path: Path) -> None:
     wrong = [line(str(number)).replace(b"/v1/chat", b"/v1/other") for number in range(150)]
     (tmp_path / "input").write_bytes(b"\n".join(wrong))
-    total, errors = Input(tmp_path / "input", CHAT, Config(), json.loads).check()
+    total, errors = BatchInput(tmp_path / "input", CHAT, Config(), json.loads).check()
     assert (len(errors), total) == (100, 100)
     (tmp_path / "input").write_bytes(b"\n".join([line("a")] * 100))
-    total, errors = Input(tmp_path / "input", CHAT, Config(), json.loads).check()
+    total, errors = BatchInput(tmp_path / "input", CHAT, Config(), json.loads).check()
     assert (total, [error["line"] for error in errors]) == (100, [*range(2, 101)])
 
 
@@ -239,7 +241,7 @@ def test_a_line_that_contains_too_much_has_an_error_of_its_own(tmp_path: Path) -
         raise TooLarge("the body contains more than 5 numbers")
 
     (tmp_path / "input").write_bytes(line("x", text="a" * (1 << 20)) + b"\n" + line("b"))
-    first, second = Input(tmp_path / "input", CHAT, Config(), refuse)
+    first, second = BatchInput(tmp_path / "input", CHAT, Config(), refuse)
     assert (first.error and first.error[:2], second.custom_id) == (
         ("line_too_large", "the body contains more than 5 numbers"),
         "b",
@@ -315,7 +317,7 @@ def test_a_batch_whose_lines_are_all_written_ends_as_it_would_have(status: str, 
         run.store.advance(id, (0, 0), change)
         if status == "cancelled":
             run.store.cancel("ann", id)
-        output = Output(*(run.store.path(file) for file in output_ids(id)))
+        output = BatchOutput(*(run.store.path(file) for file in output_ids(id)))
         output.write(1, b'{"id":"batch_req_x_1","custom_id":"a","response":{"status_code":200}}\n', failed=False)
         output.close()
         batch = await run.attend(id)
@@ -350,7 +352,7 @@ def test_a_batch_that_another_server_has_ended_is_left_alone(story: Callable[...
             run.store.path(file).touch()
         await run.runner._attend(one)
         assert (run.batch(id)["status"], run.asked) == ("failed", [])
-        answering = _Answering(run.runner, one, Output(*(run.store.path(file) for file in output_ids(id))))
+        answering = _Answering(run.runner, one, BatchOutput(*(run.store.path(file) for file in output_ids(id))))
         run.runner.locked[id] = "ann"
         with pytest.raises(_Stopped):
             await answering._status()
@@ -408,7 +410,7 @@ def test_a_store_that_fails_is_tried_again_later(story: Callable[..., None], cap
 def test_a_batch_that_runs_elsewhere_is_not_touched(story: Callable[..., None]) -> None:
     async def told(run: Run) -> None:
         id = run.create(line("a"))
-        output = Output(*(run.store.path(file) for file in output_ids(id)))
+        output = BatchOutput(*(run.store.path(file) for file in output_ids(id)))
         assert (await run.attend(id))["status"] == "validating"
         assert run.runner._elsewhere == {id}
         output.close()
@@ -430,7 +432,7 @@ def test_as_many_batches_run_as_lines_and_old_ones_of_others(story: Callable[...
         own = [run.create(line("a")) for _ in range(3)]
         others = [run.create(line("b"), owner=owner) for owner in ("bob", "cid")]
 
-        async def never(one: OpenBatch) -> None:
+        async def never(opened: OpenBatch) -> None:
             await asyncio.Event().wait()
 
         run.runner._attend = never  # type: ignore[method-assign]
@@ -480,11 +482,10 @@ def test_a_batch_that_is_too_much_stops_another_that_is_not_wanted(story: Callab
 )  # fmt: skip
 def test_owners_share_the_lines_in_memory(most: int, locked: list[str], share: int, story: Callable[..., None]) -> None:
     async def told(run: Run) -> None:
-        run.runner._most = most
         run.runner.locked = {str(number): owner for number, owner in enumerate(locked)}
         assert run.runner.share("ann") == share
 
-    story(told)
+    story(told, max_batch_lines=most)
 
 
 def test_the_runner_begins_when_the_model_is_open_and_ends_when_it_drains(story: Callable[..., None]) -> None:
@@ -543,7 +544,8 @@ def test_lines_in_memory_are_counted_until_they_are_answered() -> None:
                 await asyncio.wait([reading], timeout=0.02)
                 assert not reading.done()
             assert (await reading) == Line(3, "c")
-        assert held._size == 0
+        with held.line(Line(4, "d", b"x" * 9)):
+            assert await asyncio.wait_for(held.read(lambda: None), 60) is None, "nothing else is counted any more"
 
     asyncio.run(reads())
 

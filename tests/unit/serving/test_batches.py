@@ -20,7 +20,7 @@ from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.api import Page
 from handler.protocols.openai.batches import LIFETIME, Line, NewBatch, NewFile, answered, read_line
 from handler.serving.batches import store as stores
-from handler.serving.batches.runner import Held, Input, Output
+from handler.serving.batches.runner import BatchInput, BatchOutput, Held
 from handler.serving.batches.store import BatchStore, output_ids
 from tests.stepped import Clock
 
@@ -31,10 +31,10 @@ PAGE = Page(100, "", newest_first=True)
 # -- lines -------------------------------------------------------------------------------------------------------
 
 
-def input(directory: Path, text: bytes, most: int = 200, most_requests: int = 100) -> Input:
+def input(directory: Path, text: bytes, most: int = 200, most_requests: int = 100) -> BatchInput:
     (directory / "input").write_bytes(text)
     config = Config(max_request_size=most, batches_max_lines=most_requests)
-    return Input(directory / "input", CHAT, config, decode)
+    return BatchInput(directory / "input", CHAT, config, decode)
 
 
 def lines(directory: Path, text: bytes, most: int = 200) -> list[Line]:
@@ -58,7 +58,7 @@ def test_lines_are_read_one_by_one_and_a_long_one_is_skipped(tmp_path: Path) -> 
 def test_a_batch_that_goes_on_skips_what_is_done_whatever_its_length(tmp_path: Path) -> None:
     text = b"\n".join([line("a"), line("long", text="x" * 300), line("b"), line("long", text="x" * 3_000_000)])
     (tmp_path / "input").write_bytes(text)
-    left = Input(tmp_path / "input", CHAT, Config(max_request_size=200), decode, done={1, 2})
+    left = BatchInput(tmp_path / "input", CHAT, Config(max_request_size=200), decode, done={1, 2})
     assert [(one.number, one.custom_id) for one in left] == [(3, "b"), (4, None)]
 
 
@@ -108,7 +108,7 @@ def test_a_line_is_written_once_wherever_the_last_write_was_cut(paths: tuple[Pat
     for cut in range(len(whole) + 1):
         paths[0].write_bytes(whole[:cut])
         paths[1].write_bytes(answer(3))
-        with contextlib.closing(Output(*paths)) as output:
+        with contextlib.closing(BatchOutput(*paths)) as output:
             assert [number in output.done for number in (1, 2, 3)] == [cut >= len(answer(1)), cut == len(whole), True]
             for number in (1, 2, 3):
                 output.write(number, answer(number), failed=False)
@@ -119,18 +119,18 @@ def test_a_line_is_written_once_wherever_the_last_write_was_cut(paths: tuple[Pat
 
 def test_what_the_machine_s_stop_left_is_answered_again(paths: tuple[Path, Path]) -> None:
     paths[0].write_bytes(answer(1) + b"\0" * 50 + b"\n" + answer(2))
-    with contextlib.closing(Output(*paths)) as output:
+    with contextlib.closing(BatchOutput(*paths)) as output:
         assert output.done == {1}
     assert paths[0].read_bytes() == answer(1)
 
 
 def test_one_process_writes_a_batch(paths: tuple[Path, Path]) -> None:
-    with contextlib.closing(Output(*paths)) as output:
+    with contextlib.closing(BatchOutput(*paths)) as output:
         with pytest.raises(BlockingIOError):
-            Output(*paths)
+            BatchOutput(*paths)
         output.write(1, answer(1), failed=False)
     output.write(2, answer(2), failed=False)  # by a thread that comes late
-    with contextlib.closing(Output(*paths)):
+    with contextlib.closing(BatchOutput(*paths)):
         assert paths[0].read_bytes() == answer(1)
 
 
@@ -144,7 +144,7 @@ def test_nothing_is_left_of_what_a_full_disk_does_not_take(
             return write(descriptor, data[:10])
         raise OSError(28, "No space left on device")
 
-    with contextlib.closing(Output(*paths)) as output:
+    with contextlib.closing(BatchOutput(*paths)) as output:
         output.write(1, answer(1), failed=False)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
@@ -267,7 +267,7 @@ def test_an_end_that_was_not_written_leaves_the_output_as_it_was(
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             store.end(id, "completed")
     assert [one.batch["id"] for one in store.open_batches(9)] == [id]
-    Output(*(store.path(file) for file in output_ids(id))).close()
+    BatchOutput(*(store.path(file) for file in output_ids(id))).close()
     store.end(id, "completed")
     assert not any(store.path(file).exists() for file in output_ids(id))
     store.close()

@@ -16,8 +16,9 @@ from handler.core.errors import ConfigError, Overloaded, Unavailable
 from handler.core.user_functions import Role
 from handler.plugins.handle import Answer, Broken, Call, Handle, PassOn
 from handler.serving import custom_handle
-from handler.serving.custom_handle import CustomHandle, _Parts, _SideBySide, close_parts
+from handler.serving.custom_handle import CustomHandle, _SideBySide
 from handler.serving.quota import Quota
+from handler.serving.request.life import Life
 
 PLENTY = Quota(1 << 30, 0, 0, "too much")
 
@@ -134,7 +135,7 @@ def test_owners_take_turns_to_call_a_plain_function(monkeypatch: pytest.MonkeyPa
 
     async def story(handle: CustomHandle) -> None:
         names = ("a0", "a1", "a2", "a3", "b0", "b1")
-        await asyncio.gather(*(handle.answer(handle.request({}, {"name": name}), name[0]) for name in names))
+        await asyncio.gather(*(handle.answer({}, {"name": name}, Life(), name[0]) for name in names))
         assert called == ["a0", "a1", "b0", "a2", "b1", "a3"]
 
     told(monkeypatch, plain, respond, story)
@@ -149,7 +150,7 @@ def test_a_call_has_its_own_properties_and_those_of_every_call(monkeypatch: pyte
 
     async def story(handle: CustomHandle) -> None:
         await handle.begin()
-        assert (await handle.answer(handle.request({"data": b"1"}, {"c": "own"}))).body == b"x"
+        assert (await handle.answer({"data": b"1"}, {"c": "own"}, Life())).body == b"x"
 
     told(monkeypatch, function, respond, story)
     first, second = seen
@@ -200,13 +201,14 @@ def test_parts_of_a_stream_are_read_to_their_end(kind: type[Closing], monkeypatc
     parts = kind(b"1", b"2")
 
     async def story(handle: CustomHandle) -> None:
-        answer = await handle.answer(handle.request({}, {}))
+        answer = await handle.answer({}, {}, Life())
         assert isinstance(answer, Answer)
         assert [await answer.parts.next() for _ in range(4)] == [b"1", b"2", None, None]
         assert answer.parts.ended.is_set()
-        again = await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)
-        close_parts(again)
-        close_parts(again)
+        life = Life()
+        again = await asyncio.wait_for(handle.answer({}, {}, life), 20)
+        life.close()
+        life.close()
         assert await again.parts.next() is None  # type: ignore[union-attr]
         await asyncio.to_thread(parts.closed.wait, 20)
         assert parts.closed.is_set()
@@ -217,7 +219,7 @@ def test_parts_of_a_stream_are_read_to_their_end(kind: type[Closing], monkeypatc
 
 def test_a_coroutine_may_return_a_plain_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(handle: CustomHandle) -> None:
-        answer = await handle.answer(handle.request({}, {}))
+        answer = await handle.answer({}, {}, Life())
         assert [await answer.parts.next() for _ in range(3)] == [b"1", b"2", None]  # type: ignore[union-attr]
 
     told(monkeypatch, coroutine, lambda item: Answer(200, parts=iter([b"1", b"2"])), story)
@@ -234,7 +236,7 @@ def test_a_part_that_is_late_breaks_its_stream(
         yield b"2"
 
     async def story(handle: CustomHandle) -> None:
-        answer = await handle.answer(handle.request({}, {}))
+        answer = await handle.answer({}, {}, Life())
         assert isinstance(answer, Answer)
         assert await answer.parts.next() == b"1"
         broken = await answer.parts.next()
@@ -259,7 +261,7 @@ def test_a_call_that_is_late_is_answered_and_logged(
         return asyncio.sleep(600)
 
     async def story(handle: CustomHandle) -> None:
-        answer = await handle.answer(handle.request({}, {}))
+        answer = await handle.answer({}, {}, Life())
         assert isinstance(answer, Answer)
         assert answer.status == 503
         free.set()
@@ -270,16 +272,15 @@ def test_a_call_that_is_late_is_answered_and_logged(
 
 def test_as_many_coroutines_run_as_may_wait_and_their_streams_count(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(handle: CustomHandle) -> None:
-        first = await handle.answer(handle.request({}, {}))
-        second = await handle.answer(handle.request({}, {}))
-        refused = await handle.answer(handle.request({}, {}))
+        life = Life()
+        await handle.answer({}, {}, life)
+        await handle.answer({}, {}, Life())
+        refused = await handle.answer({}, {}, Life())
         assert isinstance(refused, Answer)
         assert (refused.status, b"the queue is full (job_queue_size=2)" in refused.body) == (503, True)
-        close_parts(first)
-        third = await handle.answer(handle.request({}, {}))
+        life.close()
+        third = await handle.answer({}, {}, Life())
         assert third.status == 200  # type: ignore[union-attr]
-        for one in (second, third):
-            close_parts(one)
 
     told(monkeypatch, coroutine, lambda item: Answer(200, parts=ClosingAlone(b"1")), story, job_queue_size=2)
 
@@ -290,13 +291,13 @@ def test_calls_that_run_count_until_they_return(monkeypatch: pytest.MonkeyPatch)
         return Answer(200)
 
     async def story(handle: CustomHandle) -> None:
-        waiting = asyncio.ensure_future(handle.answer(handle.request({}, {})))
+        waiting = asyncio.ensure_future(handle.answer({}, {}, Life()))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded):
-            await handle._runs.answer(handle.request({}, {}))
+            await handle._runs.answer(Call({}, {}), Life())
         waiting.cancel()
         await asyncio.wait([waiting])
-        another = asyncio.ensure_future(handle.answer(handle.request({}, {})))
+        another = asyncio.ensure_future(handle.answer({}, {}, Life()))
         await asyncio.sleep(0)
         assert not another.done()
         another.cancel()
@@ -315,7 +316,7 @@ def test_a_client_that_goes_while_it_waits_leaves_its_place(monkeypatch: pytest.
 
     async def story(handle: CustomHandle) -> None:
         first, gone, last = (
-            asyncio.ensure_future(handle.answer(handle.request({"data": name}, {}))) for name in (b"1", b"2", b"3")
+            asyncio.ensure_future(handle.answer({"data": name}, {}, Life())) for name in (b"1", b"2", b"3")
         )
         await asyncio.to_thread(begun.wait, 20)
         gone.cancel()
@@ -336,12 +337,12 @@ def test_a_stream_of_a_client_that_went_is_closed(monkeypatch: pytest.MonkeyPatc
         return Answer(200, parts=parts) if item.content else Answer(200, body=b"next")
 
     async def story(handle: CustomHandle) -> None:
-        gone = asyncio.ensure_future(handle.answer(handle.request({"data": b"1"}, {})))
+        gone = asyncio.ensure_future(handle.answer({"data": b"1"}, {}, Life()))
         await asyncio.to_thread(begun.wait, 20)
         gone.cancel()
         await asyncio.wait([gone])
         free.set()
-        following = await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)
+        following = await asyncio.wait_for(handle.answer({}, {}, Life()), 20)
         assert following.body == b"next"
         assert parts.closed.is_set()
 
@@ -360,12 +361,12 @@ def test_a_plain_function_is_not_called_before_a_stream_has_ended(monkeypatch: p
         return Answer(200, parts=made())
 
     async def story(handle: CustomHandle) -> None:
-        first = await handle.answer(handle.request({}, {}))
-        second = asyncio.ensure_future(handle.answer(handle.request({}, {})))
-        assert await first.parts.next() == b"1"  # type: ignore[union-attr]
-        ended.set()
-        close_parts(await asyncio.wait_for(second, 20))
-        close_parts(first)
+        with Life() as life:
+            first = await handle.answer({}, {}, life)
+            second = asyncio.ensure_future(handle.answer({}, {}, life))
+            assert await first.parts.next() == b"1"  # type: ignore[union-attr]
+            ended.set()
+            await asyncio.wait_for(second, 20)
 
     told(monkeypatch, plain, respond, story)
     assert calls == [False, True]
@@ -380,7 +381,7 @@ def test_calls_that_wait_at_the_end_are_cancelled(monkeypatch: pytest.MonkeyPatc
         return Answer(200)
 
     async def story(handle: CustomHandle) -> None:
-        waiting = [asyncio.ensure_future(handle.answer(handle.request({}, {}))) for _ in range(2)]
+        waiting = [asyncio.ensure_future(handle.answer({}, {}, Life())) for _ in range(2)]
         await asyncio.to_thread(begun.wait, 20)
         handle.close()
         free.set()
@@ -408,10 +409,11 @@ def test_a_stream_that_fails_to_close_is_logged(
     monkeypatch.setattr(parts, "aclose", fail_alone, raising=False)
 
     async def story(handle: CustomHandle) -> None:
-        close_parts(await handle.answer(handle.request({}, {})))
+        with Life() as life:
+            await handle.answer({}, {}, life)
         await asyncio.to_thread(parts.closed.wait, 20)
-        following = handle.answer(handle.request({}, {}))
-        close_parts(await asyncio.wait_for(following, 20))
+        with Life() as life:
+            await asyncio.wait_for(handle.answer({}, {}, life), 20)
 
     function = coroutine if kind is ClosingAlone else plain
     told(monkeypatch, function, lambda item: Answer(200, parts=parts), story)
@@ -440,12 +442,20 @@ def test_a_model_of_s3_is_downloaded_as_its_engine_needs_it(
     assert bool(download.call_args.args[1]) is bool(files)
 
 
-def test_what_is_no_stream_has_no_parts_to_close() -> None:
-    close_parts(Answer(200))
-    close_parts(PassOn(None))
-    parts = mock.Mock(spec=_Parts)
-    close_parts(Answer(200, parts=parts))
-    parts.close.assert_called_once_with()
+def test_the_parts_of_a_request_that_has_ended_are_closed_when_they_arrive(
+    monkeypatch: pytest.MonkeyPatch, function: Any
+) -> None:
+    parts = Closing(b"1") if function is plain else ClosingAlone(b"1")
+
+    async def story(handle: CustomHandle) -> None:
+        with Life() as life:
+            pass
+        response = await handle.answer({}, {}, life)
+        assert await response.parts.next() is None  # type: ignore[union-attr]
+        await asyncio.to_thread(parts.closed.wait, 20)
+        assert parts.closed.is_set()
+
+    told(monkeypatch, function, lambda item: Answer(200, parts=parts), story)
 
 
 # -- a client that reads slowly holds up nobody else -------------------------------------------------------------------
@@ -475,9 +485,10 @@ def test_who_waits_for_the_function_does_not_wait_for_a_client(monkeypatch: pyte
     parts, memory = Large(40), Quota(100 * MIB, 0, 0, "too much")
 
     async def story(handle: CustomHandle) -> None:
-        slow = await handle.answer(handle.request({"data": b"1"}, {}))
+        life = Life()
+        slow = await handle.answer({"data": b"1"}, {}, life)
         assert isinstance(slow, Answer)
-        following = await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)
+        following = await asyncio.wait_for(handle.answer({}, {}, Life()), 20)
         assert isinstance(following, Answer)
         assert (following.body, parts.num_made, memory.taken) == (b"next", 40, 40 * MIB)
         assert await slow.parts.next() == bytes(MIB)
@@ -485,7 +496,7 @@ def test_who_waits_for_the_function_does_not_wait_for_a_client(monkeypatch: pyte
         while await slow.parts.next() is not None:
             pass
         assert memory.taken == 0
-        close_parts(slow)
+        life.close()
         assert memory.taken == 0
 
     told(monkeypatch, plain, streams(parts), story, memory=memory)
@@ -495,7 +506,7 @@ def test_while_nobody_waits_the_function_is_not_far_ahead_of_its_client(monkeypa
     parts = Large(40)
 
     async def story(handle: CustomHandle) -> None:
-        slow = await handle.answer(handle.request({"data": b"1"}, {}))
+        slow = await handle.answer({"data": b"1"}, {}, Life())
         assert isinstance(slow, Answer)
         for taken in range(1, 41):
             assert await slow.parts.next() == bytes(MIB)
@@ -509,14 +520,15 @@ def test_a_client_for_whose_bytes_there_is_no_memory_loses_its_stream(monkeypatc
     parts, memory = Large(40), Quota(20 * MIB, 0, 0, "too much")
 
     async def story(handle: CustomHandle) -> None:
-        slow = await handle.answer(handle.request({"data": b"1"}, {}))
+        life = Life()
+        slow = await handle.answer({"data": b"1"}, {}, life)
         assert isinstance(slow, Answer)
-        following = await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)
+        following = await asyncio.wait_for(handle.answer({}, {}, Life()), 20)
         assert isinstance(following, Answer)
         assert (following.body, memory.taken, parts.closed.is_set()) == (b"next", 0, True)
         with pytest.raises(Overloaded):
             await slow.parts.next()
-        close_parts(slow)
+        life.close()
 
     told(monkeypatch, plain, streams(parts), story, memory=memory)
 
@@ -525,12 +537,13 @@ def test_a_client_may_leave_unread_exactly_the_bytes_for_which_there_is_memory(m
     parts, memory = Large(20), Quota(20 * MIB, 0, 0, "too much")
 
     async def story(handle: CustomHandle) -> None:
-        slow = await handle.answer(handle.request({"data": b"1"}, {}))
+        life = Life()
+        slow = await handle.answer({"data": b"1"}, {}, life)
         assert isinstance(slow, Answer)
-        await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)
+        await asyncio.wait_for(handle.answer({}, {}, Life()), 20)
         assert memory.taken == 20 * MIB
         assert [await slow.parts.next() for _ in range(21)] == [*[bytes(MIB)] * 20, None]
-        close_parts(slow)
+        life.close()
 
     told(monkeypatch, plain, streams(parts), story, memory=memory)
 
@@ -546,13 +559,14 @@ def test_what_a_client_leaves_unread_is_given_back(monkeypatch: pytest.MonkeyPat
         yield bytes(MIB)
 
     async def story(handle: CustomHandle) -> None:
-        gone = await handle.answer(handle.request({"data": b"1"}, {}))
+        life = Life()
+        await handle.answer({"data": b"1"}, {}, life)
         await asyncio.to_thread(begun.wait, 20)
         assert memory.taken == MIB
-        close_parts(gone)
+        life.close()
         assert memory.taken == 0
         free.set()
-        assert (await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)).body == b"next"
+        assert (await asyncio.wait_for(handle.answer({}, {}, Life()), 20)).body == b"next"
         assert memory.taken == 0
 
     parts = made()
@@ -573,12 +587,13 @@ def test_a_request_does_not_wait_for_the_function_forever(monkeypatch: pytest.Mo
             closed.set()
 
     async def story(handle: CustomHandle) -> None:
-        stream = await handle.answer(handle.request({"data": b"1"}, {}))
-        refused = await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)
+        life = Life()
+        await handle.answer({"data": b"1"}, {}, life)
+        refused = await asyncio.wait_for(handle.answer({}, {}, Life()), 20)
         assert isinstance(refused, Answer)
         assert (refused.status, b"option.predict_timeout" in refused.body) == (503, True)
-        close_parts(stream)
-        assert (await asyncio.wait_for(handle.answer(handle.request({}, {})), 20)).body == b"next"
+        life.close()
+        assert (await asyncio.wait_for(handle.answer({}, {}, Life()), 20)).body == b"next"
 
     parts = endless()
     respond: Respond = lambda item: Answer(200, parts=parts) if item.content else Answer(200, body=b"next")  # noqa: E731

@@ -218,7 +218,7 @@ def test_one_engine_starts_anywhere(started: mock.Mock, options: tuple[str, ...]
     with mock.patch.object(engines, "entry", return_value=SimpleNamespace(isolated=True)):
         assert start_engine(config, spec_of(config)) is started.engine.return_value
     started.engine.assert_called_once_with(
-        spec_of(config), isolated=isolated, place=ANYWHERE, timeout=7.0, load_timeout=9.0
+        spec_of(config), isolated=isolated, placement=ANYWHERE, timeout=7.0, load_timeout=9.0
     )
     assert not started.replicas.called
 
@@ -394,9 +394,9 @@ def home_of(engine: str, *options: str, directory: Path | None = None, **fields:
 
 
 def test_adapters_are_found_beside_the_model_and_the_options(home: Path) -> None:
-    for place in ("model", "options"):
-        (home / place).mkdir()
-        write_adapter(home / place / "adapters" / f"of_{place}")
+    for placement in ("model", "options"):
+        (home / placement).mkdir()
+        write_adapter(home / placement / "adapters" / f"of_{placement}")
     found = home_of("echo", "option.enable_lora=true", f"option.model_id={home / 'model'}", directory=home / "options")
     assert {name: path.parent.parent.name for name, path in found.at_start.items()} == {
         "of_model": "model",

@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import gzip
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -18,25 +16,19 @@ import hypothesis
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from starlette.types import Message
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from handler.config.loader import read_config
-from handler.core.errors import GenerationFailed, InvalidPayload
+from handler.core.errors import GenerationFailed, InvalidPayload, ServingError
 from handler.core.framing import dumps
-from handler.core.loop import start_now
-from handler.core.media import MediaSource, Medium
 from handler.core.values import Finish
 from handler.engines.base import Output, Step
 from handler.engines.echo.engine import EchoTokenizer
-from handler.engines.process.supervisor import Host as EngineHost
-from handler.http.inference import Inference
-from handler.http.protocol import EXCHANGE, AsgiExchange
-from handler.plugins.functions import Formatters
+from handler.plugins.api import TextGenerationOutput
+from handler.plugins.functions import Formatters, OutputFormatter, Style
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import ROUTES, choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
-from handler.serving.media.loader import LoadedMedia, MediaLoader, Reservation
 from handler.serving.metrics.tracing import RequestRecord
 from handler.serving.model import ServedModel
 from handler.serving.preprocessor import Preprocessor
@@ -60,204 +52,50 @@ from handler.serving.request.life import (
     Phase,
 )
 from handler.serving.request.task import RequestTask
-from handler.serving.turns import Flow
 from tests.docs.pages import fill, table
-from tests.stepped import INFO, Clock, Readable
+from tests.stepped import INFO, Clock
+from tests.unit.serving.hosts import (
+    PIXELS,
+    Engine,
+    FormatterCalls,
+    Host,
+    Java,
+    JavaHost,
+    Loop,
+    Store,
+    Threads,
+    WebHost,
+)
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "structure.md"
 LONG = "x" * 300
 """A word that makes a body so long that threads work on it."""
 CHAT = "/v1/chat/completions"
+INVOCATIONS = "/invocations"
+INFER = "/v2/models/{model}/infer"
+RESPONSES = "/v1/responses"
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
-PIXELS = 300  # bytes of a decoded image
 OPTIONS = (
     "option.llm_engine=echo", "option.rolling_batch=disable", "batch_size=2", "max_batch_delay=100", "job_queue_size=5",
-    "option.predict_timeout=5", "option.request_time_limit=20",
+    "option.predict_timeout=5", "option.request_time_limit=20", "option.responses_store=memory",
 )  # fmt: skip
+AnyHost = Host | WebHost | JavaHost
+KINDS = st.sampled_from(["stepped", "http", "grpc", "java"])
+DRAWN_ROUTES = st.sampled_from([CHAT, CHAT, INVOCATIONS, RESPONSES, INFER])
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """An event loop that runs only in single iterations."""
-
-    def iterate(self) -> None:
-        self.call_soon(self.stop)
-        self.run_forever()
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        """Call a function as a callback of the loop would, without an iteration."""
-        asyncio.events._set_running_loop(self)
-        try:
-            return function()
-        finally:
-            asyncio.events._set_running_loop(None)
-
-
-class Engine(Readable):
-    """An engine whose steps have the tokens that the machine chooses, also of sequences cancelled during the step."""
-
-    def __init__(self) -> None:
-        super().__init__(INFO)
-        self.late: list[int] = []
-        self.outputs: list[Step] = []
-
-    def attach(self, host: EngineHost) -> None:
-        host.on_change(self.state)
-
-    def cancel(self, key: int) -> None:
-        if key in self.active:
-            self.late.append(key)
-        super().cancel(key)
-
-    def step(self, timeout: float = 0.0) -> list[Step]:
-        if self.fail is not None:
-            return super().step()
-        outputs, self.outputs = self.outputs, []
-        return outputs
-
-
-class Threads:
-    """Calls that threads would make, and media that they would load: each ends when the machine says so."""
-
-    def __init__(self, media: MediaLoader) -> None:
-        self.pending: list[tuple[Future[Any], Callable[[], Any]]] = []
-        self.memory = media.memory
-        self.shutdown = self.close = media.close
-
-    def submit(
-        self, call: Callable[[], Any], cost: float, *, slow: bool = False, flow: Flow | None = None
-    ) -> Future[Any]:
-        self.pending.append((Future(), call))
-        return self.pending[-1][0]
-
-    def load(self, sources: Sequence[MediaSource], owner: str = "") -> Future[Any]:
-        def load() -> LoadedMedia:
-            reservation = Reservation(self.memory, "images")
-            reservation.take(PIXELS)
-            return LoadedMedia((Medium("image", (10, 10), bytes(PIXELS), "a"),), reservation)
-
-        return self.submit(load, 1.0)
-
-    def finish(self, index: int, error: Exception | None) -> None:
-        future, call = self.pending.pop(index % len(self.pending))
-        if future.set_running_or_notify_cancel():
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(call())
-
-
-class Host:
-    """The host of a request. `wire` has what its client gets.
-
-    Args:
-        patience: whether the host takes bytes only when the machine says so.
-    """
-
-    def __init__(self, model: ServedModel, body: bytes, *, streams: bool, patience: bool) -> None:
-        self.wire, self.streams, self.patience, self.has_media = b"", streams, patience, b"image_url" in body
-        self.gone = False
-        self.task: RequestTask | None = model.open({}, ROUTES[CHAT], on_bytes=self.on_bytes)
-        self.task.begin(self.task.run(body))
-
-    def on_bytes(self, task: RequestTask) -> None:
-        assert not self.gone, "a closed request calls its host"
-        self.task = task  # not known yet if it is refused before its body is read
-        if not self.patience:
-            self.read()
-
-    @property
-    def closed(self) -> bool:
-        return self.task is None
-
-    def read(self) -> None:
-        if self.task is not None and (self.streams or self.task.finished):
-            self.wire += self.task.take()
-
-    def close(self) -> None:
-        """Close the request, as its client has disconnected or has all of the response."""
-        task = self.task
-        assert task is not None, "it is closed once"
-        ended, self.gone = task.finished, True
-        if ended:
-            self.read()
-        task.close()
-        task.close()
-        assert (task.phase, task.take(), task.memory.size) == (CLOSED, b"", 0)
-        assert self.num_ends() == ended
-        self.task = None  # it refers to this host
-
-    def num_ends(self) -> int:
-        """Return the number of ends in what the client has got."""
-        if not self.wire.startswith(b"data:"):
-            return len(self.wire.splitlines())
-        events = self.wire.decode().split("\n\n")[:-1]
-        assert sum('"error"' in event for event in events) <= 1
-        assert "data: [DONE]" not in events[:-1]
-        return events.count("data: [DONE]")
-
-
-class WebHost:
-    """The HTTP or gRPC host of a request: an ASGI call, whose server the machine plays.
-
-    Args:
-        patience: whether the client reads only when the machine says so. Until then its connection is full.
-        cancels: whether the server cancels the call of a client that has gone, as gRPC does, instead of telling it.
-    """
-
-    def __init__(
-        self,
-        model: ServedModel,
-        body: bytes,
-        *,
-        patience: bool,
-        cancels: bool,
-        route: str = CHAT,
-        headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self.wire, self.has_media, self._cancels, self._patience = b"", b"image_url" in body, cancels, patience
-        self.gone, self.room = asyncio.Event(), asyncio.Event()
-        if not patience:
-            self.room.set()
-        self._received: list[Message] = [{"type": "http.request", "body": body}]
-        before = {*model.admission.tasks}
-        self._call = start_now(self._respond(Inference(model, ROUTES.get(route)), dict(headers)))
-        opened = {*model.admission.tasks} - before
-        self.task: RequestTask | None = next(iter(opened), None)
-
-    async def _respond(self, app: Inference, headers: Mapping[str, str]) -> None:
-        exchange = AsgiExchange(self._receive, self._send, "1.1")
-        scope = {"path_params": {}, "request_id": "1", "headers_by_name": headers, "query_string": b"", "path": "/"}
-        with contextlib.closing(exchange), contextlib.suppress(OSError):
-            await app({**scope, "extensions": {EXCHANGE: exchange}}, self._receive, exchange.send)
-
-    async def _receive(self) -> Message:
-        if not self._received:
-            await self.gone.wait()
-        return self._received.pop() if self._received else {"type": "http.disconnect"}
-
-    async def _send(self, message: Message) -> None:
-        await self.room.wait()
-        if self.gone.is_set():
-            raise OSError("the client has gone")
-        self.wire += message.get("body", b"")
-
-    @property
-    def closed(self) -> bool:
-        return self._call.done()
-
-    def read(self) -> None:
-        """Let the server send what waits for the client, and what follows in this iteration of the loop."""
-        self.room.set()
-        if self._patience:
-            asyncio.get_running_loop().call_soon(self.room.clear)
-
-    def close(self) -> None:
-        """End the request, as its client has gone. The loop must run until the call has ended."""
-        if self._cancels:
-            self._call.cancel()
-            return
-        self.gone.set()
-        self.room.set()  # a server raises an error in its `send`
+def body_of(route: str, text: str, *, streams: bool, media: bool) -> Any:
+    """Return the body of a request."""
+    content: Any = [{"type": "text", "text": text}, IMAGE] if media else text
+    return {
+        CHAT: {"messages": [{"role": "user", "content": content}], "stream": streams, "max_tokens": 9},
+        INVOCATIONS: {"inputs": text, "parameters": {"max_new_tokens": 9}, "stream": streams},
+        RESPONSES: {"input": text, "max_output_tokens": 9, "stream": streams},
+        INFER: {
+            "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [text]}],
+            "parameters": {"timeout": 3_000_000},
+        },
+    }[route]
 
 
 class Requests(RuleBasedStateMachine):
@@ -272,47 +110,82 @@ class Requests(RuleBasedStateMachine):
         for patch in self.patches:
             patch.start()
         self.loop, self.engine = Loop(), Engine()
-        self.hosts: list[Host | WebHost] = []
+        self.hosts: list[AnyHost] = []
         self.records: list[RequestRecord] = []
         self.num_tokens = 0  # tokens of requests that were not cancelled
+        self.formats = False  # whether there was a request whose tokens are formatted on a thread
+        self.num_formatted = 0  # tokens
+        self.store = Store(lambda *call: self.threads.submit(*call))
         self.model: ServedModel = self.loop.call(self.make)
+        self.java = self.loop.call(lambda: Java(self.model))
         self.threads = Threads(self.model.admission.media)
         self.model.admission.threads = self.model.admission.media = self.threads
+        self.model.admission.formatters = FormatterCalls(self.threads, self.loop.call_soon_threadsafe)
         self.model.admission.tokenize_inline = len(LONG)
         self.model.metrics.recorders.append(self.records.append)
 
     def make(self) -> ServedModel:
         config = read_config(overrides=OPTIONS, environ={}).checked()
-        context = replace(ServerContext(engine="scripted"), no_media={"image": ""})
-        preprocessor = Preprocessor(choose(config), context, EchoTokenizer(), lambda: INFO, Formatters())
+        context = replace(ServerContext(engine="scripted", config=config), no_media={"image": ""})
+        formatters = Formatters(output=OutputFormatter("w", self.write, Style.OUTPUT))
+        store: Any = self.store
+        dialect = choose(replace(config, rolling_batch="auto"))  # the one with formatters, behind a gate all the same
+        preprocessor = Preprocessor(dialect, context, EchoTokenizer(), lambda: INFO, formatters, store=store)
         model = ServedModel(config, self.engine, preprocessor, AdapterHome(AdapterRegistry()))  # type: ignore[arg-type]
         model.start()
         return model
 
-    def host(self, index: int) -> Host | WebHost:
+    def write(self, output: TextGenerationOutput) -> str:
+        """Format a token, as the output formatter of a model.py."""
+        self.num_formatted += 1
+        token, *_ = output.sequences[0].get_next_token()
+        return "" if token is None else str(token.text)
+
+    def host(self, index: int) -> AnyHost:
         return self.hosts[index % len(self.hosts)]
 
     # -- events --------------------------------------------------------------------------------------------------
+
+    @initialize(hosts=st.lists(st.tuples(st.integers(0, 15), KINDS, DRAWN_ROUTES), min_size=2, max_size=4))
+    def begin(self, hosts: list[tuple[int, str, str]]) -> None:
+        for flags, kind, route in hosts:
+            self.admit(flags, kind=kind, route=route)
 
     @precondition(lambda self: len(self.hosts) < 7)
     @rule(
         flags=st.integers(0, 15),
         valid=st.sampled_from([True] * 7 + [False]),
-        kind=st.sampled_from(["stepped", "http", "grpc"]),
+        kind=KINDS,
+        route=DRAWN_ROUTES,
     )
-    def admit(self, flags: int, *, valid: bool = True, kind: str = "stepped") -> None:
+    def admit(self, flags: int, *, valid: bool = True, kind: str = "stepped", route: str = CHAT) -> None:
         streams, is_long, media, patience = (bool(flags >> bit & 1) for bit in range(4))
-        text = f"a b {LONG if is_long else ''}"
-        content: Any = [{"type": "text", "text": text}, IMAGE] if media else text
-        body = {"messages": [{"role": "user", "content": content}], "stream": streams, "max_tokens": 9}
-        data = dumps(body) if valid else b"{"
+        streams = streams and route != INFER
+        self.formats = self.formats or route == INVOCATIONS
+        body = body_of(route, f"a b {LONG if is_long else ''}", streams=streams, media=media)
+        data, dialect = dumps(body) if valid else b"{", ROUTES.get(route)
 
-        def opened() -> Host | WebHost:
+        def opened() -> AnyHost:
             if kind == "stepped":
-                return Host(self.model, data, streams=streams, patience=patience)
-            return WebHost(self.model, data, patience=patience, cancels=kind == "grpc")
+                return Host(self.model, data, streams=streams, patience=patience, dialect=dialect)
+            if kind == "java":
+                path = route.replace("{model}", "model")
+                return JavaHost(self.model, self.java, data, patience=patience, route=path)
+            return WebHost(self.model, data, patience=patience, cancels=kind == "grpc", dialect=dialect)
 
         self.hosts.append(self.loop.call(opened))
+
+    @precondition(lambda self: self.hosts)
+    @rule()
+    def settle(self) -> None:
+        """Let all requests go on as far as they can without the engine."""
+        for _ in range(6):
+            while self.threads.pending:
+                self.threads.finish(0)
+            for _ in range(4):
+                self.loop.iterate()
+        self.pass_time(0.2)
+        self.iterate(4)
 
     @rule(times=st.integers(1, 4))
     def iterate(self, times: int) -> None:
@@ -324,8 +197,20 @@ class Requests(RuleBasedStateMachine):
     def finish_on_thread(self, index: int, fails: bool) -> None:
         self.threads.finish(index, InvalidPayload("no") if fails else None)
 
+    @precondition(lambda self: self.threads.pending)
+    @rule(index=st.integers(0, 9))
+    def hang_on_thread(self, index: int) -> None:
+        self.threads.finish(index, hangs=True)
+
+    @precondition(lambda self: self.threads.hung)
+    @rule()
+    def return_too_late(self) -> None:
+        """Return from a call whose thread has been given up."""
+        with contextlib.suppress(ServingError):
+            self.threads.hung.pop(0)()
+
     @precondition(lambda self: self.hosts)
-    @rule(mask=st.integers(0, 7), ends=st.integers(0, 7), once=st.booleans())
+    @rule(mask=st.sampled_from([0, 0, 1, 6]), ends=st.sampled_from([0, 0, 0, 1, 2, 7]), once=st.booleans())
     def token(self, mask: int, ends: int, *, once: bool) -> None:
         """A step of the engine: it has not heard of what was cancelled since the last one."""
         if not self.engine.active and not self.engine.late:
@@ -345,6 +230,13 @@ class Requests(RuleBasedStateMachine):
         self.engine.outputs.append(step)
         self.loop.call(self.model.driver.step)
 
+    @precondition(lambda self: self.hosts)
+    @rule()
+    def token_of_each(self) -> None:
+        self.settle()
+        self.token(0, 0, once=True)
+        self.settle()
+
     @precondition(lambda self: self.engine.active)
     @rule(stops=st.booleans())
     def lose_all(self, *, stops: bool) -> None:
@@ -361,15 +253,19 @@ class Requests(RuleBasedStateMachine):
     def close(self, index: int) -> None:
         self.leave(self.host(index))
 
-    def leave(self, host: Host | WebHost) -> None:
+    def leave(self, host: AnyHost) -> None:
         """End a request, as its client has gone or has all of the response, and look whether it holds anything."""
         task = host.task
         self.loop.call(host.close)
+        if isinstance(host, JavaHost):  # its client's going ends nothing, and a thread may write the end
+            self.settle()
         for _ in range(9):
             if not host.closed:
                 self.loop.iterate()
         assert host.closed, "a client that has gone is not noticed"
         assert task is None or (task.phase is CLOSED and not task.memory.size)
+        timers = [timer for owner, timer in self.loop.timers if owner is task]
+        assert all(timer.cancelled() or timer.when() <= self.clock.now for timer in timers), "a timer is left"
         self.hosts.remove(host)
 
     @precondition(lambda self: self.hosts)
@@ -386,20 +282,10 @@ class Requests(RuleBasedStateMachine):
         early = not (task.committed or (task.begun and isinstance(host, WebHost)))  # the head may be on its way
         self.loop.call(lambda: (task.refuse if refuses and early else task.fail)(error))
 
-    @rule(seconds=st.sampled_from([0.2, 0.2, 0.2, 0.2, 6.0, 21.0]))
+    @rule(seconds=st.sampled_from([*[0.2] * 8, 6.0, 21.0]))
     def pass_time(self, seconds: float) -> None:
         self.clock.now += seconds
         self.loop.iterate()
-
-    def settle(self) -> None:
-        """Let all requests go on as far as they can without the engine."""
-        for _ in range(6):
-            while self.threads.pending:
-                self.threads.finish(0, None)
-            for _ in range(4):
-                self.loop.iterate()
-        self.pass_time(0.2)
-        self.iterate(4)
 
     # -- what holds after each event -----------------------------------------------------------------------------
 
@@ -434,6 +320,20 @@ class Requests(RuleBasedStateMachine):
     def tokens_of_cancelled_requests_are_not_counted(self) -> None:
         assert self.model.driver.batcher.num_tokens == self.num_tokens
 
+    @invariant()
+    def a_response_in_progress_is_of_a_request_that_has_not_ended(self) -> None:
+        assert len(self.store.in_progress) <= sum(not task.finished for task in self.open_tasks())
+
+    @precondition(lambda self: len(self.hosts) > 3)
+    @rule()
+    def finish_unread(self) -> None:
+        """Let the engine and the threads end all requests, while no client reads."""
+        for _ in range(9):
+            self.settle()
+            while self.engine.active:
+                self.token(0, 7, once=True)
+        assert all(task.finished for task in self.open_tasks()), "a request waits for a client"
+
     def teardown(self) -> None:
         try:
             while self.hosts:
@@ -442,6 +342,7 @@ class Requests(RuleBasedStateMachine):
                 self.loop.iterate()
             self.end()
         finally:
+            self.java.reading.cancel()
             self.loop.call(self.model.close)
             for _ in range(9):
                 self.loop.iterate()
@@ -453,7 +354,16 @@ class Requests(RuleBasedStateMachine):
         memories = self.model.admission.memory, self.model.admission.media.memory
         assert [memory.taken for memory in memories] == [0, 0]
         assert self.model.num_queued == self.model.num_requests == 0
-        assert sum(record.num_tokens for record in self.records) == self.num_tokens
+        num_tokens = sum(record.num_tokens for record in self.records)
+        assert num_tokens == self.num_tokens or (self.formats and num_tokens < self.num_tokens)
+        assert not self.store.in_progress
+        num_formatted = self.num_formatted
+        self.settle()
+        while self.threads.hung:
+            self.return_too_late()
+        assert self.num_formatted == num_formatted, "tokens of a closed request are formatted"
+        self.java.reading.cancel()
+        self.iterate(2)
         assert not asyncio.all_tasks(self.loop)
         self.admit(0)
         self.pass_time(0.2)
@@ -463,7 +373,7 @@ class Requests(RuleBasedStateMachine):
 
 
 TestRequests = pytest.mark.filterwarnings("error")(Requests.TestCase)
-TestRequests.settings = settings(max_examples=60, stateful_step_count=40, phases=[hypothesis.Phase.generate])
+TestRequests.settings = settings(max_examples=90, stateful_step_count=40, phases=[hypothesis.Phase.generate])
 
 
 # -- clients that go early ---------------------------------------------------------------------------------------------
@@ -476,7 +386,6 @@ def requests() -> Iterator[Requests]:
     machine.teardown()
 
 
-INFER = "/v2/models/{model}/infer"
 BODIES = {
     CHAT: dumps({"messages": [{"role": "user", "content": LONG}], "max_tokens": 9}),
     INFER: gzip.compress(
@@ -502,7 +411,9 @@ def test_the_waiting_body_of_a_gone_client_is_never_processed(
 ) -> None:
     headers = {"content-encoding": "gzip"} if route == INFER else {}
     host = requests.loop.call(
-        lambda: WebHost(requests.model, BODIES[route], patience=False, cancels=cancels, route=route, headers=headers)
+        lambda: WebHost(
+            requests.model, BODIES[route], patience=False, cancels=cancels, dialect=ROUTES[route], headers=headers
+        )
     )
     requests.hosts.append(host)
     for _ in range(num_done):

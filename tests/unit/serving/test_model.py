@@ -321,7 +321,7 @@ def test_devices(options: list[str], devices: list[str], wanted: Any) -> None:
     def places() -> list[str | None]:
         check_replicas(config(*options))
         found = replica_places(config(*options), devices, [0, 1])
-        return [place.environ.get("CUDA_VISIBLE_DEVICES") for place in found]
+        return [placement.environ.get("CUDA_VISIBLE_DEVICES") for placement in found]
 
     if isinstance(wanted, str):
         with pytest.raises(ConfigError) as error:
@@ -337,24 +337,26 @@ def test_devices(options: list[str], devices: list[str], wanted: Any) -> None:
      ([0, 1], 4, [[0], [0], [1], [1]]), ([5], 2, [[5], [5]])],
 )  # fmt: skip
 def test_cores_are_divided(cores: list[int], count: int, wanted: list[list[int]]) -> None:
-    assert sorted(sorted(place.cores) for place in on_cores(cores, count)) == wanted
+    assert sorted(sorted(placement.cores) for placement in on_cores(cores, count)) == wanted
 
 
 def test_devices_are_divided_by_their_own_names() -> None:
-    environs = [place.environ for place in on_devices(["2", "GPU-a", "5", "7"], 2)]
+    environs = [placement.environ for placement in on_devices(["2", "GPU-a", "5", "7"], 2)]
     assert environs == [{"CUDA_VISIBLE_DEVICES": "2,GPU-a"}, {"CUDA_VISIBLE_DEVICES": "5,7"}]
 
 
 @pytest.mark.parametrize(("cores", "wanted"), [([0, 1, 2, 3], [{0, 1}, {2, 3}]), ([], [set(), set()])])
 def test_without_devices_the_cores_are_divided(cores: list[int], wanted: list[set[int]]) -> None:
-    assert [place.cores for place in replica_places(config("replicas=2", engine="openvino"), [], cores)] == wanted
+    assert [
+        placement.cores for placement in replica_places(config("replicas=2", engine="openvino"), [], cores)
+    ] == wanted
 
 
 def test_the_engines_process_has_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     core = max(os.sched_getaffinity(0))
     engine = EngineSupervisor(
-        Spec("echo", EngineConfig()), place=Placement({"CUDA_VISIBLE_DEVICES": "2,3"}, frozenset({core}))
+        Spec("echo", EngineConfig()), placement=Placement({"CUDA_VISIBLE_DEVICES": "2,3"}, frozenset({core}))
     )
     try:
         while engine.state is State.LOADING:
@@ -383,7 +385,7 @@ def test_several_servers_by_url_are_no_replicas(replicas: str) -> None:
 )
 def test_parts_of_the_context_are_gpus_of_an_engine(options: list[str], wanted: list[str | None]) -> None:
     found = replica_places(config("replicas=auto", *options, engine="trtllm"), FOUR, [])
-    assert [place.environ.get("CUDA_VISIBLE_DEVICES") for place in found] == wanted
+    assert [placement.environ.get("CUDA_VISIBLE_DEVICES") for placement in found] == wanted
 
 
 def test_max_leaves_gpus_for_stages_and_parts_of_the_context() -> None:

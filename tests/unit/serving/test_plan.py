@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 
 from handler.config.loader import read_config
+from handler.core.framing import dumps
+from handler.http.inference import Inference
+from handler.serving.model import ServedModel
 from handler.serving.request import stages
 from handler.serving.request.plan import Plan, Resource, Stage, Time
 from handler.serving.start import running
+from tests.doubles import djl_python
+from tests.doubles.djl_modules import modes, wire
 from tests.one_test import in_one_test
-from tests.services import load_echo
-from tests.stepped import Bench, benches
+from tests.services import begin, load_echo
+from tests.stepped import Bench, ask, benches
+from tests.unit.serving.hosts import Client
 
 __all__ = ["benches"]
 
@@ -38,6 +44,12 @@ def test_a_stage_on_the_clients_time_comes_before_what_the_request_keeps() -> No
     ):
         Plan([GATE, upload])
     Plan([GATE, Stage("writer", Time.CLIENT, follows=True)])
+
+
+def test_a_hook_that_would_never_be_called_is_refused() -> None:
+    with pytest.raises(ValueError, match="'tag' has a hook 'parsed', which is called only for special headers"):
+        Plan([Stage("tag", Time.LOOP, parsed=lambda call, head: call)])
+    Plan([Stage("tag", Time.LOOP, headers=frozenset({"x-tag"}), parsed=lambda call, head: call)])
 
 
 def test_a_server_with_a_stage_that_breaks_the_rule_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,6 +79,45 @@ def test_what_is_not_configured_has_no_stage() -> None:
     assert asyncio.run(names()) == plain
     gated = asyncio.run(names("option.rolling_batch=disable"))
     assert gated == [*plain[:-2], "gate", *plain[-2:]]
+
+
+HOSTS = ("rolling", "dynamic", "async", "whole task", "http")
+"""DJL's three modes, a task as the runner of batch files and Predictor use it, and the HTTP and gRPC routes."""
+
+
+@in_one_test("host", list(HOSTS))
+def test_each_host_runs_the_stages_of_the_plan(host: str) -> None:
+    bench = Bench("disable" if host == "dynamic" else "auto")
+    passed = list[str]()
+
+    def note(hook: str) -> Any:
+        return lambda *arguments: passed.append(hook)
+
+    plan = bench.model.admission.plan
+    plan.body.insert(0, note("body"))
+    plan.encode.insert(0, note("encode"))
+    plan.queue.insert(0, note("queue"))
+    body = dumps(ask("a", 1))
+    if host == "rolling":
+        bench.finish(bench.step(ask("a", 1)))
+    elif host == "dynamic":
+        modes.Dynamic(bench.model, bench.loop).answer(djl_python.Input({}, {"data": body}))
+    else:
+        bench.loop.run(respond(bench.model, host, body))
+    assert passed == ["body", "encode", "queue"]
+
+
+async def respond(model: ServedModel, host: str, body: bytes) -> None:
+    if host == "async":
+        await modes.Async(model, wire.installed_version()).answer(djl_python.Input({}, {"data": body}))
+    elif host == "http":
+        client = Client(Inference(model), body, patience=False, cancels=False)
+        while not client.closed:
+            await asyncio.sleep(0.01)
+    else:
+        task, begun = begin(model, body)
+        await begun
+        task.close()
 
 
 def test_a_stepped_host_has_the_body_with_the_head() -> None:

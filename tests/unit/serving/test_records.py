@@ -23,7 +23,7 @@ from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.serving import request_log
 from handler.serving.metrics.families import Histogram
-from handler.serving.request_log import Answer, Capture, Captured, RequestLog, configured_log
+from handler.serving.request_log import Capture, Captured, CapturedResponse, RequestLog, configured_log
 from proof.replay.exchange import Recorded, Request
 from proof.replay.sources import open_requests
 from tests.limits import undocumented
@@ -39,7 +39,7 @@ BIG = 1 << 30
 
 
 def captured(number: int = 0, size: int = 10, **more: Any) -> Captured:
-    answer = Answer(200, "application/json", [b'{"a": ', b"1}"])
+    answer = CapturedResponse(200, "application/json", [b'{"a": ', b"1}"])
     made = Captured(f"r{number}", 12.5, "/invocations", {"content-type": "application/json"}, b"x" * size, answer)
     return made._replace(**more)
 
@@ -65,7 +65,7 @@ def test_what_is_written_is_read_without_keys(tmp_path: Path) -> None:
         "content-type": "application/json",
         "x-amzn-sagemaker-session-id": "secret",
     }
-    answer = Answer(200, "text/event-stream", [b"data: \xe2\x98", b"\x83\n\n"])
+    answer = CapturedResponse(200, "text/event-stream", [b"data: \xe2\x98", b"\x83\n\n"])
     log = make(tmp_path)
     log.put(captured(0, headers=headers, path="/v1/completions?api_key=secret&adapter=a", body="☃".encode()))
     log.put(captured(1, body=b"\xff\x00", answer=answer))
@@ -303,7 +303,12 @@ def test_a_capture_has_the_request_and_each_piece_of_its_response(written: Writt
     ((request, taken),) = written.ended
     assert request.id == f"one@{request.at:.6f}"
     assert before <= request.at <= time.time()
-    assert request[2:] == ("/invocations?a=b", {"accept": "*/*"}, b"{}", Answer(200, "text/plain", [b"a", b"bc"]))
+    assert request[2:] == (
+        "/invocations?a=b",
+        {"accept": "*/*"},
+        b"{}",
+        CapturedResponse(200, "text/plain", [b"a", b"bc"]),
+    )
     assert (taken, request.size) == (3, 2 + 3 + 1024)
     begin(written).end({}, None)
     assert (written.ended[1][0].answer, written.ended[1][0].size) == (None, 2 + 1024)
@@ -322,7 +327,7 @@ def test_a_refusal_takes_the_place_of_the_pieces(written: Written) -> None:
     capture.add(b"abc")
     capture.replace(b"no")
     capture.end({}, (424, "application/json"))
-    assert written.ended[0][0].answer == Answer(424, "application/json", [b"no"])
+    assert written.ended[0][0].answer == CapturedResponse(424, "application/json", [b"no"])
 
 
 def test_a_response_that_finds_no_room_is_not_captured(
@@ -425,7 +430,7 @@ def test_a_file_that_was_deleted_is_begun_anew(tmp_path: Path) -> None:
 
 def test_a_body_that_is_no_text_is_base64(tmp_path: Path) -> None:
     log = make(tmp_path)
-    log.put(captured(body=b"\xff\x00", answer=Answer(200, "a/b", [b"\xc3", b"\xa9"])))
+    log.put(captured(body=b"\xff\x00", answer=CapturedResponse(200, "a/b", [b"\xc3", b"\xa9"])))
     log.put(captured(answer=None))
     log.close()
     ((first, second),) = (map(json.loads, file.read_text().splitlines()) for file in tmp_path.iterdir())

@@ -382,5 +382,5 @@ class _Reader:
             raise self._wrong(f"{name} must be true or false, not {value!r}")
         return value
 
-    def _wrong(self, what: str) -> ConfigError:
-        return ConfigError(f"{self._path}: {what}")
+    def _wrong(self, problem: str) -> ConfigError:
+        return ConfigError(f"{self._path}: {problem}")

@@ -53,7 +53,7 @@ class Matrices:
         """Return the node for a matrix, and report the progress if it is quantized."""
         if self._how is None:
             return self.stored(name)
-        shape = self._tensors.place(name).shape
+        shape = self._tensors.location(name).shape
         node = self.quantized(name, _rounding(name, shape[1], self._how))
         self._done += math.prod(shape)
         tell(_QUANTIZED * self._done / self._weights)
@@ -64,7 +64,7 @@ class Matrices:
         import numpy as np
         from openvino import Type, opset13
 
-        kind, values = self._tensors.place(name).kind, self._tensors.raw(name)
+        kind, values = self._tensors.location(name).kind, self._tensors.raw(name)
         types = {"BF16": Type.bf16, "F16": Type.f16}
         if kind in types:
             return opset13.convert(self._constant(values, values.shape, types[kind]), np.float32)
@@ -78,14 +78,13 @@ class Matrices:
         import numpy as np
         from openvino import Type, opset13
 
-        shape = self._tensors.place(name).shape
+        shape = self._tensors.location(name).shape
         size = how.group or shape[1]
         groups = (shape[0], shape[1] // size, size)
         whole, zero, scale = self._quantize(name, groups, how.bits)
         whole, zero = self._integers(whole, groups, how.bits), self._integers(zero, scale.shape, how.bits)
-        values = opset13.subtract(whole, zero)
-        values = opset13.multiply(values, self._constant(scale, scale.shape, Type.f16))
-        return opset13.convert(opset13.reshape(values, np.array(shape), False), np.float32)
+        values = (whole - zero) * self._constant(scale, scale.shape, Type.f16)
+        return opset13.convert(opset13.reshape(values, list(shape), False), np.float32)
 
     def _quantize(self, name: str, shape: tuple[int, int, int], bits: int) -> tuple[Any, Any, Any]:
         """Return a matrix's quantized weights (in a file), zero points and scales. 4-bit integers are packed."""
@@ -101,11 +100,11 @@ class Matrices:
 
     def _parts(self, name: str) -> Iterator[tuple[slice, Any]]:
         """Yield a matrix in parts: a slice of row indices, and these rows as float32."""
-        place, source = self._tensors.place(name), self._tensors.raw(name)
-        step = max(_CHUNK // place.shape[1], 1)
-        for first in range(0, place.shape[0], step):
+        tensor, source = self._tensors.location(name), self._tensors.raw(name)
+        step = max(_CHUNK // tensor.shape[1], 1)
+        for first in range(0, tensor.shape[0], step):
             part = slice(first, first + step)
-            yield part, as_float32(source[part], place.kind)
+            yield part, as_float32(source[part], tensor.kind)
 
     def _integers(self, values: Any, shape: Sequence[int], bits: int) -> Any:
         """Return a node that converts integers to f16."""
@@ -181,7 +180,7 @@ def check_weights(model: Path, decoder: DecoderConfig) -> None:
     """
     tensors, expected = Tensors(model), dict(shapes(decoder))
     for name, shape in expected.items():
-        tensor = tensors.place(name)
+        tensor = tensors.location(name)
         if tensor.shape != shape:
             raise ConfigError(
                 f"{tensor.path}: {name} has the shape {list(tensor.shape)}, but config.json requires {list(shape)}"
@@ -198,7 +197,7 @@ def check_weights(model: Path, decoder: DecoderConfig) -> None:
 def _equal(tensors: Tensors, first: str, second: str) -> bool:
     import numpy
 
-    same = tensors.place(first)[1:3] == tensors.place(second)[1:3]
+    same = tensors.location(first)[1:3] == tensors.location(second)[1:3]
     return same and bool(numpy.array_equal(tensors.raw(first), tensors.raw(second)))
 
 

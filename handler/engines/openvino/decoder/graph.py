@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from handler.engines.openvino.decoder.config import DecoderConfig, Layer
+from handler.engines.openvino.decoder.config import DecoderConfig, Layer, Rotary
 from handler.engines.openvino.graph_builder import GraphBuilder, Load
 
 _END = (1 << 63) - 1  # the end of a slice up to the last element
 
 
-def decoder_graph(decoder: DecoderConfig, matrix: Load, vector: Load) -> Any:
+def decoder_graph(decoder: DecoderConfig, matrix: Load, array: Load) -> Any:
     """Build the graph of a language model. Its state is a cache of keys and values.
 
     Its output is `logits` [texts, tokens, vocabulary]. Its inputs are the same as those of a model exported by
@@ -25,30 +25,31 @@ def decoder_graph(decoder: DecoderConfig, matrix: Load, vector: Load) -> Any:
     Args:
         decoder: the architecture.
         matrix: function that returns the node for a matrix.
-        vector: function that returns a one-dimensional tensor as a numpy array.
+        array: function that returns a one-dimensional tensor as a numpy array.
     """
-    return _Builder(decoder, matrix, vector).build()
+    return _Builder(decoder, matrix, array).build()
 
 
 class _Builder(GraphBuilder):
-    def __init__(self, decoder: DecoderConfig, matrix: Load, vector: Load) -> None:
-        super().__init__(decoder.heads, decoder.head_size, matrix, vector)
+    def __init__(self, decoder: DecoderConfig, matrix: Load, array: Load) -> None:
+        super().__init__(decoder.heads, decoder.head_size, matrix, array)
         self._decoder = decoder
         self._inputs = self._parameters(["input_ids", "attention_mask", "position_ids"])
         self._inputs["beam_idx"] = self._parameter("beam_idx", [-1], self._np.int32)
         self._batch = self._size("input_ids", [0])
         self._sinks: list[Any] = []
-        self._masks: dict[int | None, Any] = {}
-        self._rotations: dict[int, tuple[Any, Any]] = {}
+        self._masks = {window: self._mask(window) for window in {layer.window for layer in decoder.layers}}
+        rotaries = {id(layer.rotary): layer.rotary for layer in decoder.layers}
+        self._rotations = {key: self._angles(rotary) for key, rotary in rotaries.items()}
 
     def build(self) -> Any:
         import openvino
 
         decoder = self._decoder
         embeddings = self._matrix("model.embed_tokens.weight")
-        hidden = self._ops.gather(embeddings, self._ops.convert(self._inputs["input_ids"], "i32"), self._whole(0))
+        hidden = self._ops.gather(embeddings, self._ops.convert(self._inputs["input_ids"], "i32"), 0)
         if decoder.is_gemma:
-            hidden = self._ops.multiply(hidden, self._real(math.sqrt(decoder.size)))
+            hidden *= self._real(math.sqrt(decoder.size))
         for index, layer in enumerate(decoder.layers):
             hidden = self._layer(index, layer, hidden)
         hidden = self._norm("model.norm", hidden)
@@ -60,26 +61,24 @@ class _Builder(GraphBuilder):
         if self._decoder.logit_cap is None:
             return logits
         cap = self._real(self._decoder.logit_cap)
-        return self._ops.multiply(self._ops.tanh(self._ops.divide(logits, cap)), cap)
+        return self._ops.tanh(logits / cap) * cap
 
     def _layer(self, index: int, layer: Layer, hidden: Any) -> Any:
-        ops, name = self._ops, f"model.layers.{index}."
+        name = f"model.layers.{index}."
         mixed = self._attention(index, layer, self._norm(f"{name}input_layernorm", hidden))
         if self._decoder.four_norms:
             mixed = self._norm(f"{name}post_attention_layernorm", mixed)
-        hidden = ops.add(hidden, mixed)
+        hidden += mixed
         before = "pre_feedforward_layernorm" if self._decoder.four_norms else "post_attention_layernorm"
         wide = self._feed_forward(f"{name}mlp.", self._norm(f"{name}{before}", hidden))
         if self._decoder.four_norms:
             wide = self._norm(f"{name}post_feedforward_layernorm", wide)
-        return ops.add(hidden, wide)
+        return hidden + wide
 
     def _feed_forward(self, name: str, hidden: Any) -> Any:
         bias = self._decoder.mlp_bias
         gate = self._activate(self._linear(f"{name}gate_proj", hidden, bias))
-        return self._linear(
-            f"{name}down_proj", self._ops.multiply(gate, self._linear(f"{name}up_proj", hidden, bias)), bias
-        )
+        return self._linear(f"{name}down_proj", gate * self._linear(f"{name}up_proj", hidden, bias), bias)
 
     def _activate(self, values: Any) -> Any:
         match self._decoder.activation:
@@ -100,7 +99,7 @@ class _Builder(GraphBuilder):
         query, key = self._rotate(layer, query), self._rotate(layer, key)
         key = self._repeat(self._cached(index, "key", key))
         value = self._repeat(self._cached(index, "value", value))
-        mixed = self._attend(query, key, value, self._mask(layer.window), self._real(self._decoder.scale))
+        mixed = self._attend(query, key, value, self._masks[layer.window], self._real(self._decoder.scale))
         return self._linear(f"{name}o_proj", mixed, "o" in self._decoder.attention_biases)
 
     def _projected(self, name: str, part: str, hidden: Any, count: int) -> Any:
@@ -112,36 +111,30 @@ class _Builder(GraphBuilder):
         return self._swap(heads)
 
     def _rotate(self, layer: Layer, heads: Any) -> Any:
-        cosine, sine = self._angles(layer)
-        half = self._whole([self._head_size // 2])
-        first, second = self._slice(heads, self._whole([0]), half, 3), self._slice(heads, half, self._whole([_END]), 3)
-        turned = self._ops.concat([self._ops.multiply(second, self._real([[[[-1.0]]]])), first], -1)
-        return self._ops.add(self._ops.multiply(heads, cosine), self._ops.multiply(turned, sine))
+        cosine, sine = self._rotations[id(layer.rotary)]
+        half = self._ops.constant([self._head_size // 2])
+        first, second = self._slice(heads, [0], half), self._slice(heads, half, [_END])
+        turned = self._ops.concat([second * self._real([[[[-1.0]]]]), first], -1)
+        return heads * cosine + turned * sine
 
-    def _angles(self, layer: Layer) -> tuple[Any, Any]:
+    def _angles(self, rotary: Rotary) -> tuple[Any, Any]:
         """Return the cosine and sine of each position's angles: [texts, 1, tokens, head size]."""
-        key = id(layer.rotary)
-        if key not in self._rotations:
-            frequencies, factor = layer.rotary.frequencies()
-            angles = self._multiplied_positions(frequencies)
-            self._rotations[key] = (
-                self._wave(self._ops.cos(angles), factor),
-                self._wave(self._ops.sin(angles), factor),
-            )
-        return self._rotations[key]
+        frequencies, factor = rotary.frequencies()
+        angles = self._multiplied_positions(frequencies)
+        return self._wave(self._ops.cos(angles), factor), self._wave(self._ops.sin(angles), factor)
 
     def _multiplied_positions(self, frequencies: Any) -> Any:
         """Return the product of each position with all frequencies, twice: [texts, tokens, head size]."""
         ops = self._ops
-        shape = ops.concat([self._batch, self._whole([1, 1])], 0)
+        shape = ops.concat([self._batch, [1, 1]], 0)
         table = ops.broadcast(ops.constant(frequencies.reshape(1, -1, 1)), shape, broadcast_spec="BIDIRECTIONAL")
-        positions = ops.convert(ops.unsqueeze(self._inputs["position_ids"], self._whole(1)), "f32")
-        angles = ops.transpose(ops.matmul(table, positions, False, False), self._whole([0, 2, 1]))
+        positions = ops.convert(ops.unsqueeze(self._inputs["position_ids"], 1), "f32")
+        angles = ops.transpose(ops.matmul(table, positions, False, False), [0, 2, 1])
         return ops.concat([angles, angles], -1)
 
     def _wave(self, values: Any, factor: float) -> Any:
-        values = self._ops.unsqueeze(values, self._whole(1))
-        return values if factor == 1 else self._ops.multiply(values, self._real(factor))
+        values = self._ops.unsqueeze(values, 1)
+        return values if factor == 1 else values * self._real(factor)
 
     def _cached(self, index: int, kind: str, new: Any) -> Any:
         """Append new keys or values to the earlier keys or values, which the graph stores in a variable."""
@@ -154,9 +147,9 @@ class _Builder(GraphBuilder):
         info.data_type = Type.f32
         info.variable_id = f"past_key_values.{index}.{kind}present.{index}.{kind}"
         variable = Variable(info)
-        shape = ops.concat([self._batch, self._whole([decoder.key_heads, 0, decoder.head_size])], 0)
+        shape = ops.concat([self._batch, [decoder.key_heads, 0, decoder.head_size]], 0)
         empty = ops.broadcast(self._real(0.0), shape)
-        before = ops.gather(ops.read_value(empty, variable), self._inputs["beam_idx"], self._whole(0))
+        before = ops.gather(ops.read_value(empty, variable), self._inputs["beam_idx"], 0)
         values = ops.concat([before, new], 2)
         self._sinks.append(ops.assign(values, variable))
         return values
@@ -167,9 +160,9 @@ class _Builder(GraphBuilder):
         if decoder.heads == decoder.key_heads:
             return values
         groups = [decoder.key_heads, decoder.heads // decoder.key_heads, 1, 1]
-        shape = ops.concat([self._batch, self._whole(groups)], 0)
-        wide = ops.broadcast(ops.unsqueeze(values, self._whole(2)), shape, broadcast_spec="BIDIRECTIONAL")
-        return ops.reshape(wide, self._whole([0, decoder.heads, -1, decoder.head_size]), True)
+        shape = ops.concat([self._batch, groups], 0)
+        wide = ops.broadcast(ops.unsqueeze(values, 2), shape, broadcast_spec="BIDIRECTIONAL")
+        return ops.reshape(wide, [0, decoder.heads, -1, decoder.head_size], True)
 
     def _mask(self, window: int | None) -> Any:
         """Return the mask to add to products of queries and keys: [texts, 1, tokens, all tokens].
@@ -177,42 +170,38 @@ class _Builder(GraphBuilder):
         Paged attention is causal and ignores the mask, except that it reads the window's size from this pattern of
         nodes (OpenVINO, state_management_pattern).
         """
-        if window not in self._masks:
-            self._masks[window] = self._make_mask(window)
-        return self._masks[window]
-
-    def _make_mask(self, window: int | None) -> Any:
         ops, total, new = self._ops, self._size("attention_mask", 1), self._size("input_ids", 1)
-        keys = self._range(self._whole(0), total, [0, 1, 2])
-        queries = self._range(ops.subtract(total, new), total, [0, 1, 3])
+        keys = self._range(0, total, [0, 1, 2])
+        queries = self._range(total - new, total, [0, 1, 3])
         allowed = ops.less_equal(keys, queries)
         if window is not None:
-            allowed = ops.bitwise_and(allowed, ops.greater(keys, ops.add(queries, self._whole(-window))))
-        is_token = ops.not_equal(self._inputs["attention_mask"], self._whole(0))
-        allowed = ops.bitwise_and(allowed, ops.unsqueeze(is_token, self._whole([1, 2])))
+            allowed = ops.bitwise_and(allowed, ops.greater(keys, queries + -window))
+        is_token = ops.not_equal(self._inputs["attention_mask"], 0)
+        allowed = ops.bitwise_and(allowed, ops.unsqueeze(is_token, [1, 2]))
         yes = ops.constant(self._np.ones((1, 1, 1, 1), bool))
         allowed = ops.bitwise_and(ops.bitwise_and(yes, allowed), yes)
-        new, total = ops.unsqueeze(new, self._whole(0)), ops.unsqueeze(total, self._whole(0))
-        allowed = ops.broadcast(allowed, ops.concat([self._batch, self._whole([1]), new, total], 0))
-        return self._slice(ops.select(allowed, self._real(0.0), self._real(-math.inf)), self._whole([0]), total, 3)
+        new, total = ops.unsqueeze(new, 0), ops.unsqueeze(total, 0)
+        allowed = ops.broadcast(allowed, ops.concat([self._batch, [1], new, total], 0))
+        return self._slice(ops.select(allowed, self._real(0.0), self._real(-math.inf)), [0], total)
 
     def _range(self, start: Any, end: Any, axes: list[int]) -> Any:
         """Return consecutive integers as a tensor with four dimensions, of which `axes` have size 1."""
-        return self._ops.unsqueeze(self._ops.range(start, end, self._whole(1), "i64"), self._whole(axes))
+        return self._ops.unsqueeze(self._ops.range(start, end, 1, "i64"), axes)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
     def _size(self, name: str, axis: Any) -> Any:
         """Return the size of an input along an axis."""
-        return self._ops.gather(self._ops.shape_of(self._inputs[name]), self._whole(axis), self._whole(0))
+        return self._ops.gather(self._ops.shape_of(self._inputs[name]), axis, 0)
 
-    def _slice(self, values: Any, start: Any, end: Any, axis: int) -> Any:
-        return self._ops.slice(values, start, end, self._whole([1]), self._whole([axis]))
+    def _slice(self, values: Any, start: Any, end: Any) -> Any:
+        """Return a part of a tensor along the last of its four dimensions."""
+        return self._ops.slice(values, start, end, [1], [3])
 
     def _norm(self, name: str, hidden: Any) -> Any:
-        ops, weight = self._ops, self._vector(f"{name}.weight")
+        ops, weight = self._ops, self._array(f"{name}.weight")
         square = ops.power(hidden, self._real(2.0))
-        mean = ops.reduce_mean(square, self._whole([-1]), True)
-        root = ops.sqrt(ops.add(mean, self._real(self._decoder.epsilon)))
-        normed = ops.multiply(hidden, ops.divide(self._real(1.0), root))
-        return ops.multiply(normed, self._real(weight + 1 if self._decoder.is_gemma else weight))
+        mean = ops.reduce_mean(square, [-1], True)
+        root = ops.sqrt(mean + self._real(self._decoder.epsilon))
+        normed = hidden * (self._real(1.0) / root)
+        return normed * self._real(weight + 1 if self._decoder.is_gemma else weight)

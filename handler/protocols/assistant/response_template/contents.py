@@ -44,7 +44,7 @@ class ContentParser:
         return self._parse(self.text)
 
 
-class Tags(ContentParser):
+class TagsParser(ContentParser):
     """Reads the tags in a text into an object. The tags are parsed as the text arrives, rather than at its end.
 
     Args:
@@ -142,11 +142,11 @@ def content_parser(name: Any, arguments: Any, depth: int = 0) -> MakeContent:
         raise ValueError("content_args: must be an object")
     if depth > _DEEPEST:
         raise ValueError(f"value_parser: at most {_DEEPEST} value parsers may be nested")
-    known, make = _PARSERS[name]
+    names, make = _PARSERS[name]
     for key, value in arguments.items():
-        if key not in known:
-            raise ValueError(f"content_args.{key}: is unknown; the arguments of {name} are {', '.join(known)}")
-        if not known[key](value):
+        if key not in names:
+            raise ValueError(f"content_args.{key}: is unknown; the arguments of {name} are {', '.join(names)}")
+        if not names[key](value):
             raise ValueError(f"content_args.{key}: has an invalid value for {name}")
     return make(arguments, depth)
 
@@ -238,7 +238,7 @@ def _make_tags(arguments: Arguments, depth: int) -> MakeContent:
     if "key" not in pattern.groups:
         raise ValueError("content_args.tag_pattern: has no group 'key'")
     parse, merges = _value_parser(arguments, depth), arguments.get("merge_duplicates", False)
-    return lambda: Tags(pattern, parse, merges=merges)
+    return lambda: TagsParser(pattern, parse, merges=merges)
 
 
 def _make_lines(arguments: Arguments, depth: int) -> MakeContent:
@@ -304,7 +304,7 @@ def literals(arguments: Arguments) -> Iterator[str]:
 
 # -- transforms --------------------------------------------------------------------------------------------------------
 
-_PLACE = re.compile(r"\{(\w+(?:\.\w+)*)\}")
+_PLACEHOLDER = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 class Placeholder(NamedTuple):
@@ -333,9 +333,9 @@ def read_transform(value: Any, depth: int = 0) -> Any:
         return {key: read_transform(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list):
         return [read_transform(item, depth + 1) for item in value]
-    if not isinstance(value, str) or not _PLACE.search(value):
+    if not isinstance(value, str) or not _PLACEHOLDER.search(value):
         return value
-    if (match := _PLACE.fullmatch(value)) is None:
+    if (match := _PLACEHOLDER.fullmatch(value)) is None:
         raise ValueError(f"transform: {value[:200]!r} has text next to a placeholder")
     return Placeholder(tuple(match[1].split(".")))
 

@@ -9,13 +9,13 @@ from typing import Any
 from handler.core.text import Vocabulary
 from handler.core.values import Request, Sampling
 from handler.protocols.assistant.events import (
-    AnswerParser,
     Arguments,
     CallEnd,
     CallStart,
     Ending,
     Ends,
     Event,
+    EventParser,
     Reasoning,
     pieces,
 )
@@ -47,16 +47,21 @@ class ResponseParser(ReasoningParser):
     Args:
         begun: the part of the response that is already in the prompt.
         tools: the tools of the request, or None to leave calls in the text.
-        thoughts: whether reasoning is shown separately. Otherwise it stays in the text, including its markers.
+        separates: whether reasoning is shown separately. Otherwise it stays in the text, including its markers.
     """
 
     def __init__(
-        self, template: ResponseTemplate, begun: str = "", tools: Sequence[Tool] | None = None, *, thoughts: bool = True
+        self,
+        template: ResponseTemplate,
+        begun: str = "",
+        tools: Sequence[Tool] | None = None,
+        *,
+        separates: bool = True,
     ) -> None:
         super().__init__()
         self._template = template
-        self._thoughts = thoughts
-        if thoughts and template.reasoning is not None and template.reasoning.open is not None:
+        self._separates = separates
+        if separates and template.reasoning is not None and template.reasoning.open is not None:
             self.begin = template.reasoning.open.texts
         self._calls = None if tools is None else _Calls(tools)
         self._texts = {name: _Text(field) for name, field in template.fields.items()}
@@ -133,7 +138,7 @@ class ResponseParser(ReasoningParser):
             return
         if self._region is not None:
             self._events += self._region.feed(text)
-        elif self._field.is_reasoning and self._thoughts:
+        elif self._field.is_reasoning and self._separates:
             self._events += map(Reasoning, self._texts[self._field.name].feed(text))
         else:
             self._show(text)
@@ -163,7 +168,7 @@ class ResponseParser(ReasoningParser):
 
     def _is_raw(self, field: Field) -> bool:
         """Return whether the regions of a field stay in the text, including their markers."""
-        return not self._thoughts if field.is_reasoning else field.name == CALLS
+        return not self._separates if field.is_reasoning else field.name == CALLS
 
     def _end_text(self) -> None:
         if self._field is not None and self._field.name in self._texts:
@@ -179,7 +184,7 @@ class ResponseParser(ReasoningParser):
 
     def _update(self) -> None:
         """Look up the markers that apply in the current region."""
-        self.thinking = self._thoughts and self._field is not None and self._field.is_reasoning
+        self.thinking = self._separates and self._field is not None and self._field.is_reasoning
         self._watch = self._template.outside if self._field is None else self._template.inside(self._field)
 
 
@@ -260,12 +265,12 @@ class _Text:
 
     def feed(self, text: str) -> list[str]:
         """Add text, and return the pieces that can be shown."""
-        shown = self._ends.trim(text) if self._strips else text
-        if not shown:
+        trimmed = self._ends.trim(text) if self._strips else text
+        if not trimmed:
             return []
         self._begun = True
-        shown, self._between = self._between + shown, ""
-        return [shown]
+        trimmed, self._between = self._between + trimmed, ""
+        return [trimmed]
 
     def end(self) -> None:
         """End a region. If regions are separate texts, the next region starts a new text."""
@@ -421,11 +426,11 @@ class TemplateReasoning(ReasoningForm):
         """Return True if the prompt ends within reasoning according to the template. Otherwise the markers decide."""
         return True if ResponseParser(self._template, self._begun).thinking else super().ends_open(prompt)
 
-    def parser(self, inner: AnswerParser | None = None) -> ReasoningParser:
+    def parser(self, inner: EventParser | None = None) -> ReasoningParser:
         if self._is_ruled or not isinstance(inner, TemplateCalls | None):  # the text after reasoning has no markers
             return super().parser(inner) if self.shows else Prefixed("", inner)
         tools = None if inner is None else inner.tools
-        return ResponseParser(self._template, self._begun, tools, thoughts=self.shows)
+        return ResponseParser(self._template, self._begun, tools, separates=self.shows)
 
 
 def _is_ruled(sampling: Sampling) -> bool:

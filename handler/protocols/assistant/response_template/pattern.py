@@ -387,7 +387,7 @@ class _Node(NamedTuple):
     parts: Sequence[_Node] = ()
 
 
-_NAMED = re.compile(r"\?P?<([A-Za-z_]\w*)>")
+_GROUP_NAME = re.compile(r"\?P?<([A-Za-z_]\w*)>")
 _TIMES = re.compile(r"\{(?:([0-9]+)(,?)([0-9]*)|,([0-9]+))\}")
 _SET = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _ESCAPES = frozenset("wWsSdDtnrfva")
@@ -470,12 +470,12 @@ class _Reader:
             pass
         elif self._next("?="):
             kind = "ahead"
-        elif match := _NAMED.match(self._text, self._at):
+        elif match := _GROUP_NAME.match(self._text, self._at):
             self._at, name, kind = match.end(), match[1], "group"
         elif self._text.startswith("?", self._at):
-            shown = self._text[self._at - 1 : self._at + 3]
+            excerpt = self._text[self._at - 1 : self._at + 3]
             raise ValueError(
-                f"has {shown!r}: only the groups (…), (?:…), (?P<name>…) and a trailing lookahead (?=…) are supported"
+                f"has {excerpt!r}: only the groups (…), (?:…), (?P<name>…) and a trailing lookahead (?=…) are supported"
             )
         inner = self._choice()
         if not self._next(")"):

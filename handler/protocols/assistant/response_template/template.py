@@ -218,8 +218,8 @@ class ResponseTemplate:
             self.implicit = _field(CONTENT, {})
         self._start = start
         opens = [(field, field.open) for field in fields.values() if field.open is not None]
-        own = [] if self.implicit is None or self.implicit.close is None else [(None, self.implicit.close)]
-        self.outside = _watch([*opens, *own])
+        implicit_end = [] if self.implicit is None or self.implicit.close is None else [(None, self.implicit.close)]
+        self.outside = _watch([*opens, *implicit_end])
         self._inside = {name: _watch([(None, field.close)] if field.close else []) for name, field in fields.items()}
 
     @functools.cached_property
@@ -352,11 +352,11 @@ def _name_group(transform: Any) -> str:
     return name.path[0] if function.get("arguments") == Placeholder(("content",)) else ""
 
 
-def _object(value: Any, at: str, known: Sequence[str] = ()) -> Arguments:
+def _object(value: Any, at: str, known_names: Sequence[str] = ()) -> Arguments:
     if not isinstance(value, dict):
         raise ValueError(f"{at}: must be an object")
-    if known and (unknown := [key for key in value if key not in known]):
-        raise ValueError(f"{at}.{unknown[0][:64]}: unknown name; must be one of {', '.join(known)}")
+    if known_names and (unknown := [key for key in value if key not in known_names]):
+        raise ValueError(f"{at}.{unknown[0][:64]}: unknown name; must be one of {', '.join(known_names)}")
     return value
 
 

@@ -89,20 +89,20 @@ def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: boo
     return _block(notation, tags, single=single)
 
 
-def calls_or_answer(
-    notation: Notation, tools: Iterable[Mapping[str, Any]], answer: StructuredOutput, *, single: bool
+def calls_or_response(
+    notation: Notation, tools: Iterable[Mapping[str, Any]], rule: StructuredOutput, *, single: bool
 ) -> Tag:
     """Return the structural tag for a response that consists of tool calls, or else matches other structured output.
 
     Args:
         tools: the tools in OpenAI's format.
-        answer: the structured output of a response without calls.
+        rule: the structured output of a response without calls.
         single: whether only one call is allowed.
     """
-    return {"type": "or", "elements": [calls(notation, tools, single=single), _answer(answer)]}
+    return {"type": "or", "elements": [calls(notation, tools, single=single), _text_format(rule)]}
 
 
-def _answer(rule: StructuredOutput) -> Tag:
+def _text_format(rule: StructuredOutput) -> Tag:
     match rule.kind:
         case "json_object":
             return {"type": "json_schema", "json_schema": _ANY_OBJECT}
@@ -156,12 +156,12 @@ def _block(notation: Notation, tags: list[Tag], *, single: bool) -> Tag:
 def _tag(notation: Notation, name: str, schema: Mapping[str, Any]) -> Tag:
     before, after = notation.call
     # A tool's name may contain the word NUMBER.
-    begin, number, rest = (part.replace(_NAME, name) for part in before.partition(_NUMBER))
+    begin, number, suffix = (part.replace(_NAME, name) for part in before.partition(_NUMBER))
     arguments: Tag = {"type": "json_schema", "json_schema": schema}
     if notation.style != "json":
         arguments = {**arguments, "style": notation.style}
     if number:
-        elements = [_DIGITS, {"type": "const_string", "value": rest}, arguments]
+        elements = [_DIGITS, {"type": "const_string", "value": suffix}, arguments]
         arguments = {"type": "sequence", "elements": elements}
     return {"type": "tag", "begin": begin, "content": arguments, "end": after.replace(_NAME, name)}
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 from handler.core.text import Vocabulary, partial_mark
 from handler.core.values import Finish
 from handler.protocols.assistant.events import (
-    AnswerParser,
     Arguments,
     CallEnd,
     CallStart,
     Ending,
     Event,
+    EventParser,
     PlainText,
     Reasoning,
     pieces,
@@ -38,7 +38,7 @@ NAME = re.compile(rf"[A-Za-z0-9_.\-]{{1,{MAX_NAME}}}")
 """The pattern of tool names."""
 
 
-_OWN_ENDING = re.compile(r":[^\s:>]+(?=>\Z)")
+_CHECKPOINT_SUFFIX = re.compile(r":[^\s:>]+(?=>\Z)")
 
 
 class Format(NamedTuple):
@@ -53,7 +53,7 @@ class Format(NamedTuple):
     """
 
     name: str
-    make: Callable[[Sequence[Tool]], AnswerParser]
+    make: Callable[[Sequence[Tool]], EventParser]
     marks: tuple[str, ...] = ()
     template: str = ""
     notations: Mapping[str, Notation] = {}
@@ -69,7 +69,7 @@ class Format(NamedTuple):
 
 @functools.lru_cache
 def _special(special: frozenset[str], marks: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(mark for mark in special if _OWN_ENDING.sub("", mark) in marks)
+    return frozenset(mark for mark in special if _CHECKPOINT_SUFFIX.sub("", mark) in marks)
 
 
 class NamedCall:
@@ -94,19 +94,19 @@ class CallsOrText:
         calls: the parser of a response that consists of calls.
     """
 
-    def __init__(self, begin: str, calls: AnswerParser) -> None:
+    def __init__(self, begin: str, calls: EventParser) -> None:
         self._begin, self._calls = begin, calls
         self._space: list[str] = []  # whitespace at the beginning
         self._held = ""
-        self._parser: AnswerParser | None = None  # None until the beginning decides
+        self._parser: EventParser | None = None  # None until the beginning decides
 
     def feed(self, text: str) -> list[Event]:
         if self._parser is not None:
             return self._parser.feed(text)
         if not self._held:
-            shown = text.lstrip()
-            self._space.append(text[: len(text) - len(shown)])
-            text = shown
+            stripped = text.lstrip()
+            self._space.append(text[: len(text) - len(stripped)])
+            text = stripped
         self._held += text
         begun = self._held[: len(self._begin)]
         if begun != self._begin and self._begin.startswith(begun):
@@ -117,8 +117,8 @@ class CallsOrText:
     def flush(self) -> list[Event]:
         if self._parser is not None:
             return self._parser.flush()
-        rest = "".join([*self._space, self._held])
-        return [rest] if rest else []
+        remainder = "".join([*self._space, self._held])
+        return [remainder] if remainder else []
 
 
 class BrokenCall(Exception):
@@ -280,10 +280,10 @@ class CallParser(CallOutput):
     def skip(self, signs: str = SPACES) -> Steps[str]:
         """Consume these characters, and return the first other character without consuming it."""
         while True:
-            rest = self.held.lstrip(signs)
-            self.advance(len(self.held) - len(rest))
-            if rest:
-                return rest[0]
+            remainder = self.held.lstrip(signs)
+            self.advance(len(self.held) - len(remainder))
+            if remainder:
+                return remainder[0]
             yield
 
     def take(self, *marks: str) -> Steps[str]:
@@ -432,9 +432,9 @@ class CallParser(CallOutput):
         self.drop()
         self.end_call()
 
-    def _end_block(self, rest: str = "") -> None:
+    def _end_block(self, remainder: str = "") -> None:
         if not self._committed:
-            self.show("".join([*self._taken, rest]))
+            self.show("".join([*self._taken, remainder]))
 
     def _begins_call(self, text: str) -> bool:
         """Return whether a response ends with the start of a marker before or after a tool call.
@@ -493,8 +493,8 @@ class ArgumentsText:
                 ends.append(_ENDS[sign])
             elif not quoted and sign in "}]" and (not ends or ends.pop() != sign):
                 return None
-        rest = '"' * quoted + "".join(reversed(ends)) if text else "{}"
-        return rest if is_object(text + rest) else None
+        closing = '"' * quoted + "".join(reversed(ends)) if text else "{}"
+        return closing if is_object(text + closing) else None
 
     def is_whole(self) -> bool:
         """Return whether the arguments are a complete JSON object."""

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import StructuredOutput
-from handler.protocols.assistant.events import AnswerParser
-from handler.protocols.assistant.template import THOUGHTS
+from handler.protocols.assistant.events import EventParser
+from handler.protocols.assistant.template import REASONING_FIELDS
 from handler.protocols.assistant.tools.formats import find, get_format
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
-from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, calls_or_answer, write_calls
+from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, calls_or_response, write_calls
 from handler.protocols.assistant.tools.json_text import dumps
 from handler.protocols.assistant.tools.parsing import HF, MAX_NAME, NAME, CallsOrText, Format, NamedCall
 from handler.protocols.kernel.context import ServerContext
@@ -24,7 +24,7 @@ from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nu
 
 Message = Mapping[str, Any]
 
-_OUR_OWN = SMOLLM2.notations[""]
+_INSTRUCTED = SMOLLM2.notations[""]
 """The notation that prompts request if the model's own notation is unknown."""
 
 _TOOLS = re.compile(r"\btools\b")
@@ -38,7 +38,7 @@ _INDEXED_ID = re.compile(r"<\|tool_calls_section_begin\|>")
 _FIRST_CALL = re.compile(r"\A(?s:(?!.* in (?:message|m)(?:\.|\[['\"])tool_calls).*)tool_calls\[0\]")
 """The templates of GigaChat 3, gpt-oss and Llama 3 write only the first tool call, or refuse several tool calls."""
 
-_ONE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise_exception")
+_SINGLE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise_exception")
 """gpt-oss's template refuses messages with tool calls, reasoning and text, as it writes the latter two as analysis."""
 
 _CALLS = re.compile(r"\btool_calls\b")
@@ -59,15 +59,15 @@ def lay_out(
     """
     messages = _results_in_order(messages)
     if not takes_tools(template):
-        return tuple(_plain_messages(messages, tools, _notation(template, format) or _OUR_OWN)), ()
+        return tuple(_plain_messages(messages, tools, _notation(template, format) or _INSTRUCTED)), ()
     if _shows(_SHORT_ID, template):
         messages = [_with_short_ids(message) for message in messages]
     elif _shows(_INDEXED_ID, template):
         messages = _with_indexed_ids(messages)
     elif _shows(_FIRST_CALL, template):
-        messages = _one_call_a_message(messages)
-        if _shows(_ONE_TEXT, template):
-            messages = [_with_one_text(message) for message in messages]
+        messages = _split_calls(messages)
+        if _shows(_SINGLE_TEXT, template):
+            messages = [_with_single_text(message) for message in messages]
     elif not _shows(_CALLS, template) and (notation := _notation(template, format, find(template))) is not None:
         messages = [_with_written_calls(message, notation) for message in messages]
     if _shows(_DESCRIPTION, template):
@@ -106,7 +106,7 @@ def _with_indexed_ids(messages: Sequence[Message]) -> list[Message]:
     return result
 
 
-def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
+def _split_calls(messages: Sequence[Message]) -> list[Message]:
     """Move each tool call to its own message, followed by its results. Results that belong to no call come last."""
     separated: list[Message] = []
     waiting = deque(messages)
@@ -126,12 +126,12 @@ def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
     return separated
 
 
-def _with_one_text(message: Message) -> Message:
+def _with_single_text(message: Message) -> Message:
     """Append the text of a message with tool calls to its reasoning."""
     if not (message.get("tool_calls") and message.get("content") and message.get("thinking")):
         return message
     joined = f"{message['thinking']}\n{message['content']}"
-    return {**message, "content": "", **{name: joined for name in THOUGHTS if name in message}}
+    return {**message, "content": "", **{name: joined for name in REASONING_FIELDS if name in message}}
 
 
 def _with_written_calls(message: Message, notation: Notation, between: str = "") -> Message:
@@ -139,8 +139,8 @@ def _with_written_calls(message: Message, notation: Notation, between: str = "")
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     if not calls:
         return message
-    others = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {**others, "content": between.join(filter(None, (message["content"], write_calls(notation, calls))))}
+    fields = {name: value for name, value in message.items() if name != "tool_calls"}
+    return {**fields, "content": between.join(filter(None, (message["content"], write_calls(notation, calls))))}
 
 
 def _short(id: str) -> str:
@@ -185,7 +185,7 @@ def _plain(message: Message, notation: Notation) -> Message:
 
 
 def _instructions(tools: Sequence[Mapping[str, Any]], notation: Notation) -> str:
-    form = "a JSON list of the calls between these marks" if notation == _OUR_OWN else "the calls, each in this form"
+    form = "a JSON list of the calls between these marks" if notation == _INSTRUCTED else "the calls, each in this form"
     example = write_calls(notation, [("NAME", {"ARGUMENT": "VALUE"})])
     return (
         f"These functions can be called:\n<tools>{dumps([tool['function'] for tool in tools])}</tools>\n"
@@ -259,7 +259,7 @@ class Tools(NamedTuple):
         notation: the notation of calls in structured output, or None if the format or the engine does not support
             structured output.
         structured_output: the structured output that enforces calls. With the choice auto, it applies only within
-            calls, unless `with_answer` has set it.
+            calls, unless `with_response` has set it.
         unknown: the paths of unknown fields.
         unheeded: the paths of known fields that have no effect.
     """
@@ -275,7 +275,7 @@ class Tools(NamedTuple):
     unknown: Sequence[str] = ()
     unheeded: Sequence[str] = ()
 
-    def parser(self) -> AnswerParser | None:
+    def parser(self) -> EventParser | None:
         """Return a new parser for one response, or None if the response contains no tool calls."""
         if self.format is not None:
             return self.format.make(self.shown)
@@ -283,7 +283,7 @@ class Tools(NamedTuple):
             return NamedCall(self.name)
         return None if self.structured_output is None else List(self.shown)
 
-    def with_answer(self, rule: StructuredOutput, name: str) -> Tools:
+    def with_response(self, rule: StructuredOutput, name: str) -> Tools:
         """Return tools whose structured output requires either tool calls or a response that matches a rule.
 
         `tool_choice` must be `auto`. The arguments of calls must match the schemas of the tools.
@@ -304,7 +304,7 @@ class Tools(NamedTuple):
                 f"{name}: the engine cannot combine structured output with tool calls in the model's format; "
                 "set tool_choice to none or required"
             )
-        tag = calls_or_answer(notation, self.shown, rule, single=self.single)
+        tag = calls_or_response(notation, self.shown, rule, single=self.single)
         ruled = _rule(f"with {name}", lambda: structural_tag(tag))
         format, begin = self.format, notation.begin
         either = format._replace(make=lambda tools: CallsOrText(begin, format.make(tools)))
@@ -324,13 +324,13 @@ def read_tools(body: Mapping[str, Any], context: ServerContext, sent: Any = None
         return Tools()
     tools, strict, unknown = _tools(NamedValue("tools", body.get("tools")))
     choice = NamedValue("tool_choice", body.get("tool_choice"))
-    own = choice if sent is None else choice._replace(value=sent)
+    sent_choice = choice if sent is None else choice._replace(value=sent)
     parallel = NamedValue("parallel_tool_calls", body.get("parallel_tool_calls")).optional(boolean)
-    choice, tools, allowed = _allowed(choice, tools, unknown, own)
+    choice, tools, allowed = _allowed(choice, tools, unknown, sent_choice)
     mode, name = _choice(choice, [tool["function"]["name"] for tool in tools], unknown)
     if not tools:
         if mode not in ("", "auto", "none"):
-            raise own.refused("requires tools")
+            raise sent_choice.refused("requires tools")
         return Tools()
     if mode == "none":  # tools that the prompt does not show are not called
         return Tools(unknown=[*unknown])
@@ -349,11 +349,13 @@ def read_tools(body: Mapping[str, Any], context: ServerContext, sent: Any = None
     called = [tool for tool in tools if name in ("", tool["function"]["name"])]
     if notation is not None:
         rule = calls(notation, called, single=result.single or bool(name))
-        return result._replace(format=format, structured_output=_rule(f"for {own}", lambda: structural_tag(rule)))
-    schema = called[0]["function"]["parameters"] if name else _calls(tools, own, single=result.single)
-    listed = _rule(f"for {own}", lambda: json_schema(schema))
+        return result._replace(
+            format=format, structured_output=_rule(f"for {sent_choice}", lambda: structural_tag(rule))
+        )
+    schema = called[0]["function"]["parameters"] if name else _calls(tools, sent_choice, single=result.single)
+    listed = _rule(f"for {sent_choice}", lambda: json_schema(schema))
     if not name and (lost := _REFERENCE.search(listed.value)):
-        raise own.refused(f"a tool's $ref {lost[1]!r} must begin with '#/$defs/' or '#/definitions/'")
+        raise sent_choice.refused(f"a tool's $ref {lost[1]!r} must begin with '#/$defs/' or '#/definitions/'")
     return result._replace(structured_output=listed)
 
 
@@ -394,7 +396,7 @@ def choose_format(context: ServerContext) -> Format | None:
 
 
 def _allowed(
-    choice: NamedValue, tools: list[Mapping[str, Any]], unknown: dict[str, None], own: NamedValue
+    choice: NamedValue, tools: list[Mapping[str, Any]], unknown: dict[str, None], sent_choice: NamedValue
 ) -> tuple[NamedValue, list[Mapping[str, Any]], frozenset[str] | None]:
     """Return the choice, the tools, and the names of the tools that may be called.
 
@@ -408,12 +410,12 @@ def _allowed(
     mode, listed = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
     at = "tool_choice.allowed_tools"
     names = {_function_name(tool, f"{at}.tools[]", unknown) for tool in listed} if isinstance(listed, list) else {None}
-    known = {tool["function"]["name"] for tool in tools}
-    if mode not in ("auto", "required") or not names or not known.issuperset(names):
-        raise (NamedValue(at, allowed) if own is choice else own).refused(_ALLOWED)
+    all_names = {tool["function"]["name"] for tool in tools}
+    if mode not in ("auto", "required") or not names or not all_names.issuperset(names):
+        raise (NamedValue(at, allowed) if sent_choice is choice else sent_choice).refused(_ALLOWED)
     unknown |= unread(choice.value, "tool_choice", ("type", "allowed_tools")) | unread(allowed, at, ("mode", "tools"))
-    shown = [tool for tool in tools if tool["function"]["name"] in names]
-    return NamedValue(choice.name, mode), shown, frozenset(tool["function"]["name"] for tool in shown)
+    allowed_tools = [tool for tool in tools if tool["function"]["name"] in names]
+    return NamedValue(choice.name, mode), allowed_tools, frozenset(tool["function"]["name"] for tool in allowed_tools)
 
 
 def _function(value: Any) -> Any:

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deploy.emulator.authorization import Need, Where, allowed, needs_of, needs_of_invocation, needs_of_s3
+from deploy.emulator.authorization import Permission, Where, allowed, needs_of, needs_of_invocation, needs_of_s3
 from deploy.emulator.relay import CONTENT_TYPE, internal_stream_failure, model_stream_error, payload_part
 from tests.deploy.doubles.aws import ACCOUNT
 from tests.doubles.downloads import serving
@@ -53,9 +53,9 @@ class Double:
     released: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
     policies: list[Mapping[str, Any]] = field(default_factory=list)
-    denied: list[Need] = field(default_factory=list)
+    denied: list[Permission] = field(default_factory=list)
 
-    def denial(self, request: Request) -> Need | None:
+    def denial(self, request: Request) -> Permission | None:
         """The first thing that the request needs and the caller may not do."""
         need = next((need for need in _needs(request) if not allowed(self.policies, need)), None)
         if need is not None:
@@ -63,7 +63,7 @@ class Double:
         return need
 
 
-def _needs(request: Request) -> Iterator[Need]:
+def _needs(request: Request) -> Iterator[Permission]:
     authorization = request.headers.get("authorization", "")
     where = Where("us-east-1", ACCOUNT)
     url = urllib.parse.urlsplit(request.path)

@@ -13,8 +13,8 @@ import pytest
 
 from deploy.cli.main import main
 from deploy.client import Finish, ModelRefused, NotSent, Patience, Predictor, RequestFailed, Token
-from deploy.emulator.endpoint import Component, Endpoint
-from deploy.emulator.runtime import Runtime
+from deploy.emulator.endpoint import Endpoint, EndpointComponent
+from deploy.emulator.runtime import RuntimeEmulator
 from tests.deploy import thoughts
 from tests.deploy.local.servers import Loop
 from tests.servers import LiveServer, options, serve
@@ -37,7 +37,7 @@ def emulated(served: LiveServer) -> Iterator[tuple[str, Endpoint]]:
     with ExitStack() as stack:
         stack.callback(loop.close)
         endpoint = Endpoint(served.url, part_bytes=5)
-        yield stack.enter_context(loop.serving(Runtime(endpoint).app())), endpoint
+        yield stack.enter_context(loop.serving(RuntimeEmulator(endpoint).app())), endpoint
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_tgis_schema(emulated: tuple[str, Endpoint], boto: boto3.session.Session
         loop = Loop()
         with ExitStack() as stack:
             stack.callback(loop.close)
-            url = stack.enter_context(loop.serving(Runtime(Endpoint(server.url)).app()))
+            url = stack.enter_context(loop.serving(RuntimeEmulator(Endpoint(server.url)).app()))
             predictor = Predictor("local", "us-east-1", endpoint_url=url, session=boto)
             stream = predictor.predict_stream({"inputs": WORDS, "parameters": {"max_new_tokens": 4}})
             text = "".join(stream.text())
@@ -88,7 +88,7 @@ def thinking() -> Iterator[str]:
         server.wait_ready()
         loop = Loop()
         stack.callback(loop.close)
-        yield stack.enter_context(loop.serving(Runtime(Endpoint(server.url, part_bytes=7)).app()))
+        yield stack.enter_context(loop.serving(RuntimeEmulator(Endpoint(server.url, part_bytes=7)).app()))
 
 
 @pytest.mark.parametrize("name", thoughts.CASES)
@@ -120,7 +120,7 @@ def test_sessions_by_boto3_and_by_the_client(boto: boto3.session.Session, tmp_pa
         server.wait_ready()
         loop = Loop()
         stack.callback(loop.close)
-        url = stack.enter_context(loop.serving(Runtime(Endpoint(server.url)).app()))
+        url = stack.enter_context(loop.serving(RuntimeEmulator(Endpoint(server.url)).app()))
         client = boto.client("sagemaker-runtime", region_name="us-east-1", endpoint_url=url)
 
         def invoke(body: object, session: str) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def test_sessions_by_boto3_and_by_the_client(boto: boto3.session.Session, tmp_pa
 
 def test_components(predictor: Predictor, emulated: tuple[str, Endpoint], boto: boto3.session.Session) -> None:
     _, endpoint = emulated
-    endpoint.components = {"base": Component(), "cold": Component(copies=0)}
+    endpoint.components = {"base": EndpointComponent(), "cold": EndpointComponent(copies=0)}
     try:
         named = Predictor("local", "us-east-1", endpoint_url=emulated[0], component="base", session=boto)
         assert named.predict({"inputs": WORDS})["generated_text"]

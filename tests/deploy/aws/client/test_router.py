@@ -13,7 +13,7 @@ from deploy.cli.main import main
 from deploy.client import ModelRefused, NotReady, NotSent, Patience, Predictor
 from deploy.client.errors import failure
 from deploy.emulator.endpoint import Endpoint, Status
-from deploy.emulator.runtime import Runtime
+from deploy.emulator.runtime import RuntimeEmulator
 from tests.deploy.local.servers import Loop
 from tests.servers import serve
 
@@ -28,7 +28,7 @@ def emulated() -> Iterator[tuple[str, Endpoint]]:
         server.wait_ready()
         stack.callback(loop.close)
         endpoint = Endpoint(server.url)
-        yield stack.enter_context(loop.serving(Runtime(endpoint).app())), endpoint
+        yield stack.enter_context(loop.serving(RuntimeEmulator(endpoint).app())), endpoint
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from deploy.cli import main as cli
 from deploy.client.runtime import boto_session, runtime_client
 from deploy.deployer.wait import wait_for
 from deploy.emulator.endpoint import Endpoint
-from deploy.emulator.runtime import Runtime
+from deploy.emulator.runtime import RuntimeEmulator
 from deploy.errors import DeployError, NotThere, Refused
 from deploy.operations import logs, scale
-from deploy.operations.doctor import OPEN, SIZES, Finding, Target, measure, report
+from deploy.operations.doctor import OPEN, SIZES, Measurement, Target, measure, report
 from deploy.resources.resource import Kind
 from tests.deploy.doubles.aws import Cloud
 from tests.deploy.doubles.deployments import Deployer
@@ -176,7 +176,7 @@ def test_several_components_must_be_named(cloud: Cloud) -> None:
     with pytest.raises(Refused, match="several components") as refused:
         scale.scaling_target(aws(), "chat")
     assert refused.value.advice == "Choose a --component: chat-a, chat-b."
-    assert scale.scaling_target(aws(), "chat", "chat-b").target == "inference-component/chat-b"
+    assert scale.scaling_target(aws(), "chat", "chat-b").resource_id == "inference-component/chat-b"
     with pytest.raises(NotThere, match="no component 'chat-c'"):
         scale.scaling_target(aws(), "chat", "chat-c")
 
@@ -258,10 +258,10 @@ def emulated() -> Iterator[str]:
         server.wait_ready()
         loop = Loop()
         stack.callback(loop.close)
-        yield stack.enter_context(loop.serving(Runtime(Endpoint(server.url, part_bytes=7)).app()))
+        yield stack.enter_context(loop.serving(RuntimeEmulator(Endpoint(server.url, part_bytes=7)).app()))
 
 
-def by_question(findings: list[Finding]) -> dict[str, Finding]:
+def by_question(findings: list[Measurement]) -> dict[str, Measurement]:
     return {finding.question: finding for finding in findings}
 
 

@@ -18,7 +18,7 @@ from deploy.cli import main as cli
 from deploy.cli.views import coloured, view
 from deploy.client.runtime import boto_session
 from deploy.errors import NotThere
-from deploy.operations.status import Alarm, Component, Scaling, Variant, look
+from deploy.operations.status import Alarm, ComponentStatus, ScalingStatus, Variant, look
 from tests.deploy.doubles.aws import Call, Cloud
 from tests.deploy.doubles.endpoints import aws, make_component, make_endpoint, settle
 
@@ -86,11 +86,11 @@ def test_all_that_there_is(cloud: Cloud) -> None:
     status = look(aws(), "chat")
     assert status.serving
     assert status.components == (
-        Component("chat-a", "InService", 1, 1, model="chat-m", gpus=1),
-        Component("chat-lora", "InService", 1, 1, base="chat-a"),
+        ComponentStatus("chat-a", "InService", 1, 1, model="chat-m", gpus=1),
+        ComponentStatus("chat-lora", "InService", 1, 1, base="chat-a"),
     )
     (scales,) = status.scaling
-    assert replace(scales, activities=()) == Scaling("inference-component/chat-a", 1, 4, ("chat-concurrency",))
+    assert replace(scales, activities=()) == ScalingStatus("inference-component/chat-a", 1, 4, ("chat-concurrency",))
     assert [activity[5:] for activity in scales.activities] == [" Successful: Setting desired copy count to 2."]
     assert status.alarms == (Alarm("chat/5xx", "ALARM", "6 errors"),)
     assert status.metrics["invocations"] == 7

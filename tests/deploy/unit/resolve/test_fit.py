@@ -14,7 +14,7 @@ from deploy.data import table
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve.fit import COLUMNS, Candidates, Fit, Need, Resolution, cheapest, fit, rank, rows, title, too_small
 from deploy.resolve.instances import InstanceType, find
-from deploy.resolve.model.shape import config_of, known_model, shape_of_config
+from deploy.resolve.model.shape import config_of, shape_from_table, shape_of_config
 from deploy.resolve.prices import TABLE
 from deploy.resolve.resolver import advice, resolve
 from deploy.resources.environment import environment
@@ -29,7 +29,7 @@ GIB = 1 << 30
 
 
 def shape(name: str) -> Shape:
-    found = known_model(name)
+    found = shape_from_table(name)
     assert found is not None
     return found
 
@@ -48,10 +48,10 @@ def test_the_arithmetic_of_llama_8b_on_an_a10g() -> None:
     found = fit(LLAMA_8B, instance("ml.g5.2xlarge"))
     weights = 8_030_261_248 * 2 / GIB
     assert found.weights == pytest.approx(weights) == pytest.approx(14.96, abs=0.01)
-    assert found.rest == pytest.approx(weights / 10 + 1)
+    assert found.overhead == pytest.approx(weights / 10 + 1)
     assert found.limit == pytest.approx(0.9 * 22888 / 1024)
     a_token = 2 * 32 * 8 * 128 * 2  # K and V, layers, KV heads, their size, bytes: 128 KiB
-    assert found.tokens == int((found.limit - found.weights - found.rest) * GIB / a_token) == 21816
+    assert found.tokens == int((found.limit - found.weights - found.overhead) * GIB / a_token) == 21816
     assert (found.fits, found.degree, found.sequences) == (True, 1, 2)
 
 
@@ -63,7 +63,7 @@ def test_several_gpus_share_weights_and_heads() -> None:
     found = fit(LLAMA_70B, instance("ml.g6e.12xlarge"))
     assert (found.fits, found.degree) == (True, 4)
     assert found.weights == pytest.approx(70_553_706_496 * 2 / GIB / 4)
-    assert found.rest == pytest.approx(found.weights / 10 + 2)
+    assert found.overhead == pytest.approx(found.weights / 10 + 2)
     assert LLAMA_70B.kv_gib(1000, 4) == pytest.approx(LLAMA_70B.kv_gib(1000, 1) / 4)
 
 
@@ -469,7 +469,7 @@ def test_there_are_models_enough() -> None:
 
 @in_one_test(("name", "published", "source"), PUBLISHED, ids=lambda value: value if "/" in str(value) else "")
 def test_weights_are_within_a_twentieth_of_what_is_published(name: str, published: float, source: str) -> None:
-    shape = known_model(name)
+    shape = shape_from_table(name)
     assert shape is not None
     need = Need(shape, shape.dtype or "bf16")
     assert need.weight_gib * _GIB == pytest.approx(published, rel=0.05), source
@@ -508,7 +508,7 @@ def test_so_are_those_of_the_dimensions_alone(name: str, published: float, sourc
     ],
 )
 def test_degrees_leave_the_blocks_of_weights_whole(name: str, kind: str, degree: int, experts: bool) -> None:
-    known = known_model(name)
+    known = shape_from_table(name)
     assert known is not None
     found = fit(Need(known, known.dtype or "bf16", 16384, weight_only=True, experts=None), instance(kind))
     assert (found.fits, found.degree, found.experts, found.remarks) == (True, degree, experts, ())

@@ -17,7 +17,7 @@ from deploy.data import table
 from deploy.errors import SpecError
 from deploy.resolve.model.files import Directory, Hub, HubError, hub_to_ask
 from deploy.resolve.model.quantization import Contents, contents
-from deploy.resolve.model.shape import known_model, read_shape, shape_in_directory
+from deploy.resolve.model.shape import read_shape, shape_from_table, shape_in_directory
 from deploy.resolve.resolver import find_size, resolve
 from deploy.spec import Spec
 from tests.deploy.cases import LLAMA_CONFIG
@@ -89,7 +89,7 @@ def test_only_the_headers_are_fetched(double: HubDouble) -> None:
 def test_a_familys_config_makes_the_same_cache_listed_or_not(double: HubDouble, name: str) -> None:
     row = next(row for row in table("models")["models"] if name in row["names"])
     double.add("me/mine", {"architectures": ["X"], **row["config"]})
-    found, known = find_size(spec(), hub=Hub()).shape, known_model(name)
+    found, known = find_size(spec(), hub=Hub()).shape, shape_from_table(name)
     assert found is not None
     assert known is not None
     assert found.model_dump(exclude={"parameters"}) == known.model_dump(exclude={"parameters"})
@@ -114,7 +114,7 @@ def test_a_gguf_file_of_a_repository(double: HubDouble) -> None:
 def test_a_gated_model_is_named_and_the_table_counts(double: HubDouble) -> None:
     double.add("meta-llama/Llama-3.1-8B", LLAMA_CONFIG).gated = True
     found = find_size(spec("meta-llama/Llama-3.1-8B"), hub=Hub())
-    assert found.shape == known_model("meta-llama/Llama-3.1-8B")
+    assert found.shape == shape_from_table("meta-llama/Llama-3.1-8B")
     assert found.source == "table of known models"
     assert found.notes == (
         "The model's size could not be read from the hub: meta-llama/Llama-3.1-8B on 127.0.0.1 is gated (status 401); "
@@ -162,7 +162,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line_and_the_table(monkeypatch: pyt
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         found = find_size(spec("Qwen/Qwen3-8B"), hub=Hub())
-    assert found.shape == known_model("Qwen/Qwen3-8B")
+    assert found.shape == shape_from_table("Qwen/Qwen3-8B")
     assert len(found.notes) == 1
     assert found.notes[0].startswith(
         "The model's size could not be read from the hub: 127.0.0.1 cannot be reached: URLError: "
@@ -223,7 +223,7 @@ def test_a_hub_that_answers_nonsense(double: HubDouble, answer: tuple[int, bytes
 def test_a_config_that_lies_leaves_the_table(double: HubDouble, config: bytes, said: str) -> None:
     double.add("Qwen/Qwen3-8B", config)
     found = find_size(spec("Qwen/Qwen3-8B"), hub=Hub())
-    assert found.shape == known_model("Qwen/Qwen3-8B")
+    assert found.shape == shape_from_table("Qwen/Qwen3-8B")
     assert len(found.notes) == 1
     assert said in found.notes[0]
 

@@ -16,8 +16,8 @@ from deploy.errors import SpecError
 from deploy.resolve.fit import CHUNK, Need
 from deploy.resolve.model.files import Config
 from deploy.resolve.model.quantization import quantization
-from deploy.resolve.model.shape import config_of, known_model, shape_in_directory, shape_of_config
-from deploy.resolve.model.weights import Cache, Kind, cache, count, kinds
+from deploy.resolve.model.shape import config_of, shape_from_table, shape_in_directory, shape_of_config
+from deploy.resolve.model.weights import Cache, LayerKind, cache, count, kinds
 from deploy.spec.sections import Shape
 from tests.deploy.cases import LLAMA_CONFIG
 from tests.deploy.unit.resolve.cards import CARDS
@@ -54,10 +54,10 @@ def test_the_known_models_dimensions_make_their_number_of_weights(row: dict[str,
 
 
 def test_known_models_are_found_by_any_case() -> None:
-    found = known_model("META-llama/llama-3.3-70b-INSTRUCT")
+    found = shape_from_table("META-llama/llama-3.3-70b-INSTRUCT")
     assert found is not None
     assert (found.parameters, found.layers, found.kv_heads, found.context) == (70_553_706_496, 80, 8, 131072)
-    assert known_model("me/mine") is None
+    assert shape_from_table("me/mine") is None
 
 
 def test_no_name_stands_twice_in_the_table() -> None:
@@ -344,35 +344,35 @@ PLAIN = {"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2
 @in_one_test(
     ("config", "expected"),
     [
-        ({}, {Kind.FULL: 8}),
+        ({}, {LayerKind.FULL: 8}),
         ({"layer_types": ["sliding_attention", "full_attention"] * 4, "sliding_window": 4},
-         {Kind.WINDOW: 4, Kind.FULL: 4}),
-        ({"layer_types": ["linear_attention"] * 6 + ["attention", "odd"]}, {Kind.LINEAR: 6, Kind.FULL: 2}),
-        ({"layer_types": ["mamba"] * 3}, {Kind.MAMBA: 3, Kind.FULL: 5}),  # the list is too short
-        ({"layer_types": ["mamba"] * 30}, {Kind.MAMBA: 8}),
-        ({"layer_types": "all"}, {Kind.FULL: 8}),
-        ({"layers_block_type": ["mamba", "attention"] * 4}, {Kind.MAMBA: 4, Kind.FULL: 4}),
-        ({"hybrid_override_pattern": "MEM*-EM*"}, {Kind.MAMBA: 3, Kind.NONE: 3, Kind.FULL: 2}),
-        ({"model_type": "gemma2", "sliding_window": 4096}, {Kind.WINDOW: 4, Kind.FULL: 4}),
-        ({"model_type": "gemma3_text", "sliding_window": 512}, {Kind.WINDOW: 7, Kind.FULL: 1}),
+         {LayerKind.WINDOW: 4, LayerKind.FULL: 4}),
+        ({"layer_types": ["linear_attention"] * 6 + ["attention", "odd"]}, {LayerKind.LINEAR: 6, LayerKind.FULL: 2}),
+        ({"layer_types": ["mamba"] * 3}, {LayerKind.MAMBA: 3, LayerKind.FULL: 5}),  # the list is too short
+        ({"layer_types": ["mamba"] * 30}, {LayerKind.MAMBA: 8}),
+        ({"layer_types": "all"}, {LayerKind.FULL: 8}),
+        ({"layers_block_type": ["mamba", "attention"] * 4}, {LayerKind.MAMBA: 4, LayerKind.FULL: 4}),
+        ({"hybrid_override_pattern": "MEM*-EM*"}, {LayerKind.MAMBA: 3, LayerKind.NONE: 3, LayerKind.FULL: 2}),
+        ({"model_type": "gemma2", "sliding_window": 4096}, {LayerKind.WINDOW: 4, LayerKind.FULL: 4}),
+        ({"model_type": "gemma3_text", "sliding_window": 512}, {LayerKind.WINDOW: 7, LayerKind.FULL: 1}),
         ({"model_type": "gemma3_text", "sliding_window": 512, "sliding_window_pattern": 2},
-         {Kind.WINDOW: 4, Kind.FULL: 4}),
-        ({"model_type": "gpt_oss", "sliding_window": 128}, {Kind.WINDOW: 4, Kind.FULL: 4}),
-        ({"model_type": "mistral", "sliding_window": 4096}, {Kind.WINDOW: 8}),
-        ({"model_type": "mistral", "sliding_window": None}, {Kind.FULL: 8}),
-        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, {Kind.FULL: 8}),
-        ({"model_type": "new", "sliding_window": 4096}, {Kind.FULL: 8}),  # which layers have it is not said
-        ({"model_type": "qwen3_next"}, {Kind.LINEAR: 6, Kind.FULL: 2}),
-        ({"model_type": "llama4_text", "attention_chunk_size": 8192}, {Kind.WINDOW: 6, Kind.FULL: 2}),
+         {LayerKind.WINDOW: 4, LayerKind.FULL: 4}),
+        ({"model_type": "gpt_oss", "sliding_window": 128}, {LayerKind.WINDOW: 4, LayerKind.FULL: 4}),
+        ({"model_type": "mistral", "sliding_window": 4096}, {LayerKind.WINDOW: 8}),
+        ({"model_type": "mistral", "sliding_window": None}, {LayerKind.FULL: 8}),
+        ({"model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": False}, {LayerKind.FULL: 8}),
+        ({"model_type": "new", "sliding_window": 4096}, {LayerKind.FULL: 8}),  # which layers have it is not said
+        ({"model_type": "qwen3_next"}, {LayerKind.LINEAR: 6, LayerKind.FULL: 2}),
+        ({"model_type": "llama4_text", "attention_chunk_size": 8192}, {LayerKind.WINDOW: 6, LayerKind.FULL: 2}),
         ({"model_type": "llama4_text", "attention_chunk_size": 8192, "no_rope_layers": [1, 0] * 4},
-         {Kind.WINDOW: 4, Kind.FULL: 4}),
-        ({"hybrid_layer_pattern": [0, 1] * 4, "sliding_window": 128}, {Kind.WINDOW: 4, Kind.FULL: 4}),
-        ({"attn_type_list": [0, 0, 0, 1] * 2}, {Kind.LINEAR: 6, Kind.FULL: 2}),
+         {LayerKind.WINDOW: 4, LayerKind.FULL: 4}),
+        ({"hybrid_layer_pattern": [0, 1] * 4, "sliding_window": 128}, {LayerKind.WINDOW: 4, LayerKind.FULL: 4}),
+        ({"attn_type_list": [0, 0, 0, 1] * 2}, {LayerKind.LINEAR: 6, LayerKind.FULL: 2}),
         ({"linear_attn_config": {"full_attn_layers": [4, 8], "num_heads": 8, "head_dim": 16}},
-         {Kind.LINEAR: 6, Kind.FULL: 2}),
+         {LayerKind.LINEAR: 6, LayerKind.FULL: 2}),
     ],
 )  # fmt: skip
-def test_kinds_of_layers(config: dict[str, Any], expected: dict[Kind, int]) -> None:
+def test_kinds_of_layers(config: dict[str, Any], expected: dict[LayerKind, int]) -> None:
     assert Counter(kinds(Config({**PLAIN, **config}))) == expected
 
 
@@ -397,7 +397,7 @@ def test_kinds_of_layers(config: dict[str, Any], expected: dict[Kind, int]) -> N
     ],
 )  # fmt: skip
 def test_what_known_models_keep(name: str, expected: Cache) -> None:
-    shape = known_model(name)
+    shape = shape_from_table(name)
     assert shape is not None
     assert (
         Cache(
@@ -562,7 +562,7 @@ def test_how_checkpoints_are_quantized(said: dict[str, Any], dtype: str, width: 
         return
     found = quantization(config)
     always = dict.fromkeys(("embeddings", "head", "router", "media"), 1.0)
-    assert (found.dtype, found.width, found.kept) == (dtype, width, always | kept)
+    assert (found.dtype, found.width, found.unquantized) == (dtype, width, always | kept)
 
 
 def test_no_pattern_of_a_config_is_executed() -> None:

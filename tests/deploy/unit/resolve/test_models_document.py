@@ -12,7 +12,7 @@ import pytest
 
 from deploy.resolve.fit import LEAST_CAPABILITIES, Need, cheapest, rank
 from deploy.resolve.instances import all_types, find
-from deploy.resolve.model.shape import known_model
+from deploy.resolve.model.shape import shape_from_table
 from deploy.spec.values import Precision
 from tests.docs.pages import fill, table
 from tests.one_test import in_one_test
@@ -27,7 +27,7 @@ def test_a_row_in_models_document(row: list[str]) -> None:
     name, context, weights, instance = row
     types = instance.split("`")[1::2]
     assert all(find(type) is not None for type in types)
-    shape = known_model(name)
+    shape = shape_from_table(name)
     assert (shape is None) == name.endswith("¹")
     if shape is not None:
         assert shape.context is not None

@@ -12,7 +12,7 @@ import pytest
 
 from handler.config.loader import read_config
 from handler.config.options import OPTIONS
-from handler.config.options.option import shown
+from handler.config.options.option import redacted
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm.arguments import capabilities_of, construct, llm_arguments, release_of, warn_of_newer
@@ -194,7 +194,7 @@ def test_what_tensorrt_engines_had_is_refused_by_name() -> None:
     for option in had:
         with pytest.raises(ConfigError) as refused:
             read_config(overrides=["option.llm_engine=trtllm", f"{option.key}=x"], environ={}).checked()
-        assert str(refused.value) == f"-o {shown(f'{option.key}=x')}: {option.help.removeprefix('refused: ')}"
+        assert str(refused.value) == f"-o {redacted(f'{option.key}=x')}: {option.help.removeprefix('refused: ')}"
 
 
 @pytest.mark.parametrize(

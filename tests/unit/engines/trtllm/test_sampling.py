@@ -16,9 +16,9 @@ from handler.engines.base import EngineConfig, EngineRequest, Step
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.engines.trtllm.engine import TrtRequest
 from handler.engines.trtllm.sampling import (
-    Model,
+    ModelProperties,
     guided_decoding_arguments,
-    own_stops,
+    misses_stops,
     sampling_arguments,
     structured_output_check,
 )
@@ -27,8 +27,8 @@ from tests.one_test import in_one_test
 # -- from Sampling to SamplingParams' keywords -------------------------------------------------------------------------
 
 
-TORCH = Model(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True)
-TRTLLM = Model(vocabulary=10, eos=frozenset({3}), tokenizer_eos=3, torch_sampler=False)
+TORCH = ModelProperties(vocabulary=10, eos=frozenset({3, 4}), tokenizer_eos=3, torch_sampler=True)
+TRTLLM = ModelProperties(vocabulary=10, eos=frozenset({3}), tokenizer_eos=3, torch_sampler=False)
 PLAIN = {
     "max_tokens": 30,
     "detokenize": False,
@@ -131,7 +131,7 @@ def test_forbidden_words_leave_the_end_to_the_engines_tokenizer() -> None:
     endless = sampling_arguments(Sampling(bad_sequences=("a",), ignore_eos=True, stop_token_ids=(5,)), TRTLLM)
     assert endless["ignore_eos"]
     assert "stop_token_ids" not in endless  # newer versions would not look for them
-    assert own_stops(Sampling(bad_sequences=("a",), ignore_eos=True, stop_token_ids=(5,)), TRTLLM)
+    assert misses_stops(Sampling(bad_sequences=("a",), ignore_eos=True, stop_token_ids=(5,)), TRTLLM)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_forbidden_words_leave_the_end_to_the_engines_tokenizer() -> None:
     [({3, 4}, 4, 4, {3}), ({3, 4}, None, 3, {4}), ({3}, 3, 3, set()), (set(), None, -1, set())],
 )
 def test_the_end_is_the_tokenizers(eos: set[int], tokenizer_eos: int | None, end_id: int, others: set[int]) -> None:
-    model = Model(vocabulary=10, eos=frozenset(eos), tokenizer_eos=tokenizer_eos, torch_sampler=True)
+    model = ModelProperties(vocabulary=10, eos=frozenset(eos), tokenizer_eos=tokenizer_eos, torch_sampler=True)
     found = sampling_arguments(Sampling(), model)
     assert (found["end_id"], found["pad_id"]) == (end_id, max(end_id, 0))
     assert set(found.get("stop_token_ids", ())) == others
@@ -152,9 +152,9 @@ def test_a_least_length_holds_back_stop_ids_by_our_own_look() -> None:
     found = sampling_arguments(sampling, TRTLLM)
     assert found["min_tokens"] == 6
     assert "stop_token_ids" not in found
-    assert own_stops(sampling, TRTLLM)
-    assert not own_stops(Sampling(min_new_tokens=6), TRTLLM)
-    assert own_stops(Sampling(min_new_tokens=6), TORCH)  # it has a second EOS
+    assert misses_stops(sampling, TRTLLM)
+    assert not misses_stops(Sampling(min_new_tokens=6), TRTLLM)
+    assert misses_stops(Sampling(min_new_tokens=6), TORCH)  # it has a second EOS
     # With no end id there is nothing to hold back but the id -1, which is the last of the vocabulary.
     assert "min_tokens" not in sampling_arguments(Sampling(min_new_tokens=6, ignore_eos=True), TRTLLM)
 
@@ -164,34 +164,10 @@ def test_a_least_length_holds_back_stop_ids_by_our_own_look() -> None:
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ({"max_new_tokens": -1}, "max_new_tokens must be at least 1"),
-        ({"min_new_tokens": -1}, "min_new_tokens"),
-        ({"temperature": -0.1}, "temperature must be a finite number of at least 0"),
-        ({"temperature": math.nan}, "temperature"),
-        ({"temperature": math.inf}, "temperature must be a finite number of at least 0"),
-        ({"top_k": -1}, "top_k"),
-        ({"top_p": 1.1}, "top_p"),
-        ({"top_p": -0.1}, "top_p"),
-        ({"min_p": 1.1}, "min_p"),
-        ({"min_p": -0.1}, "min_p"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty must be a finite number above 0"),
-        ({"repetition_penalty": math.inf}, "repetition_penalty must be a finite number above 0"),
-        ({"presence_penalty": math.inf}, "presence_penalty must be a finite number"),
-        ({"frequency_penalty": math.nan}, "frequency_penalty must be a finite number"),
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size"),
-        ({"seed": 2**64}, "seed"),
-        ({"seed": -1}, "seed"),
         ({"logit_bias": ((10, 1.0),)}, "token ids must be from 0 to 9"),
         ({"bad_token_ids": (-1,)}, "token ids must be from 0 to 9"),
         ({"num_beams": 2, "length_penalty": -1.0}, "length_penalty must be a finite number of at least 0"),
         ({"num_beams": 2, "length_penalty": math.inf}, "length_penalty must be a finite number of at least 0"),
-        (
-            {"structured_output": StructuredOutput("regex", "a"), "ignore_eos": True},
-            "structured output cannot be combined with ignore_eos",
-        ),
-        (
-            {"structured_output": StructuredOutput("regex", "a"), "min_new_tokens": 1},
-            "structured output cannot be combined with a minimum length",
-        ),
         ({"structured_output": StructuredOutput("tree", "x")}, "does not support structured output of the kind 'tree'"),
     ],
 )
@@ -215,7 +191,7 @@ def test_with_several_eos_ids_forbidden_words_exclude_ignore_eos() -> None:
         (StructuredOutput("choice", '["yes", "no"]'), {"regex": "(yes|no)"}),
     ],
 )
-def test_guides(structured_output: StructuredOutput, wanted: dict[str, Any]) -> None:
+def test_guides_become_trtllms_guided_decoding(structured_output: StructuredOutput, wanted: dict[str, Any]) -> None:
     assert guided_decoding_arguments(structured_output) == wanted
 
 
@@ -250,19 +226,19 @@ def logprobs(*values: tuple[int, float]) -> list[dict[int, Any]]:
 
 def test_one_token_more_goes_into_the_columns() -> None:
     found, step = running([5], logprobs=logprobs((5, -0.5))), Step([], [], [], [])
-    assert found.one_token(step)
-    assert not found.one_token(step)  # nothing new
+    assert found.single_token(step)
+    assert not found.single_token(step)  # nothing new
     assert found.outputs() == []
     output = found.result.outputs[0]
     output.token_ids, output.logprobs = [5, 6], logprobs((5, -0.5), (6, -0.25))
-    assert found.one_token(step)
+    assert found.single_token(step)
     assert step == Step([7, 7], [5, 6], [-0.5, -0.25], [])
 
 
 def test_a_token_without_a_log_probability_has_none() -> None:
     step = Step([], [], [], [])
-    assert running([5], logprobs=[]).one_token(step)
-    assert running([5], logprobs=None).one_token(step)
+    assert running([5], logprobs=[]).single_token(step)
+    assert running([5], logprobs=None).single_token(step)
     assert step.logprobs == [None, None]
 
 
@@ -282,7 +258,7 @@ def test_a_token_without_a_log_probability_has_none() -> None:
 )
 def test_all_else_does_not(other: TrtRequest) -> None:
     step = Step([], [], [], [])
-    assert not other.one_token(step)
+    assert not other.single_token(step)
     assert step == Step([], [], [], [])
 
 
@@ -292,27 +268,27 @@ def test_what_has_ended_without_a_reason_or_cannot_be_read_is_an_error() -> None
     empty.result.outputs = []
     for broken in (ended, empty, strange):
         step = Step([], [], [], [])
-        assert not broken.one_token(step)
+        assert not broken.single_token(step)
         (output,) = broken.outputs()
         assert (output.finish, step.ids) == (Finish.ERROR, [])
         assert output.error
 
 
-def test_what_was_in_the_prefix_cache_comes_once_with_the_first_token() -> None:
+def test_tokens_of_trtllms_prefix_cache_come_once_with_the_first_token() -> None:
     found, step = running([5]), Step([], [], [], [])
     found.result.cached_tokens = 32
-    assert not found.one_token(step)
+    assert not found.single_token(step)
     (output,) = found.outputs()
     assert (output.ids, output.extras) == ([5], Extras(num_cached_tokens=32))
     found.result.outputs[0].token_ids = [5, 6]
-    assert found.one_token(step)
+    assert found.single_token(step)
     assert step.ids == [6]
 
 
 def test_an_answer_that_goes_on_tells_nothing_of_the_prefix_cache() -> None:
     found, step = running([5], goes_on=True), Step([], [], [], [])
     found.result.cached_tokens = 32
-    assert found.one_token(step)
+    assert found.single_token(step)
 
 
 # -- what is found out of a guide before TensorRT-LLM gets it, in the process that tries them --------------------------

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.values import Finish, Token
-from handler.protocols.assistant.answer import AnswerReader
-from handler.protocols.assistant.events import AnswerParser, Arguments, CallEnd, CallStart, Ending, Event
+from handler.protocols.assistant.answer import ResponseReader
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event, EventParser
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.parsing import ArgumentsText, CheckedCalls, NamedCall
 from tests.doubles.steps import steps
@@ -24,11 +24,11 @@ Call = tuple[str, str, bool]
 
 
 def read(
-    parser: AnswerParser, pieces: Sequence[str], finish: Finish, allowed: Collection[str] | None = None
+    parser: EventParser, pieces: Sequence[str], finish: Finish, allowed: Collection[str] | None = None
 ) -> list[str | Call]:
     """The text and the calls of an answer; the parts of a stream and of a whole answer are the same."""
     tokens = [Token(1, piece, None, False) for piece in pieces]
-    reader = AnswerReader(parser, allowed=allowed)
+    reader = ResponseReader(parser, allowed=allowed)
     return joined([*(event for token in tokens for event in reader.feed(token)), *reader.flush(finish)])
 
 

@@ -179,7 +179,7 @@ def test_calls_and_an_answer_without_a_rule_for_both_are_refused(changes: dict[s
     ],
 )
 def test_an_answer_by_its_own_rule_has_no_calls(text: str, number: int, size: int) -> None:
-    found = read_tools({"tools": TOOLS}, TAGS).with_answer(StructuredOutput("regex", "a"), "guided_regex")
+    found = read_tools({"tools": TOOLS}, TAGS).with_response(StructuredOutput("regex", "a"), "guided_regex")
     parser = found.parser()
     assert parser is not None
     events = read(parser, [text[at : at + size] for at in range(0, len(text), size)])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import Finish, Token
-from handler.protocols.assistant.answer import AnswerReader
+from handler.protocols.assistant.answer import ResponseReader
 from handler.protocols.assistant.events import CallStart, Event
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.grammar import Notation, write_calls
@@ -99,7 +99,7 @@ def test_the_end_of_a_message_within_a_string_is_no_text(end: str) -> None:
 ])  # fmt: skip
 def test_a_parameter_whose_tag_has_no_end_breaks_its_call(format: str, text: str) -> None:
     for pieces in ([text], text):
-        reader = AnswerReader(FORMATS[format].make(TOOLS))
+        reader = ResponseReader(FORMATS[format].make(TOOLS))
         events = [event for piece in pieces for event in reader.feed(Token(5, piece, None, False))]
         events += reader.flush(Finish.EOS)
         assert events
@@ -176,7 +176,7 @@ TWO_CALLS = {
 
 
 def reader_of(format: str, finish: Finish, text: str, size: int) -> list[Event]:
-    reader = AnswerReader(FORMATS[format].make(TOOLS), allowed=["save", "run"])
+    reader = ResponseReader(FORMATS[format].make(TOOLS), allowed=["save", "run"])
     tokens = [Token(1, text[at : at + size], None, False) for at in range(0, len(text), size)]
     return reader.read(tokens, finish)[0]
 

@@ -17,7 +17,7 @@ from handler.config.options.tables import REASONING_PARSERS
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
 from handler.core.text import Prompt, SequenceState, Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
-from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_form, describe_parsers
+from handler.protocols.assistant.answer import ResponseForm, ResponseReader, describe_parsers, response_form
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 from handler.protocols.assistant.reasoning import ReasoningForm, thinking_parser
 from handler.protocols.assistant.reasoning_families import ALIASES, FAMILIES, choose_family
@@ -628,8 +628,8 @@ def test_default_arguments_of_the_renderer_are_refused_at_the_start() -> None:
 THINKING = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes"}
 
 
-def reader(**options: Any) -> AnswerReader:
-    found = answer_form(Tools(), with_options(CAPABLE, trim_answers=True, **options)).reader()
+def reader(**options: Any) -> ResponseReader:
+    found = response_form(Tools(), with_options(CAPABLE, trim_answers=True, **options)).reader()
     assert found is not None
     return found
 
@@ -666,5 +666,5 @@ def test_plain_text_is_trimmed_as_a_whole(pieces: list[str]) -> None:
 
 
 def test_without_the_option_plain_text_has_no_reader() -> None:
-    assert AnswerForm().reader() is None
-    assert answer_form(Tools(), CAPABLE) == AnswerForm()
+    assert ResponseForm().reader() is None
+    assert response_form(Tools(), CAPABLE) == ResponseForm()

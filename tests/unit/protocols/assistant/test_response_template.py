@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from handler.core.text import Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
-from handler.protocols.assistant.answer import answer_form, describe_parsers, reasoning_family
+from handler.protocols.assistant.answer import describe_parsers, reasoning_family, response_form
 from handler.protocols.assistant.events import Arguments, CallStart, Event
 from handler.protocols.assistant.response_template.parsing import ResponseParser
 from handler.protocols.assistant.response_template.pattern import Attempt, Pattern
@@ -148,7 +148,7 @@ def test_what_is_no_call_stays_text(template: str, text: str) -> None:
 def test_without_tools_calls_and_unwanted_reasoning_stay_in_the_text() -> None:
     text = '<think>Hm.</think><tool_call>{"name": "f"}</tool_call>'
     assert read("hermes", "", [text], None) == ("Hm.", text.removeprefix("<think>Hm.</think>"), [])
-    parser = ResponseParser(READ["hermes"], "", thoughts=False)
+    parser = ResponseParser(READ["hermes"], "", separates=False)
     assert parts([*parser.feed(text), *parser.flush()]) == ("", text, [])
 
 
@@ -350,7 +350,7 @@ GUIDED = Sampling(structured_output=StructuredOutput("json", "{}"))
 def test_structured_output_has_none_of_the_templates_marks(
     context: ServerContext, prompt: str, text: str, wanted: Any
 ) -> None:
-    form = answer_form(Tools(), replace(context, vocabulary=BYTES))
+    form = response_form(Tools(), replace(context, vocabulary=BYTES))
     assert form.thinking is not None
     thoughts = form.thinking.read_prompt(Request("", GUIDED), prompt).sampling.thoughts
     if wanted[0]:
@@ -364,9 +364,9 @@ def test_structured_output_has_none_of_the_templates_marks(
 def test_special_tokens_in_its_marks_are_shown_and_no_others() -> None:
     vocabulary = Vocabulary([b"<think>", b"</think>", b"<|im_end|>", b"<s>"], special={0, 1, 2, 3})
     context = replace(OWN, vocabulary=vocabulary)
-    assert answer_form(Tools(), context).sampling(Sampling(), context).marks == {"<think>", "</think>", "<|im_end|>"}
+    assert response_form(Tools(), context).sampling(Sampling(), context).marks == {"<think>", "</think>", "<|im_end|>"}
     rule = Sampling(structured_output=StructuredOutput("json", "{}"))
-    assert answer_form(Tools(), context).sampling(rule, context).marks == {"<think>", "</think>"}
+    assert response_form(Tools(), context).sampling(rule, context).marks == {"<think>", "</think>"}
 
 
 def test_thoughts_tokens_are_counted() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from handler.protocols.assistant.events import AnswerParser, Arguments, CallEnd, CallStart, Event
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, EventParser
 from handler.protocols.assistant.tools.grammar import Notation
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "tool_calls"
@@ -137,7 +137,7 @@ Read = list[str | list[str]]
 """Text, and calls as a name and the text of the arguments."""
 
 
-def read(parser: AnswerParser, pieces: Iterable[str]) -> Read:
+def read(parser: EventParser, pieces: Iterable[str]) -> Read:
     """Join the events of an answer that comes in pieces."""
     events: list[Event] = [event for piece in pieces for event in parser.feed(piece)]
     found: Read = []

@@ -142,15 +142,15 @@ class Gemma4(CallParser):
 
     def _continues(self, ends: str) -> bool | None:
         """Return whether the text after a string continues the call, or None if more text is needed to decide."""
-        rest = self.held.lstrip(SPACES)
+        remainder = self.held.lstrip(SPACES)
         for number, end in enumerate(reversed(ends)):
-            if rest[:1] == ",":
+            if remainder[:1] == ",":
                 inner = ends[len(ends) - 1 - number]
-                return True if inner == "]" else _begins_member(rest[1:])
-            if rest[:1] != end:
-                return None if not rest else False
-            rest = rest[1:].lstrip(SPACES)
-        begun = rest[: len(self.call_end)]
+                return True if inner == "]" else _begins_member(remainder[1:])
+            if remainder[:1] != end:
+                return None if not remainder else False
+            remainder = remainder[1:].lstrip(SPACES)
+        begun = remainder[: len(self.call_end)]
         if begun == self.call_end:
             return True
         return None if self.call_end.startswith(begun) else False

@@ -309,7 +309,7 @@ _TEMPLATE = r"(?s)\A(?!.*(?:<tool_calls>|minimax\[)).*<tool_call>"
 
 _OBJECT = ('{"name": "NAME", "arguments": ', "}")
 
-_ONE_A_MARK = Notation(
+_CALL_PER_MARKER = Notation(
     ('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>"), between="\n", mark="<tool_call>"
 )
 
@@ -318,7 +318,7 @@ def _list_between(parser: type[JsonCalls], call: tuple[str, str] = _OBJECT) -> d
     return {"": Notation(call, (f"{parser.begins[0]}[", f"]{parser.end}"), ", ", mark=parser.begins[0])}
 
 
-HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), _TEMPLATE, {"": _ONE_A_MARK})
+HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), _TEMPLATE, {"": _CALL_PER_MARKER})
 """Each tool call is an object between its own markers (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
 
 SMOLLM2 = Format("smollm2", Hermes, HERMES.marks, notations=_list_between(Hermes))
@@ -333,9 +333,9 @@ GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>", _li
 _LLAMA3 = r"(?s)\A(?!.*<function=).*(?:<\|python_tag\|>|dictionary of argument name)"
 """Matches the chat templates of Llama 3, except Functionary's, which show another format."""
 
-_WHOLE_ANSWER = Notation(('{"name": "NAME", "parameters": ', "}"), between="; ", several=False)
+_WHOLE_RESPONSE = Notation(('{"name": "NAME", "parameters": ', "}"), between="; ", several=False)
 
-LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3, {"": _WHOLE_ANSWER})
+LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3, {"": _WHOLE_RESPONSE})
 """An object with `parameters` as the whole response, possibly after a marker (source: Llama 3.1 to 3.3 templates)."""
 
 _AFTER_A_WORD = Notation(_OBJECT, ("functools[", "]"), ", ", mark="functools[")
@@ -348,7 +348,11 @@ LONGCAT = Format(
     LongCat,
     (*LongCat.begins, LongCat.end),
     "<longcat_tool_call>",
-    {"": _ONE_A_MARK._replace(call=(f"{LongCat.begins[0]}{_OBJECT[0]}", f"}}{LongCat.end}"), mark=LongCat.begins[0])},
+    {
+        "": _CALL_PER_MARKER._replace(
+            call=(f"{LongCat.begins[0]}{_OBJECT[0]}", f"}}{LongCat.end}"), mark=LongCat.begins[0]
+        )
+    },
 )
 """Like hermes, but with other markers (source: vLLM 0.33)."""
 
@@ -499,12 +503,12 @@ class Mistral(JsonCalls):
         yield from self.call_with_json(name)
 
 
-_MISTRAL_NAMED = Notation((f"{_CALLS}NAME{_ARGUMENTS}", ""), mark=_CALLS)
+_MISTRAL_WITH_NAME = Notation((f"{_CALLS}NAME{_ARGUMENTS}", ""), mark=_CALLS)
 
 MISTRAL = Format(
     "mistral",
     Mistral,
     (_CALLS, _CALL_ID, _ARGUMENTS),
     r"\[TOOL_CALLS\]",
-    {_ARGUMENTS: _MISTRAL_NAMED, **_list_between(Mistral)},
+    {_ARGUMENTS: _MISTRAL_WITH_NAME, **_list_between(Mistral)},
 )

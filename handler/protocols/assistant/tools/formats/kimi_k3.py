@@ -42,7 +42,7 @@ class KimiK3(OpenValues, SectionedCalls):
         self.begin(name)
         schema = self.schema(name)
 
-        def known(text: str) -> bool:
+        def is_parameter(text: str) -> bool:
             match = _ATTRIBUTE.match(text)
             return match is not None and schema.property(schema.root, match[2]) is not None
 
@@ -53,7 +53,7 @@ class KimiK3(OpenValues, SectionedCalls):
                 self.write(f"{before}{dumps(attributes.get('key', ''))}: ")
                 before = ", "
                 value = ParameterValue(STRING if attributes.get("type", "string") == "string" else ANY, self.write)
-                end = yield from self.read_value(value.feed, _TAGS, known)
+                end = yield from self.read_value(value.feed, _TAGS, is_parameter)
                 value.close()
             elif end == _JSON and before == "{":
                 yield from self._attributes()

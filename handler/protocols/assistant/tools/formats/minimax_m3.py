@@ -120,10 +120,10 @@ class MinimaxM3(SectionedCalls):
         """Write the value of an element and consume its end tag."""
         types = schemas.types(schema)
         space: list[str] = []
-        while not (rest := self.held.lstrip(SPACES)):
+        while not (remainder := self.held.lstrip(SPACES)):
             space.append(self.advance(len(self.held)))
             yield
-        space.append(self.advance(len(self.held) - len(rest)))
+        space.append(self.advance(len(self.held) - len(remainder)))
         value = ParameterValue(types, self.write)
         if (yield from self.take(_MARK)):
             kind = yield from self._next_tag()

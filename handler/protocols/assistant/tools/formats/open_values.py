@@ -167,11 +167,11 @@ class OpenValues(CallParser):
         self.unsure = False
         self.end_call(Ending.OPEN if guessed else Ending.WHOLE)
 
-    def read_value(self, write: Callable[[str], None], tags: Tags, known: Callable[[str], bool]) -> Steps[str]:
+    def read_value(self, write: Callable[[str], None], tags: Tags, is_parameter: Callable[[str], bool]) -> Steps[str]:
         """Pass the text of a value to `write`, and return the tag that ends it, which is consumed.
 
         Args:
-            known: returns whether a text after `tags.value` begins with the name of a parameter.
+            is_parameter: returns whether a text after `tags.value` begins with the name of a parameter.
         """
         tag = yield from self.stream_until(write, *tags.all)
         if self._decided or tag in tags.stops:
@@ -190,18 +190,18 @@ class OpenValues(CallParser):
         if at is None:
             at = self._last_end(undecided, stop)
         lacks_end = undecided.quotes or (undecided.last_end is None and undecided.closer is not None)
-        if lacks_end and parts[0] == tags.next == tags.value and known("".join(parts[1:])):
+        if lacks_end and parts[0] == tags.next == tags.value and is_parameter("".join(parts[1:])):
             at, is_certain, self.unsure = 0, False, False
         if at is None:
             write("".join(parts))
             while True:  # the value is open
                 yield from self._open()
         write("".join(parts[:at]))
-        rest = "".join([*parts[at + 1 :], stop])
+        remainder = "".join([*parts[at + 1 :], stop])
         if is_certain:
-            self.held = rest + self.held
+            self.held = remainder + self.held
         else:
-            self._rest, self._after, self.held, self._decided = rest, self.held, "", True
+            self._rest, self._after, self.held, self._decided = remainder, self.held, "", True
         return parts[at] if at < len(parts) else self._take_stop()
 
     def _last_end(self, undecided: _Undecided, stop: str) -> int | None:
@@ -227,8 +227,8 @@ class OpenValues(CallParser):
         """Read the text after the end of a value once more, in pieces."""
         events: list[Event] = []
         while self._decided:
-            rest, after, self._rest, self._after = self._rest, self._after, "", ""
-            for piece in pieces(rest):
+            text, after, self._rest, self._after = self._rest, self._after, "", ""
+            for piece in pieces(text):
                 events += super().feed(piece)
             if self._at_end:
                 break

@@ -102,11 +102,11 @@ class TaggedCalls(OpenValues):
     def value(self, value: ParameterValue, schema: ToolSchema) -> Steps[str]:
         """Read a value up to the tag that ends it, and return the tag."""
 
-        def known(text: str) -> bool:
+        def is_parameter(text: str) -> bool:
             match = _KEY.match(text.lstrip("\"'"))
             return match is not None and schema.property(schema.root, match[0].strip()) is not None
 
-        return (yield from self.read_value(value.feed, self._tags(), known))
+        return (yield from self.read_value(value.feed, self._tags(), is_parameter))
 
     def _tags(self) -> Tags:
         outer: tuple[str, ...] = ()

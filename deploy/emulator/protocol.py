@@ -33,9 +33,9 @@ class ApiError(Exception):
         return web.json_response({"Message": str(self), **self.members}, status=self.status, headers=headers)
 
 
-async def name_request(request: web.Request, answer: web.StreamResponse) -> None:
+async def name_request(request: web.Request, response: web.StreamResponse) -> None:
     """Add a request ID to the response headers, as AWS does."""
-    answer.headers.setdefault("x-amzn-RequestId", str(uuid.uuid4()))
+    response.headers.setdefault("x-amzn-RequestId", str(uuid.uuid4()))
 
 
 def validation_error(message: str, status: int = 400) -> ApiError:
@@ -128,9 +128,9 @@ def to_container(headers: Mapping[str, str], operation: Operation, adapter: str 
     Raises:
         ApiError: this endpoint does not support a header, or a header value is invalid.
     """
-    for name, why in _REFUSED.items():
+    for name, reason in _REFUSED.items():
         if name in headers:
-            raise validation_error(f"{why}, but this endpoint is of another kind.")
+            raise validation_error(f"{reason}, but this endpoint is of another kind.")
     passed = {name: headers[name] for name in _PASSED if name in headers}
     for name, pattern in _PATTERNS.items():
         if name in passed and not pattern.fullmatch(passed[name]):
