@@ -443,6 +443,13 @@ def test_a_file_that_cannot_be_written_is_copied_once(tmp_path: Path, monkeypatc
     assert writable(source, tmp_path / "made") == copy
 
 
+def test_a_file_with_a_suffix_in_capitals_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.GGUF").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    link = writable(Path("model.GGUF"), tmp_path / "made")
+    assert (link.name, link.is_symlink(), link.read_bytes()) == ("model.gguf", True, b"GGUF")
+
+
 @pytest.mark.nightly
 def test_a_file_of_the_hub_is_served(tmp_path: Path) -> None:
     source = tmp_path / "small.gguf"
