@@ -23,6 +23,8 @@ from handler.engines.base import (
 )
 from handler.engines.structured_output.ebnf import acyclic
 
+_MAX_SEED = (1 << 64) - 1
+
 # Limits that keep a request from crashing the engine: a NaN, or a `top_k` above the vocabulary's size, fails a
 # device-side assertion.
 _COLDEST = 1e-5  # lower temperatures are treated as greedy, because logits divided by them may be infinite
@@ -215,20 +217,34 @@ def sampling_arguments(sampling: Sampling, model: ModelProperties) -> dict[str, 
 
 
 def _check(sampling: Sampling, model: ModelProperties) -> None:
-    """Raise ValueError for values that TensorRT-LLM would reject later, in C++ and without naming the parameter.
-
-    Ranges that are the same for all engines have been checked when the request was read.
-    """
-    if sampling.max_new_tokens < 1:
-        raise ValueError("max_new_tokens must be at least 1")
+    """Raise ValueError for values that TensorRT-LLM would reject later, in C++ and without naming the parameter."""
+    _require(sampling.max_new_tokens >= 1, "max_new_tokens must be at least 1")
+    _require(sampling.min_new_tokens >= 0, "min_new_tokens must be at least 0")
+    _require(0 <= sampling.temperature < math.inf, "temperature must be a finite number of at least 0")
+    _require(sampling.top_k >= 0, "top_k must be at least 0")
+    _require(0 <= sampling.top_p <= 1, "top_p must be from 0 to 1")
+    _require(0 <= sampling.min_p <= 1, "min_p must be from 0 to 1")
+    _require(0 < sampling.repetition_penalty < math.inf, "repetition_penalty must be a finite number above 0")
+    _require(math.isfinite(sampling.presence_penalty), "presence_penalty must be a finite number")
+    _require(math.isfinite(sampling.frequency_penalty), "frequency_penalty must be a finite number")
+    _require(sampling.no_repeat_ngram_size >= 0, "no_repeat_ngram_size must be at least 0")
+    _require(0 <= (sampling.seed or 0) <= _MAX_SEED, "seed must be from 0 to 2^64 - 1")
     ids = {*sampling.bad_token_ids, *(id for id, _ in sampling.logit_bias)}
-    if not all(0 <= id < model.vocabulary for id in ids):
-        raise ValueError(f"token ids must be from 0 to {model.vocabulary - 1}")
-    if sampling.num_beams > 1 and not 0 <= sampling.length_penalty < math.inf:
-        raise ValueError("length_penalty must be a finite number of at least 0 with TensorRT-LLM")
-    if _by_tokenizer(sampling) and sampling.ignore_eos and len(model.eos) > 1:
+    _require(all(0 <= id < model.vocabulary for id in ids), f"token ids must be from 0 to {model.vocabulary - 1}")
+    if sampling.num_beams > 1:
+        needed = "length_penalty must be a finite number of at least 0 with TensorRT-LLM"
+        _require(0 <= sampling.length_penalty < math.inf, needed)
+    if sampling.structured_output is not None:
+        _require(not sampling.ignore_eos, "structured output cannot be combined with ignore_eos")
+        _require(not sampling.min_new_tokens, "structured output cannot be combined with a minimum length")
+    if _by_tokenizer(sampling) and sampling.ignore_eos:
         # TensorRT-LLM would add the model's other end tokens to the stop ids.
-        raise ValueError("bad_sequences cannot be combined with ignore_eos: there are several end tokens")
+        _require(len(model.eos) < 2, "bad_sequences cannot be combined with ignore_eos: there are several end tokens")
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
 
 
 # -- check a client's structured output before TensorRT-LLM gets it ----------------------------------------------------
