@@ -19,7 +19,7 @@ _LINE_OVERHEAD = len("  HTTP/1.1")  # bytes of the request line besides the meth
 
 _MAX_REPEATED = 1 << 11  # maximum size of a head that is remembered, in bytes
 _MAX_DIGITS = 15  # maximum digits of its Content-Length
-_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: ([0-9]{1,%d})\r\n" % _MAX_DIGITS, re.IGNORECASE)
+_CONTENT_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,%d})\r\n" % _MAX_DIGITS, re.IGNORECASE)
 
 log = logging.getLogger("uvicorn.error")
 
@@ -77,7 +77,7 @@ class RepeatedHead:
 
     Args:
         headers: headers of the parsed head.
-        data: bytes of the head.
+        data: bytes of the head. If it has a Content-Length, `_CONTENT_LENGTH` matches it.
 
     Attributes:
         head: the parsed head.
@@ -89,9 +89,8 @@ class RepeatedHead:
         self._before = data
         self._after = b""
         self._index: int | None = None  # of the Content-Length among the headers
-        names = [name for name, _ in headers]
-        if b"content-length" in names and (match := _CONTENT_LENGTH.search(data)):
-            self._index = names.index(b"content-length")
+        if match := _CONTENT_LENGTH.search(data):
+            self._index = [name for name, _ in headers].index(b"content-length")
             self._before = data[: match.start(1)]
             self._after = data[match.end(1) :]
 
@@ -193,6 +192,8 @@ class RequestParser:
         if head is None or len(data) > _MAX_REPEATED or not data.endswith(b"\r\n\r\n"):
             return
         fields = dict(self._headers)
+        if b"content-length" in fields and not _CONTENT_LENGTH.search(data):
+            return
         length = int(fields.get(b"content-length", b"0"))
         is_plain = head.keep_alive and not head.expects_continue and b"transfer-encoding" not in fields
         if is_plain and self.num_left == length and self.in_body == bool(length) and not self.in_head:

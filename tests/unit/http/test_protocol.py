@@ -690,6 +690,14 @@ def test_a_head_that_differs_only_near_its_length_is_parsed(second: bytes, statu
     assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:3]] == [b"200", status]
 
 
+@pytest.mark.parametrize("field", [b":3", b":  3", b":\t3", b": 3 ", b": 003", b": " + b"3".zfill(16)])
+def test_a_length_in_any_spelling_delimits_the_body_of_each_head(field: bytes) -> None:
+    request = _post(b"one").replace(b": 3", field)
+    end = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    responses = bodies(asyncio.run(exchange(mirror, [request * 3 + end])))
+    assert responses[:-1] == [b"POST /a content-length,x one"] * 3
+
+
 def test_requests_with_the_same_head_share_its_memo_and_no_others_do() -> None:
     memos = list[dict[str, Any] | None]()
 
