@@ -205,7 +205,7 @@ class Exchange:
 
     async def receive(self) -> Message:
         transport = self._connection.transport
-        if self._expects_continue and not transport.is_closing():
+        if self._expects_continue and not (self.is_over or transport.is_closing()):
             transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             self._expects_continue = False
         if not self.is_over:

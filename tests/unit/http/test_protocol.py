@@ -189,6 +189,19 @@ def test_a_leave_to_continue_does_not_wait() -> None:
 # -- HTTP/1.0 ----------------------------------------------------------------------------------------------------
 
 
+def test_a_refused_request_gets_no_leave_to_continue(caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def story() -> None:
+        async with connected(mirror) as connection:
+            connection.receive(head + b"garbage")
+            assert (await connection.read_all()).startswith(b"HTTP/1.1 400 ")
+            await settle()
+
+    asyncio.run(story())
+    assert [record.getMessage() for record in caplog.records] == ["Invalid HTTP request received."]
+
+
 def test_a_stream_to_a_client_of_http_1_0_goes_out_as_it_comes() -> None:
     async def story() -> None:
         has_read = asyncio.Event()
