@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
@@ -208,6 +209,7 @@ class Protocol(asyncio.Protocol):
     flow: Flow
     transport: asyncio.Transport
     _scope: dict[str, Any]  # what the scopes of all requests have in common
+    _context: contextvars.Context  # in which requests begin, because the task of another request may begin them
     _last_words: bytes | None = None  # written after the last response; when set, nothing more is read
     _eof = False  # the client has closed its side of the connection
 
@@ -241,6 +243,7 @@ class Protocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
         self.flow = Flow(transport)
+        self._context = contextvars.copy_context()
         self._scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -449,7 +452,7 @@ class Protocol(asyncio.Protocol):
         self._turns.soon(self.loop, start, quick=method != "POST")
 
     def _run(self, exchange: Exchange) -> None:
-        self._server.tasks.add(self.loop.create_task(exchange.run(self._app)))
+        self._server.tasks.add(self._context.run(self.loop.create_task, exchange.run(self._app)))
 
     def end_task(self) -> None:
         """Remove the current task, which has answered a request, from the tasks of the server."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import json
 import re
@@ -1332,6 +1333,36 @@ def test_a_request_does_not_wait_for_those_whose_clients_have_left() -> None:
 
     with mock.patch.object(protocol, "_MAX_BEGUN", 1):
         asyncio.run(story())
+
+
+SEEN_BY = contextvars.ContextVar("SEEN_BY", default="")
+
+
+def test_no_request_sees_the_context_variables_of_another() -> None:
+    inherited = dict[str, str]()
+
+    async def story() -> None:
+        loop, turns = asyncio.get_running_loop(), protocol.LoopTurns()
+
+        def connect_and_send() -> None:
+            turns.note_connection(loop)  # so that the request begins only in the next turn
+            other.receive(b"POST /other HTTP/1.1\r\nContent-Length: 0\r\n\r\n")
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            path = scope["path"]
+            inherited[path] = SEEN_BY.get()
+            SEEN_BY.set(path)
+            if path == "/a":
+                loop.call_soon(connect_and_send, context=contextvars.Context())
+            await answer(send, b"")
+
+        async with connected(app, turns=turns) as first, connected(app, turns=turns) as other:
+            await settle()
+            first.receive(b"".join(b"POST /%c HTTP/1.1\r\nContent-Length: 0\r\n\r\n" % path for path in b"abc"))
+            await settle()
+
+    asyncio.run(story())
+    assert inherited == dict.fromkeys(["/a", "/b", "/c", "/other"], "")
 
 
 @pytest.mark.parametrize("chunk", [b"1\r\n[\r\n", b"4\r\n\r\n\r\n\r\n"])
