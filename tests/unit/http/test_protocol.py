@@ -176,6 +176,26 @@ def test_a_head_is_written_with_the_bytes_after_it(
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        (b"a", b"b\r\nset-cookie: c"),
+        (b"a: b\r\nset-cookie", b"c"),
+        (b"set-cookie: a", b"b"),
+        (b"a", b"b\nc: d"),
+        (b"a", b"b\r\n\r\nc"),
+        (b"a b", b"c"),
+        (b"a", b"\x00"),
+    ],
+)
+def test_a_header_of_a_response_that_contains_another_is_not_sent(header: tuple[bytes, bytes]) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        with pytest.raises(RuntimeError, match="characters that are not allowed"):
+            await send({"type": "http.response.start", "status": 200, "headers": [header]})
+
+    assert asyncio.run(exchange(app, [b"GET / HTTP/1.1\r\n\r\n"])) == b""
+
+
 def test_a_leave_to_continue_does_not_wait() -> None:
     async def story() -> None:
         async with connected(mirror) as connection:
