@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +26,7 @@ from handler.core.errors import (
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.batches import LIFETIME, Line, NewBatch, NewFile
 from handler.serving.batches import runner
-from handler.serving.batches.runner import BatchInput, BatchOutput, BatchRunner, Held, _Answering, _Stopped
+from handler.serving.batches.runner import BatchInput, BatchOutput, BatchRunner, Held
 from handler.serving.batches.store import BatchStore, OpenBatch, output_ids
 from tests.limits import WORDS, undocumented
 from tests.stepped import Clock
@@ -35,27 +37,69 @@ BAD = HttpResponse(400, "application/json", b'{"error": 1}')
 
 
 def line(id: Any, **body: Any) -> bytes:
-    return json.dumps({"custom_id": id, "method": "POST", "url": CHAT, "body": body}).encode()
+    return json.dumps({"custom_id": id, "method": "POST", "url": CHAT, "body": {"user": id, **body}}).encode()
 
 
 Answer = tuple[HttpResponse, Sequence[str], ServingError | None]
 
 
+ENDED = ("completed", "failed", "cancelled", "expired")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition that other threads bring about."""
+    never = asyncio.get_running_loop().create_future()
+    while not condition():
+        await asyncio.wait([never], timeout=0.01)
+
+
+async def forever(name: str) -> None:
+    await asyncio.Event().wait()
+
+
+class LineTask:
+    """The task of one line: its response is the next one that the test has for the line's `user`."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.parsed = None
+        self.finished = True
+        self.ignored: Sequence[str] = ()
+        self.error: ServingError | None = None
+        self._response = GOOD
+
+    async def parse(self, body: bytes) -> None:
+        name = json.loads(body)["user"]
+        self._run.asked.append(name)
+        if self._run.before is not None:
+            await self._run.before(name)
+        answers = self._run.answers.get(name, [])
+        if answers:
+            self._response, self.ignored, self.error = answers.pop(0)
+
+    def run(self) -> None: ...
+
+    def begin(self, work: None) -> None: ...
+
+    def take_whole(self) -> HttpResponse:
+        return self._response
+
+
 class Run:
     """A store with batches, and a runner whose lines are answered as the test says, by their `custom_id`."""
 
-    def __init__(
-        self, directory: Path, monkeypatch: pytest.MonkeyPatch, *, max_batch_lines: int = 2, **limits: Any
-    ) -> None:
+    def __init__(self, directory: Path, *, max_batch_lines: int = 2, **limits: Any) -> None:
         self.config = Config(**{"requests_total_bytes": 1 << 20, **limits})
         self.clock = Clock(1000.0)
         self.store = BatchStore(directory, self.config, self.clock)
         self.availability = SimpleNamespace(draining=False, opened=asyncio.get_running_loop().create_future())
+        routes = SimpleNamespace(dialects={CHAT: None}, dialect=lambda endpoint: None)
         model: Any = SimpleNamespace(
             config=self.config,
+            open=self._open,
             max_batch_lines=max_batch_lines,
             availability=self.availability,
-            admission=SimpleNamespace(routes=SimpleNamespace(dialects={CHAT: None})),
+            admission=SimpleNamespace(routes=routes),
             preprocessor=SimpleNamespace(large_bodies=SimpleNamespace(submit=self._decode_large, decode=json.loads)),
         )
         self.runner = BatchRunner(model, self.store)
@@ -66,22 +110,16 @@ class Run:
         self.refusals = 0
         self.waits: list[float] = []
 
-        async def attempt(answering: _Answering, line: Line) -> Answer:
-            name = line.custom_id or ""
-            self.asked.append(name)
-            if self.before is not None:
-                await self.before(name)
-            answers = self.answers.get(name, [])
-            return answers.pop(0) if answers else (GOOD, (), None)
-
-        monkeypatch.setattr(_Answering, "_try", attempt)
+    @contextlib.contextmanager
+    def _open(self, headers: Any, dialect: Any, **options: Any) -> Iterator[LineTask]:
+        yield LineTask(self)
 
     def _decode_large(self, size: int, decode: Callable[[], Any]) -> Any:
         if self.refusals:
             self.refusals -= 1
             raise Overloaded("busy")
         self.decoded.append(size)
-        value = {"custom_id": "large", "method": "POST", "url": CHAT, "body": {}}
+        value = {"custom_id": "large", "method": "POST", "url": CHAT, "body": {"user": "large"}}
         return SimpleNamespace(result=lambda: (value, 7))
 
     def create(self, *lines: bytes, owner: str = "ann", endpoint: str = CHAT, text: bytes | None = None) -> str:
@@ -93,9 +131,59 @@ class Run:
     def open(self, id: str) -> OpenBatch:
         return next(one for one in self.store.open_batches(99) if one.batch["id"] == id)
 
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Run the open batches of the store until the block ends."""
+        if not self.availability.opened.done():
+            self.availability.opened.set_result(None)
+        task = asyncio.ensure_future(self.runner.run())
+        try:
+            yield task
+        finally:
+            drained, self.availability.draining = self.availability.draining, True  # a stop drains before it cancels
+            task.cancel()
+            await asyncio.wait([task])
+            self.availability.draining = drained
+            assert self.runner.locked == {}, "no batch is left running"
+
     async def attend(self, id: str) -> Any:
-        await self.runner._attend(self.open(id))
+        """Run the open batches until this one has ended."""
+        async with self.running():
+            await until(lambda: self.batch(id)["status"] in ENDED)
         return self.batch(id)
+
+    def output(self, id: str) -> BatchOutput:
+        return BatchOutput(*(self.store.path(file) for file in output_ids(id)))
+
+    def is_free(self, id: str) -> bool:
+        """Tell whether no server has locked the output files of a batch."""
+        try:
+            self.output(id).close()
+        except BlockingIOError:
+            return False
+        return True
+
+    def searches(self) -> list[int]:
+        """Record from now on how many batches each search for open batches asks for."""
+        limits = list[int]()
+        search = self.store.open_batches
+
+        def recorded(limit: int) -> list[OpenBatch]:
+            limits.append(limit)
+            return search(limit)
+
+        self.store.open_batches = recorded  # type: ignore[method-assign]
+        return limits
+
+    async def search_again(self, searches: list[int]) -> None:
+        """Wait until the runner has searched twice more: the batches of the first search have then been started."""
+        target = len(searches) + 2
+
+        def searched() -> bool:
+            self.store.created.set()
+            return len(searches) >= target
+
+        await until(searched)
 
     def batch(self, id: str, owner: str = "ann") -> Any:
         return self.store.batch(owner, id)
@@ -127,7 +215,7 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
 
     def tell(told: Callable[[Run], Awaitable[None]], **limits: Any) -> None:
         async def main() -> None:
-            made = Run(tmp_path, monkeypatch, **limits)
+            made = Run(tmp_path, **limits)
             made.waits = waits
             try:
                 await told(made)
@@ -155,10 +243,27 @@ def test_each_line_is_answered_in_one_of_two_files(story: Callable[..., None]) -
         ]  # fmt: skip
         assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 5, "completed": 2, "failed": 3})
         assert (batch["in_progress_at"], batch["finalizing_at"], batch["completed_at"]) == (1000, 1000, 1000)
-        assert run.store.created.is_set(), "another batch can start"
         assert run.store.open_batches(9) == []
 
     story(told)
+
+
+def test_the_end_of_a_batch_starts_the_next(story: Callable[..., None]) -> None:
+    async def told(run: Run) -> None:
+        first, second = (run.create(line(name)) for name in "ab")
+        statuses: list[str] = []
+        wake = run.store.created.set
+
+        def woken() -> None:
+            statuses.append(run.batch(first)["status"])
+            wake()
+
+        run.store.created.set = woken  # type: ignore[method-assign]
+        await run.attend(second)
+        assert statuses[0] == "completed"
+        assert run.asked == ["a", "b"]
+
+    story(told, max_batch_lines=1)
 
 
 def test_what_the_engine_fails_is_tried_three_times(story: Callable[..., None]) -> None:
@@ -317,7 +422,7 @@ def test_a_batch_whose_lines_are_all_written_ends_as_it_would_have(status: str, 
         run.store.advance(id, (0, 0), change)
         if status == "cancelled":
             run.store.cancel("ann", id)
-        output = BatchOutput(*(run.store.path(file) for file in output_ids(id)))
+        output = run.output(id)
         output.write(1, b'{"id":"batch_req_x_1","custom_id":"a","response":{"status_code":200}}\n', failed=False)
         output.close()
         batch = await run.attend(id)
@@ -334,8 +439,10 @@ def test_a_server_that_stops_leaves_the_batch_to_the_next(story: Callable[..., N
             run.availability.draining = True
 
         run.before = drain
-        assert (await run.attend(id))["status"] == "in_progress"
-        assert not run.store.created.is_set()
+        async with run.running():
+            await until(lambda: run.asked and not run.runner.locked)
+        assert run.batch(id)["status"] == "in_progress"
+        assert not run.store.created.is_set(), "no other batch is started"
         run.availability.draining, run.before = False, None
         assert (await run.attend(id))["status"] == "completed"
         assert sorted(run.files(id)[0]) == [("a", 200), ("b", 200)]
@@ -346,17 +453,41 @@ def test_a_server_that_stops_leaves_the_batch_to_the_next(story: Callable[..., N
 def test_a_batch_that_another_server_has_ended_is_left_alone(story: Callable[..., None]) -> None:
     async def told(run: Run) -> None:
         id = run.create(line("a"))
-        one = run.open(id)
+        stale = [run.open(id)]
         run.store.end(id, "failed")
         for file in output_ids(id):
             run.store.path(file).touch()
-        await run.runner._attend(one)
-        assert (run.batch(id)["status"], run.asked) == ("failed", [])
-        answering = _Answering(run.runner, one, BatchOutput(*(run.store.path(file) for file in output_ids(id))))
-        run.runner.locked[id] = "ann"
-        with pytest.raises(_Stopped):
-            await answering._status()
-        answering._output.close()
+        searches: list[int] = []
+
+        def search(limit: int) -> list[OpenBatch]:
+            searches.append(limit)
+            return stale if len(searches) == 1 else []
+
+        run.store.open_batches = search  # type: ignore[method-assign]
+        async with run.running():
+            await until(lambda: len(searches) > 1)
+        assert (run.batch(id)["status"], run.asked, run.files(id)) == ("failed", [], [[], []])
+
+    story(told)
+
+
+def test_a_batch_that_another_server_ends_meanwhile_is_left_alone(
+    story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.0)
+
+    async def told(run: Run) -> None:
+        id = run.create(line("a"))
+
+        async def end(name: str) -> None:
+            await asyncio.to_thread(run.store.end, id, "cancelled")
+            await forever(name)
+
+        run.before = end
+        async with run.running():
+            await until(lambda: run.asked and not run.runner.locked)
+        assert (run.batch(id)["status"], run.batch(id)["errors"]) == ("cancelled", None)
+        assert run.files(id) == [[], []]
 
     story(told)
 
@@ -398,7 +529,9 @@ def test_a_store_that_fails_is_tried_again_later(story: Callable[..., None], cap
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(run.store, "advance", fail)
-            assert (await run.attend(id))["status"] == "validating"
+            async with run.running():
+                await until(lambda: caplog.messages and not run.runner.locked)
+        assert run.batch(id)["status"] == "validating"
         assert caplog.messages == ["the files and batches cannot be read or written: broken"]
         assert (await run.attend(id))["status"] == "completed"
         with pytest.raises(Unavailable, match=r"^the files and batches cannot be read or written$"):
@@ -407,19 +540,33 @@ def test_a_store_that_fails_is_tried_again_later(story: Callable[..., None], cap
     story(told)
 
 
-def test_a_batch_that_runs_elsewhere_is_not_touched(story: Callable[..., None]) -> None:
+def test_a_batch_that_runs_elsewhere_is_not_touched(
+    story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Path] = []
+    passed = [0.0]
+    monotonic = time.monotonic
+
+    def open_output(answers: Path, errors: Path) -> BatchOutput:
+        opened.append(answers)
+        return BatchOutput(answers, errors)
+
+    monkeypatch.setattr(runner, "BatchOutput", open_output)
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed[0])
+
     async def told(run: Run) -> None:
         id = run.create(line("a"))
-        output = BatchOutput(*(run.store.path(file) for file in output_ids(id)))
-        assert (await run.attend(id))["status"] == "validating"
-        assert run.runner._elsewhere == {id}
-        output.close()
-        run.runner._begin(run.store.open_batches(9))
-        assert run.runner._running == {}, "until all are looked at again"
-        run.runner._elsewhere.clear()
-        run.runner._begin(run.store.open_batches(9))
-        await asyncio.gather(*run.runner._running.values())
-        assert run.batch(id)["status"] == "completed"
+        searches = run.searches()
+        elsewhere = run.output(id)
+        async with run.running():
+            await until(lambda: len(searches) == 2)
+            elsewhere.close()
+            await run.search_again(searches)
+            assert searches == [2 + 16, *[2 + 1 + 16] * (len(searches) - 1)], "it does not take a batch's place"
+            assert (len(opened), run.batch(id)["status"], run.asked) == (1, "validating", [])
+            passed[0] = 11.0  # until all are looked at again
+            await until(lambda: run.batch(id)["status"] == "completed")
+        assert run.asked == ["a"]
 
     story(told)
 
@@ -429,46 +576,81 @@ def test_a_batch_that_runs_elsewhere_is_not_touched(story: Callable[..., None]) 
 
 def test_as_many_batches_run_as_lines_and_old_ones_of_others(story: Callable[..., None]) -> None:
     async def told(run: Run) -> None:
-        own = [run.create(line("a")) for _ in range(3)]
-        others = [run.create(line("b"), owner=owner) for owner in ("bob", "cid")]
+        own = [run.create(line(name)) for name in ("first", "second", "third")]
+        others = [run.create(line(owner), owner=owner) for owner in ("bob", "cid")]
+        batches = [run.open(id) for id in (*own, *others)]
+        searches: list[int] = []
 
-        async def never(opened: OpenBatch) -> None:
-            await asyncio.Event().wait()
+        def search(limit: int) -> list[OpenBatch]:
+            searches.append(limit)
+            return batches
 
-        run.runner._attend = never  # type: ignore[method-assign]
-        found = [run.open(id) for id in (*own, *others)]
-        run.runner._begin(found)
-        assert {*run.runner._running} == {*own[:2]}
-        run.clock.now += 20
-        run.runner._begin(found)
-        assert {*run.runner._running} == {*own[:2]}, "nobody has waited long"
-        run.clock.now += 1
-        run.runner._begin(found)
-        assert {*run.runner._running} == {*own[:2], *others}
-        for task in run.runner._running.values():
-            task.cancel()
-        await asyncio.wait([*run.runner._running.values()])
-        await asyncio.sleep(0)
-        assert run.runner._running == {}
+        run.store.open_batches = search  # type: ignore[method-assign]
+        run.before = forever
+        async with run.running():
+            await until(lambda: len(run.asked) == 2)
+            run.clock.now += 20
+            await run.search_again(searches)
+            assert {*run.runner.locked} == {*own[:2]}, "nobody has waited long"
+            run.clock.now += 1
+            await run.search_again(searches)
+            await until(lambda: len(run.asked) == 4)
+            assert {*run.runner.locked} == {*own[:2], *others}
+        assert sorted(run.asked) == ["bob", "cid", "first", "second"]
 
     story(told)
 
 
-def test_a_batch_that_is_too_much_stops_another_that_is_not_wanted(story: Callable[..., None]) -> None:
+def test_a_batch_that_is_too_much_stops_another_that_is_not_wanted(
+    story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "LOOK_SECONDS", 0.0)
+
     async def told(run: Run) -> None:
-        batches = [run.open(run.create(line("a"), owner=owner)) for owner in ("ann", "bob", "cid")]
-        ids = [one.batch["id"] for one in batches]
-        run.runner._wanted = {ids[0], ids[2]}
-        for one in batches:
-            run.runner._hold(one)
-        assert [*run.runner.locked] == [ids[0], ids[2]]
-        run.runner._wanted = {*ids}
-        run.runner._hold(batches[1])
-        assert [*run.runner.locked] == [ids[0], ids[2], ids[1]]
-        run.runner._wanted = {*ids[:2]}
-        run.runner.locked = dict.fromkeys(ids[:2], "ann")
-        run.runner._hold(batches[2])
-        assert [*run.runner.locked] == ids[:2], "the new one itself"
+        ann, bob, cid = (run.open(run.create(line(owner), owner=owner)) for owner in ("ann", "bob", "cid"))
+        batches = [ann, bob]
+        run.store.open_batches = lambda limit: batches  # type: ignore[method-assign, misc]
+        run.before = forever
+        async with run.running():
+            await until(lambda: len(run.asked) == 2)
+            batches[1] = cid
+            run.store.created.set()
+            await until(lambda: "cid" in run.asked)
+            assert {*run.runner.locked} == {ann.batch["id"], cid.batch["id"]}
+        assert run.batch(bob.batch["id"], "bob")["status"] == "in_progress", "for a later start"
+
+    story(told)
+
+
+def test_a_batch_that_is_too_much_when_it_opens_stops_itself(
+    story: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_open = threading.Event()
+    waiting: list[Path] = []
+
+    def open_output(answers: Path, errors: Path) -> BatchOutput:
+        if not waiting:
+            waiting.append(answers)
+            may_open.wait()
+        return BatchOutput(answers, errors)
+
+    monkeypatch.setattr(runner, "BatchOutput", open_output)
+
+    async def told(run: Run) -> None:
+        late, *two = (run.open(run.create(line(owner), owner=owner)) for owner in ("ann", "bob", "cid"))
+        batches = [late]
+        run.store.open_batches = lambda limit: batches  # type: ignore[method-assign, misc]
+        run.before = forever
+        async with run.running():
+            await until(lambda: waiting)
+            batches[:] = two
+            run.store.created.set()
+            await until(lambda: len(run.asked) == 2)
+            may_open.set()
+            await until(lambda: run.batch(late.batch["id"])["status"] == "in_progress")
+            await until(lambda: "ann" in run.asked or run.is_free(late.batch["id"]))
+            assert {*run.runner.locked} == {opened.batch["id"] for opened in two}
+        assert sorted(run.asked) == ["bob", "cid"]
 
     story(told)
 
