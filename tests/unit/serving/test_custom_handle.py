@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from unittest import mock
 import pytest
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, Overloaded, Unavailable
+from handler.core.errors import ConfigError, Overloaded
 from handler.core.user_functions import Role
 from handler.plugins.handle import Answer, Broken, Call, Handle, PassOn
 from handler.serving import custom_handle
-from handler.serving.custom_handle import CustomHandle, _SideBySide
+from handler.serving.custom_handle import CustomHandle
 from handler.serving.quota import Quota
 from handler.serving.request.life import Life
 
@@ -30,15 +31,17 @@ def test_the_end_of_the_server_ends_the_watch_of_a_hung_loop() -> None:
         free.wait()
 
     async def run() -> None:
-        calls = _SideBySide(Handle(hang, Role.ALONE, {}, {}), 600, 1)
-        with pytest.raises(Unavailable):
-            await calls.call([Call({}, {})], 0.01)
-        watch = calls._watching
-        assert watch is not None
-        calls.close()
-        await asyncio.wait([watch], timeout=20)
+        config = Config(predict_timeout=600, model_loading_timeout=0.01)
+        handle = CustomHandle(Handle(hang, Role.ALONE, {}, {}), config, PLENTY)
+        before = asyncio.all_tasks()
+        with pytest.raises(ConfigError, match=r"did not end within 0\.01 s"):
+            await handle.begin()
+        watch = asyncio.all_tasks() - before
+        assert watch
+        handle.close()
+        await asyncio.wait(watch, timeout=20)
         free.set()
-        assert watch.cancelled()
+        assert all(task.cancelled() for task in watch)
 
     asyncio.run(run())
 
@@ -184,16 +187,26 @@ def test_a_first_call_that_fails_stops_a_start_without_an_engine(
 
 
 def test_a_first_call_may_take_as_long_as_a_model_loads(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
-    async def story(handle: CustomHandle) -> None:
-        call = mock.AsyncMock(return_value=[Answer(200)])
-        monkeypatch.setattr(handle._runs, "call", call)
-        await handle.begin()
-        assert call.call_args.args[1] == 7.0
-        call.side_effect = Unavailable("it did not end")
-        with pytest.raises(ConfigError, match=r"^it did not end \(option\.model_loading_timeout\)$"):
-            await handle.begin()
+    free = threading.Event()
 
-    told(monkeypatch, function, lambda item: Answer(200), story, model_loading_timeout=7.0, predict_timeout=600)
+    def hang(item: Call) -> Answer:
+        free.wait()
+        return Answer(200)
+
+    def late(item: Call) -> Answer:
+        time.sleep(0.05)
+        return Answer(200)
+
+    async def fails(handle: CustomHandle) -> None:
+        with pytest.raises(ConfigError, match=r" did not end within 0.01 s \(option\.model_loading_timeout\)$"):
+            await handle.begin()
+        free.set()
+
+    async def goes_on(handle: CustomHandle) -> None:
+        await handle.begin()
+
+    told(monkeypatch, function, hang, fails, model_loading_timeout=0.01, predict_timeout=600)
+    told(monkeypatch, function, late, goes_on, model_loading_timeout=600.0, predict_timeout=0.01)
 
 
 @pytest.mark.parametrize("kind", [Closing, ClosingAlone])
@@ -293,8 +306,8 @@ def test_calls_that_run_count_until_they_return(monkeypatch: pytest.MonkeyPatch)
     async def story(handle: CustomHandle) -> None:
         waiting = asyncio.ensure_future(handle.answer({}, {}, Life()))
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded):
-            await handle._runs.answer(Call({}, {}), Life())
+        refused: Any = await handle.answer({}, {}, Life())
+        assert (refused.status, b"the queue is full (job_queue_size=1)" in refused.body) == (503, True)
         waiting.cancel()
         await asyncio.wait([waiting])
         another = asyncio.ensure_future(handle.answer({}, {}, Life()))

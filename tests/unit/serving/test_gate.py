@@ -26,6 +26,20 @@ def made(size: int = 2, delay: int = 60_000, room: int = 100, timeout: int = 60,
     return BatchGate(config, max_lines=lines)
 
 
+def timers_of_the_loop() -> list[asyncio.TimerHandle]:
+    """Return the timers that are set in the running event loop from now on."""
+    loop = asyncio.get_running_loop()
+    timers = list[asyncio.TimerHandle]()
+    call_later = loop.call_later
+
+    def recorded(*arguments: Any, **options: Any) -> asyncio.TimerHandle:
+        timers.append(call_later(*arguments, **options))
+        return timers[-1]
+
+    loop.call_later = recorded  # type: ignore[method-assign]
+    return timers
+
+
 def begun(turns: dict[Any, Turn]) -> set[Any]:
     """The names of those whose batch has started."""
     return {name for name, turn in turns.items() if turn.done()}
@@ -81,31 +95,27 @@ def test_a_batch_that_does_not_fill_starts_after_its_delay() -> None:
 
 def test_the_delay_ends_when_nobody_waits() -> None:
     async def story() -> None:
+        timers = timers_of_the_loop()
         gate = made()
-        first, second = gate.join(), None
-        timer = gate._timer
-        assert timer is not None
+        first = gate.join()
         gate.leave(first)
-        assert timer.cancelled()
+        assert [timer.cancelled() for timer in timers] == [True]
         second = gate.join()
-        assert gate._timer is not None
-        assert not gate._timer.cancelled(), "the delay begins anew"
+        assert [timer.cancelled() for timer in timers] == [True, False], "the delay begins anew"
         third = gate.join()
         assert second.result() == [second, third]
-        assert gate._timer is None
+        assert [timer.cancelled() for timer in timers] == [True, True]
 
     run(story)
 
 
 def test_the_delay_goes_on_while_one_still_waits() -> None:
     async def story() -> None:
+        timers = timers_of_the_loop()
         gate = made(size=3)
         first, _ = gate.join(), gate.join()
-        timer = gate._timer
         gate.leave(first)
-        assert gate._timer is timer
-        assert timer is not None
-        assert not timer.cancelled()
+        assert [timer.cancelled() for timer in timers] == [False]
 
     run(story)
 
