@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import threading
@@ -329,8 +330,12 @@ def test_a_token_comes_before_the_failure_of_its_step() -> None:
 
 def test_an_engine_without_a_descriptor_is_waited_for() -> None:
     loop, heard = WorkerLoop(), threading.Event()
-    loop._loop.call_later(0.01, heard.set)
-    loop._loop.call_later(0.01, loop.stop)
+
+    async def begin() -> None:
+        for callback in (heard.set, loop.stop):
+            asyncio.get_running_loop().call_later(0.01, callback)
+
+    loop.run(begin())
     loop.step(mock.Mock(fd=None), 60)
     assert heard.is_set()
     loop.close()

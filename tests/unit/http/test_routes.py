@@ -6,23 +6,20 @@ import asyncio
 import dataclasses
 import json
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pytest
-from starlette.datastructures import QueryParams
 
 import handler
-from handler.core.errors import InvalidPayload, Overloaded, ServingError
+from handler.core.errors import ServingError
 from handler.core.values import Task
 from handler.http import batch_routes
-from handler.http.app import App, MountedApp
-from handler.http.foreign_routes import _flag
-from handler.http.routes import ASSETS, _modalities
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.openai.api import read_page
+from handler.http.app import MountedApp
+from handler.http.routes import ASSETS
 from handler.serving.batches.store import BatchStore
 from handler.serving.model import ServedModel
 from tests.unit.http.mounted import Answer, call, in_app, own_environment
@@ -32,8 +29,9 @@ __all__ = ["own_environment"]
 
 
 def model_of(app: MountedApp) -> ServedModel:
-    assert app._model is not None
-    return app._model
+    model = app._model
+    assert model is not None
+    return model
 
 
 def ill(app: MountedApp, reason: str = "") -> Any:
@@ -99,13 +97,16 @@ def test_replicas_are_counted_and_described_as_workers() -> None:
 
 @pytest.mark.parametrize(("sequences", "megabytes"), [(1, 6), (16, 6), (17, 5), (50, 2), (100, 1), (500, 1)])
 def test_batch_transform_sends_no_more_than_a_hundred_megabytes(sequences: int, megabytes: int) -> None:
-    model: Any = SimpleNamespace(max_sequences=sequences)
-    app: Any = SimpleNamespace(_model=model)
-    assert App._execution_parameters(app, {}) == {
-        "MaxConcurrentTransforms": min(sequences, 100),
-        "BatchStrategy": "SINGLE_RECORD",
-        "MaxPayloadInMB": megabytes,
-    }
+    async def story(app: MountedApp) -> None:
+        with mock.patch.object(ServedModel, "max_sequences", mock.PropertyMock(return_value=sequences)):
+            answer = await call(app, "/execution-parameters")
+        assert answer.value == {
+            "MaxConcurrentTransforms": min(sequences, 100),
+            "BatchStrategy": "SINGLE_RECORD",
+            "MaxPayloadInMB": megabytes,
+        }
+
+    in_app(story)
 
 
 def test_tgi_is_told_the_servers_limits() -> None:
@@ -203,8 +204,9 @@ def test_vllms_routes_load_replace_and_unload_an_adapter(monkeypatch: pytest.Mon
         answer = await load(other=1, lora_int_id=7)
         assert (answer.status, answer.body) == (200, b"Success: LoRA adapter 'mine' added successfully.")
         assert answer.headers[b"x-lmi-ignored-parameters"] == b"other"
-        assert (await load()).status == 400, "it is there"
-        assert (await load(load_inplace="true")).status == 200
+        for flags in ({}, {"load_inplace": None}, {"load_inplace": False}):
+            assert (await load(**flags)).status == 400, "it is there"
+        assert (await load(load_inplace="true", is_3d_lora_weight="no")).status == 200
         *_, listed = (await call(app, "/v1/models")).value["data"]
         assert (listed["id"], listed["root"], listed["parent"]) == ("mine", "mine", "model")
         answer = await call(app, "/v1/unload_lora_adapter", "POST", b'{"lora_name": "mine"}')
@@ -261,13 +263,6 @@ def test_calls_about_adapters_have_a_megabyte(monkeypatch: pytest.MonkeyPatch, p
             assert (answer.status == 413) == (status == 413)
 
     in_app(story, "option.enable_lora=true", "option.adapters_root=/")
-
-
-def test_flags_are_read_as_pydantic_reads_them() -> None:
-    for given, value in (({}, False), ({"a": None}, False), ({"a": False}, False), ({"a": True}, True)):
-        assert _flag(given, "a") is value
-    with pytest.raises(InvalidPayload, match="'a' must be true or false, not 2"):
-        _flag({"a": 2}, "a")
 
 
 # -- pages -------------------------------------------------------------------------------------------------------------
@@ -336,9 +331,20 @@ def test_models_are_described_for_each_kind_of_client() -> None:
 
 
 def test_what_a_model_reads_is_told_by_its_task() -> None:
-    context = ServerContext(engine="echo")
-    for task, read in ((Task.TRANSCRIPTION, ["audio"]), (Task.EMBEDDING, ["text"]), (Task.RERANK, ["text"])):
-        assert _modalities(dataclasses.replace(context, task=task, no_media={"image": ""})) == read
+    async def story(app: MountedApp) -> None:
+        context = model_of(app).context
+        for task, read in (
+            (Task.GENERATION, ["text", "image"]),
+            (Task.TRANSCRIPTION, ["audio"]),
+            (Task.EMBEDDING, ["text"]),
+            (Task.RERANK, ["text"]),
+        ):
+            changed = dataclasses.replace(context, task=task, no_media={"image": ""})
+            with mock.patch.object(ServedModel, "context", mock.PropertyMock(return_value=changed)):
+                listed, *_ = (await call(app, "/v1/models")).value["data"]
+            assert listed["input_modalities"] == read
+
+    in_app(story)
 
 
 # -- files and batches -------------------------------------------------------------------------------------------------
@@ -435,15 +441,31 @@ def test_a_disk_that_takes_no_file_is_told(tmp_path: Path, monkeypatch: pytest.M
     in_app(story, f"option.batches_store={tmp_path}")
 
 
-def test_only_so_many_calls_wait_for_the_store(tmp_path: Path) -> None:
+def test_only_so_many_calls_wait_for_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_list = threading.Event()
+    begun: list[int] = []
+    list_files = BatchStore.files
+
+    def files(*arguments: Any) -> Any:
+        begun.append(1)
+        may_list.wait()
+        return list_files(*arguments)
+
+    monkeypatch.setattr(BatchStore, "files", files)
+
     async def story(app: MountedApp) -> None:
-        routes = batch_routes.BatchRoutes(model_of(app))
-        routes._waiting.value = 63
-        await routes._call(BatchStore.files, "", read_page(QueryParams("")))
-        assert routes._waiting.value == 63
-        routes._waiting.value = 64
-        with pytest.raises(Overloaded, match=r"^64 requests for files and batches are already waiting$"):
-            await routes._call(BatchStore.files, "", None)
+        waiting = [asyncio.ensure_future(call(app, "/v1/files")) for _ in range(64)]
+        try:
+            while len(begun) < 64:
+                await asyncio.wait(waiting, timeout=0.01)
+            refused = await call(app, "/v1/files")
+        finally:
+            may_list.set()
+        assert refused.status == 429
+        message = refused.value["error"]["message"]
+        assert message == "64 requests for files and batches are already waiting"
+        assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
+        assert (await call(app, "/v1/files")).status == 200
 
     in_app(story, f"option.batches_store={tmp_path}")
 
