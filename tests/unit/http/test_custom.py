@@ -401,7 +401,8 @@ def test_the_servers_headers_are_added_where_custom_code_has_none() -> None:
     def send(*headers: tuple[bytes, bytes]) -> list[Any]:
         response = Response(b"hello")
         response.raw_headers = [*headers]
-        begun, *_ = served(Handlers(lambda: response), **{SHARED: [(b"vary", b"origin")]})
+        shared: dict[str, Any] = {SHARED: [(b"vary", b"origin")]}
+        begun, *_ = served(Handlers(lambda: response), **shared)
         return list(begun["headers"])
 
     own = (b"X-Request-Id", b"own")
@@ -410,7 +411,7 @@ def test_the_servers_headers_are_added_where_custom_code_has_none() -> None:
 
 
 def test_a_form_has_a_limit_of_fields() -> None:
-    def fields(form: bytes) -> dict[str, bytes]:
+    def fields(form: bytes) -> Any:
         received: dict[str, bytes] = {}
 
         async def handle(contents: dict[str, bytes], properties: Any, life: Life, owner: str) -> Answer:

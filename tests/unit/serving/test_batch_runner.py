@@ -172,7 +172,7 @@ class Run:
             limits.append(limit)
             return search(limit)
 
-        self.store.open_batches = recorded  # type: ignore[method-assign]
+        self.store.open_batches = recorded  # type: ignore[assignment, method-assign]
         return limits
 
     async def search_again(self, searches: list[int]) -> None:
@@ -463,7 +463,7 @@ def test_a_batch_that_another_server_has_ended_is_left_alone(story: Callable[...
             searches.append(limit)
             return stale if len(searches) == 1 else []
 
-        run.store.open_batches = search  # type: ignore[method-assign]
+        run.store.open_batches = search  # type: ignore[assignment, method-assign]
         async with run.running():
             await until(lambda: len(searches) > 1)
         assert (run.batch(id)["status"], run.asked, run.files(id)) == ("failed", [], [[], []])
@@ -585,7 +585,7 @@ def test_as_many_batches_run_as_lines_and_old_ones_of_others(story: Callable[...
             searches.append(limit)
             return batches
 
-        run.store.open_batches = search  # type: ignore[method-assign]
+        run.store.open_batches = search  # type: ignore[assignment, method-assign]
         run.before = forever
         async with run.running():
             await until(lambda: len(run.asked) == 2)
@@ -609,7 +609,7 @@ def test_a_batch_that_is_too_much_stops_another_that_is_not_wanted(
     async def told(run: Run) -> None:
         ann, bob, cid = (run.open(run.create(line(owner), owner=owner)) for owner in ("ann", "bob", "cid"))
         batches = [ann, bob]
-        run.store.open_batches = lambda limit: batches  # type: ignore[method-assign, misc]
+        run.store.open_batches = lambda limit: batches  # type: ignore[assignment, method-assign]
         run.before = forever
         async with run.running():
             await until(lambda: len(run.asked) == 2)
@@ -639,7 +639,7 @@ def test_a_batch_that_is_too_much_when_it_opens_stops_itself(
     async def told(run: Run) -> None:
         late, *two = (run.open(run.create(line(owner), owner=owner)) for owner in ("ann", "bob", "cid"))
         batches = [late]
-        run.store.open_batches = lambda limit: batches  # type: ignore[method-assign, misc]
+        run.store.open_batches = lambda limit: batches  # type: ignore[assignment, method-assign]
         run.before = forever
         async with run.running():
             await until(lambda: waiting)

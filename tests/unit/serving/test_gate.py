@@ -36,7 +36,7 @@ def timers_of_the_loop() -> list[asyncio.TimerHandle]:
         timers.append(call_later(*arguments, **options))
         return timers[-1]
 
-    loop.call_later = recorded  # type: ignore[method-assign]
+    loop.call_later = recorded  # type: ignore[assignment, method-assign]
     return timers
 
 
