@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from unittest import mock
 import pytest
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, Overloaded
+from handler.core.errors import ConfigError, Overloaded, Unavailable
 from handler.core.user_functions import Role
 from handler.plugins.handle import Answer, Broken, Call, Handle, PassOn
 from handler.serving import custom_handle
@@ -187,26 +186,16 @@ def test_a_first_call_that_fails_stops_a_start_without_an_engine(
 
 
 def test_a_first_call_may_take_as_long_as_a_model_loads(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
-    free = threading.Event()
-
-    def hang(item: Call) -> Answer:
-        free.wait()
-        return Answer(200)
-
-    def late(item: Call) -> Answer:
-        time.sleep(0.05)
-        return Answer(200)
-
-    async def fails(handle: CustomHandle) -> None:
-        with pytest.raises(ConfigError, match=r" did not end within 0.01 s \(option\.model_loading_timeout\)$"):
-            await handle.begin()
-        free.set()
-
-    async def goes_on(handle: CustomHandle) -> None:
+    async def story(handle: CustomHandle) -> None:
+        call = mock.AsyncMock(return_value=[Answer(200)])
+        monkeypatch.setattr(handle._runs, "call", call)
         await handle.begin()
+        assert call.call_args.args[1] == 7.0
+        call.side_effect = Unavailable("it did not end")
+        with pytest.raises(ConfigError, match=r"^it did not end \(option\.model_loading_timeout\)$"):
+            await handle.begin()
 
-    told(monkeypatch, function, hang, fails, model_loading_timeout=0.01, predict_timeout=600)
-    told(monkeypatch, function, late, goes_on, model_loading_timeout=600.0, predict_timeout=0.01)
+    told(monkeypatch, function, lambda item: Answer(200), story, model_loading_timeout=7.0, predict_timeout=600)
 
 
 @pytest.mark.parametrize("kind", [Closing, ClosingAlone])
