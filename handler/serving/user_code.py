@@ -38,9 +38,8 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
     Raises:
         ConfigError: model.py cannot be used, or an option names a function that it does not contain.
     """
-    model_directory = (
-        model_py_directory(config) if directory is None else None
-    )  # DJL Serving installs requirements.txt itself
+    # DJL Serving passes its directory, and installs requirements.txt itself.
+    model_directory = model_py_directory(config) if directory is None else None
     if (file := user_files.requirements_file(model_directory, is_enabled=config.install_requirements)) is not None:
         user_files.install(file)
     custom: Handlers | None = None
