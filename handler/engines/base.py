@@ -33,6 +33,7 @@ from handler.core.values import (
 
 NO_LORA = "it was started without option.enable_lora=true"
 NO_MEDIA = "the model accepts text only"
+NO_LABELS = "it does not report the probabilities of chosen tokens"
 
 Alternatives = Sequence[tuple[int, float]]
 """The most likely token ids at one position, with their log-probabilities, best first."""
@@ -213,7 +214,7 @@ class EngineRequest(NamedTuple):
     Attributes:
         key: id of the request, which outputs refer to.
         ids: token ids of the prompt.
-        parameters: `Pooling` if the engine was loaded for a pooling task, otherwise `Sampling`.
+        parameters: `Sampling`; or `Pooling` if the engine was loaded for a pooling task, or if the kind is labels.
         media: description of the prompt's media; may be None if there are none.
         goes_on: whether `ids` end with a part of the response that was already delivered.
     """
@@ -233,7 +234,7 @@ class EngineRequest(NamedTuple):
 
     @property
     def pooling(self) -> Pooling:
-        """Parameters of a request to an engine that computes embeddings or scores."""
+        """Parameters of a request for an embedding, scores or log-probabilities."""
         assert isinstance(self.parameters, Pooling)
         return self.parameters
 
@@ -421,6 +422,7 @@ class Capabilities:
             `supports`.
         limits: maps a Sampling field to its largest allowed value.
         no_adapters: why the engine does not support LoRA adapters; "" if it does.
+        no_labels: why the engine does not compute the log-probabilities of labels; "" if it does.
         no_media: maps a kind of media to the reason why the engine does not accept it, or to "" if it does. The reason
             for any other kind is NO_MEDIA.
         sampling_defaults: maps a Sampling field to LMI's default for this engine, used with `do_sample`.
@@ -432,6 +434,7 @@ class Capabilities:
     reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = ""
+    no_labels: str = NO_LABELS
     no_media: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     structural_tags: frozenset[str] = frozenset()
@@ -621,6 +624,21 @@ def score(rows: Any, ids: Sequence[int], num_tops: int) -> tuple[list[float], li
     best = numpy.take_along_axis(best, order, axis=-1)
     values = numpy.take_along_axis(values, order, axis=-1) - norms[:, None]
     return logprobs, [tuple(zip(*row, strict=True)) for row in zip(best.tolist(), values.tolist(), strict=True)]
+
+
+def score_labels(row: Any, ids: Sequence[int]) -> list[float]:
+    """Return the log-probability of each of `ids`, and after them the highest log-probability of any id.
+
+    Args:
+        row: the logits of the next token, as a float32 numpy array of shape [vocabulary].
+    """
+    import numpy
+
+    row = row.astype(numpy.float64)
+    highest = row.max()
+    norm = highest + numpy.log(numpy.exp(row - highest).sum())
+    numbers: list[float] = (numpy.append(row[list(ids)], highest) - norm).tolist()
+    return numbers
 
 
 # -- for engines: the silence of another process -----------------------------------------------------------------------

@@ -79,6 +79,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         unsupported=able.unsupported,
         limits=able.limits,
         no_adapters=able.no_adapters,
+        no_labels=able.no_labels,
         sampling_defaults=able.sampling_defaults,
         generation=generation,
         adapters=adapters,

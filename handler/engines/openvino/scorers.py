@@ -1,22 +1,26 @@
-"""Computes the log-probabilities of prompts with a second copy of the model, in OpenVINO or, for GGUF files, in GenAI.
+"""Computes the log-probabilities of prompts and of labels with a second copy of the model, in OpenVINO or GenAI.
 
 The pipeline that generates responses cannot be used for this (as measured with GenAI 2026.4). It does not report
 alternatives, mixes up the logits of requests that share a step, and has no logits for tokens in its prefix cache. The
-second copy scores one prompt at a time. It is compiled when it is first needed.
+second copy scores one prompt at a time. It is compiled when it is first needed. GenAI is used for GGUF files that are
+served without conversion.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.engines.base import Alternatives, EngineRequest, score
+from handler.core.values import Pooling
+from handler.engines.base import Alternatives, EngineRequest, score, score_labels
 
 MODEL = "openvino_model.xml"
 
 _TOKENS_PER_STEP = 256  # limits memory: each token takes four bytes for each entry of the vocabulary
+_PREFIX_BYTES = 1 << 28  # limits the memory of stored prefixes; a single prefix may be larger
 
 
 def has_logits(model: Path) -> bool:
@@ -25,7 +29,10 @@ def has_logits(model: Path) -> bool:
 
 
 class Scores(NamedTuple):
-    """The log-probabilities of a prompt's tokens (None for the first), and each token's alternatives if requested."""
+    """The log-probabilities of a prompt's tokens (None for the first), and each token's alternatives if requested.
+
+    For a request with labels, `logprobs` is the vector that the request asks for (see `Pooling`).
+    """
 
     key: int
     logprobs: Sequence[float | None]
@@ -78,12 +85,38 @@ class LogitScorer(Scorer):
         self._properties = dict(properties)
         self._request: Any = None
         self._inputs: set[str] = set()
+        self._prefixes = PrefixStates()
 
     def check(self, num_tops: int) -> None:
         if self._request is None:
             self._compile()
 
     def _score(self, prompt: EngineRequest) -> Generator[Scores | None]:
+        return self._labels(prompt) if isinstance(prompt.parameters, Pooling) else self._prompt(prompt)
+
+    def _labels(self, prompt: EngineRequest) -> Generator[Scores | None]:
+        """Compute the log-probabilities of labels. The prefix that requests share is computed only once.
+
+        A request with a prefix that is not stored takes the same two parts, so its numbers are the same.
+        """
+        ids, pooling = prompt.ids, prompt.pooling
+        num_shared = min(pooling.num_shared, len(ids) - 1)
+        key: tuple[str | int, ...] = (pooling.cache_salt, *ids[:num_shared])
+        if not self._prefixes.restore(key, self._request):
+            self._request.reset_state()
+            for start in range(0, num_shared, _TOKENS_PER_STEP):
+                self._logits(ids[start : min(start + _TOKENS_PER_STEP, num_shared)], start)
+                yield None
+            if num_shared:
+                self._prefixes.store(key, self._request)
+        rows: Any = ()
+        for start in range(num_shared, len(ids), _TOKENS_PER_STEP):
+            rows = self._logits(ids[start : start + _TOKENS_PER_STEP], start)
+            if start + _TOKENS_PER_STEP < len(ids):
+                yield None
+        yield Scores(prompt.key, score_labels(rows[-1], pooling.label_ids))
+
+    def _prompt(self, prompt: EngineRequest) -> Generator[Scores | None]:
         self._request.reset_state()
         num_tops, last = prompt.sampling.prompt_top_logprobs, len(prompt.ids) - 1
         logprobs: list[float | None] = [None]
@@ -122,6 +155,40 @@ class LogitScorer(Scorer):
         self._inputs, self._request = inputs, compiled.create_infer_request()
 
 
+class PrefixStates:
+    """Stores the states of a model after the prefixes of prompts. The prefixes used last are kept.
+
+    The result of a request must not depend on earlier requests, so only a whole prefix is reused, never a part of one.
+    """
+
+    def __init__(self) -> None:
+        self._states: OrderedDict[tuple[str | int, ...], list[Any]] = OrderedDict()
+        self._num_bytes = 0
+
+    def restore(self, key: tuple[str | int, ...], request: Any) -> bool:
+        """Set the states of an inference request to those after a prefix. Return whether they are stored."""
+        if key not in self._states:
+            return False
+        self._states.move_to_end(key)
+        for state, tensor in zip(request.query_state(), self._states[key], strict=True):
+            state.state = tensor
+        return True
+
+    def store(self, key: tuple[str | int, ...], request: Any) -> None:
+        """Store copies of an inference request's states, and drop the prefixes for which there is no room."""
+        import openvino
+
+        tensors = [openvino.Tensor(state.state.data.copy()) for state in request.query_state()]
+        self._states[key] = tensors
+        self._num_bytes += _num_bytes(tensors)
+        while self._num_bytes > _PREFIX_BYTES and len(self._states) > 1:
+            self._num_bytes -= _num_bytes(self._states.popitem(last=False)[1])
+
+
+def _num_bytes(tensors: Sequence[Any]) -> int:
+    return sum(tensor.byte_size for tensor in tensors)
+
+
 # -- log-probabilities of prompts from a second GenAI pipeline, for GGUF files -----------------------------------------
 
 
@@ -145,15 +212,33 @@ class PipelineScorer(Scorer):
             raise ValueError(NO_TOPS)
 
     def _score(self, prompt: EngineRequest) -> Generator[Scores | None]:
+        if isinstance(prompt.parameters, Pooling):
+            yield from self._labels(prompt)
+        else:
+            # The first number is a placeholder, and the last belongs to the generated token.
+            numbers = yield from self._echo(prompt.key, prompt.ids)
+            yield Scores(prompt.key, [None, *numbers[1:-1]])
+
+    def _labels(self, prompt: EngineRequest) -> Generator[Scores | None]:
+        """Compute the log-probabilities of labels, each as the last token of a prompt."""
+        numbers = list[float]()
+        for id in prompt.pooling.label_ids:
+            echoed = yield from self._echo(prompt.key, [*prompt.ids, id])
+            numbers.append(echoed[-2])
+        echoed = yield from self._echo(prompt.key, prompt.ids)  # greedy decoding chooses the most likely token
+        yield Scores(prompt.key, [*numbers, echoed[-1]])
+
+    def _echo(self, key: int, ids: Sequence[int]) -> Generator[None, None, list[float]]:
+        """Return the log-probabilities of a prompt and of the token that follows it."""
         import numpy
         import openvino
         import openvino_genai
 
         if self._pipeline is None:
             self._pipeline = self._make_pipeline()
-        ids = openvino.Tensor(numpy.array([prompt.ids], dtype=numpy.int64))
+        tensor = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
         config = openvino_genai.GenerationConfig(max_new_tokens=1, logprobs=1, echo=True, ignore_eos=True)
-        handle = self._pipeline.add_request(prompt.key, ids, config)
+        handle = self._pipeline.add_request(key, tensor, config)
         logprobs: list[float] = []
         try:
             while True:
@@ -162,11 +247,9 @@ class PipelineScorer(Scorer):
                     for output in handle.read().values():
                         logprobs += output.generated_log_probs
                 if not self._pipeline.has_non_finished_requests():
-                    break
+                    return logprobs
                 yield None
         except GeneratorExit:
             handle.cancel()
             self._pipeline.step()
             raise
-        # The first number is a placeholder, and the last belongs to the generated token.
-        yield Scores(prompt.key, [None, *logprobs[1:-1]])

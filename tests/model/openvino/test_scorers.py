@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from handler.config.config import Config
-from handler.core.values import Sampling
+from handler.core.values import Pooling, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, score
 from handler.engines.openvino.engine import capabilities, make_pipeline, make_scorer, prepare
 from handler.engines.openvino.scorers import NO_TOPS, LogitScorer, PipelineScorer, Scores
@@ -110,6 +110,78 @@ def test_a_gguf_file_as_it_is_has_scores_alone(demo_model: Path, scorer: LogitSc
     (theirs,) = run(genai, (1, LONG[:40], 0))
     assert theirs.logprobs[0] is None
     assert theirs.logprobs[1:] == pytest.approx(ours[1:], abs=2e-3)
+
+
+# -- log-probabilities of labels ---------------------------------------------------------------------------------------
+
+STATE, QUESTIONS = LONG[:270], ([7, 11, 13], [7, 12], [29, 31, 37, 41])
+LABELS = (330, 331, 332)
+
+
+def labels(key: int, ids: list[int], num_shared: int, salt: str = "") -> EngineRequest:
+    pooling = Pooling("labels", labels=("A", "B", "C"), label_ids=LABELS, num_shared=num_shared, cache_salt=salt)
+    return EngineRequest(key, ids, pooling)
+
+
+def read(scorer: Any, *requests: EngineRequest) -> dict[int, list[float]]:
+    for request in requests:
+        scorer.add(request)
+    results: dict[int, list[float]] = {}
+    for _ in range(200):
+        if (scores := scorer.step()) is not None:
+            results[scores.key] = [*scores.logprobs]
+    assert results.keys() == {request.key for request in requests}
+    return results
+
+
+def test_labels_have_the_log_probabilities_of_the_next_token(scorer: LogitScorer) -> None:
+    """The same numbers come from prompts that end with a label, whose last token is scored."""
+    numbers = read(scorer, labels(1, STATE + QUESTIONS[0], len(STATE)))[1]
+    prompts = [(10 + index, [*STATE, *QUESTIONS[0], id], 1) for index, id in enumerate(LABELS)]
+    scored = run(scorer, *prompts)
+    assert numbers[:3] == pytest.approx([scores.logprobs[-1] for scores in scored], abs=1e-3)
+    best = scored[0].tops[-1][0][1] if scored[0].tops else None
+    assert numbers[3] == pytest.approx(best, abs=1e-3)
+
+
+def test_a_question_has_the_same_numbers_alone_and_among_others(config: EngineConfig) -> None:
+    requests = [labels(key, STATE + tail, len(STATE)) for key, tail in enumerate(QUESTIONS)]
+    together, alone = make_scorer(config), make_scorer(config)
+    together.check(0)
+    alone.check(0)
+    among = read(together, *requests, labels(3, STATE[:40] + QUESTIONS[0], 40), requests[1]._replace(key=4))
+    for request in reversed(requests):
+        assert read(alone, request._replace(key=9))[9] == among[request.key]
+        assert read(alone, labels(8, IDS, 2)).keys() == {8}
+    assert among[4] == among[1]
+
+
+def test_a_shared_prefix_is_computed_once_for_each_salt(config: EngineConfig) -> None:
+    scorer = make_scorer(config)
+    scorer.check(0)
+
+    def num_steps(request: EngineRequest) -> int:
+        scorer.add(request)
+        return next(number for number in range(1, 20) if scorer.step() is not None)
+
+    first, second = (labels(key, STATE + tail, len(STATE)) for key, tail in enumerate(QUESTIONS[:2]))
+    assert num_steps(first) == 3  # two for the prefix of 270 tokens, and one for the question
+    assert num_steps(second) == 1
+    assert num_steps(first._replace(key=5, parameters=first.pooling._replace(cache_salt="other"))) == 3
+
+
+def test_labels_of_a_file_that_only_genai_reads(config: EngineConfig, scorer: LogitScorer) -> None:
+    genai = PipelineScorer(lambda: make_pipeline(config))
+    request = labels(1, STATE[:40] + QUESTIONS[0], 40)
+    assert read(genai, request)[1] == pytest.approx(read(scorer, request)[1], abs=2e-3)
+
+
+def test_a_cancelled_request_for_labels_leaves_nothing_behind(scorer: LogitScorer) -> None:
+    scorer.add(labels(1, [*reversed(STATE)], 269))
+    assert scorer.step() is None
+    scorer.cancel(1)
+    assert read(scorer, labels(2, IDS, 3)).keys() == {2}
+    assert scorer.step() is None
 
 
 def test_a_model_with_inputs_of_another_kind_is_refused(tmp_path: Path) -> None:
