@@ -105,4 +105,4 @@ def _num_shared(prompt: Prompt, suffix: str) -> int:
         if before < 0:
             break
         num_shared += 1
-    return num_shared
+    return min(num_shared, len(prompt.ids) - 1)

@@ -296,8 +296,12 @@ class Preparation:
                     step.others.append(failed(key, f"the engine cannot compile the schema or grammar: {error}"))
                 elif begin is not None:
                     begin()
-        if self._unscored and (scored := self._scorer.step()) is not None:
-            self._unscored.pop(scored.key)(scored, step)
+        if self._unscored and (scored := self._scorer.step(idle=idle)) is not None:
+            use = self._unscored.pop(scored.key)
+            if scored.error:
+                step.others.append(failed(scored.key, scored.error))
+            else:
+                use(scored, step)
 
 
 def _report_labels(scores: Scores, step: Step) -> None:
