@@ -122,7 +122,7 @@ class Driver:
         if self.no_labels:
             pytest.skip(f"{self.name} has no labels: {self.no_labels}")
         prompt = self.tokenizer.encode(text)
-        ids = range(1, len(labels) + 1)
+        ids = [*range(1, len(labels) + 1)]
         if self.tokenizer.vocabulary is not None:
             ids = [self.tokenizer.encode(text + label).ids[-1] for label in labels]
         pooling = Pooling("labels", labels=labels, label_ids=tuple(ids), num_shared=len(prompt.ids) // 2)
