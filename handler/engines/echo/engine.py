@@ -373,7 +373,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         _SUPPORTS,
         _REASONS,
         no_adapters="" if config.engine_options.get("enable_lora") else NO_LORA,
-        no_labels="",
+        labels=True,
         no_media={} if config.engine_options.get("echo_tokenizer") else dict.fromkeys(MEDIA, ""),
     )
 

@@ -320,7 +320,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         return replace(
             served,
             reasons=reasons,
-            no_labels="it cannot score the prompts of a vision model",
+            labels=False,
             no_media={**no_media(config.model), "audio": "OpenVINO GenAI does not accept audio in chats"},
         )
     return replace(served, reasons={**_CAPABILITIES.reasons, "prompt_top_logprobs": NO_TOPS})
@@ -446,7 +446,7 @@ _CAPABILITIES = Capabilities(
         "return_generation_logits": "it does not return logits",
     },
     no_adapters=_NO_ADAPTERS,
-    no_labels="",
+    labels=True,
 )
 
 

@@ -404,6 +404,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         return TRANSCRIBING
     reasons, no_adapters = dict(_REASONS), NO_LORA
     arguments = engine_arguments(config, 1, cpu=False)
+    mode = str(arguments.get("logprobs_mode", "raw_logprobs"))
     if arguments.get("enable_lora"):
         # Measured with vLLM 0.32: a request for prompt log-probabilities in a batch with others crashes the engine.
         reasons["prompt_logprobs"] = NO_SCORES
@@ -415,15 +416,11 @@ def capabilities(config: EngineConfig) -> Capabilities:
         reasons,
         limits={"temperature": 2.0},
         no_adapters=no_adapters,
-        no_labels=_no_labels(arguments),
+        labels=mode.endswith("logprobs"),
+        label_reason="" if mode.endswith("logprobs") else f"logprobs_mode={mode} reports logits",
         no_media=no_media(config.model),
         structural_tags=structural_tags(arguments),
     )
-
-
-def _no_labels(arguments: Mapping[str, Any]) -> str:
-    mode = arguments.get("logprobs_mode", "raw_logprobs")
-    return "" if str(mode).endswith("logprobs") else f"logprobs_mode={mode} reports logits"
 
 
 def load(config: EngineConfig) -> Vllm | VllmPooling | VllmWhisper:

@@ -25,7 +25,8 @@ from handler.engines.grpc.vllm import VllmContract
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.engine import ReasoningEngine
+from handler.scheduler.engine import ReasoningEngine, SteppedEngine
+from handler.scheduler.labels import MAX_TOPS, LabelEngine
 from tests import vllm_forks
 from tests.servers import one_core
 
@@ -162,7 +163,10 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
         engine.step(timeout=1)
     able = engines.capabilities(name, config)
     tokenizer = engines.load_tokenizer(name, config)
-    batcher = Batcher(ReasoningEngine(engine, tokenizer.vocabulary), max_active=16)
+    stepped: SteppedEngine = engine
+    if not able.labels and not able.no_labels:
+        stepped = LabelEngine(engine, able.unsupported, able.limits.get("top_logprobs", MAX_TOPS))
+    batcher = Batcher(ReasoningEngine(stepped, tokenizer.vocabulary), max_active=16)
     return Driver(name, engine, tokenizer, batcher, able.unsupported, able.no_labels)
 
 
