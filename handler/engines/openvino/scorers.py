@@ -38,7 +38,7 @@ def has_logits(model: Path) -> bool:
 class Scores(NamedTuple):
     """The log-probabilities of a prompt's tokens (None for the first), and each token's alternatives if requested.
 
-    For a request with labels, `logprobs` is the vector that the request asks for (see `Pooling`). If `error` is not
+    For a request with labels, `logprobs` are the numbers that `Pooling` describes. If `error` is not
     empty, the prompt could not be scored.
     """
 
