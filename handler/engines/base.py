@@ -33,7 +33,6 @@ from handler.core.values import (
 
 NO_LORA = "it was started without option.enable_lora=true"
 NO_MEDIA = "the model accepts text only"
-NO_LABELS = "it does not report the probabilities of chosen tokens"
 
 Alternatives = Sequence[tuple[int, float]]
 """The most likely token ids at one position, with their log-probabilities, best first."""
@@ -422,7 +421,9 @@ class Capabilities:
             `supports`.
         limits: maps a Sampling field to its largest allowed value.
         no_adapters: why the engine does not support LoRA adapters; "" if it does.
-        no_labels: why the engine does not compute the log-probabilities of labels; "" if it does.
+        labels: whether the engine computes the log-probabilities of labels. For other engines, `LabelEngine` reads them
+            from alternatives or from scored prompts.
+        label_reason: why `LabelEngine` cannot be used either; "" if the other fields determine that.
         no_media: maps a kind of media to the reason why the engine does not accept it, or to "" if it does. The reason
             for any other kind is NO_MEDIA.
         sampling_defaults: maps a Sampling field to LMI's default for this engine, used with `do_sample`.
@@ -434,7 +435,8 @@ class Capabilities:
     reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = ""
-    no_labels: str = NO_LABELS
+    labels: bool = False
+    label_reason: str = ""
     no_media: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     structural_tags: frozenset[str] = frozenset()
@@ -444,6 +446,15 @@ class Capabilities:
         """Maps each Sampling field that may be refused to the reason, including fields that have no implementation."""
         mapped = {*self.supports, *self.reasons, *BY_HANDLER}
         return {**self.reasons, **{name: _UNMAPPED for name in Sampling._fields if name not in mapped}}
+
+    @property
+    def no_labels(self) -> str:
+        """Why the log-probabilities of labels are not available; "" if they are."""
+        if self.labels or self.label_reason:
+            return self.label_reason
+        reasons = self.unsupported
+        is_read = "top_logprobs" not in reasons or "prompt_logprobs" not in reasons
+        return "" if is_read else reasons["top_logprobs"]
 
 
 _FIRST_REQUEST = Sampling(max_new_tokens=2, ignore_eos=True)

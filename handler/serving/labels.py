@@ -11,6 +11,7 @@ from handler.core.values import Request
 from handler.engines.base import Tokenizer
 
 _MAX_TAIL = 32  # tokens at the end of a prompt that can affect how a label is encoded
+_MAX_ADDED = 64  # bytes that the pieces of a prompt's end may have in addition to its text
 _MAX_CACHED = 256  # combinations of a prompt's end and labels
 
 
@@ -85,14 +86,23 @@ def _added(before: list[int], after: list[int]) -> int | None:
 def _num_shared(prompt: Prompt, suffix: str) -> int:
     """Return the number of tokens before the last occurrence of `suffix`, or 0 if the template has changed its text.
 
-    The tokens are counted from the end, so the result does not depend on the questions of other requests.
+    The tokens are searched from the end, so the result does not depend on the questions of other requests.
     """
     start = prompt.text.rfind(suffix) if suffix else -1
     if start < 0:
         return 0
-    pieces, at = prompt.vocabulary.pieces, len(prompt.ids)
-    num_bytes = len(prompt.text[start:].encode())
-    while at and num_bytes > 0:
-        at -= 1
-        num_bytes -= len(pieces[prompt.ids[at]])
-    return at
+    num_bytes = len(prompt.text[start:].encode()) + _MAX_ADDED
+    pieces = list[bytes]()
+    for id in reversed(prompt.ids):
+        pieces.append(prompt.vocabulary.pieces[id])
+        num_bytes -= len(pieces[-1])
+        if num_bytes <= 0:
+            break
+    before = b"".join(reversed(pieces)).rfind(suffix.encode())  # bytes of the pieces before the suffix
+    num_shared = len(prompt.ids) - len(pieces)
+    for piece in reversed(pieces):
+        before -= len(piece)
+        if before < 0:
+            break
+        num_shared += 1
+    return min(num_shared, len(prompt.ids) - 1)

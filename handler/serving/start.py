@@ -80,6 +80,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         limits=able.limits,
         no_adapters=able.no_adapters,
         no_labels=able.no_labels,
+        native_labels=able.labels,
         sampling_defaults=able.sampling_defaults,
         generation=generation,
         adapters=adapters,

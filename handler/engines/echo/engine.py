@@ -284,16 +284,16 @@ class Echo:
         self._num_steps += 1
         outputs = [Output(key, extras=Extras(heard=heard)) for key, heard in self._heard.items()]
         self._heard.clear()
-        if self._labels:
-            outputs += self._label_outputs()
         for key, finish in self._ends.pop(self._num_steps, {}).items():
             del self._last_steps[key]
             outputs.append(Output(key, (next(self._active.pop(key)),), (0.0,), finish))
         ids = list(map(next, self._active.values()))
         if self._cues:
-            for id in (*ids, *(output.ids[0] for output in outputs)):
+            for id in (*ids, *(output.ids[0] for output in outputs if output.ids)):
                 if id < len(CUES):
                     act(CUES[id])
+        if self._labels:
+            outputs += self._label_outputs()
         return Step(list(self._active), ids, [0.0] * len(ids), outputs)
 
     def _label_outputs(self) -> list[Output]:
@@ -373,7 +373,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         _SUPPORTS,
         _REASONS,
         no_adapters="" if config.engine_options.get("enable_lora") else NO_LORA,
-        no_labels="",
+        labels=True,
         no_media={} if config.engine_options.get("echo_tokenizer") else dict.fromkeys(MEDIA, ""),
     )
 

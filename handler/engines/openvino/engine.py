@@ -296,8 +296,12 @@ class Preparation:
                     step.others.append(failed(key, f"the engine cannot compile the schema or grammar: {error}"))
                 elif begin is not None:
                     begin()
-        if self._unscored and (scored := self._scorer.step()) is not None:
-            self._unscored.pop(scored.key)(scored, step)
+        if self._unscored and (scored := self._scorer.step(idle=idle)) is not None:
+            use = self._unscored.pop(scored.key)
+            if scored.error:
+                step.others.append(failed(scored.key, scored.error))
+            else:
+                use(scored, step)
 
 
 def _report_labels(scores: Scores, step: Step) -> None:
@@ -316,7 +320,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         return replace(
             served,
             reasons=reasons,
-            no_labels="it cannot score the prompts of a vision model",
+            labels=False,
             no_media={**no_media(config.model), "audio": "OpenVINO GenAI does not accept audio in chats"},
         )
     return replace(served, reasons={**_CAPABILITIES.reasons, "prompt_top_logprobs": NO_TOPS})
@@ -442,7 +446,7 @@ _CAPABILITIES = Capabilities(
         "return_generation_logits": "it does not return logits",
     },
     no_adapters=_NO_ADAPTERS,
-    no_labels="",
+    labels=True,
 )
 
 

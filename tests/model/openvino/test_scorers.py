@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -12,7 +13,7 @@ from handler.config.config import Config
 from handler.core.values import Pooling, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, score
 from handler.engines.openvino.engine import capabilities, make_pipeline, make_scorer, prepare
-from handler.engines.openvino.scorers import NO_TOPS, LogitScorer, PipelineScorer, Scores
+from handler.engines.openvino.scorers import NO_TOPS, LogitScorer, PipelineScorer, PrefixStates, Scores
 
 pytestmark = pytest.mark.model
 
@@ -41,10 +42,9 @@ def run(scorer: Any, *jobs: tuple[int, list[int], int]) -> list[Scores]:
     for job in jobs:
         scorer.add(prompt(*job))
     found: list[Scores] = []
-    for _ in range(50):
-        if (scores := scorer.step()) is not None:
+    while len(found) < len(jobs):
+        if (scores := scorer.step(idle=True)) is not None:
             found.append(scores)
-    assert len(found) == len(jobs)
     return found
 
 
@@ -88,11 +88,11 @@ def test_a_long_prompt_is_read_in_parts_like_a_short_one(scorer: LogitScorer) ->
 def test_a_cancelled_prompt_leaves_nothing_behind(scorer: LogitScorer) -> None:
     scorer.add(prompt(1, LONG, 1))
     scorer.add(prompt(2, LONG, 1))
-    assert scorer.step() is None
+    assert scorer.step(idle=True) is None
     scorer.cancel(1)
     scorer.cancel(2)
     assert run(scorer, (3, IDS, 1))[0].key == 3
-    assert scorer.step() is None
+    assert scorer.step(idle=True) is None
 
 
 def test_a_gguf_file_as_it_is_has_scores_alone(demo_model: Path, scorer: LogitScorer, config: EngineConfig) -> None:
@@ -127,8 +127,9 @@ def read(scorer: Any, *requests: EngineRequest) -> dict[int, list[float]]:
     for request in requests:
         scorer.add(request)
     results: dict[int, list[float]] = {}
-    for _ in range(200):
-        if (scores := scorer.step()) is not None:
+    while len(results) < len(requests):
+        if (scores := scorer.step(idle=True)) is not None:
+            assert scores.error == ""
             results[scores.key] = [*scores.logprobs]
     assert results.keys() == {request.key for request in requests}
     return results
@@ -160,14 +161,51 @@ def test_a_shared_prefix_is_computed_once_for_each_salt(config: EngineConfig) ->
     scorer = make_scorer(config)
     scorer.check(0)
 
+    read(scorer, labels(9, IDS, 0))  # loads the model
+
     def num_steps(request: EngineRequest) -> int:
         scorer.add(request)
-        return next(number for number in range(1, 20) if scorer.step() is not None)
+        return next(number for number in range(1, 20) if scorer.step(idle=True) is not None)
 
     first, second = (labels(key, STATE + tail, len(STATE)) for key, tail in enumerate(QUESTIONS[:2]))
     assert num_steps(first) == 3  # two for the prefix of 270 tokens, and one for the question
     assert num_steps(second) == 1
     assert num_steps(first._replace(key=5, parameters=first.pooling._replace(cache_salt="other"))) == 3
+
+
+def test_questions_about_different_states_take_turns(scorer: LogitScorer) -> None:
+    many = [labels(key, [*STATE, *tail, key], len(STATE)) for key, tail in enumerate(QUESTIONS)]
+    other = [labels(key, [*IDS, key], len(IDS)) for key in (10, 11)]
+    assert [*read(scorer, *many, *other, labels(20, IDS, 0))] == [0, 10, 20, 1, 11, 2]
+
+
+class ScriptedState:
+    def __init__(self, num_bytes: int) -> None:
+        import openvino
+
+        self.state = openvino.Tensor(numpy.zeros(num_bytes, numpy.uint8))
+
+
+def test_the_prefixes_used_last_are_kept() -> None:
+    prefixes = PrefixStates()
+    model = SimpleNamespace(query_state=lambda: [ScriptedState(1 << 26)])
+    for id in range(4):
+        prefixes.store(("", id), model)
+    assert prefixes.restore(("", 0), model)
+    prefixes.store(("", 9), model)
+    assert [prefixes.restore(("", id), model) for id in (0, 1, 2, 3, 9)] == [True, False, True, True, True]
+    prefixes.store(("", 10), SimpleNamespace(query_state=lambda: [ScriptedState(1 << 29)]))
+    assert prefixes.restore(("", 10), model)
+    assert not any(prefixes.restore(("", id), model) for id in (0, 2, 3, 9))
+
+
+def test_a_model_that_cannot_be_loaded_fails_only_its_own_requests(tmp_path: Path) -> None:
+    scorer = LogitScorer(tmp_path, {})
+    scorer.add(labels(1, IDS, 2))
+    while (scores := scorer.step(idle=True)) is None:
+        pass
+    assert scores.key == 1
+    assert "the second copy of the model cannot be loaded" in scores.error
 
 
 def test_labels_of_a_file_that_only_genai_reads(config: EngineConfig, scorer: LogitScorer) -> None:
@@ -178,10 +216,10 @@ def test_labels_of_a_file_that_only_genai_reads(config: EngineConfig, scorer: Lo
 
 def test_a_cancelled_request_for_labels_leaves_nothing_behind(scorer: LogitScorer) -> None:
     scorer.add(labels(1, [*reversed(STATE)], 269))
-    assert scorer.step() is None
+    assert scorer.step(idle=True) is None
     scorer.cancel(1)
     assert read(scorer, labels(2, IDS, 3)).keys() == {2}
-    assert scorer.step() is None
+    assert scorer.step(idle=True) is None
 
 
 def test_a_model_with_inputs_of_another_kind_is_refused(tmp_path: Path) -> None:
