@@ -174,6 +174,7 @@ class LogitScorer(Scorer):
                 yield None
             if num_shared:
                 self._prefixes.store(prefix, model)
+                self._prefixes.restore(prefix, model)  # restoring rounds a quantized KV cache
         rows: Any = ()
         for start in range(num_shared, len(ids), _TOKENS_PER_STEP):
             rows = self._logits(model, ids[start : start + _TOKENS_PER_STEP], start)
