@@ -53,10 +53,6 @@ def test_system_one(decisions: Driver, model_server: LiveServer) -> None:
     assert found["usage"]["input_tokens"] > 3 * 20
     assert found["usage"]["output_tokens"] == 0
     assert found["request_id"].startswith("decision-")
-    assert (
-        decisions.generate(model_server.url, STATE, what="systemone", questions=QUESTIONS)["answers"]
-        == (found["answers"])
-    )
 
 
 def test_system_ones_models(decisions: Driver, echo: LiveServer) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from tests.app.server import AppServer, serve
 from tests.doubles import tiny
-from tests.servers import LiveServer, http, options, wait_for
+from tests.servers import LiveServer, http, options, post_bytes, wait_for
 from tests.user_files import write_adapter
 
 DOT = base64.b64decode(
@@ -209,18 +211,16 @@ def test_a_part_needs_a_form(server: AppServer) -> None:
 
 def test_a_full_queue_refuses_all_questions() -> None:
     room = options("option.max_rolling_batch_size=1", "job_queue_size=1", "option.echo_tokens_per_second=20")
-    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 100, "stream": True}
-    with serve("--engine", "echo", *room) as server:
-        server.wait_ready()
-        with (
-            http.stream("POST", server.url + "/v1/chat/completions", json=chat),
-            http.stream("POST", server.url + "/v1/chat/completions", json=chat),
-        ):
-            wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "nobody waits")
-            found = http.post(server.url + "/v1/systemone", json=TYPESAFE)
-            assert found.status_code == 429, found.text
-            assert found.json()["error"]["code"] == "rate_limit_exceeded"
-            assert int(found.headers["retry-after"]) >= 1
+    long = {"inputs": "a", "parameters": {"max_new_tokens": 100_000}}
+    with serve("--engine", "echo", *room) as server, contextlib.ExitStack() as held:
+        for _ in range(2):
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connection.sendall(post_bytes(long))
+        wait_for(lambda: server.metric("lmi_queued_requests") == 1, 5, "nobody waits")
+        found = http.post(server.url + "/v1/systemone", json=TYPESAFE)
+        assert found.status_code == 429, found.text
+        assert found.json()["error"]["code"] == "rate_limit_exceeded"
+        assert int(found.headers["retry-after"]) >= 1
 
 
 def test_a_state_that_is_too_long_is_refused_with_the_question() -> None:
@@ -236,11 +236,8 @@ def test_a_label_that_is_no_single_token_is_refused_with_the_question(tmp_path: 
     directory = tiny.make(tmp_path / "tiny")
     with serve("--engine", "echo", *options(f"option.echo_tokenizer={directory}")) as server:
         server.wait_ready()
-        found = http.post(server.url + "/v1/systemone", json={"state": "a", "questions": {"q": NOUL}})
-        if found.status_code == 400:
-            assert "state with questions.q: the label" in found.json()["error"]["message"]
-        else:
-            assert found.status_code == 200, found.text
+        found = ask(server, "/v1/systemone", {"state": "a", "questions": {"q": NOUL}}, 400)
+        assert found["error"]["message"].startswith("state with questions.q: the label 'yes' is not a single token")
 
 
 def test_an_adapter_may_be_the_model(tmp_path: Any) -> None:
