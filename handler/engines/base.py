@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -155,6 +156,10 @@ class Step(NamedTuple):
         self.keys.append(key)
         self.ids.append(id)
         self.logprobs.append(logprob)
+
+
+new_step: Callable[[tuple[Any, ...]], Step] = functools.partial(tuple.__new__, Step)
+"""Create a step from a tuple of all its fields, faster than `Step(...)`."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ MAX_TOPS = 20
 
 
 class LabelEngine:
-    """A `SteppedEngine` that accepts requests for labels, and sends ordinary requests in their place.
+    """A `SteppedEngine` that accepts requests for labels, and sends ordinary requests instead.
 
     The first of these requests asks for the alternatives to the next token. If a label is not among them, it is scored
     as the last token of a prompt, if the engine scores prompts. All other requests are passed to the engine unchanged.
@@ -145,9 +145,9 @@ class _LabelRequest:
         self.missing = deque(id for id in self._request.pooling.label_ids if id not in self._logprobs)
 
     def output(self) -> Output:
-        vector = [self._logprobs[id] for id in self._request.pooling.label_ids]
+        logprobs = [self._logprobs[id] for id in self._request.pooling.label_ids]
         assert self.highest is not None, "the first request has ended"
-        return Output(self._request.key, finish=Finish.STOP, extras=Extras(vector=[*vector, self.highest]))
+        return Output(self._request.key, finish=Finish.STOP, extras=Extras(vector=[*logprobs, self.highest]))
 
     def refusal(self, num_tops: int) -> Output:
         pooling = self._request.pooling

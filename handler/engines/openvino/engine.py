@@ -305,8 +305,8 @@ class Preparation:
 
 
 def _report_labels(scores: Scores, step: Step) -> None:
-    vector = [number for number in scores.logprobs if number is not None]
-    step.others.append(Output(scores.key, finish=Finish.STOP, extras=Extras(vector=vector)))
+    logprobs = [logprob for logprob in scores.logprobs if logprob is not None]
+    step.others.append(Output(scores.key, finish=Finish.STOP, extras=Extras(vector=logprobs)))
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

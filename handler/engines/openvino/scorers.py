@@ -38,7 +38,7 @@ def has_logits(model: Path) -> bool:
 class Scores(NamedTuple):
     """The log-probabilities of a prompt's tokens (None for the first), and each token's alternatives if requested.
 
-    For a request with labels, `logprobs` is the vector that the request asks for (see `Pooling`). If `error` is not
+    For a request with labels, `logprobs` are the numbers that `Pooling` describes. If `error` is not
     empty, the prompt could not be scored.
     """
 
@@ -174,6 +174,7 @@ class LogitScorer(Scorer):
                 yield None
             if num_shared:
                 self._prefixes.store(prefix, model)
+                self._prefixes.restore(prefix, model)  # restoring rounds a quantized KV cache
         rows: Any = ()
         for start in range(num_shared, len(ids), _TOKENS_PER_STEP):
             rows = self._logits(model, ids[start : start + _TOKENS_PER_STEP], start)

@@ -87,7 +87,7 @@ class Vllm(CoreEngine):
         # Without V1's problem, requests for alternatives need not be kept apart.
         is_v2 = getattr(self._engine.vllm_config, "use_v2_model_runner", False)
         self._alternatives = None if is_v2 else AlternativesExclusion()
-        self._names_ids = hasattr(SamplingParams, "logprob_token_ids") and hasattr(SamplingParams, "num_logprobs")
+        self._selects_ids = hasattr(SamplingParams, "logprob_token_ids") and hasattr(SamplingParams, "num_logprobs")
         self._labels: dict[int, LabelRequest] = {}
         self._late: list[Output] = []  # errors of requests that could not be started after waiting
         self._running: dict[int, Pending] = {}
@@ -138,10 +138,10 @@ class Vllm(CoreEngine):
             self._exclusion.enter(request.key, request.adapter is not None, start)
 
     def _read_labels(self, request: EngineRequest, media: MediaPrompt | None) -> None:
-        named = self._names_ids and (self._alternatives is None or self._alternatives.name(request.key))
-        if not named and self.arguments.get("enable_lora"):
+        selects = self._selects_ids and (self._alternatives is None or self._alternatives.select(request.key))
+        if not selects and self.arguments.get("enable_lora"):
             raise ValueError(f"labels cannot be scored now: {NO_SCORES}")
-        labels = self._labels[request.key] = LabelRequest(request, media, named=named)
+        labels = self._labels[request.key] = LabelRequest(request, media, selects_ids=selects)
         with ExitStack() as on_failure:
             on_failure.callback(self._leave_alternatives, request.key)
             on_failure.callback(self._labels.pop, request.key)

@@ -45,16 +45,16 @@ class LabelRequest:
     """A request with labels: the parts that vLLM has not run yet, and the log-probabilities so far.
 
     Args:
-        named: whether vLLM can return the log-probabilities of named ids. Otherwise each label is scored as the last
-            token of a prompt, which takes one pass for each label.
+        selects_ids: whether vLLM can return the log-probabilities of selected ids. Otherwise each label is scored
+            as the last token of a prompt, which takes one pass for each label.
     """
 
-    def __init__(self, request: EngineRequest, media: Any, *, named: bool) -> None:
+    def __init__(self, request: EngineRequest, media: Any, *, selects_ids: bool) -> None:
         self.request, self.media = request, media
         self._logprobs: dict[int, float] = {}
         self._highest = 0.0
         ids, label_ids = request.ids, request.pooling.label_ids
-        if named:
+        if selects_ids:
             starts = range(0, len(label_ids), MAX_IDS)
             self._parts = deque(Part(ids, label_ids[start : start + MAX_IDS]) for start in starts)
         else:
@@ -74,32 +74,32 @@ class LabelRequest:
         if self._parts:
             self.part = self._parts.popleft()
             return None
-        vector = [*(self._logprobs[id] for id in self.request.pooling.label_ids), self._highest]
-        return Output(output.key, finish=Finish.STOP, extras=Extras(vector=vector))
+        logprobs = [*(self._logprobs[id] for id in self.request.pooling.label_ids), self._highest]
+        return Output(output.key, finish=Finish.STOP, extras=Extras(vector=logprobs))
 
 
 class AlternativesExclusion:
-    """Keeps requests for the log-probabilities of named ids apart from requests for alternatives.
+    """Keeps requests for the log-probabilities of selected ids apart from requests for alternatives.
 
-    If both are in a batch, the V1 model runner returns the named ids to all requests
+    If both are in a batch, the V1 model runner returns the selected ids to all requests
     (`Sampler.forward` in vllm/v1/sample/sampler.py, 0.33). Its V2 model runner has no such problem.
     """
 
     def __init__(self) -> None:
-        self._naming: set[int] = set()
+        self._selecting: set[int] = set()
         self._reporting: set[int] = set()  # running requests for alternatives
         self._held: dict[int, Callable[[], None]] = {}  # functions that start requests for alternatives
 
-    def name(self, key: int) -> bool:
-        """Return whether a request may name ids now. If so, requests for alternatives wait until it leaves."""
+    def select(self, key: int) -> bool:
+        """Return whether a request may select ids now. If so, requests for alternatives wait until it leaves."""
         if self._reporting or self._held:
             return False
-        self._naming.add(key)
+        self._selecting.add(key)
         return True
 
     def enter(self, key: int, start: Callable[[], None]) -> None:
-        """Start a request for alternatives, now or when the requests that name ids have left."""
-        if self._naming:
+        """Start a request for alternatives, now or when the requests that select ids have left."""
+        if self._selecting:
             self._held[key] = start
         else:
             start()
@@ -112,10 +112,10 @@ class AlternativesExclusion:
             The keys of requests that could not be started, with their errors.
         """
         self._held.pop(key, None)
-        self._naming.discard(key)
+        self._selecting.discard(key)
         self._reporting.discard(key)
         errors: list[tuple[int, Exception]] = []
-        while self._held and not self._naming:
+        while self._held and not self._selecting:
             held, start = next(iter(self._held.items()))
             del self._held[held]
             try:

@@ -157,6 +157,15 @@ def test_a_question_has_the_same_numbers_alone_and_among_others(config: EngineCo
     assert among[4] == among[1]
 
 
+def test_a_stored_prefix_does_not_change_the_numbers(demo_model: Path) -> None:
+    """By default the KV cache is quantized, and restoring it rounds its values."""
+    scorer = make_scorer(EngineConfig(model=prepare(str(demo_model), EngineConfig())))
+    scorer.check(0)
+    requests = [labels(key, STATE + tail, len(STATE)) for key, tail in enumerate(QUESTIONS)]
+    first, again = (read(scorer, *requests) for _ in range(2))
+    assert first == again
+
+
 def test_a_shared_prefix_is_computed_once_for_each_salt(config: EngineConfig) -> None:
     scorer = make_scorer(config)
     scorer.check(0)

@@ -118,15 +118,21 @@ class Driver:
         sampling.setdefault("max_new_tokens", 12)
         return self.batcher.submit(Request(text, Sampling(**sampling)), self.tokenizer.encode(text))
 
-    def submit_labels(self, text: str, *labels: str) -> int:
-        """Ask for the log-probabilities of labels, each of which is a single token after the text."""
+    def labels(self, text: str) -> dict[str, int]:
+        """The labels of `LABELS` that are single tokens after the text, and their ids."""
         if self.no_labels:
             pytest.skip(f"{self.name} has no labels: {self.no_labels}")
-        prompt = self.tokenizer.encode(text)
-        ids = [*range(1, len(labels) + 1)]
-        if self.tokenizer.vocabulary is not None:
-            ids = [self.tokenizer.encode(text + label).ids[-1] for label in labels]
-        pooling = Pooling("labels", labels=labels, label_ids=tuple(ids), num_shared=len(prompt.ids) // 2)
+        if self.tokenizer.vocabulary is None:
+            return {label: id for id, label in enumerate(LABELS, 1)}
+        before = self.tokenizer.encode(text).ids
+        encoded = {label: self.tokenizer.encode(text + label).ids for label in LABELS}
+        return {label: ids[-1] for label, ids in encoded.items() if ids[:-1] == before}
+
+    def submit_labels(self, text: str) -> int:
+        """Ask for the log-probabilities of labels."""
+        prompt, labels = self.tokenizer.encode(text), self.labels(text)
+        ids = tuple(labels.values())
+        pooling = Pooling("labels", labels=(*labels,), label_ids=ids, num_shared=len(prompt.ids) // 2)
         return self.batcher.submit(Request(text, Sampling(max_new_tokens=1), pooling=pooling), prompt)
 
     def run(self) -> dict[int, list[Delta]]:
@@ -215,7 +221,7 @@ def test_every_token_has_a_log_probability(driver: Driver) -> None:
             assert token.logprob <= 0
 
 
-LABELS = (" Paris", " London", " a", " the")
+LABELS = ("A", "B", " a", "e", ",", " the", " Paris")
 
 
 def vector(deltas: list[Delta]) -> list[float]:
@@ -227,15 +233,17 @@ def vector(deltas: list[Delta]) -> list[float]:
 
 def test_labels_have_the_log_probabilities_of_the_next_token(driver: Driver) -> None:
     prompt = driver.prompts[0]
-    id = driver.submit_labels(prompt, *LABELS)
+    id = driver.submit_labels(prompt)
     *logprobs, highest = vector(driver.run()[id])
     assert highest >= max(logprobs)
     assert highest == pytest.approx(driver.one(prompt, max_new_tokens=1)[0].tokens[0].logprob, abs=0.01) or (
         driver.name == "echo"
     )
+    labels = driver.labels(prompt)
+    assert len(labels) > 1
     if "prompt_logprobs" in driver.unsupported:
         return
-    for label, logprob in zip(LABELS, logprobs, strict=True):
+    for label, logprob in zip(labels, logprobs, strict=True):
         prefill = driver.one(prompt + label, prompt_logprobs=True, max_new_tokens=1)[0].prefill
         assert prefill is not None
         assert logprob == pytest.approx(prefill[-1].logprob, abs=2e-3)
@@ -246,17 +254,17 @@ def test_labels_and_alternatives_are_the_same_alone_and_in_company(driver: Drive
     prompts = driver.prompts[:3]
     alone = {}
     for prompt in prompts:
-        id = driver.submit_labels(prompt, *LABELS)
+        id = driver.submit_labels(prompt)
         alone[prompt] = vector(driver.run()[id])
     tokens = [token for delta in driver.one(prompts[0], **alternatives) for token in delta.tokens]
-    asked = {driver.submit_labels(prompt, *LABELS): prompt for prompt in prompts}
+    asked = {driver.submit_labels(prompt): prompt for prompt in prompts}
     streams = [driver.submit(prompts[0], **alternatives) for _ in range(2)]
     found: dict[int, list[Delta]] = {}
     for _ in range(2):
         for delta in driver.batcher.step(timeout=0.5):
             found.setdefault(delta.id, []).append(delta)
-    asked |= {driver.submit_labels(prompt, *LABELS): prompt for prompt in prompts}
-    gone = driver.submit_labels(prompts[1], *LABELS)
+    asked |= {driver.submit_labels(prompt): prompt for prompt in prompts}
+    gone = driver.submit_labels(prompts[1])
     driver.batcher.cancel(gone)
     for id, deltas in driver.run().items():
         found.setdefault(id, []).extend(deltas)
