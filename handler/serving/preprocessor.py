@@ -156,7 +156,7 @@ class Preprocessor:
             return
         is_json = _JSON_TYPES.fullmatch(head.media_type) or head.media_type in dialect.media_types
         if not head.is_prompt and not self._is_form(head) and not is_json:
-            alternatives = f" or {_FORM}, with the audio clip as the file 'file'" if dialect.forms else ""
+            alternatives = f" or {_FORM}, {dialect.forms}" if dialect.forms else ""
             alternatives = alternatives or (" or text/plain" if head.is_configured else "")
             raise UnsupportedMedia(
                 f"content type {head.media_type!r} is not supported; send application/json{alternatives}"
@@ -167,7 +167,7 @@ class Preprocessor:
         return self.dialect.of_headers(head.headers) if head.dialect is None else head.dialect
 
     def _is_form(self, head: Head) -> bool:
-        return head.media_type == _FORM and self.dialect_of(head).forms
+        return head.media_type == _FORM and bool(self.dialect_of(head).forms)
 
     def input_formatter(self, head: Head) -> str:
         """Return the title of the input formatter for error messages, or "" if no formatter reads the body."""
