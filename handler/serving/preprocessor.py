@@ -322,7 +322,12 @@ _ROUTES = {
     Task.RERANK: "/rerank and similar routes",
     Task.TRANSCRIPTION: "/v1/audio/transcriptions, /v1/audio/translations",
 }
-_KINDS = {"embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSIFICATION}
+_KINDS = {
+    "embed": Task.EMBEDDING,
+    "score": Task.RERANK,
+    "classify": Task.CLASSIFICATION,
+    "labels": Task.GENERATION,
+}
 
 
 def check_task(request: Request, task: Task) -> None:

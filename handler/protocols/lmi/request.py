@@ -119,7 +119,8 @@ def without_overridden(
 
 def read_field(parameters: Mapping[str, Any], name: str) -> Any:
     """Read a field of `parameters` that is not a sampling parameter. Return None if it is absent."""
-    return NamedValue(f"parameters.{name}", parameters.get(name)).optional(REQUEST_FIELDS[name])
+    value = parameters.get(name)
+    return None if value is None else NamedValue(f"parameters.{name}", value).read(REQUEST_FIELDS[name])
 
 
 def read_stream(body: Mapping[str, Any]) -> bool | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from handler.core.log import of_request
+from handler.core.log import log_frequent, of_request
 from handler.core.values import Finish, Request
 from handler.protocols.kernel.dialect import ParsedRequest, Timing
 from handler.serving.metrics.ended import EndedRequest
@@ -218,20 +218,27 @@ def _log_request(request: RequestRecord, ignored: Sequence[str]) -> None:
         ignored: names of the parameters that were ignored. The client chooses them, so the line has a part of them.
     """
     names = [name[:64] for name in ignored[:32]]
-    fields: dict[str, Any] = {
-        "request_id": request.id,
-        "outcome": request.outcome,
-        "prompt_tokens": request.num_prompt_tokens,
-        "tokens": request.num_tokens,
-        "first_token_s": round(request.first, 3),
-        "seconds": round(request.total, 3),
-    }
-    ignores = f" ignored={','.join(names)!r}" if names else ""
-    error = f" error={request.error!r}" if request.error else ""
-    arguments = (*fields.values(), ignores, error)
-    if names:
-        fields["ignored"] = names
-    if request.error:
-        fields["error"] = request.error
-    # Unlike `log.info`, this does not walk the stack to find the caller, which would cost as much as the rest.
-    log.handle(log.makeRecord(log.name, logging.INFO, __file__, 0, _LINE, arguments, None, extra={"fields": fields}))
+
+    def fields() -> dict[str, Any]:
+        return {
+            "request_id": request.id,
+            "outcome": request.outcome,
+            "prompt_tokens": request.num_prompt_tokens,
+            "tokens": request.num_tokens,
+            "first_token_s": round(request.first, 3),
+            "seconds": round(request.total, 3),
+            **({"ignored": names} if names else {}),
+            **({"error": request.error} if request.error else {}),
+        }
+
+    arguments = (
+        request.id,
+        request.outcome,
+        request.num_prompt_tokens,
+        request.num_tokens,
+        request.first,
+        request.total,
+        f" ignored={','.join(names)!r}" if names else "",
+        f" error={request.error!r}" if request.error else "",
+    )
+    log_frequent(log, _LINE, arguments, fields)
