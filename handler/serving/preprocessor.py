@@ -290,7 +290,8 @@ class Preprocessor:
         keeper = None
         if recalled is not None and self.store is not None:
             keeper = OwnersKeeper(self.store, head.owner)
-        request_context = RequestContext(head.adapter, head.headers.get(PATH_MODEL, ""), keeper, recalled or NOTHING)
+        model, formats = head.headers.get(PATH_MODEL, ""), self._may_format(head)
+        request_context = RequestContext(head.adapter, model, keeper, recalled or NOTHING, formats)
         call = self.dialect_of(head).parse(body.value, self.context, request_context)
         if keeper is not None:
             call = call._replace(end=keeper.end)
@@ -302,11 +303,15 @@ class Preprocessor:
         for stage in head.stages:
             if stage.parsed is not None:
                 call = stage.parsed(call, head)
-        formatter = self._output_formatter(body, head) if head.is_configured else None
+        formatter = self._output_formatter(body, head) if formats else None
         if formatter is None:
             return call if call.reply.shows_logprobs else _without_logprobs(call)
         compat = self.dialect.name == "tgi_compat"
         return with_formatter(call, formatter, body.value, body.given, tgi_compat=compat, session=head.session)
+
+    def _may_format(self, head: Head) -> bool:
+        """Return whether a request may have an output formatter."""
+        return head.is_configured and (head.formatters.output is not None or self.adapter_formatters.exist)
 
     def _output_formatter(self, body: Decoded, head: Head) -> OutputFormatter | None:
         """Return the output formatter of the adapter in the head or body, or else that of the model."""
@@ -368,5 +373,7 @@ def _read_form(body: bytes, head: Head) -> Decoded:
 
 
 def _without_logprobs(call: ParsedRequest) -> ParsedRequest:
+    if not any(request.sampling.logprobs for request in call.requests):
+        return call
     requests = [request._replace(sampling=request.sampling._replace(logprobs=False)) for request in call.requests]
     return call._replace(requests=requests)
