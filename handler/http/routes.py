@@ -96,8 +96,8 @@ class ModelRoutes:
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _is_anthropic(scope):
-            models = [self._describe(*entry) for entry in self._ids().items()]
-            return await send_json(scope, send, 200, listed_models(models))
+            described = [self._describe(*entry) for entry in self._ids().items()]
+            return await send_json(scope, send, 200, listed_models(described))
         most, began = self._model.context.most_tokens(), self._model.availability.started_at
         models = [anthropic.model(id, began, most) for id in self._ids()]
         try:
