@@ -81,6 +81,11 @@ def header(name: str, status: int, says: str, **headers: str) -> Row:
     return send(name, status, says, _ASK, {**JSON, **{key.replace("_", "-"): text for key, text in headers.items()}})
 
 
+def _decision(question: Any) -> dict[str, Any]:
+    """A body of System One."""
+    return {"state": "a", "questions": {"q": question}}
+
+
 _ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 NO_ADAPTERS = "the engine echo serves no LoRA adapters: it was started without option.enable_lora=true"
 # Names that DJL's protocol itself uses, in its own spelling.
@@ -115,6 +120,9 @@ ENVELOPE = (
     send("NaN", 424, "NaN", b'{"inputs": "a", "parameters": {"temperature": NaN}}'),
     send("lone surrogate", 424, "surrogate", b'{"inputs": "\\ud800"}'),
     send("text after the document", 424, "not valid JSON", b'{"inputs": "a"} more'),
+    send("decision", 200, "a", _decision({"type": "choice", "instructions": "Which?", "criteria": {"a": None}})),
+    send("decision refused", 422, "questions.q.type: ", _decision({"type": "essay"})),
+    send("decision in OpenAI's form, refused", 400, "questions: must be", {"input": "a", "questions": []}),
     send("missing inputs", 424, "no 'inputs'", {"parameters": {}}),
     send("empty inputs", 424, "'inputs' must be", {"inputs": ""}),
     send("inputs without tokens", 424, "'inputs' has no tokens", {"inputs": "   "}),
@@ -286,6 +294,7 @@ ROLLING = (
     routed("openai chat, stream", "/v1/chat/completions", 200, " user: a", {**_TALK, **_USAGE}),
     routed("openai chat, no such model", "/v1/chat/completions", 404, "other", {**_TALK, "model": "other"}),
     routed("openai chat, a completion", "/v1/chat/completions", 400, "'messages'", {"prompt": "a"}),
+    routed("decision", "/v1/systemone", 200, "a", _decision({"type": "choice", "criteria": {"a": None}})),
     routed("openai completions", "/v1/completions", 200, " a b a", {"prompt": "a b", "max_tokens": 3}),
     routed("tgi", "/", 200, "a b a b a", _ASK),
     routed("tgi generate", "/generate", 200, " a b a", _ASK),
