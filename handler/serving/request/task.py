@@ -314,7 +314,9 @@ class RequestTask(Life):
             if take_prompt is not None or not requests:  # the response needs no engine
                 self._feed_and_flush(0, Delta(0, 0, ()))
                 return self._stop_others(self.parsed.stops)
-            self.parsed = self.parsed._replace(requests=[encoding.request for encoding in encodings])
+            encoded = [encoding.request for encoding in encodings]
+            if encoded != [*requests]:
+                self.parsed = self.parsed._replace(requests=encoded)
             self._stats.note_encoded(self.parsed)
             for queue in self._admission.plan.queue:
                 if not self.finished and (waiting := queue(self, requests, self._head.owner)) is not None:
