@@ -6,6 +6,7 @@ nothing is lost on the way through a host.
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ class Row(NamedTuple):
 
 
 JSON = {"content-type": "application/json"}
+_GZIP = {**JSON, "content-encoding": "gzip"}
 _FUNCTION = {"type": "function", "function": {"name": "f"}}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 UNICODE = 'é 日本語 🙂 👩\u200d🚀 עברית "quoted" back\\slash a\u0301 \U00020000 a\u2028b c\x85d <b>'
@@ -101,7 +103,9 @@ ENVELOPE = (
     send("plain text", 200, " a ü 🙂" * 10, "a ü 🙂".encode(), {"content-type": "text/plain"}),
     send("plain text in another charset", 424, "not UTF-8", "a ü".encode("latin-1"), {"content-type": "text/plain"}),
     send("unsupported media", 415, "'text/csv'", b"a,b", {"content-type": "text/csv"}),
-    send("unsupported encoding", 415, "'gzip'", _ASK, {**JSON, "content-encoding": "gzip"}),
+    send("gzip", 200, " a b a", gzip.compress(json.dumps(_ASK).encode(), mtime=0), _GZIP),
+    send("not gzip", 424, "not compressed as its Content-Encoding says", _ASK, _GZIP),
+    send("unsupported encoding", 415, "'br'", _ASK, {**JSON, "content-encoding": "br"}),
     header("session header", 400, "stateful sessions not enabled", X_Amzn_SageMaker_Session_Id="NEW_SESSION"),
     send("session's call", 400, "stateful sessions not enabled", {"requestType": "NEW_SESSION"}),
     send("session's call with inputs", 400, "must have no other fields", {"requestType": "CLOSE", "inputs": "a"}),

@@ -32,7 +32,7 @@ from handler.http.inference import (
     Headers,
     Inference,
     encoded,
-    read_body,
+    read_short_body,
     send_answer,
     send_json,
     send_refusal,
@@ -223,7 +223,7 @@ class AdapterRoutes:
     async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall:
         """Read the parameters of a call from both the query string and the body."""
         values: dict[str, Any] = dict(_query(scope))
-        body = await read_body(scope, receive, _BODY, self._model)
+        body = await read_short_body(scope, receive, _BODY, self._model)
         if body.strip():
             for name, value in _object(body).items():
                 if values.setdefault(name, value) != value:

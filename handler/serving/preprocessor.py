@@ -27,6 +27,7 @@ from handler.protocols.kernel.dialect import BinaryBody, Dialect, ParsedRequest
 from handler.protocols.kernel.readers import merge_adapters
 from handler.protocols.kernel.stored import NOTHING, Recalled
 from handler.protocols.triton.infer import HEADER as TENSORS_HEADER
+from handler.serving.compression import check_encoding
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form
 from handler.serving.head import ADAPTER_HEADERS, NO_FORMATTERS, PATH_MODEL, Head, adapter_of, media_type, owner_of
@@ -124,8 +125,7 @@ class Preprocessor:
         return head._replace(adapter=adapter_of(head.headers, self.context))
 
     def _check_encoding(self, head: Head) -> Head:
-        if (encoding := head.encoding) and encoding not in self.dialect_of(head).encodings:
-            raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
+        check_encoding(head.encoding, self.dialect_of(head).encodings)
         return head
 
     def _choose_reader(self, head: Head) -> Head:
