@@ -56,6 +56,7 @@ from handler.engines.base import (
     Output,
     Step,
     Tokenizer,
+    new_step,
 )
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, PoolingFiles, fit
 
@@ -286,7 +287,7 @@ class Echo:
             for id in (*ids, *(output.ids[0] for output in outputs)):
                 if id < len(CUES):
                     act(CUES[id])
-        return Step(list(self._active), ids, [0.0] * len(ids), outputs)
+        return new_step((list(self._active), ids, [0.0] * len(ids), outputs))
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Check that the adapter's path is a directory."""
