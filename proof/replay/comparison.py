@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple, TypeVar
 
@@ -434,6 +434,7 @@ def _shape_findings(
         yield Finding(Class.SHAPE, "field", where, detail)
 
 
+@lru_cache(maxsize=4096)
 def _public(path: str) -> str:
     return ".".join(name if re.fullmatch(r"[\w$()\[\]?-]{1,64}", name) else "<name>" for name in path.split("."))
 
@@ -549,9 +550,9 @@ def _change(reference: _Documents, target: _Documents, path: str, near: float, *
     values = [(side.scalars if separately else side.places)[path] for side in (reference, target)]
     if values[0] == values[1]:
         retyped = next((pair for pair in zip(*values, strict=True) if not _equal(*pair)), None)
-        where = _public(without_indexes(path))
-        change = Finding(Class.SHAPE, "field", where, " -> ".join(map(shape, retyped or ())))  # 9 and 9.0
-        return change if retyped else None
+        if retyped is None:
+            return None
+        return Finding(Class.SHAPE, "field", _public(without_indexes(path)), " -> ".join(map(shape, retyped)))  # 9, 9.0
     if name in ARGUMENTS and _equal(_parsed(values[0]), _parsed(values[1])):
         return None
     return _value_finding(path, name, values[0], values[1], near)

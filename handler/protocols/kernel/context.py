@@ -118,6 +118,8 @@ class ServerContext:
         unsupported: maps a Sampling field to the reason why the engine does not support it.
         limits: maps a Sampling field to the largest value that the engine accepts.
         no_adapters: the reason why the engine serves no LoRA adapters, or "" if it serves them.
+        no_labels: the reason why the log-probabilities of labels are not available, or "" if they are.
+        native_labels: whether the engine itself computes them.
         adapters: the lookup of registered adapters, which is thread-safe.
         sampling_defaults: the default values of Sampling fields in a request with `do_sample` true.
         generation: the model's generation defaults, for dialects that call `read_sampled`.
@@ -148,6 +150,8 @@ class ServerContext:
     unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = "none is registered"
+    no_labels: str = ""
+    native_labels: bool = True
     adapters: AdapterLookup = field(default_factory=EmptyLookup)
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     generation: GenerationDefaults = NO_DEFAULTS
