@@ -260,11 +260,13 @@ def pack_step(step: Step) -> tuple[Any, ...]:
 
 def unpack_step(packed: tuple[Any, ...]) -> Step:
     keys, ids, logprobs, others = packed
-    outputs = [Output(*output[:3], _FINISHES[output[3]], *output[4:]) for output in others] if others else []
+    outputs = []
+    if others:
+        outputs = [Output._make((*output[:3], _FINISHES[output[3]], *output[4:])) for output in others]
     return new_step((keys, ids, logprobs, outputs))
 
 
-_FINISHES = {None: None, **{finish.value: finish for finish in Finish}}
+_FINISHES: Mapping[str | None, Finish | None] = {None: None, **{finish.value: finish for finish in Finish}}
 
 PackedRequest = tuple[int, Sequence[int], tuple[Any, ...] | Pooling, Adapter | None, MediaFile | None, bool]
 """An EngineRequest as a plain tuple, because sending the class names would take longer than sending the values."""
