@@ -24,7 +24,7 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.loop import run_in_daemon_thread
+from handler.core.loop import run_in_daemon_thread, wait_for
 from handler.http.inference import (
     GIVEN_UP,
     Endpoint,
@@ -149,7 +149,7 @@ class BatchRoutes:
         kept = False
         try:
             with self._model.receiving:
-                form = await asyncio.wait_for(self._receive(scope, receive, store.path(id), most), _UPLOAD_SECONDS)
+                form = await wait_for(self._receive(scope, receive, store.path(id), most), _UPLOAD_SECONDS)
             new = read_file(form, self._model.context)
             file = await self._call(BatchStore.keep, id, new)
             kept = True
@@ -170,7 +170,7 @@ class BatchRoutes:
             upload = _Upload(scope["headers_by_name"], file, most)
             more = True
             while more:
-                message = await asyncio.wait_for(receive(), self._model.config.client_timeout)
+                message = await wait_for(receive(), self._model.config.client_timeout)
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 part, more = message.get("body", b""), message.get("more_body", False)

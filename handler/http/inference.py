@@ -17,7 +17,7 @@ from starlette.types import Message, Receive, Scope, Send
 from handler.core.errors import MethodNotAllowed, ModelNotFound, Overloaded, ServingError, TooLarge, TooSlow
 from handler.core.framing import dumps
 from handler.core.log import of_request
-from handler.core.loop import start_now
+from handler.core.loop import start_now, wait_for
 from handler.core.numbers import is_digits
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.urls import query_of
@@ -110,7 +110,7 @@ async def read_body(
     seconds = model.config.client_timeout
     try:
         with model.receiving:
-            return await asyncio.wait_for(receiving, seconds)
+            return await wait_for(receiving, seconds)
     except asyncio.TimeoutError:
         scope[GIVEN_UP] = True
         raise TooSlow(f"the body did not arrive within {seconds:g} s (option.client_timeout)") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -191,6 +192,10 @@ _OF_EMBEDDING = 0.01
 
 _OF_SCORE = 1e-9
 """Absolute tolerance of single numbers. Scores of a ranking may be very small, and their order must be detected."""
+
+_DECISION = re.compile(r"^\$\.(answers|diagnostics)\b")
+"""Matches JSON paths of probabilities in a decision, and of the numbers that are computed from them."""
+_PROBABILITY = re.compile(r"\.(noul|probability|label_mass|probabilities(\.[^.]+)?)$")
 
 _FRAMING_LINE = re.compile(r"[\s:,\[\]]*|((data|event|id|retry) ?:[ \w.-]*)?(\[DONE\])?\s*")
 _COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
@@ -628,6 +633,8 @@ def _are_near(where: str, reference: Sequence[Any], target: Sequence[Any], near:
         return False
     if all(isinstance(value, int) for value in numbers):
         return False
+    if _DECISION.search(where):
+        return _are_near_decisions(where, reference, target, near)
     name = name_of(where)
     relative, absolute = _RELATIVE, _OF_SCORE
     if name in LOGPROBS or name == "<name>":  # of tokens
@@ -635,6 +642,13 @@ def _are_near(where: str, reference: Sequence[Any], target: Sequence[Any], near:
     elif where.endswith("[]"):
         absolute = _OF_EMBEDDING * max(map(abs, numbers))
     return all(is_near(*pair, relative, absolute) for pair in zip(reference, target, strict=True))
+
+
+def _are_near_decisions(where: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> bool:
+    """Return whether probabilities differ by at most `near` nats, or other numbers of a decision by as large a part."""
+    part = -math.expm1(-near)
+    absolute = 0.0 if _PROBABILITY.search(where) else part
+    return all(is_near(*pair, part, absolute) for pair in zip(reference, target, strict=True))
 
 
 def _numbers(values: Sequence[Any]) -> bool:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.clients
 decisions = drivers("decisions", "drive_decisions")
 
 STATE = "The parcel arrived broken, and nobody replies to my mails!"
-QUESTIONS = {
+QUESTIONS: dict[str, dict[str, Any]] = {
     "refund": {"type": "noul", "instructions": "Does the customer want their money back?"},
     "team": {"type": "choice", "instructions": "Who helps?", "criteria": {"bills": "about money", "parcels": None}},
     "anger": {"type": "score", "instructions": "How angry?", "criteria": ["calm", {"mood": "annoyed"}, "furious"]},

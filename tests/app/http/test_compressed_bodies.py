@@ -36,6 +36,7 @@ ROUTES: dict[str, Any] = {
     "/v1/messages": CHAT,
     "/v1/messages/count_tokens": {"model": "model", "messages": CHAT["messages"]},
     "/v2/models/model/generate": {"text_input": "one two", "max_tokens": 2},
+    "/v1/systemone": {"model": "model", "state": "one", "questions": {"a": {"type": "noul", "instructions": "two?"}}},
     "/tokenize": {"prompt": "one two", "model": "model"},
 }
 

@@ -436,7 +436,7 @@ def changing(*groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages of which each group of blocks is a system message after the user's, before the assistant's."""
     messages: list[dict[str, Any]] = []
     for group in groups:
-        turn = [{"role": "user", "content": "a"}, {"role": "system", "content": group}]
+        turn: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "system", "content": group}]
         messages += [*turn, {"role": "assistant", "content": "b"}]
     return messages[:-1]
 
