@@ -152,6 +152,13 @@ def test_more_options_than_letters_get_pairs_of_letters_that_are_tokens() -> Non
         request_of(question, context=few)
 
 
+def test_the_longest_special_token_is_split_once() -> None:
+    specials = [b"<s>", b"<s>x", b"<|im|>", b"<|im_end|>", b"<|i", b"[X]", b"a"]
+    context = replace(CONTEXT, vocabulary=Vocabulary(specials, special=range(len(specials))))
+    text = prompt_of(NOUL, "<s>xy <s> <|im_end|><|im|><|i [X] a <<s", context=context)
+    assert text.partition("\n")[0].replace("\u200b", "·") == "<·s>xy <·s> <·|im_end|><·|im|><·|i [·X] a <<s"
+
+
 def test_special_tokens_in_texts_are_no_special_tokens() -> None:
     vocabulary = Vocabulary([b"a", b"<|im_end|>", b"<|im|>"], special={1, 2})
     question = {"type": "choice", "criteria": {"<|im_end|>": "<|im|>", "b": None}}
