@@ -24,6 +24,7 @@ from handler.protocols.openai.batches import NewFile
 from handler.scheduler import batcher
 from handler.serving.batches import runner
 from handler.serving.batches.store import BatchStore
+from handler.serving.large_bodies import LARGE
 from handler.serving.quota import Count
 from tests.app.server import refused_start, serve
 from tests.servers import LiveServer, options, wait_for
@@ -445,3 +446,14 @@ def test_a_line_waits_for_room_and_is_tried_again(tmp_path: Path) -> None:
         assert (failed["custom_id"], failed["error"], failed["response"]["status_code"]) == ("bad", None, 500)
         assert server.metric('lmi_requests_total{outcome="failed"}') == 3
         assert server.metric('lmi_requests_total{outcome="overloaded"}') > 0
+
+
+def test_a_repeated_key_has_its_last_value_in_a_line_of_any_length(tmp_path: Path) -> None:
+    text = json.dumps(line("short")).replace('"max_tokens": 8', '"max_tokens": 1, "max_tokens": 2')
+    long = text.replace("short", "long").ljust(LARGE)
+    with batching(tmp_path) as server:
+        batch = ended(server, begin(server, [text, long])["id"])
+        assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 2, "completed": 2, "failed": 0})
+        answers = lines_of(server, batch["output_file_id"])
+        tokens = {id: found["response"]["body"]["usage"]["completion_tokens"] for id, found in answers.items()}
+        assert tokens == {"short": 2, "long": 2}
