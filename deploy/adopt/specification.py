@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -160,8 +161,17 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.unmapped += [*reading.settings.unmapped, *source.notes]
     result.idle += reading.settings.idle
     result.defaults += reading.settings.defaults
+    if _ARM.search(str(first.container.get("Image", ""))):
+        result.unmapped.insert(0, ("Image", _ON_ARM))
     result.head.append(f"from {source.origin}; its container is {_container_text(reading.container)}")
     return _checked(result)
+
+
+_ARM = re.compile(r"/llama-cpp-arm64:")
+_ON_ARM = (
+    "it is for Graviton, and this project's cpu image is for x86: build it for Arm (documentation: container), "
+    "or take an instance with x86, such as ml.c7i"
+)
 
 
 def _container_text(container: Container) -> str:

@@ -20,7 +20,7 @@ from deploy.spec.options import Value, settings_of, variable_of, wrong_options
 from handler.config.environment import CONTEXTS, STAGES
 from handler.config.implied import as_lmi_reads, selected_engine
 from handler.config.lmi_version import KEY, release_of
-from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT, VARIABLES_OF, Option
+from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT, VARIABLES_OF, Option, images
 from handler.config.options.names import (
     SM_VLLM,
     VARIABLES,
@@ -41,7 +41,7 @@ class Container(NamedTuple):
     """The kind and release of a serving container.
 
     Attributes:
-        kind: `lmi`, `tgi`, `triton`, `vllm` or `ours`.
+        kind: `lmi`, `tgi`, `triton`, `vllm`, `sglang`, `llama-cpp` or `ours`.
         engine: engine that the container's variables configure.
         release: release of TGI, or the nearest known release of LMI such as `0.36`, or "" if the tag has no release.
         tagged_release: release as written in the tag.
@@ -87,6 +87,8 @@ def container_kind(image: str, override: str | None) -> Container:
     if kind == "tgi" and (match := _TGI.search(tag)):
         return Container(kind, "vllm", match[1], match[1])
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
+    if kind == "llama-cpp" and "cuda" not in tag:
+        engine = "openvino"
     release = str(release_of(tag) or "") if kind == "lmi" else ""
     return Container(kind, engine, release, ".".join(tag.lstrip("v").split(".")[:2]) if release else "")
 
@@ -110,8 +112,19 @@ _IGNORED: Mapping[str, str] = {**_CONTAINERS["of_sdk"], **IDLE}
 reason why it has no effect here.
 """
 
-_READERS = {"OPTION_": "lmi", "SERVING_": "lmi", SM_VLLM: "vllm"}
+_READERS = {
+    "OPTION_": "lmi",
+    "SERVING_": "lmi",
+    SM_VLLM: "vllm",
+    images.SGLANG: "sglang",
+    images.LLAMA_CPP: "llama-cpp",
+    images.LLAMA_ARG: "llama-cpp",
+}
 """Maps each prefix to the kind of container that reads variables with that prefix."""
+
+
+_OF_AWS = {"vllm": "vLLM", "sglang": "SGLang", "llama-cpp": "llama.cpp"}
+"""Maps each kind of AWS's images that speak OpenAI's API on /invocations to the name of its server."""
 
 
 @dataclass
@@ -230,8 +243,9 @@ def _defaults(result: Variables, container: Container) -> Iterator[tuple[str, An
     """Yield a triple `(option, value, reason)` for each default of the container."""
     if container.kind == "lmi" and not result.keys.keys() & _DEGREES:
         yield "option.tensor_parallel_degree", "max", "LMI's default: it uses all visible GPUs"
-    if container.kind == "vllm":
-        yield "option.openai_compat", True, "vLLM's default: its /invocations speaks OpenAI's API"
+    if container.kind in _OF_AWS:
+        server = _OF_AWS[container.kind]
+        yield "option.openai_compat", True, f"{server}'s default: its /invocations speaks OpenAI's API"
     if container.kind == "tgi":
         yield "option.tgi_compat", True, "TGI's response format; as in LMI, max_new_tokens is 30 by default"
         yield "job_queue_size", 128, "TGI's default of max_concurrent_requests"
@@ -299,6 +313,8 @@ def _as_it_is(result: Variables, name: str, value: str, engine: str) -> None:
         result.unmapped.append((setting_text(name, value), MISSING[name]))
     elif name.startswith(("OPTION_", "SERVING_", SM_VLLM)):
         return
+    elif name.startswith(images.PREFIXES) and name not in VARIABLES:
+        result.unmapped.append((setting_text(name, value), "no argument of the container's server has this name"))
     elif (line := VARIABLES.get(name)) is None or line.unread or line.heeded:
         result.environment[name] = value
 

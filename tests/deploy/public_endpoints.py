@@ -89,6 +89,35 @@ LMI = "djl-inference:"
 TGI = "huggingface-pytorch-tgi-inference:"
 
 PUBLIC: dict[str, Public] = {
+    "SGLang's own example": Public(
+        "sglang:0.5.20-gpu-py312-cu130-ubuntu24.04-sagemaker", "ml.g5.12xlarge",
+        {
+            "SM_SGLANG_MODEL_PATH": "Qwen/Qwen3-0.6B", "SM_SGLANG_REASONING_PARSER": "qwen3",
+            "HF_TOKEN": "hf_0123456789abcdefghijklmn",
+        },
+        _start(900, InferenceAmiVersion="al2-ami-sagemaker-inference-gpu-3-1"),
+    ),
+    "SGLang, AWS's test": Public(
+        "sglang:server-sagemaker-cuda-v1.3", "ml.g6e.12xlarge",
+        {"SM_SGLANG_MODEL_PATH": "Qwen/Qwen3-0.6B"},
+        _start(900, InferenceAmiVersion=_NEWEST),
+    ),
+    "llama.cpp, AWS's test": Public(
+        "llama-cpp:server-sagemaker-cpu-v1", "ml.c6i.2xlarge",
+        {
+            "SM_LLAMA_CPP_HF_REPO": "Qwen/Qwen2.5-0.5B-Instruct-GGUF",
+            "SM_LLAMA_CPP_HF_FILE": "qwen2.5-0.5b-instruct-q4_0.gguf", "SM_LLAMA_CPP_CTX_SIZE": "4096",
+        },
+        _start(600),
+    ),
+    "llama.cpp on Graviton, AWS's test": Public(
+        "llama-cpp-arm64:server-sagemaker-cpu-v1", "ml.c7g.2xlarge",
+        {
+            "SM_LLAMA_CPP_HF_REPO": "Qwen/Qwen2.5-0.5B-Instruct-GGUF",
+            "SM_LLAMA_CPP_HF_FILE": "qwen2.5-0.5b-instruct-q4_0.gguf", "SM_LLAMA_CPP_CTX_SIZE": "4096",
+        },
+        _start(600),
+    ),
     "DeepSeek-V4": Public(
         "vllm:0.20.1-gpu-py312-cu130-ubuntu22.04-sagemaker", "ml.p5en.48xlarge",
         {

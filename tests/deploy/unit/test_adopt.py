@@ -497,6 +497,42 @@ def test_variables_of_vllm_s_image_become_options_and_what_they_set_beside() -> 
     assert found.model_id == "a/b"
 
 
+@in_one_test(
+    ("image", "given", "wanted"),
+    [
+        (
+            "sglang:server-sagemaker-cuda-v1.4",
+            {"SM_SGLANG_MODEL_PATH": "a/b", "SM_SGLANG_TP_SIZE": "4", "SM_SGLANG_TOOL_CALL_PARSER": "qwen25"},
+            {"openai_compat": True, "llm_engine": "vllm", "tensor_parallel_degree": 4, "tool_call_parser": "hermes"},
+        ),
+        (
+            "llama-cpp:server-sagemaker-cpu-v1.0.1",
+            {"SM_LLAMA_CPP_MODEL": "a/b", "SM_LLAMA_CPP_PARALLEL": "4", "LLAMA_ARG_ALIAS": "chat"},
+            {"openai_compat": True, "llm_engine": "openvino", "max_rolling_batch_size": 4, "served_model_name": "chat"},
+        ),
+        (
+            "llama-cpp:server-sagemaker-cuda-v1", {"SM_LLAMA_CPP_MODEL": "a/b"},
+            {"openai_compat": True, "llm_engine": "vllm"},
+        ),
+        ("llama-cpp-arm64:server-sagemaker-cpu-v1", {}, {"openai_compat": True, "llm_engine": "openvino"}),
+    ],
+)  # fmt: skip
+def test_variables_of_aws_s_other_images_become_options(
+    image: str, given: dict[str, str], wanted: dict[str, Any]
+) -> None:
+    found = variables(given, container_kind(f"727897471807.dkr.ecr.cn-north-1.amazonaws.com.cn/{image}", None))
+    assert (found.options, found.unmapped, found.idle, found.environment) == (wanted, [], [], {})
+    assert found.model_id == ("a/b" if given else "")
+
+
+def test_what_aws_s_other_images_do_not_read_or_know_is_reported() -> None:
+    given = {"SM_SGLANG_MODEL_PATH": "a/b", "SM_SGLANG_FOO": "1", "SM_VLLM_DTYPE": "half", "HF_MODEL_ID": "c/d"}
+    found = variables(given, container_kind("1.dkr.ecr.us-east-1.amazonaws.com/sglang:0.5.20", None))
+    assert names(found.unmapped) == ["SM_SGLANG_FOO"]
+    assert names(found.idle) == ["SM_VLLM_DTYPE", "HF_MODEL_ID"]
+    assert found.model_id == "a/b"
+
+
 def test_a_handler_of_lmi_tells_its_mode() -> None:
     found = variables({"OPTION_ENTRYPOINT": "djl_python.lmi_vllm.vllm_async_service"}, LMI)
     assert found.options["async_mode"] is True
@@ -608,7 +644,17 @@ def test_a_release_that_is_too_old_is_told_beside_the_oldest_that_is_known() -> 
     assert (found.tagged_release, found.release) == ("0.26", "0.28")
 
 
-@in_one_test("image", ["x/sglang:1", "x/huggingface-pytorch-inference:2", "x/tritonserver2:24", "", "vllmish:1"])
+@in_one_test(
+    "image",
+    [
+        "x/huggingface-sglang:1",
+        "x/huggingface-llamacpp:1",
+        "x/huggingface-pytorch-inference:2",
+        "x/tritonserver2:24",
+        "",
+        "vllmish:1",
+    ],
+)
 def test_another_container_is_refused_unless_the_user_says_what_it_is(image: str) -> None:
     with pytest.raises(Refused, match="cannot be replaced by lmi deploy"):
         container_kind(image, None)
