@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -81,6 +81,36 @@ def log_trace(logger: logging.Logger, message: str, trace: str) -> None:
     logger.error("%s\n%s", message, fields["traceback"], extra={"fields": fields})
 
 
+def log_frequent(
+    logger: logging.Logger, message: str, arguments: tuple[Any, ...], fields: Callable[[], Mapping[str, Any]]
+) -> None:
+    """Log a line at INFO, without a record if the handler of `set_up` alone would write it as text.
+
+    A record would cost several times as much as the line. The caller has checked that the logger is enabled for INFO.
+
+    Args:
+        fields: returns the fields of the line for JSON.
+    """
+    handler = _only_handler(logger)
+    if handler is None or not handler.write_text(logger.name, message % arguments):
+        extra = {"fields": fields()}
+        record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, message, arguments, None, extra=extra)
+        logger.handle(record)
+
+
+def _only_handler(logger: logging.Logger) -> _Handler | None:
+    """Return the handler of `set_up` if it gets all records of a logger, and if nothing else gets or filters them."""
+    if logger.filters:
+        return None
+    handlers, parent = logger.handlers, logger.parent if logger.propagate else None
+    while parent is not None:
+        handlers = handlers + parent.handlers if handlers else parent.handlers
+        parent = parent.parent if parent.propagate else None
+    if len(handlers) != 1 or type(handlers[0]) is not _Handler or handlers[0].filters:
+        return None
+    return handlers[0]
+
+
 def _configure(level: str, *, as_json: bool) -> None:
     handler = _Handler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter(TEXT))
@@ -94,11 +124,14 @@ class TextFormatter(logging.Formatter):
     _time = ""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        second = int(record.created)
+        return f"{self.second_of(int(record.created))},{int(record.msecs):03d}"
+
+    def second_of(self, second: int) -> str:
+        """Return the local time of a second since 1970."""
         if second != self._second:
             self._time = time.strftime(self.default_time_format, time.localtime(second))
             self._second = second
-        return f"{self._time},{int(record.msecs):03d}"
+        return self._time
 
 
 class JsonFormatter(logging.Formatter):
@@ -142,6 +175,21 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 
             raise
         except Exception:
             self.handleError(record)
+
+    def write_text(self, name: str, message: str) -> bool:
+        """Write a line at INFO as `emit` writes the text of a record. Return False if only `emit` can write it."""
+        formatter, now = self.formatter, time.time()
+        if type(formatter) is not TextFormatter or self.lock is None or self.level > logging.INFO:
+            return False
+        second = int(now)
+        with self.lock:
+            milliseconds = int((now - second) * 1000)
+            line = f"{formatter.second_of(second)},{milliseconds:03d} INFO {name} {message}{self.terminator}"
+            try:
+                self.stream.write(line)
+            except Exception:
+                return False
+        return True
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # if stderr is closed, nobody would read the error

@@ -183,11 +183,14 @@ POOLED = (Task.EMBEDDING, Task.CLASSIFICATION, Task.RERANK)
 
 
 class Pooling(NamedTuple):
-    """Parameters of a request for an embedding or scores. The result is the `vector` of its only delta, not text.
+    """Parameters of a request for an embedding, scores or log-probabilities.
+
+    The result is the `vector` of its only delta, not text.
 
     Attributes:
-        kind: embed (an embedding of the text), score (one number for a text or a pair) or classify (a number for each
-            label).
+        kind: embed (an embedding of the text), score (one number for a text or a pair), classify (a number for each
+            label of the model) or labels (the log-probabilities of `labels` as the next token of a generating model,
+            and after them the highest log-probability of any token).
         dimensions: number of leading components of an embedding to return, for Matryoshka models (arXiv 2205.13147), or
             None to return all components.
         normalize: whether an embedding is scaled to length 1. None follows the modules of the model. For score and
@@ -195,6 +198,10 @@ class Pooling(NamedTuple):
             applies).
         second: index of the first token of the second text in a pair. It is set when the texts are tokenized.
         cache_salt: as in Sampling. It is set when the request is sent to the engine.
+        labels: texts, each of which must be a single token after the prompt.
+        label_ids: ids of these tokens. They are set when the prompt is tokenized.
+        suffix: the end of the last message. Other requests may share the part of the prompt before it.
+        num_shared: number of tokens before `suffix`. It is set when the prompt is tokenized.
     """
 
     kind: str
@@ -202,6 +209,10 @@ class Pooling(NamedTuple):
     normalize: bool | None = True
     second: int | None = None
     cache_salt: str = ""
+    labels: tuple[str, ...] = ()
+    label_ids: tuple[int, ...] = ()
+    suffix: str = ""
+    num_shared: int = 0
 
 
 class Truncation(NamedTuple):
@@ -269,7 +280,7 @@ class Request(NamedTuple):
 
     prompt: str
     sampling: Sampling = Sampling()
-    pooling: Pooling | None = None  # compute numbers for the prompt; `sampling` is then ignored
+    pooling: Pooling | None = None  # compute numbers for the prompt; most of `sampling` is then ignored
     transcribes: bool = False  # transcribe the only audio; `template.arguments` have language and task
     pair: str | None = None  # with `pooling`: a second text, tokenized as a pair with the prompt
     truncation: Truncation | None = None  # None: a prompt with too many tokens is refused
@@ -291,6 +302,11 @@ class Request(NamedTuple):
     fill_context: bool = False  # reduce the number of new tokens to what the context has room for
     min_free_tokens: int | None = None  # number of new tokens that must fit, if less than requested; None: all must fit
     names: FieldNames = LMI_NAMES
+
+    @property
+    def pools_text(self) -> bool:
+        """Whether the result is computed by a pooling model, for the whole text."""
+        return self.pooling is not None and not self.pooling.labels
 
     @property
     def text_before(self) -> str:
@@ -335,8 +351,8 @@ class Extras(NamedTuple):
     Attributes:
         context_logits: logits of the prompt, of shape [tokens, vocabulary]. Reported once, if requested.
         generation_logits: logits of the tokens in this step, of shape [tokens, vocabulary], if requested.
-        vector: result of a request with Pooling, in its only delta: an embedding, one score, or a number for each
-            label.
+        vector: result of a request with Pooling, in its only delta: an embedding, one score, a number for each label,
+            or the log-probabilities of labels.
         num_cached_tokens: number of prompt tokens that were in the engine cache. Reported once.
         heard: segment of the audio that begins with these tokens. Only in transcriptions.
         stop: the stop string that ended the sequence. The batcher sets it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
@@ -157,6 +158,10 @@ class Step(NamedTuple):
         self.logprobs.append(logprob)
 
 
+new_step: Callable[[tuple[Any, ...]], Step] = functools.partial(tuple.__new__, Step)
+"""Create a step from a tuple of all its fields, faster than `Step(...)`."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Configuration of an engine.
@@ -213,7 +218,7 @@ class EngineRequest(NamedTuple):
     Attributes:
         key: id of the request, which outputs refer to.
         ids: token ids of the prompt.
-        parameters: `Pooling` if the engine was loaded for a pooling task, otherwise `Sampling`.
+        parameters: `Sampling`; or `Pooling` if the engine was loaded for a pooling task, or if the kind is labels.
         media: description of the prompt's media; may be None if there are none.
         goes_on: whether `ids` end with a part of the response that was already delivered.
     """
@@ -233,7 +238,7 @@ class EngineRequest(NamedTuple):
 
     @property
     def pooling(self) -> Pooling:
-        """Parameters of a request to an engine that computes embeddings or scores."""
+        """Parameters of a request for an embedding, scores or log-probabilities."""
         assert isinstance(self.parameters, Pooling)
         return self.parameters
 
@@ -245,6 +250,23 @@ class EngineRequest(NamedTuple):
         """
         return None if self.media is None else self.media.read()
 
+
+def pack_step(step: Step) -> tuple[Any, ...]:
+    """Return a step as plain values, as `pack` does for a request."""
+    keys, ids, logprobs, others = step
+    packed = [(*output[:3], output.finish and output.finish.value, *output[4:]) for output in others] if others else []
+    return keys, ids, logprobs, packed
+
+
+def unpack_step(packed: tuple[Any, ...]) -> Step:
+    keys, ids, logprobs, others = packed
+    outputs = []
+    if others:
+        outputs = [Output._make((*output[:3], _FINISHES[output[3]], *output[4:])) for output in others]
+    return new_step((keys, ids, logprobs, outputs))
+
+
+_FINISHES: Mapping[str | None, Finish | None] = {None: None, **{finish.value: finish for finish in Finish}}
 
 PackedRequest = tuple[int, Sequence[int], tuple[Any, ...] | Pooling, Adapter | None, MediaFile | None, bool]
 """An EngineRequest as a plain tuple, because sending the class names would take longer than sending the values."""
@@ -421,6 +443,9 @@ class Capabilities:
             `supports`.
         limits: maps a Sampling field to its largest allowed value.
         no_adapters: why the engine does not support LoRA adapters; "" if it does.
+        labels: whether the engine computes the log-probabilities of labels. For other engines, `LabelEngine` reads them
+            from alternatives or from scored prompts.
+        label_reason: why `LabelEngine` cannot be used either; "" if the other fields determine that.
         no_media: maps a kind of media to the reason why the engine does not accept it, or to "" if it does. The reason
             for any other kind is NO_MEDIA.
         sampling_defaults: maps a Sampling field to LMI's default for this engine, used with `do_sample`.
@@ -432,6 +457,8 @@ class Capabilities:
     reasons: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = ""
+    labels: bool = False
+    label_reason: str = ""
     no_media: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     structural_tags: frozenset[str] = frozenset()
@@ -441,6 +468,15 @@ class Capabilities:
         """Maps each Sampling field that may be refused to the reason, including fields that have no implementation."""
         mapped = {*self.supports, *self.reasons, *BY_HANDLER}
         return {**self.reasons, **{name: _UNMAPPED for name in Sampling._fields if name not in mapped}}
+
+    @property
+    def no_labels(self) -> str:
+        """Why the log-probabilities of labels are not available; "" if they are."""
+        if self.labels or self.label_reason:
+            return self.label_reason
+        reasons = self.unsupported
+        is_read = "top_logprobs" not in reasons or "prompt_logprobs" not in reasons
+        return "" if is_read else reasons["top_logprobs"]
 
 
 _FIRST_REQUEST = Sampling(max_new_tokens=2, ignore_eos=True)
@@ -621,6 +657,21 @@ def score(rows: Any, ids: Sequence[int], num_tops: int) -> tuple[list[float], li
     best = numpy.take_along_axis(best, order, axis=-1)
     values = numpy.take_along_axis(values, order, axis=-1) - norms[:, None]
     return logprobs, [tuple(zip(*row, strict=True)) for row in zip(best.tolist(), values.tolist(), strict=True)]
+
+
+def score_labels(row: Any, ids: Sequence[int]) -> list[float]:
+    """Return the log-probability of each of `ids`, and after them the highest log-probability of any id.
+
+    Args:
+        row: the logits of the next token, as a float32 numpy array of shape [vocabulary].
+    """
+    import numpy
+
+    row = row.astype(numpy.float64)
+    highest = row.max()
+    norm = highest + numpy.log(numpy.exp(row - highest).sum())
+    numbers: list[float] = (numpy.append(row[list(ids)], highest) - norm).tolist()
+    return numbers
 
 
 # -- for engines: the silence of another process -----------------------------------------------------------------------

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from handler.core.errors import (
     Unavailable,
 )
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Delta, Extras, Finish, Request, Task, Token
+from handler.core.values import Delta, Extras, Finish, Pooling, Request, Task, Token
 from handler.protocols.anthropic.api import AnthropicError, AnthropicModel, AnthropicModels
 from handler.protocols.api import (
     AdapterChange,
@@ -52,6 +53,7 @@ from handler.protocols.openai.api import (
     OpenAiModel,
     OpenAiModels,
     listed,
+    listed_models,
 )
 from handler.protocols.openai.batches import (
     DAY,
@@ -87,7 +89,7 @@ from handler.protocols.vllm.api import VllmError, VllmLoad, VllmText, VllmTokens
 
 _CONTEXT = ServerContext("echo", task=Task.CLASSIFICATION, labels=("NEGATIVE", "POSITIVE"), no_media={"audio": ""})
 _VECTORS = {"embed": ((0.6, -0.8), (0.8, -0.6), (0.8, 0.6)), "score": ((0.1,), (0.9,)), "classify": ((0.1, 0.9),)}
-"""Maps the kind of `Pooling` to the vectors for the requests of the example."""
+"""Maps the kind of `Pooling` to the numbers for the requests of the example."""
 
 _CITIES = (Token(7042, " Paris.", -0.4, False), Token(10505, " Rome.", -0.4, False))
 _SPEECH = Token(8502, "Good morning.", -0.4, False)
@@ -118,11 +120,18 @@ def example_response(dialect: Dialect) -> Any:
 def _deltas(index: int, request: Request) -> list[Delta]:
     """Return the deltas that an engine would yield for the request with this index."""
     if request.pooling is not None:
-        return [Delta(1, 0, (), Finish.STOP, extras=Extras(vector=_VECTORS[request.pooling.kind][index]))]
+        return [Delta(1, 0, (), Finish.STOP, extras=Extras(vector=_numbers(request.pooling, index)))]
     token = _SPEECH if request.transcribes else _CITIES[index]
     if request.messages:  # the response to a chat begins without a space
         token = token._replace(text=token.text.lstrip())
     return [Delta(1, 0, (token,)), Delta(1, 0, (_END,), Finish.EOS)]
+
+
+def _numbers(pooling: Pooling, index: int) -> Sequence[float]:
+    """Return the numbers for the request with this index. Each label is half as likely as the label before it."""
+    if pooling.kind == "labels":
+        return (*(math.log(0.5 ** (1 + number)) for number in range(len(pooling.labels))), math.log(0.5))
+    return _VECTORS[pooling.kind][index]
 
 
 Response = tuple[str, Any, Any]
@@ -176,6 +185,8 @@ INFERENCE: dict[str, tuple[str, str]] = {
     "/v1/audio/translations": ("OpenAI", "Translate audio into English text"),
     "/v1/messages": ("Anthropic", "Respond to a conversation, as Anthropic's Messages API does"),
     "/v1/messages/count_tokens": ("Anthropic", "Count the tokens of a request to /v1/messages without answering it"),
+    "/v1/systemone": ("Decisions", "Return the probability of each option of questions about a state"),
+    "/v1/decisions": ("Decisions", "Return the probability of each option of questions about an input"),
     "/v2/models/{model}/generate": ("Triton", _TRITON_WHOLE),
     "/v2/models/{model}/generate_stream": ("Triton", _TRITON_STREAM),
     "/v2/models/{model}/infer": ("Triton", _INFER),
@@ -199,6 +210,7 @@ GROUPS: dict[str, str] = {
     "SageMaker and LMI": "Requests in the format of LMI, OpenAI, Anthropic or Triton; the body's fields select it",
     "OpenAI": "The routes that OpenAI's SDKs call, under /v1",
     "Anthropic": "The routes that Anthropic's SDKs call, under /v1",
+    "Decisions": "The routes that return probabilities instead of text, for TypeSafe's and OpenAI's SDKs",
     "TGI": "The routes of Hugging Face's Text Generation Inference",
     "Text Embeddings Inference": "The routes of Hugging Face's Text Embeddings Inference",
     "Cohere": "The routes that Cohere's client calls",
@@ -330,7 +342,7 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/models"): Operation(
         "OpenAI", "List the model and its adapters, in Anthropic's format if the header anthropic-version is sent",
-        {200: (_JSON, OpenAiModels | AnthropicModels, {"object": "list", "data": [_MODEL_EXAMPLE]})},
+        {200: (_JSON, OpenAiModels | AnthropicModels, listed_models([_MODEL_EXAMPLE]))},
         query={"limit": COUNT, "after_id": TEXT, "before_id": TEXT},
     ),
     ("GET", "/v1/models/{id}"): Operation(

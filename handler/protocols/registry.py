@@ -10,6 +10,8 @@ from handler.config.config import Config
 from handler.core.errors import InvalidParameter, ModelNotFound, NotFound
 from handler.core.values import Task, Truncation
 from handler.protocols.anthropic.request import AnthropicCountTokens, AnthropicMessages
+from handler.protocols.decisions.openai import Decisions
+from handler.protocols.decisions.systemone import SystemOneDialect
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
@@ -119,6 +121,7 @@ TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
 
 _COMPLETIONS, _TRITON, _INFER = OpenAiCompletions(), Triton(Route.SHAPE), Infer(sagemaker=True)
 _MESSAGES, _RESPONSES = AnthropicMessages(), OpenAiResponses()
+_SYSTEMONE, _DECISIONS = SystemOneDialect(), Decisions()
 
 _MODES: dict[str, Lmi | TgiCompat | LmiDynamicBatch] = {
     mode.name: mode for mode in (Lmi(), TgiCompat(), LmiDynamicBatch())
@@ -131,6 +134,8 @@ def _dialects_by_field(chat: Dialect, completions: Dialect) -> dict[str, Dialect
         "messages": chat,
         "prompt": completions,
         "text_input": _TRITON,
+        "state": _SYSTEMONE,
+        "questions": _DECISIONS,
         _TENSORS: _INFER,
     }
 
@@ -158,6 +163,8 @@ ROUTES: dict[str, Dialect] = {
     "/v1/responses/input_tokens": ResponsesCount(),
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": AnthropicCountTokens(),
+    "/v1/systemone": _SYSTEMONE,
+    "/v1/decisions": _DECISIONS,
     **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
     **{f"{model}/infer": Infer() for model in TRITON_MODEL},
 }

@@ -41,21 +41,22 @@ def join(steps: Sequence[Step]) -> Step:
     Raises:
         ValueError: the columns of a step differ in length.
     """
-    for step in steps:
+    if len(steps) == 1:
+        (step,) = steps
         if not len(step.keys) == len(step.ids) == len(step.logprobs):
             raise ValueError("a step's columns differ in length")
-    if len(steps) == 1:
-        return steps[0]
+        return step
     columns: dict[int, tuple[list[int], list[float | None]]] = {}  # ids and log-probabilities by key
     others: list[Output] = []
-    for step in steps:
-        for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
-            if key not in columns:
-                columns[key] = [], []
-            ids, logprobs = columns[key]
-            ids.append(id)
-            logprobs.append(logprob)
-        for output in step.others:
+    for keys, step_ids, step_logprobs, outputs in steps:
+        for key, id, logprob in zip(keys, step_ids, step_logprobs, strict=True):
+            column = columns.get(key)
+            if column is None:
+                columns[key] = [id], [logprob]
+            else:
+                column[0].append(id)
+                column[1].append(logprob)
+        for output in outputs:
             if output.key in columns:  # earlier tokens of the sequence come first
                 ids, logprobs = columns.pop(output.key)
                 if output.is_plain and output.finish is not Finish.ERROR:  # it contains only tokens

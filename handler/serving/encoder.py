@@ -12,6 +12,7 @@ from handler.core.values import Request
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.huggingface.pooling import encode_pooled
 from handler.engines.structured_output.validator import StructuredOutputValidator
+from handler.serving.labels import LabelEncoder
 from handler.serving.media.loader import place_media
 
 MAX_LOGITS = 1 << 20  # maximum numbers in a response: about 20 MB of JSON; SageMaker's limit is 25 MB
@@ -36,6 +37,7 @@ class Encoder:
         validator: StructuredOutputValidator | None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._labels = LabelEncoder(tokenizer)
         self._engine_info = engine_info
         self._max_input_len = max_input_len
         self.validator = validator
@@ -51,11 +53,13 @@ class Encoder:
             InvalidPayload: the prompt exceeds a limit. Engines would truncate it silently, or fail later.
             InvalidParameter: a parameter exceeds a limit.
         """
-        if request.pooling is not None:
+        if request.pools_text:
             return encode_pooled(request, self._tokenizer, self._engine_info(), self._max_input_len)
         prompt = self.tokenize(request, media)
         if request.read_prompt is not None:
             request = request.read_prompt(request, prompt.text)
+        if request.pooling is not None:
+            request = self._labels.encode(request, prompt)
         self._check(request, prompt)
         return self._filled(request, prompt), prompt
 
@@ -67,7 +71,7 @@ class Encoder:
             InvalidParameter: a parameter is invalid. The message contains its name.
             PromptTooLong: the prompt is too long to be tokenized.
         """
-        if request.pooling is not None:
+        if request.pools_text:
             return encode_pooled(request, self._tokenizer)[1]
         if request.prompt_ids is not None:
             prompt = prompt_of_ids(request, request.prompt_ids, self._tokenizer.vocabulary)
@@ -102,8 +106,10 @@ class Encoder:
         check_ids(names.stop_token_ids, sampling.stop_token_ids, vocabulary)
         check_ids(names.bad_token_ids, sampling.bad_token_ids, vocabulary)
         check_ids(names.allowed_token_ids, sampling.allowed_token_ids, vocabulary)
-        check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
-        _check_logits(request, num_prompt, len(vocabulary))
+        if sampling.logit_bias:
+            check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
+        if sampling.return_context_logits or sampling.return_generation_logits:
+            _check_logits(request, num_prompt, len(vocabulary))
         if (info := self._engine_info()) is not None:  # otherwise no engine was ever loaded: the host refuses requests
             self._check_length(request, num_prompt, info.max_total_tokens)
 
@@ -131,6 +137,8 @@ class Encoder:
 
 def _needed(request: Request) -> int:
     """Return the minimum number of tokens to reserve for the response."""
+    if request.pooling is not None:
+        return 1
     max_new_tokens = request.sampling.max_new_tokens
     return max_new_tokens if request.min_free_tokens is None else min(max_new_tokens, request.min_free_tokens)
 

@@ -18,7 +18,8 @@ from handler.plugins.functions import AdapterFormatters, Formatters, load_adapte
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Dialect
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.engine import ReasoningEngine
+from handler.scheduler.engine import ReasoningEngine, SteppedEngine
+from handler.scheduler.labels import MAX_TOPS, LabelEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered, adapter_path
 from handler.serving.admission import Admission
 from handler.serving.availability import Availability
@@ -34,6 +35,13 @@ from handler.serving.quota import Count
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.task import RequestTask
 from handler.serving.request_log import Capture, RequestLog
+
+
+def with_labels(engine: SteppedEngine, context: ServerContext) -> SteppedEngine:
+    """Return an engine that accepts requests for labels, if labels are available."""
+    if context.native_labels or context.no_labels:
+        return engine
+    return LabelEngine(engine, context.unsupported, context.limits.get("top_logprobs", MAX_TOPS))
 
 
 class ServedModel:
@@ -76,7 +84,7 @@ class ServedModel:
         self.admission = Admission(config, preprocessor, gate, stepped=stepped)
         self.handle = self.admission.handle
         batcher = Batcher(
-            ReasoningEngine(engine, self.context.vocabulary),
+            ReasoningEngine(with_labels(engine, self.context), self.context.vocabulary),
             adapters.registry,
             max_active=self.max_sequences,
             max_queued=config.job_queue_size,

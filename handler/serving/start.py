@@ -79,6 +79,8 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         unsupported=able.unsupported,
         limits=able.limits,
         no_adapters=able.no_adapters,
+        no_labels=able.no_labels,
+        native_labels=able.labels,
         sampling_defaults=able.sampling_defaults,
         generation=generation,
         adapters=adapters,

@@ -24,6 +24,7 @@ from handler.protocols.openai.batches import NewFile
 from handler.scheduler import batcher
 from handler.serving.batches import runner
 from handler.serving.batches.store import BatchStore
+from handler.serving.large_bodies import LARGE
 from handler.serving.quota import Count
 from tests.app.server import refused_start, serve
 from tests.servers import LiveServer, options, wait_for
@@ -89,6 +90,17 @@ def lines_of(server: LiveServer, id: str | None, *, key: dict[str, str] = ANN) -
 def error(response: httpx.Response) -> tuple[int, str, str | None]:
     found = response.json()["error"]
     return response.status_code, found["message"], found["param"]
+
+
+def test_the_lines_of_a_batch_may_be_decisions(server: LiveServer) -> None:
+    path, choice = "/v1/systemone", {"type": "choice", "instructions": "Which?", "criteria": {"x": None}}
+    bodies = {"a": {"state": "s", "questions": {"q": choice}}, "b": {"state": "s", "questions": {"q": {}}}}
+    lines = [{"custom_id": id, "method": "POST", "url": path, "body": body} for id, body in bodies.items()]
+    batch = ended(server, begin(server, lines, endpoint=path)["id"])
+    answered = lines_of(server, batch["output_file_id"])["a"]["response"]["body"]
+    assert answered["answers"]["q"]["choice"] == "x"
+    refused = lines_of(server, batch["error_file_id"])["b"]["response"]
+    assert (refused["status_code"], refused["body"]["detail"][0]["loc"][1:]) == (422, ["questions", "q", "type"])
 
 
 def test_a_batch_from_its_upload_to_its_answers(server: LiveServer) -> None:
@@ -445,3 +457,14 @@ def test_a_line_waits_for_room_and_is_tried_again(tmp_path: Path) -> None:
         assert (failed["custom_id"], failed["error"], failed["response"]["status_code"]) == ("bad", None, 500)
         assert server.metric('lmi_requests_total{outcome="failed"}') == 3
         assert server.metric('lmi_requests_total{outcome="overloaded"}') > 0
+
+
+def test_a_repeated_key_has_its_last_value_in_a_line_of_any_length(tmp_path: Path) -> None:
+    text = json.dumps(line("short")).replace('"max_tokens": 8', '"max_tokens": 1, "max_tokens": 2')
+    long = text.replace("short", "long").ljust(LARGE)
+    with batching(tmp_path) as server:
+        batch = ended(server, begin(server, [text, long])["id"])
+        assert (batch["status"], batch["request_counts"]) == ("completed", {"total": 2, "completed": 2, "failed": 0})
+        answers = lines_of(server, batch["output_file_id"])
+        tokens = {id: found["response"]["body"]["usage"]["completion_tokens"] for id, found in answers.items()}
+        assert tokens == {"short": 2, "long": 2}

@@ -381,6 +381,11 @@ async def chunks(breaks):
     yield create_stream_chunk_output({"text": "two"}, True)
 
 
+async def codes():
+    for code in (200, 299, 300, 200):
+        yield Output(code).add(str(code))
+
+
 async def endless():
     yield create_stream_chunk_output({"text": "one"}, False)
     await wait()
@@ -406,6 +411,8 @@ async def handle(inputs: Input):
             return chunks(False)
         case "break":
             return chunks(True)
+        case "codes":
+            return codes()
         case "endless":
             return endless()
         case "stream":
@@ -446,6 +453,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
         ("chunks", 200, "application/jsonlines", b'{"text": "one"}\n{"text": "two"}\n'),
         ("stream", 200, "application/jsonlines", b"one\ntwo\n"),
         ("break", 200, "application/jsonlines", b'{"text": "one"}\n{"error":"amid","code":424}\n'),
+        ("codes", 200, None, b"200299300\n"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("path", ["/invocations", "/v1/chat/completions"])

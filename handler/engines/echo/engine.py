@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import itertools
+import math
 import re
 import threading
 import time
@@ -56,6 +57,7 @@ from handler.engines.base import (
     Output,
     Step,
     Tokenizer,
+    new_step,
 )
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, PoolingFiles, fit
 
@@ -241,6 +243,7 @@ class Echo:
         self._pause = 1.0 / rate if rate else 0.0
         self._transcribes = config.task is Task.TRANSCRIPTION
         self._cues = bool(config.engine_options.get("echo_cues", 0))
+        self._labels: dict[int, tuple[Sequence[int], Pooling]] = {}  # requests for the log-probabilities of labels
         self._heard: dict[int, Heard] = {}  # audio that arrived since the last step, by key of its request
         self._active: dict[int, Iterator[int]] = {}  # remaining ids of each sequence, by key
         self._num_steps = 0
@@ -253,6 +256,9 @@ class Echo:
         key, ids, adapter = request.key, request.ids, request.adapter
         if self._cues and REFUSE in ids:
             raise ValueError("refused on cue")
+        if isinstance(request.parameters, Pooling):
+            self._labels[key] = ids, request.parameters
+            return
         if not self._active:
             self._next = 0.0  # restart the clock after a pause
         skip = adapter.id % len(ids) if adapter else 0
@@ -265,6 +271,7 @@ class Echo:
         self._ends[last][key] = finish
 
     def cancel(self, key: int) -> None:
+        self._labels.pop(key, None)
         self._heard.pop(key, None)
         if self._active.pop(key, None) is not None:
             ends = self._ends[last := self._last_steps.pop(key)]
@@ -283,10 +290,23 @@ class Echo:
             outputs.append(Output(key, (next(self._active.pop(key)),), (0.0,), finish))
         ids = list(map(next, self._active.values()))
         if self._cues:
-            for id in (*ids, *(output.ids[0] for output in outputs)):
+            for id in (*ids, *(output.ids[0] for output in outputs if output.ids)):
                 if id < len(CUES):
                     act(CUES[id])
-        return Step(list(self._active), ids, [0.0] * len(ids), outputs)
+        if self._labels:
+            outputs += self._label_outputs()
+        return new_step((list(self._active), ids, [0.0] * len(ids), outputs))
+
+    def _label_outputs(self) -> list[Output]:
+        """Return the log-probabilities of labels. They depend on nothing but the ids of the prompt and the labels."""
+        outputs = []
+        for key, (ids, pooling) in self._labels.items():
+            if self._cues and (cue := min(ids)) < len(CUES):
+                act(CUES[cue])
+            logprobs = _label_logprobs(ids, pooling.labels)
+            outputs.append(Output(key, finish=Finish.STOP, extras=Extras(vector=[*logprobs, max(logprobs)])))
+        self._labels.clear()
+        return outputs
 
     def load_adapter(self, adapter: Adapter) -> None:
         """Check that the adapter's path is a directory."""
@@ -297,6 +317,7 @@ class Echo:
         pass
 
     def close(self) -> None:
+        self._labels.clear()
         for key in list(self._active):
             self.cancel(key)
 
@@ -307,6 +328,13 @@ class Echo:
         self._next = due if due > now - 2 * self._pause else now  # missed steps are not made up for
         if self._next > now:
             time.sleep(self._next - now)
+
+
+def _label_logprobs(ids: Sequence[int], labels: Sequence[str]) -> list[float]:
+    """Return log-probabilities that are the same for equal ids and labels, and whose probabilities sum to 1."""
+    logits = [zlib.crc32(repr((*ids, label)).encode()) / (1 << 30) for label in labels]  # from 0 to 4
+    norm = math.log(math.fsum(map(math.exp, logits)))
+    return [logit - norm for logit in logits]
 
 
 def _length(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
@@ -346,6 +374,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         _SUPPORTS,
         _REASONS,
         no_adapters="" if config.engine_options.get("enable_lora") else NO_LORA,
+        labels=True,
         no_media={} if config.engine_options.get("echo_tokenizer") else dict.fromkeys(MEDIA, ""),
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from handler.core.errors import ConfigError
 from handler.core.media import MediaPrompt, MediaTokens, Medium
-from handler.core.values import Finish, Sampling, Task
+from handler.core.values import Extras, Finish, Pooling, Sampling, Task
 from handler.engines.base import (
     Capabilities,
     EngineConfig,
@@ -120,6 +120,9 @@ class OpenVino(NoAdapters):
         import numpy
         import openvino
 
+        if isinstance(request.parameters, Pooling):
+            self._preparation.add_labels(request)
+            return
         ids, sampling = request.ids, request.sampling
         prompt: tuple[Any, ...]
         if self._vision is None:
@@ -225,14 +228,17 @@ class OpenVino(NoAdapters):
 
 
 class Preparation:
-    """Starts requests once their schemas or grammars have been compiled and their prompts have been scored."""
+    """Starts requests once their schemas or grammars have been compiled and their prompts have been scored.
+
+    Requests for the log-probabilities of labels end here, because the pipeline cannot compute them.
+    """
 
     def __init__(self, config: EngineConfig, tokenizer: Any) -> None:
         self._config, self._tokenizer = config, tokenizer
         self._compiler = GrammarCompiler(lambda structured_output: self._check.compile(structured_output))
         self._uncompiled: dict[int, Callable[[], None]] = {}  # functions that start requests after compilation
         self._scorer = make_scorer(config)
-        self._unscored: dict[int, Callable[[Scores], None]] = {}  # functions that start requests with their scores
+        self._unscored: dict[int, Callable[[Scores, Step], None]] = {}  # functions that use the scores, by key
 
     @cached_property
     def _check(self) -> OpenVinoCheck:
@@ -257,9 +263,19 @@ class Preparation:
     def _score(self, request: EngineRequest, start: Callable[[Scores | None], None]) -> None:
         if request.sampling.prompt_logprobs:
             self._scorer.add(request)
-            self._unscored[request.key] = start
+            self._unscored[request.key] = lambda scores, _: start(scores)
         else:
             start(None)
+
+    def add_labels(self, request: EngineRequest) -> None:
+        """Queue a request for the log-probabilities of labels.
+
+        Raises:
+            ValueError: the model cannot be scored.
+        """
+        self._scorer.check(0)
+        self._scorer.add(request)
+        self._unscored[request.key] = _report_labels
 
     def cancel(self, key: int) -> None:
         if self._uncompiled.pop(key, None) is not None:
@@ -280,8 +296,17 @@ class Preparation:
                     step.others.append(failed(key, f"the engine cannot compile the schema or grammar: {error}"))
                 elif begin is not None:
                     begin()
-        if self._unscored and (scored := self._scorer.step()) is not None:
-            self._unscored.pop(scored.key)(scored)
+        if self._unscored and (scored := self._scorer.step(idle=idle)) is not None:
+            use = self._unscored.pop(scored.key)
+            if scored.error:
+                step.others.append(failed(scored.key, scored.error))
+            else:
+                use(scored, step)
+
+
+def _report_labels(scores: Scores, step: Step) -> None:
+    logprobs = [logprob for logprob in scores.logprobs if logprob is not None]
+    step.others.append(Output(scores.key, finish=Finish.STOP, extras=Extras(vector=logprobs)))
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
@@ -295,6 +320,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         return replace(
             served,
             reasons=reasons,
+            labels=False,
             no_media={**no_media(config.model), "audio": "OpenVINO GenAI does not accept audio in chats"},
         )
     return replace(served, reasons={**_CAPABILITIES.reasons, "prompt_top_logprobs": NO_TOPS})
@@ -420,6 +446,7 @@ _CAPABILITIES = Capabilities(
         "return_generation_logits": "it does not return logits",
     },
     no_adapters=_NO_ADAPTERS,
+    labels=True,
 )
 
 

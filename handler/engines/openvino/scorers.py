@@ -1,22 +1,33 @@
-"""Computes the log-probabilities of prompts with a second copy of the model, in OpenVINO or, for GGUF files, in GenAI.
+"""Computes the log-probabilities of prompts and of labels with a second copy of the model, in OpenVINO or GenAI.
 
 The pipeline that generates responses cannot be used for this (as measured with GenAI 2026.4). It does not report
 alternatives, mixes up the logits of requests that share a step, and has no logits for tokens in its prefix cache. The
-second copy scores one prompt at a time. It is compiled when it is first needed.
+second copy scores one prompt at a time. It is compiled when it is first needed. GenAI is used for GGUF files that are
+served without conversion.
 """
 
 from __future__ import annotations
 
+import functools
+import threading
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.engines.base import Alternatives, EngineRequest, score
+from handler.core.fair_queue import FairQueue
+from handler.core.loop import settle
+from handler.core.values import Pooling
+from handler.engines.base import Alternatives, EngineRequest, score, score_labels
 
 MODEL = "openvino_model.xml"
 
 _TOKENS_PER_STEP = 256  # limits memory: each token takes four bytes for each entry of the vocabulary
+_IDLE = 0.02  # seconds that a step waits for the model to load if the engine has nothing else to do
+_PREFIX_BYTES = 1 << 28  # limits the memory of stored prefixes; a single prefix may be larger
 
 
 def has_logits(model: Path) -> bool:
@@ -25,43 +36,95 @@ def has_logits(model: Path) -> bool:
 
 
 class Scores(NamedTuple):
-    """The log-probabilities of a prompt's tokens (None for the first), and each token's alternatives if requested."""
+    """The log-probabilities of a prompt's tokens (None for the first), and each token's alternatives if requested.
+
+    For a request with labels, `logprobs` are the numbers that `Pooling` describes. If `error` is not
+    empty, the prompt could not be scored.
+    """
 
     key: int
-    logprobs: Sequence[float | None]
+    logprobs: Sequence[float | None] = ()
     tops: Sequence[Alternatives] | None = None
+    error: str = ""
+
+
+Work = Generator[Scores | None]
+"""Scores a prompt: yields None after each step except the last, which yields the scores. Closing it ends the work."""
 
 
 class Scorer(ABC):
-    """A queue of prompts, which are scored one at a time. Each step processes a part of the first prompt."""
+    """A queue of prompts, which are scored one at a time. Each step processes a part of one prompt.
+
+    Prompts that share a prefix wait for each other, and the other prompts have turns between them.
+    """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, Generator[Scores | None]] = {}  # by key; the first one is being scored
+        self._waiting = FairQueue[EngineRequest]()
+        self._current: tuple[int, Work] | None = None  # the key of the prompt that is being scored, and its work
+        self._loading: Future[Any] | None = None
 
     @abstractmethod
     def check(self, num_tops: int) -> None:
         """Raise ValueError if prompts cannot be scored, or not with this number of alternatives."""
 
     @abstractmethod
-    def _score(self, prompt: EngineRequest) -> Generator[Scores | None]:
-        """Yield None after each step except the last, which yields the scores. Closing the generator ends the work."""
+    def _load(self) -> Any:
+        """Load the second copy of the model. This is called once, on a thread of its own."""
+
+    @abstractmethod
+    def _score(self, model: Any, prompt: EngineRequest) -> Work:
+        """Score a prompt with what `_load` has returned."""
 
     def add(self, prompt: EngineRequest) -> None:
         """Queue a prompt. Call `check` first."""
-        self._waiting[prompt.key] = self._score(prompt)
+        parameters = prompt.parameters
+        is_shared = isinstance(parameters, Pooling) and parameters.num_shared > 0
+        self._waiting.put(_prefix(prompt) if is_shared else prompt.key, prompt)
 
     def cancel(self, key: int) -> None:
-        if (steps := self._waiting.pop(key, None)) is not None:
-            steps.close()
+        if self._current is not None and self._current[0] == key:
+            self._current[1].close()
+            self._current = None
+        else:
+            self._waiting.drop(lambda prompt: prompt.key == key)
 
-    def step(self) -> Scores | None:
-        """Run a step of the first prompt. Return the prompt's scores after the last step, otherwise None."""
-        if not self._waiting:
-            return None
-        scores = next(next(iter(self._waiting.values())))
+    def step(self, *, idle: bool) -> Scores | None:
+        """Run a step of a prompt. Return the prompt's scores after the last step, otherwise None.
+
+        Args:
+            idle: whether the engine has nothing else to do, so that the step may wait until the model is loaded.
+        """
+        if self._current is None:
+            loading = self._start_loading()
+            if not len(self._waiting) or not futures.wait([loading], _IDLE if idle else 0.0).done:
+                return None
+            prompt = self._waiting.get(0.0)
+            assert prompt is not None, "the queue is used by one thread"
+            if (error := loading.exception()) is not None:
+                self._loading = None
+                return Scores(prompt.key, error=f"the second copy of the model cannot be loaded: {error}")
+            self._current = prompt.key, self._score(loading.result(), prompt)
+        scores = next(self._current[1])
         if scores is not None:
             self.cancel(scores.key)
         return scores
+
+    def _start_loading(self) -> Future[Any]:
+        """Load the model on a thread, because the streams of other requests must not wait for it."""
+        if self._loading is None:
+            self._loading = Future()
+            load = functools.partial(settle, self._loading, self._load)
+            threading.Thread(target=load, name="scorer", daemon=True).start()
+        return self._loading
+
+
+Prefix = tuple[str | int, ...]
+"""The salt of the prefix cache, and the token ids of a prefix."""
+
+
+def _prefix(prompt: EngineRequest) -> Prefix:
+    pooling = prompt.pooling
+    return pooling.cache_salt, *prompt.ids[: pooling.num_shared]
 
 
 class LogitScorer(Scorer):
@@ -76,22 +139,63 @@ class LogitScorer(Scorer):
         super().__init__()
         self._model = model
         self._properties = dict(properties)
-        self._request: Any = None
-        self._inputs: set[str] = set()
+        self._inputs: frozenset[str] = frozenset()
+        self._prefixes = PrefixStates()
 
     def check(self, num_tops: int) -> None:
-        if self._request is None:
-            self._compile()
+        if self._inputs:
+            return
+        import openvino
 
-    def _score(self, prompt: EngineRequest) -> Generator[Scores | None]:
-        self._request.reset_state()
+        inputs = frozenset(port.any_name for port in openvino.Core().read_model(self._model / MODEL).inputs)
+        if unknown := inputs - {"input_ids", "attention_mask", "position_ids", "beam_idx"}:
+            raise ValueError(f"prompts cannot be scored: the model has unknown inputs: {', '.join(sorted(unknown))}")
+        self._inputs = inputs
+
+    def _load(self) -> Any:
+        import openvino
+
+        core = openvino.Core()
+        model = core.read_model(self._model / MODEL)
+        select_rows(model)
+        return core.compile_model(model, "CPU", self._properties).create_infer_request()
+
+    def _score(self, model: Any, prompt: EngineRequest) -> Work:
+        return self._labels(model, prompt) if isinstance(prompt.parameters, Pooling) else self._prompt(model, prompt)
+
+    def _labels(self, model: Any, prompt: EngineRequest) -> Work:
+        """Compute the log-probabilities of labels. The prefix that requests share is computed only once.
+
+        A request with a prefix that is not stored takes the same two parts, so its numbers are the same.
+        """
+        ids, pooling = prompt.ids, prompt.pooling
+        num_shared, prefix = pooling.num_shared, _prefix(prompt)
+        if not self._prefixes.restore(prefix, model):
+            model.reset_state()
+            for start in range(0, num_shared, _TOKENS_PER_STEP):
+                self._last_row(model, ids[start : min(start + _TOKENS_PER_STEP, num_shared)], start)
+                yield None
+            if num_shared:
+                self._prefixes.store(prefix, model)
+                self._prefixes.restore(prefix, model)  # restoring rounds a quantized KV cache
+        row: Any = ()
+        for start in range(num_shared, len(ids), _TOKENS_PER_STEP):
+            row = self._last_row(model, ids[start : start + _TOKENS_PER_STEP], start)
+            if start + _TOKENS_PER_STEP < len(ids):
+                yield None
+        yield Scores(prompt.key, score_labels(row, pooling.label_ids))
+
+    def _prompt(self, model: Any, prompt: EngineRequest) -> Work:
+        model.reset_state()
         num_tops, last = prompt.sampling.prompt_top_logprobs, len(prompt.ids) - 1
         logprobs: list[float | None] = [None]
         tops: list[Alternatives] = [()]
         for start in range(0, last, _TOKENS_PER_STEP):
             end = min(start + _TOKENS_PER_STEP, last)
             part_logprobs, part_tops = score(
-                self._logits(prompt.ids[start:end], start), prompt.ids[start + 1 : end + 1], num_tops
+                self._logits(model, prompt.ids[start:end], start, range(end - start)),
+                prompt.ids[start + 1 : end + 1],
+                num_tops,
             )
             logprobs += part_logprobs
             tops += part_tops
@@ -99,7 +203,16 @@ class LogitScorer(Scorer):
                 yield None
         yield Scores(prompt.key, logprobs, tops if num_tops else None)
 
-    def _logits(self, part: Sequence[int], start: int) -> Any:
+    def _last_row(self, model: Any, part: Sequence[int], start: int) -> Any:
+        return self._logits(model, part, start, [len(part) - 1])[-1]
+
+    def _logits(self, model: Any, part: Sequence[int], start: int, rows: Sequence[int]) -> Any:
+        """Return the logits at some positions of a part of a prompt, or at all positions if the model selects none.
+
+        Args:
+            start: number of tokens before the part.
+            rows: positions in the part.
+        """
         import numpy
 
         end = start + len(part)
@@ -109,17 +222,73 @@ class LogitScorer(Scorer):
             "position_ids": numpy.arange(start, end, dtype=numpy.int64)[None],
             "beam_idx": numpy.zeros(1, dtype=numpy.int32),
         }
-        self._request.infer({name: values[name] for name in self._inputs})
-        return self._request.get_tensor("logits").data[0].astype(numpy.float32, copy=False)
+        inputs = {name: values[name] for name in self._inputs}
+        if any(port.any_name == ROWS for port in model.model_inputs):
+            inputs[ROWS] = numpy.array(rows, dtype=numpy.int64)
+        model.infer(inputs)
+        return model.get_tensor("logits").data[0].astype(numpy.float32, copy=False)
 
-    def _compile(self) -> None:
+
+ROWS = "rows"
+"""The input with the positions whose logits are computed."""
+
+_ELEMENTWISE = frozenset({"Add", "Convert", "Divide", "Multiply", "Tanh"})
+"""Operations that may follow the last matrix multiplication of a model."""
+
+
+def select_rows(model: Any) -> None:
+    """Add the input `ROWS` to a model, because the logits at all positions take about a quarter of the time.
+
+    Models whose logits do not come from a matrix multiplication stay unchanged.
+    """
+    import numpy
+    from openvino import opset13
+
+    node = model.output("logits").get_node().input_value(0).get_node()
+    while node.get_type_name() in _ELEMENTWISE:
+        node = node.input_value(0).get_node()
+    if node.get_type_name() != "MatMul" or len(node.input_value(0).get_partial_shape()) != 3:
+        return
+    rows = opset13.parameter([-1], numpy.int64, name=ROWS)
+    rows.output(0).set_names({ROWS})
+    selected = opset13.gather(node.input_value(0), rows, opset13.constant(1, numpy.int64))
+    node.input(0).replace_source_output(selected.output(0))
+    model.add_parameters([rows])
+    model.validate_nodes_and_infer_types()
+
+
+class PrefixStates:
+    """Stores the states of a model after the prefixes of prompts. The prefixes used last are kept.
+
+    The result of a request must not depend on earlier requests, so only a whole prefix is reused, never a part of one.
+    """
+
+    def __init__(self) -> None:
+        self._states: OrderedDict[Prefix, list[Any]] = OrderedDict()
+        self._num_bytes = 0
+
+    def restore(self, prefix: Prefix, request: Any) -> bool:
+        """Set the states of an inference request to those after a prefix. Return whether they are stored."""
+        if prefix not in self._states:
+            return False
+        self._states.move_to_end(prefix)
+        for state, tensor in zip(request.query_state(), self._states[prefix], strict=True):
+            state.state = tensor
+        return True
+
+    def store(self, prefix: Prefix, request: Any) -> None:
+        """Store copies of an inference request's states, and drop the prefixes for which there is no room."""
         import openvino
 
-        compiled = openvino.Core().compile_model(self._model / MODEL, "CPU", self._properties)
-        inputs = {port.any_name for port in compiled.inputs}
-        if unknown := inputs - {"input_ids", "attention_mask", "position_ids", "beam_idx"}:
-            raise ValueError(f"prompts cannot be scored: the model has unknown inputs: {', '.join(sorted(unknown))}")
-        self._inputs, self._request = inputs, compiled.create_infer_request()
+        tensors = [openvino.Tensor(state.state.data.copy()) for state in request.query_state()]
+        self._states[prefix] = tensors
+        self._num_bytes += _num_bytes(tensors)
+        while self._num_bytes > _PREFIX_BYTES and len(self._states) > 1:
+            self._num_bytes -= _num_bytes(self._states.popitem(last=False)[1])
+
+
+def _num_bytes(tensors: Sequence[Any]) -> int:
+    return sum(tensor.byte_size for tensor in tensors)
 
 
 # -- log-probabilities of prompts from a second GenAI pipeline, for GGUF files -----------------------------------------
@@ -138,35 +307,51 @@ class PipelineScorer(Scorer):
     def __init__(self, make_pipeline: Callable[[], Any]) -> None:
         super().__init__()
         self._make_pipeline = make_pipeline
-        self._pipeline: Any = None
 
     def check(self, num_tops: int) -> None:
         if num_tops:
             raise ValueError(NO_TOPS)
 
-    def _score(self, prompt: EngineRequest) -> Generator[Scores | None]:
+    def _load(self) -> Any:
+        return self._make_pipeline()
+
+    def _score(self, model: Any, prompt: EngineRequest) -> Work:
+        if isinstance(prompt.parameters, Pooling):
+            yield from self._labels(model, prompt)
+        else:
+            # The first number is a placeholder, and the last belongs to the generated token.
+            numbers = yield from self._echo(model, prompt.key, prompt.ids)
+            yield Scores(prompt.key, [None, *numbers[1:-1]])
+
+    def _labels(self, model: Any, prompt: EngineRequest) -> Work:
+        """Compute the log-probabilities of labels, each as the last token of a prompt."""
+        numbers = list[float]()
+        for id in prompt.pooling.label_ids:
+            echoed = yield from self._echo(model, prompt.key, [*prompt.ids, id])
+            numbers.append(echoed[-2])
+        echoed = yield from self._echo(model, prompt.key, prompt.ids)  # greedy decoding chooses the most likely token
+        yield Scores(prompt.key, [*numbers, echoed[-1]])
+
+    def _echo(self, pipeline: Any, key: int, ids: Sequence[int]) -> Generator[None, None, list[float]]:
+        """Return the log-probabilities of a prompt and of the token that follows it."""
         import numpy
         import openvino
         import openvino_genai
 
-        if self._pipeline is None:
-            self._pipeline = self._make_pipeline()
-        ids = openvino.Tensor(numpy.array([prompt.ids], dtype=numpy.int64))
+        tensor = openvino.Tensor(numpy.array([ids], dtype=numpy.int64))
         config = openvino_genai.GenerationConfig(max_new_tokens=1, logprobs=1, echo=True, ignore_eos=True)
-        handle = self._pipeline.add_request(prompt.key, ids, config)
+        handle = pipeline.add_request(key, tensor, config)
         logprobs: list[float] = []
         try:
             while True:
-                self._pipeline.step()
+                pipeline.step()
                 while handle.can_read():
                     for output in handle.read().values():
                         logprobs += output.generated_log_probs
-                if not self._pipeline.has_non_finished_requests():
-                    break
+                if not pipeline.has_non_finished_requests():
+                    return logprobs
                 yield None
         except GeneratorExit:
             handle.cancel()
-            self._pipeline.step()
+            pipeline.step()
             raise
-        # The first number is a placeholder, and the last belongs to the generated token.
-        yield Scores(prompt.key, [None, *logprobs[1:-1]])

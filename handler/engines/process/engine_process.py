@@ -30,9 +30,10 @@ from handler.engines.base import (
     Step,
     describe,
     failed,
+    pack_step,
     unpack,
 )
-from handler.engines.process.ipc import ChannelClosed, MessageReader, Messages, send
+from handler.engines.process.ipc import ChannelClosed, MessageReader, Messages, arrivals, send
 
 _REPORT_INTERVAL = 1.0  # seconds
 
@@ -86,6 +87,7 @@ def run(load: Callable[[], Engine], channel: socket.socket) -> None:
 
 def _step_forever(engine: Engine, channel: socket.socket) -> None:
     reader = MessageReader()
+    arrived = arrivals(channel)
     reporter = _Reporter(engine, channel)
     active: set[int] = set()
     interruptible = isinstance(engine, Interruptible) and engine.interrupt_on(channel.fileno())
@@ -93,9 +95,9 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
     while True:
         answers: list[Output] = []
         commands: list[Any] | None = None
-        if receive or not active:
+        if not active or (receive and arrived(0)):
             # Wait only while there is nothing to do. Between steps, read only commands that have arrived.
-            commands = reader.receive(channel, socket.MSG_DONTWAIT if active else 0)
+            commands = reader.receive(channel)
         while commands is not None:
             for command in commands:
                 if isinstance(command, Cancel):
@@ -108,7 +110,7 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
                     active.add(command.key)
                 else:
                     answers.append(output)
-            commands = reader.receive(channel, socket.MSG_DONTWAIT)
+            commands = reader.receive(channel) if arrived(0) else None
         receive = not interruptible  # an interruptible engine raises Interrupted instead
         try:
             step = engine.step() if active else Step.of([])
@@ -122,9 +124,8 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
         for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)
-        # A plain tuple is cheaper to pickle. Empty steps are sent too: every command must be acknowledged, or the
-        # hang timer of the supervisor fires.
-        send(channel, tuple(step))
+        # Empty steps are sent too: every command must be acknowledged, or the hang timer of the supervisor fires.
+        send(channel, pack_step(step))
         reporter.report(idle=not active)
 
 

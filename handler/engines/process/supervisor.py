@@ -26,7 +26,16 @@ from handler.core.child_processes import start
 from handler.core.log import log_trace
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Request
-from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Silence, Step, engine_failure, pack
+from handler.engines.base import (
+    EngineInfo,
+    EngineRequest,
+    EngineStatistics,
+    Silence,
+    Step,
+    engine_failure,
+    pack,
+    unpack_step,
+)
 from handler.engines.process.engine_process import Cancel, ChangeAdapter, EngineFailed, Spec, run
 from handler.engines.process.ipc import ChannelClosed, MessageReader, encode, send_all, send_some, wait
 
@@ -336,8 +345,8 @@ class EngineSupervisor:
             return steps
         self._hang_timer.silence.begin()
         for message in messages:
-            if type(message) is tuple:  # a Step without its class name, which would cost more than its content
-                step = Step(*message)
+            if type(message) is tuple:  # a packed Step
+                step = unpack_step(message)
                 steps.append(step)
                 self._num_failures = 0
                 for output in step.others:

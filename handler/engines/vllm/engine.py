@@ -43,6 +43,7 @@ from handler.engines.huggingface.whisper import TRANSCRIBING, WhisperTokenizer, 
 from handler.engines.structured_output.xgrammar import for_xgrammar
 from handler.engines.vllm.arguments import engine_arguments
 from handler.engines.vllm.core import BeamToken, CoreEngine, Pending, engine_info
+from handler.engines.vllm.labels import AlternativesExclusion, LabelRequest
 from handler.engines.vllm.sampling import (
     SUPPORTS,
     sampling_arguments,
@@ -60,6 +61,9 @@ _REASONS = {
     "return_context_logits": "it does not return logits",
     "return_generation_logits": "it does not return logits",
 }
+
+
+NO_SCORES = "it cannot score prompts while it serves LoRA adapters"
 
 
 class Vllm(CoreEngine):
@@ -80,6 +84,11 @@ class Vllm(CoreEngine):
         if self.arguments.get("enable_lora") and current_platform.is_cpu():
             # Measured with vLLM 0.32: a request without an adapter uses the adapter of another request in the batch.
             self._exclusion = LoraExclusion()
+        # Without V1's problem, requests for alternatives need not be kept apart.
+        is_v2 = getattr(self._engine.vllm_config, "use_v2_model_runner", False)
+        self._alternatives = None if is_v2 else AlternativesExclusion()
+        self._selects_ids = hasattr(SamplingParams, "logprob_token_ids") and hasattr(SamplingParams, "num_logprobs")
+        self._labels: dict[int, LabelRequest] = {}
         self._late: list[Output] = []  # errors of requests that could not be started after waiting
         self._running: dict[int, Pending] = {}
         self._searches: dict[int, Beams] = {}
@@ -98,7 +107,11 @@ class Vllm(CoreEngine):
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> None:
-        key, sampling, media = request.key, request.sampling, request.read_media()
+        key, media = request.key, request.read_media()
+        if isinstance(request.parameters, Pooling):
+            self._enter(request, partial(self._read_labels, request, media))
+            return
+        sampling = request.sampling
         if sampling.num_beams > 1:
             search = BeamSearch(sampling, () if sampling.ignore_eos else self._eos)
             start = partial(self._search, Beams(request, media, search))
@@ -114,10 +127,33 @@ class Vllm(CoreEngine):
             start = partial(
                 self._run, pending, self._prompt(request.ids, media, sampling), self._params(sampling), request.adapter
             )
+        if self._alternatives is not None and (sampling.top_logprobs or sampling.num_beams > 1):
+            start = partial(self._alternatives.enter, key, start)
+        self._enter(request, start)
+
+    def _enter(self, request: EngineRequest, start: Callable[[], None]) -> None:
         if self._exclusion is None:
             start()
         else:
-            self._exclusion.enter(key, request.adapter is not None, start)
+            self._exclusion.enter(request.key, request.adapter is not None, start)
+
+    def _read_labels(self, request: EngineRequest, media: MediaPrompt | None) -> None:
+        selects = self._selects_ids and (self._alternatives is None or self._alternatives.select(request.key))
+        if not selects and self.arguments.get("enable_lora"):
+            raise ValueError(f"labels cannot be scored now: {NO_SCORES}")
+        labels = self._labels[request.key] = LabelRequest(request, media, selects_ids=selects)
+        with ExitStack() as on_failure:
+            on_failure.callback(self._leave_alternatives, request.key)
+            on_failure.callback(self._labels.pop, request.key)
+            self._submit_part(labels)
+            on_failure.pop_all()
+
+    def _submit_part(self, labels: LabelRequest) -> None:
+        request, part = labels.request, labels.part
+        prompt = engine_input(
+            self._engine.renderer, part.ids, labels.media, self._media_tokens, request.pooling.cache_salt
+        )
+        self._run(part.pending(request.key), prompt, self._sampling_params(**part.arguments()), request.adapter)
 
     def _run(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
         self._submit(pending, prompt, params, adapter)
@@ -155,19 +191,26 @@ class Vllm(CoreEngine):
         self._leave_exclusion(key)
 
     def _drop(self, key: int) -> None:
+        self._labels.pop(key, None)
         if (pending := self._running.pop(key, None)) is not None:
             self._abort([pending.id])
         if (beams := self._searches.pop(key, None)) is not None:
             self._abort([pending.id for pending in beams.waiting.values()])
 
     def _leave_exclusion(self, key: int) -> None:
+        self._leave_alternatives(key)
         if self._exclusion is not None:
-            refused = self._exclusion.leave(key)
-            self._late += [failed(late, error) for late, error in refused]
+            self._late += [failed(late, error) for late, error in self._exclusion.leave(key)]
+
+    def _leave_alternatives(self, key: int) -> None:
+        if self._alternatives is not None:
+            self._late += [failed(late, error) for late, error in self._alternatives.leave(key)]
 
     def step(self) -> Step:
         """Run the necessary parts of LLMEngine.step, without its loggers and caches."""
         step, beam_tokens = self._results.read(self._outputs())
+        if self._labels:
+            step = step._replace(others=list(filter(None, map(self._label_output, step.others))))
         outputs = step.others
         for token in beam_tokens:
             outputs.extend(self._beam_output(token))
@@ -179,6 +222,21 @@ class Vllm(CoreEngine):
             outputs.extend(self._late)
             self._late = []
         return step
+
+    def _label_output(self, output: Output) -> Output | None:
+        """Return an output, or None if it belongs to a request with labels that continues."""
+        labels = self._labels.get(output.key)
+        if labels is None:
+            return output
+        result = labels.take(output)
+        if result is None:
+            try:
+                self._submit_part(labels)
+            except Exception as refusal:  # vLLM refuses the part; only this request fails
+                result = failed(output.key, refusal)
+        if result is not None:
+            del self._labels[output.key]
+        return result
 
     # -- beams ---------------------------------------------------------------------------------------------------
 
@@ -346,9 +404,10 @@ def capabilities(config: EngineConfig) -> Capabilities:
         return TRANSCRIBING
     reasons, no_adapters = dict(_REASONS), NO_LORA
     arguments = engine_arguments(config, 1, cpu=False)
+    mode = str(arguments.get("logprobs_mode", "raw_logprobs"))
     if arguments.get("enable_lora"):
         # Measured with vLLM 0.32: a request for prompt log-probabilities in a batch with others crashes the engine.
-        reasons["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
+        reasons["prompt_logprobs"] = NO_SCORES
         no_adapters = ""
     if not config.engine_options.get("guided_decoding", True):
         reasons["structured_output"] = "option.guided_decoding=false"
@@ -357,6 +416,8 @@ def capabilities(config: EngineConfig) -> Capabilities:
         reasons,
         limits={"temperature": 2.0},
         no_adapters=no_adapters,
+        labels=mode.endswith("logprobs"),
+        label_reason="" if mode.endswith("logprobs") else f"logprobs_mode={mode} reports logits",
         no_media=no_media(config.model),
         structural_tags=structural_tags(arguments),
     )

@@ -95,12 +95,14 @@ class RequestContext(NamedTuple):
         model: the model name in the path, or "" if there is none.
         keeper: the object that stores the response, or None if the response should not be stored.
         recalled: the stored responses that the request continues.
+        may_be_formatted: whether an output formatter of the user may read the tokens with their log-probabilities.
     """
 
     adapter: Adapter | None = None
     model: str = ""
     keeper: Keeper | None = None
     recalled: Recalled = NOTHING
+    may_be_formatted: bool = True
 
 
 NO_REQUEST = RequestContext()
@@ -116,6 +118,8 @@ class ServerContext:
         unsupported: maps a Sampling field to the reason why the engine does not support it.
         limits: maps a Sampling field to the largest value that the engine accepts.
         no_adapters: the reason why the engine serves no LoRA adapters, or "" if it serves them.
+        no_labels: the reason why the log-probabilities of labels are not available, or "" if they are.
+        native_labels: whether the engine itself computes them.
         adapters: the lookup of registered adapters, which is thread-safe.
         sampling_defaults: the default values of Sampling fields in a request with `do_sample` true.
         generation: the model's generation defaults, for dialects that call `read_sampled`.
@@ -138,7 +142,7 @@ class ServerContext:
         prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
         tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
         notices: logs each warning only once.
-        parsed: the cache of `read_all`.
+        parsed: the cache of `remember` (parameters.py).
     """
 
     engine: str
@@ -146,6 +150,8 @@ class ServerContext:
     unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     no_adapters: str = "none is registered"
+    no_labels: str = ""
+    native_labels: bool = True
     adapters: AdapterLookup = field(default_factory=EmptyLookup)
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     generation: GenerationDefaults = NO_DEFAULTS

@@ -256,6 +256,8 @@ class RequestTask(Life):
             for work in plan.body_of(head) if head.stages else plan.body:
                 if (waiting := work(intake)) is not None:
                     await waiting
+            if self._capture is not None and head.encoding:
+                self._capture.decompress(intake.body)
             self._keep_sessions_secret(intake)
             parsed = intake.parsed
             assert parsed is not None, "a stage parses the body"
@@ -312,7 +314,9 @@ class RequestTask(Life):
             if take_prompt is not None or not requests:  # the response needs no engine
                 self._feed_and_flush(0, Delta(0, 0, ()))
                 return self._stop_others(self.parsed.stops)
-            self.parsed = self.parsed._replace(requests=[encoding.request for encoding in encodings])
+            encoded = [encoding.request for encoding in encodings]
+            if encoded != [*requests]:
+                self.parsed = self.parsed._replace(requests=encoded)
             self._stats.note_encoded(self.parsed)
             for queue in self._admission.plan.queue:
                 if not self.finished and (waiting := queue(self, requests, self._head.owner)) is not None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 
 from handler.config.config import Config
-from handler.core.values import Sampling
+from handler.core.values import Pooling, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, score
 from handler.engines.openvino.engine import capabilities, make_pipeline, make_scorer, prepare
-from handler.engines.openvino.scorers import NO_TOPS, LogitScorer, PipelineScorer, Scores
+from handler.engines.openvino.scorers import (
+    NO_TOPS,
+    ROWS,
+    LogitScorer,
+    PipelineScorer,
+    PrefixStates,
+    Scores,
+    select_rows,
+)
 
 pytestmark = pytest.mark.model
 
@@ -41,10 +50,9 @@ def run(scorer: Any, *jobs: tuple[int, list[int], int]) -> list[Scores]:
     for job in jobs:
         scorer.add(prompt(*job))
     found: list[Scores] = []
-    for _ in range(50):
-        if (scores := scorer.step()) is not None:
+    while len(found) < len(jobs):
+        if (scores := scorer.step(idle=True)) is not None:
             found.append(scores)
-    assert len(found) == len(jobs)
     return found
 
 
@@ -88,11 +96,11 @@ def test_a_long_prompt_is_read_in_parts_like_a_short_one(scorer: LogitScorer) ->
 def test_a_cancelled_prompt_leaves_nothing_behind(scorer: LogitScorer) -> None:
     scorer.add(prompt(1, LONG, 1))
     scorer.add(prompt(2, LONG, 1))
-    assert scorer.step() is None
+    assert scorer.step(idle=True) is None
     scorer.cancel(1)
     scorer.cancel(2)
     assert run(scorer, (3, IDS, 1))[0].key == 3
-    assert scorer.step() is None
+    assert scorer.step(idle=True) is None
 
 
 def test_a_gguf_file_as_it_is_has_scores_alone(demo_model: Path, scorer: LogitScorer, config: EngineConfig) -> None:
@@ -110,6 +118,149 @@ def test_a_gguf_file_as_it_is_has_scores_alone(demo_model: Path, scorer: LogitSc
     (theirs,) = run(genai, (1, LONG[:40], 0))
     assert theirs.logprobs[0] is None
     assert theirs.logprobs[1:] == pytest.approx(ours[1:], abs=2e-3)
+
+
+# -- log-probabilities of labels ---------------------------------------------------------------------------------------
+
+STATE, QUESTIONS = LONG[:270], ([7, 11, 13], [7, 12], [29, 31, 37, 41])
+LABELS = (330, 331, 332)
+
+
+def labels(key: int, ids: list[int], num_shared: int, salt: str = "") -> EngineRequest:
+    pooling = Pooling("labels", labels=("A", "B", "C"), label_ids=LABELS, num_shared=num_shared, cache_salt=salt)
+    return EngineRequest(key, ids, pooling)
+
+
+def read(scorer: Any, *requests: EngineRequest) -> dict[int, list[float]]:
+    for request in requests:
+        scorer.add(request)
+    results: dict[int, list[float]] = {}
+    while len(results) < len(requests):
+        if (scores := scorer.step(idle=True)) is not None:
+            assert scores.error == ""
+            results[scores.key] = [*scores.logprobs]
+    assert results.keys() == {request.key for request in requests}
+    return results
+
+
+def test_labels_have_the_log_probabilities_of_the_next_token(scorer: LogitScorer) -> None:
+    """The same numbers come from prompts that end with a label, whose last token is scored."""
+    numbers = read(scorer, labels(1, STATE + QUESTIONS[0], len(STATE)))[1]
+    prompts = [(10 + index, [*STATE, *QUESTIONS[0], id], 1) for index, id in enumerate(LABELS)]
+    scored = run(scorer, *prompts)
+    assert numbers[:3] == pytest.approx([scores.logprobs[-1] for scores in scored], abs=1e-3)
+    best = scored[0].tops[-1][0][1] if scored[0].tops else None
+    assert numbers[3] == pytest.approx(best, abs=1e-3)
+
+
+def test_a_question_has_the_same_numbers_alone_and_among_others(config: EngineConfig) -> None:
+    requests = [labels(key, STATE + tail, len(STATE)) for key, tail in enumerate(QUESTIONS)]
+    together, alone = make_scorer(config), make_scorer(config)
+    together.check(0)
+    alone.check(0)
+    among = read(together, *requests, labels(3, STATE[:40] + QUESTIONS[0], 40), requests[1]._replace(key=4))
+    for request in reversed(requests):
+        assert read(alone, request._replace(key=9))[9] == among[request.key]
+        assert read(alone, labels(8, IDS, 2)).keys() == {8}
+    assert among[4] == among[1]
+
+
+def test_a_stored_prefix_does_not_change_the_numbers(demo_model: Path) -> None:
+    """By default the KV cache is quantized, and restoring it rounds its values."""
+    scorer = make_scorer(EngineConfig(model=prepare(str(demo_model), EngineConfig())))
+    scorer.check(0)
+    requests = [labels(key, STATE + tail, len(STATE)) for key, tail in enumerate(QUESTIONS)]
+    first, again = (read(scorer, *requests) for _ in range(2))
+    assert first == again
+
+
+def test_a_shared_prefix_is_computed_once_for_each_salt(config: EngineConfig) -> None:
+    scorer = make_scorer(config)
+    scorer.check(0)
+
+    read(scorer, labels(9, IDS, 0))  # loads the model
+
+    def num_steps(request: EngineRequest) -> int:
+        scorer.add(request)
+        return next(number for number in range(1, 20) if scorer.step(idle=True) is not None)
+
+    first, second = (labels(key, STATE + tail, len(STATE)) for key, tail in enumerate(QUESTIONS[:2]))
+    assert num_steps(first) == 3  # two for the prefix of 270 tokens, and one for the question
+    assert num_steps(second) == 1
+    assert num_steps(first._replace(key=5, parameters=first.pooling._replace(cache_salt="other"))) == 3
+
+
+def test_questions_about_different_states_take_turns(scorer: LogitScorer) -> None:
+    many = [labels(key, [*STATE, *tail, key], len(STATE)) for key, tail in enumerate(QUESTIONS)]
+    other = [labels(key, [*IDS, key], len(IDS)) for key in (10, 11)]
+    assert [*read(scorer, *many, *other, labels(20, IDS, 0))] == [0, 10, 20, 1, 11, 2]
+
+
+class ScriptedState:
+    def __init__(self, num_bytes: int) -> None:
+        import openvino
+
+        self.state = openvino.Tensor(numpy.zeros(num_bytes, numpy.uint8))
+
+
+def test_the_prefixes_used_last_are_kept() -> None:
+    prefixes = PrefixStates()
+    model = SimpleNamespace(query_state=lambda: [ScriptedState(1 << 26)])
+    for id in range(4):
+        prefixes.store(("", id), model)
+    assert prefixes.restore(("", 0), model)
+    prefixes.store(("", 9), model)
+    assert [prefixes.restore(("", id), model) for id in (0, 1, 2, 3, 9)] == [True, False, True, True, True]
+    prefixes.store(("", 10), SimpleNamespace(query_state=lambda: [ScriptedState(1 << 29)]))
+    assert prefixes.restore(("", 10), model)
+    assert not any(prefixes.restore(("", id), model) for id in (0, 2, 3, 9))
+
+
+def test_a_model_that_cannot_be_loaded_fails_only_its_own_requests(tmp_path: Path) -> None:
+    scorer = LogitScorer(tmp_path, {})
+    scorer.add(labels(1, IDS, 2))
+    while (scores := scorer.step(idle=True)) is None:
+        pass
+    assert scores.key == 1
+    assert "the second copy of the model cannot be loaded" in scores.error
+
+
+def test_labels_of_a_file_that_only_genai_reads(config: EngineConfig, scorer: LogitScorer) -> None:
+    genai = PipelineScorer(lambda: make_pipeline(config))
+    request = labels(1, STATE[:40] + QUESTIONS[0], 40)
+    assert read(genai, request)[1] == pytest.approx(read(scorer, request)[1], abs=2e-3)
+
+
+def test_a_cancelled_request_for_labels_leaves_nothing_behind(scorer: LogitScorer) -> None:
+    scorer.add(labels(1, [*reversed(STATE)], 269))
+    assert scorer.step(idle=True) is None
+    scorer.cancel(1)
+    assert read(scorer, labels(2, IDS, 3)).keys() == {2}
+    assert scorer.step(idle=True) is None
+
+
+@pytest.mark.parametrize(("operations", "has_rows"), [(["tanh", "convert"], True), (["softmax"], False)])
+def test_rows_are_selected_before_the_last_multiplication(operations: list[str], has_rows: bool) -> None:
+    import openvino
+    from openvino import opset13
+
+    hidden = opset13.parameter([1, -1, 4], numpy.float32, name="input_ids")
+    hidden.output(0).set_names({"input_ids"})
+    node = opset13.matmul(hidden, opset13.constant(numpy.eye(4, dtype=numpy.float32)), False, True)
+    for operation in operations:
+        arguments: tuple[Any, ...] = {"tanh": (), "convert": ("f32",), "softmax": (2,)}[operation]
+        node = getattr(opset13, operation)(node, *arguments)
+    node.output(0).set_names({"logits"})
+    model = openvino.Model([opset13.result(node)], [hidden])
+    select_rows(model)
+    assert (ROWS in {port.any_name for port in model.inputs}) is has_rows
+    request = openvino.Core().compile_model(model, "CPU").create_infer_request()
+    values = numpy.arange(12, dtype=numpy.float32).reshape(1, 3, 4) / 12
+    request.infer({"input_ids": values, **({ROWS: numpy.array([2, 0])} if has_rows else {})})
+    logits = request.get_tensor("logits").data[0]
+    assert logits.shape == ((2, 4) if has_rows else (3, 4))
+    if has_rows:
+        assert logits == pytest.approx(numpy.tanh(values[0, [2, 0]]), abs=1e-5)
 
 
 def test_a_model_with_inputs_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -19,13 +19,14 @@ from handler.config.config import Config
 from handler.config.engines import ENGINES
 from handler.core.errors import GenerationFailed, PromptTooLong, RefusedByEngine
 from handler.core.text import Prompt
-from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Thoughts
+from handler.core.values import Delta, Finish, Pooling, Request, Sampling, StructuredOutput, Thoughts
 from handler.engines.base import EngineConfig, Tokenizer
 from handler.engines.grpc.vllm import VllmContract
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.engine import ReasoningEngine
+from handler.scheduler.engine import ReasoningEngine, SteppedEngine
+from handler.scheduler.labels import MAX_TOPS, LabelEngine
 from tests import vllm_forks
 from tests.servers import one_core
 
@@ -102,6 +103,7 @@ class Driver:
     tokenizer: Tokenizer
     batcher: Batcher
     unsupported: Mapping[str, str]
+    no_labels: str
 
     def needs(self, field: str) -> None:
         """Skip the test where the engine refuses the parameter by name."""
@@ -115,6 +117,23 @@ class Driver:
     def submit(self, text: str, **sampling: Any) -> int:
         sampling.setdefault("max_new_tokens", 12)
         return self.batcher.submit(Request(text, Sampling(**sampling)), self.tokenizer.encode(text))
+
+    def labels(self, text: str) -> dict[str, int]:
+        """The labels of `LABELS` that are single tokens after the text, and their ids."""
+        if self.no_labels:
+            pytest.skip(f"{self.name} has no labels: {self.no_labels}")
+        if self.tokenizer.vocabulary is None:
+            return {label: id for id, label in enumerate(LABELS, 1)}
+        before = self.tokenizer.encode(text).ids
+        encoded = {label: self.tokenizer.encode(text + label).ids for label in LABELS}
+        return {label: ids[-1] for label, ids in encoded.items() if ids[:-1] == before}
+
+    def submit_labels(self, text: str) -> int:
+        """Ask for the log-probabilities of labels."""
+        prompt, labels = self.tokenizer.encode(text), self.labels(text)
+        ids = tuple(labels.values())
+        pooling = Pooling("labels", labels=(*labels,), label_ids=ids, num_shared=len(prompt.ids) // 2)
+        return self.batcher.submit(Request(text, Sampling(max_new_tokens=1), pooling=pooling), prompt)
 
     def run(self) -> dict[int, list[Delta]]:
         found: dict[int, list[Delta]] = {}
@@ -148,10 +167,13 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
         engine = EngineSupervisor(Spec(name, config), isolated=engines.entry(name).isolated, load_timeout=900)
     while engine.state is State.LOADING:
         engine.step(timeout=1)
-    unsupported = engines.capabilities(name, config).unsupported
+    able = engines.capabilities(name, config)
     tokenizer = engines.load_tokenizer(name, config)
-    batcher = Batcher(ReasoningEngine(engine, tokenizer.vocabulary), max_active=16)
-    return Driver(name, engine, tokenizer, batcher, unsupported)
+    stepped: SteppedEngine = engine
+    if not able.labels and not able.no_labels:
+        stepped = LabelEngine(engine, able.unsupported, able.limits.get("top_logprobs", MAX_TOPS))
+    batcher = Batcher(ReasoningEngine(stepped, tokenizer.vocabulary), max_active=16)
+    return Driver(name, engine, tokenizer, batcher, able.unsupported, able.no_labels)
 
 
 @pytest.fixture(scope="module", params=["echo", "trtllm", OPENVINO, VLLM, GRPC])
@@ -199,6 +221,64 @@ def test_every_token_has_a_log_probability(driver: Driver) -> None:
             assert token.logprob <= 0
 
 
+LABELS = ("A", "B", " a", "e", ",", " the", " Paris")
+
+
+def vector(deltas: list[Delta]) -> list[float]:
+    (delta,) = deltas
+    assert delta.finish is not None
+    assert delta.extras is not None
+    return [*(delta.extras.vector or ())]
+
+
+def test_labels_have_the_log_probabilities_of_the_next_token(driver: Driver) -> None:
+    prompt = driver.prompts[0]
+    id = driver.submit_labels(prompt)
+    *logprobs, highest = vector(driver.run()[id])
+    assert highest >= max(logprobs)
+    assert highest == pytest.approx(driver.one(prompt, max_new_tokens=1)[0].tokens[0].logprob, abs=0.01) or (
+        driver.name == "echo"
+    )
+    labels = driver.labels(prompt)
+    assert len(labels) > 1
+    if "prompt_logprobs" in driver.unsupported:
+        return
+    for label, logprob in zip(labels, logprobs, strict=True):
+        prefill = driver.one(prompt + label, prompt_logprobs=True, max_new_tokens=1)[0].prefill
+        assert prefill is not None
+        assert logprob == pytest.approx(prefill[-1].logprob, abs=2e-3)
+
+
+def test_labels_and_alternatives_are_the_same_alone_and_in_company(driver: Driver) -> None:
+    alternatives = {} if "top_logprobs" in driver.unsupported else {"top_logprobs": 3}
+    prompts = driver.prompts[:3]
+    alone = {}
+    for prompt in prompts:
+        id = driver.submit_labels(prompt)
+        alone[prompt] = vector(driver.run()[id])
+    tokens = [token for delta in driver.one(prompts[0], **alternatives) for token in delta.tokens]
+    asked = {driver.submit_labels(prompt): prompt for prompt in prompts}
+    streams = [driver.submit(prompts[0], **alternatives) for _ in range(2)]
+    found: dict[int, list[Delta]] = {}
+    for _ in range(2):
+        for delta in driver.batcher.step(timeout=0.5):
+            found.setdefault(delta.id, []).append(delta)
+    asked |= {driver.submit_labels(prompt): prompt for prompt in prompts}
+    gone = driver.submit_labels(prompts[1])
+    driver.batcher.cancel(gone)
+    for id, deltas in driver.run().items():
+        found.setdefault(id, []).extend(deltas)
+    for id, prompt in asked.items():
+        assert vector(found[id]) == pytest.approx(alone[prompt], abs=2e-3)
+    for stream in streams:
+        others = [token for delta in found[stream] for token in delta.tokens]
+        assert [token.id for token in others] == [token.id for token in tokens]
+        for token, other in zip(tokens, others, strict=True):
+            assert [top.id for top in other.top] == [top.id for top in token.top]
+            assert [top.logprob for top in other.top] == pytest.approx([top.logprob for top in token.top], abs=2e-3)
+    assert gone not in found
+
+
 def test_greedy_is_the_same_every_time_alone_and_in_company(driver: Driver) -> None:
     alone = {prompt: ids(driver.one(prompt)) for prompt in driver.prompts}
     started = {driver.submit(prompt): prompt for prompt in driver.prompts * 2}
@@ -234,14 +314,12 @@ def test_unset_seeds_differ(driver: Driver) -> None:
     assert (len(drawn) > 1) == (driver.name != "echo")  # which has one candidate
 
 
-@pytest.mark.parametrize("seeds", [(None, None, None), (1, 2, 3)])
-def test_long_prompts_are_sampled_in_company(driver: Driver, seeds: tuple[int | None, ...]) -> None:
+def test_long_prompts_are_sampled_in_company(driver: Driver) -> None:
     """Each is longer than a step, so that steps compute parts of them beside others' tokens."""
-    if seeds[0] is not None:
-        driver.needs("seed")
+    with_seeds = (None, None, None) if "seed" in driver.unsupported else (1, 2, 3)
     alone, long = ids(driver.one(driver.prompts[0])), driver.prompts[1] + " the" * (2 * STEP)
     sampled = {"do_sample": True, "max_new_tokens": 4, "ignore_eos": True}
-    for _ in range(2):
+    for seeds in ((None, None, None), with_seeds):
         started = [driver.submit(long, **sampled, seed=seed) for seed in seeds]
         neighbour = driver.submit(driver.prompts[0])
         found = driver.run()

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -86,6 +87,37 @@ def test_text_is_that_of_the_standard_library() -> None:
         record = logging.LogRecord("handler.x", logging.WARNING, "x.py", 1, "a %s", ("b",), None)
         record.created, record.msecs = created, created % 1 * 1000
         assert ours.format(record) == theirs.format(record)
+
+
+def test_a_frequent_line_is_that_of_a_record() -> None:
+    """With and without a record, which a handler or a filter of someone else needs."""
+    code = """
+import logging, sys
+from handler.core import log
+log.set_up({})
+logger = logging.getLogger("handler.x")
+class Other(logging.Handler):
+    def emit(self, record):
+        print(record.getMessage(), record.levelno, record.fields)
+def write():
+    log.log_frequent(logger, "%s of %d\\u2028", ("a", 3), lambda: {"b": 4})
+logger.info("%s of %d\\u2028", "a", 3)
+write()
+other = Other()
+logger.addHandler(other)
+write()
+logger.removeHandler(other)
+logger.addFilter(lambda record: False)
+write()
+logger.filters.clear()
+logging.getLogger().handlers[0].setLevel("ERROR")
+write()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, encoding="utf-8")
+    lines = ended.stderr.split("\n")
+    assert [line[24:] for line in lines] == ["INFO handler.x a of 3\u2028"] * 3 + [""]
+    assert all(time.strptime(line[:19], "%Y-%m-%d %H:%M:%S") and line[19] == "," for line in lines[:-1])
+    assert ended.stdout == "a of 3\u2028 20 {'b': 4}\n"
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

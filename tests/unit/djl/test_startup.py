@@ -13,7 +13,7 @@ import pytest
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.djl import partition, startup
-from handler.djl.startup import is_passive, prepare, read_properties, worker_sessions
+from handler.djl.startup import is_passive, note_load, prepare, read_properties, replaces_another, worker_sessions
 from handler.serving import sessions
 from handler.serving.sessions import configured_sessions
 
@@ -391,6 +391,30 @@ def test_sessions_of_a_djl_serving_that_has_ended_are_removed(tmp_path: Path, mo
     assert worker_sessions(given, os.getpid()) == given
     off = read(tmp_path)
     assert worker_sessions(off, os.getpid()) == off
+
+
+def test_a_worker_knows_whether_another_of_its_djl_serving_has_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The record lies beside the socket, and is readable text only if a worker has written it."""
+    record = tmp_path / "djl_sock.9000.loaded"
+    monkeypatch.setattr(sys, "argv", ["worker", "--sock-name", str(tmp_path / "djl_sock.9000")])
+    assert not replaces_another()
+    for content in (b"", b"\xff", b"djl-1-1-1"):
+        record.write_bytes(content)
+        assert not replaces_another()
+        note_load()
+        assert replaces_another()
+    record.unlink()
+    record.mkdir()
+    note_load()
+    assert not replaces_another()
+    assert caplog.messages[0].startswith(f"cannot write {record}, so a worker that replaces this one ")
+    record.rmdir()
+    monkeypatch.setattr(sys, "argv", ["worker", "--port", "9000"])
+    note_load()
+    assert not replaces_another()
+    assert [*tmp_path.iterdir()] == []
 
 
 @pytest.mark.parametrize(

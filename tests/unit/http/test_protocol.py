@@ -197,6 +197,41 @@ def test_a_header_of_a_response_that_contains_another_is_not_sent(header: tuple[
     assert asyncio.run(exchange(app, [b"GET / HTTP/1.1\r\n\r\n"])) == b""
 
 
+_START: dict[str, Any] = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]}
+_BODY: dict[str, Any] = {"type": "http.response.body", "body": b"ab"}
+_PART: dict[str, Any] = {"type": "http.response.body", "body": b"a", "more_body": True}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "refused", "body"),
+    [
+        ([], _BODY, b"Internal Server Error"),
+        ([_START], _START, b""),
+        ([_START, _PART], _START, b"a"),
+        ([_START, _BODY], _START, b"ab"),
+        ([_START, _BODY], _BODY, b"ab"),
+    ],
+)
+def test_a_message_where_another_is_expected_is_refused_and_not_sent(
+    accepted: list[dict[str, Any]], refused: dict[str, Any], body: bytes
+) -> None:
+    errors = list[str]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in accepted:
+            await send(message)
+        try:
+            await send(refused)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    sent = asyncio.run(exchange(app, [b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"]))
+    assert sent.partition(b"\r\n\r\n")[2] == body
+    assert sent.count(b"HTTP/1.1 ") == 1
+    assert len(errors) == 1
+    assert errors[0].startswith(f"the application sent {refused['type']} where ")
+
+
 def test_a_leave_to_continue_does_not_wait() -> None:
     async def story() -> None:
         async with connected(mirror) as connection:

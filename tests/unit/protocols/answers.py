@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -120,6 +121,11 @@ def refused(error: ServingError) -> list[Delta]:
     return [Delta(1, 0, (), Finish.ERROR, error)]
 
 
+def logprobs(num_labels: int) -> list[float]:
+    """Of labels, each half as likely as the one before it, and of a token that is likelier than any."""
+    return [*(-1.0 - number * math.log(2) for number in range(num_labels)), -0.75]
+
+
 def answer(
     schema: str | Dialect, body: Any, script: list[Delta] | None = None, context: ServerContext = CONTEXT
 ) -> HttpResponse:
@@ -138,7 +144,9 @@ def answer(
     for index in range(len(call.requests)):
         call.reply.start(index, 2)
         if script is None and pooling is not None:
-            lines = [Delta(1, 0, (), Finish.STOP, extras=Extras(vector=VECTORS[pooling.kind][index]))]
+            labels = (call.requests[index].pooling or pooling).labels
+            vector = logprobs(len(labels)) if labels else VECTORS[pooling.kind][index]
+            lines = [Delta(1, 0, (), Finish.STOP, extras=Extras(vector=vector))]
         elif script is None:
             lines = [
                 delta

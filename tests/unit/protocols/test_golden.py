@@ -22,6 +22,7 @@ from handler.config.lmi_version import NEWEST, OLDEST
 from handler.core.errors import AnswerTooLong, PromptTooLong
 from handler.core.values import Delta, Finish, Task
 from handler.protocols.anthropic import response as blocks
+from handler.protocols.decisions import systemone
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai import chat, completions
 from handler.protocols.openai import chat as chat_response
@@ -239,7 +240,7 @@ def schema_of(name: str) -> str:
 
 @in_one_test("name", CASES)
 def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for dialect in (chat, completions):
+    for dialect in (chat, completions, systemone):
         monkeypatch.setattr(dialect, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
     monkeypatch.setattr(response, "now", lambda: 1711997861)
     monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")

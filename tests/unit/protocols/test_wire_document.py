@@ -58,6 +58,8 @@ DIALECTS = {
     "[TEI](embeddings.md#teis-routes)": ("tei_embed", "tei_similarity", "tei_rerank", "tei_predict"),
     "[Rerank](embeddings.md#rerank)": ("rerank", "rerank_v2"),
     "[Transcriptions](audio.md)": ("openai_transcriptions", "openai_translations"),
+    "[System One](decisions.md#system-one)": ("systemone",),
+    "[OpenAI's decisions](decisions.md#openais-decisions)": ("openai_decisions",),
     "[vLLM's scores](vllm.md#scores)": ("vllm_score",),
     "[vLLM's pooling](vllm.md#pooling-and-labels)": ("vllm_pooling", "vllm_classify"),
 }

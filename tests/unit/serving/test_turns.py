@@ -154,6 +154,27 @@ def test_a_kind_has_no_more_slots_than_its_own() -> None:
     assert done == ["quick", "slow"]
 
 
+def test_the_slots_of_a_kind_are_limited_while_its_work_comes_and_goes() -> None:
+    running, counts = list[int](), list[int]()
+
+    async def use(turns: Turns, number: int) -> None:
+        async with turns.turn(Flow(), 1, "slow"):
+            running.append(number)
+            counts.append(len(running))
+            for _ in range(1 + number % 3):
+                await asyncio.sleep(0)
+            running.remove(number)
+
+    async def story() -> None:
+        turns = Turns(4, lambda kind: 2 if kind == "slow" else 4)
+        for _ in range(3):  # the second time, no work of this kind is left from the first
+            await asyncio.gather(*(use(turns, number) for number in range(8)))
+            assert max(counts) == 2
+            counts.clear()
+
+    asyncio.run(asyncio.wait_for(story(), PATIENCE))
+
+
 class Machine:
     """Slots, and a meter that is told what each work takes; the one that began first ends first."""
 

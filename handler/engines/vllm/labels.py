@@ -1,0 +1,127 @@
+"""Reads the log-probabilities of labels from vLLM, with one or more short requests for each request with labels."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from handler.core.values import Extras, Finish
+from handler.engines.base import EngineRequest, Output
+from handler.engines.vllm.core import Pending
+
+MAX_IDS = 128
+"""Maximum number of ids whose log-probabilities vLLM returns for a request (MAX_LOGPROB_TOKEN_IDS in
+vllm/sampling_params.py)."""
+
+
+class Part(NamedTuple):
+    """A request to vLLM for some of the labels.
+
+    Attributes:
+        ids: token ids of the prompt.
+        label_ids: labels whose log-probabilities vLLM returns for the next token. They are all in the first columns.
+        label_id: the label at the end of `ids`, if the part scores a prompt instead, or None.
+    """
+
+    ids: Sequence[int]
+    label_ids: Sequence[int] = ()
+    label_id: int | None = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of SamplingParams. Greedy decoding chooses the most likely token."""
+        arguments: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "detokenize": False}
+        if self.label_ids:
+            return {**arguments, "logprob_token_ids": list(self.label_ids)}
+        if self.label_id is not None:
+            return {**arguments, "logprobs": 0, "prompt_logprobs": 0}
+        return {**arguments, "logprobs": 0}
+
+    def pending(self, key: int) -> Pending:
+        return Pending(key, num_tops=len(self.label_ids), prompt_logprobs=None if self.label_id is None else [None])
+
+
+class LabelRequest:
+    """A request with labels: the parts that vLLM has not run yet, and the log-probabilities so far.
+
+    Args:
+        selects_ids: whether vLLM can return the log-probabilities of selected ids. Otherwise each label is scored
+            as the last token of a prompt, which takes one pass for each label.
+    """
+
+    def __init__(self, request: EngineRequest, media: Any, *, selects_ids: bool) -> None:
+        self.request, self.media = request, media
+        self._logprobs: dict[int, float] = {}
+        self._highest = 0.0
+        ids, label_ids = request.ids, request.pooling.label_ids
+        if selects_ids:
+            starts = range(0, len(label_ids), MAX_IDS)
+            self._parts = deque(Part(ids, label_ids[start : start + MAX_IDS]) for start in starts)
+        else:
+            self._parts = deque(Part([*ids, id], label_id=id) for id in label_ids)
+            self._parts.append(Part(ids))
+        self.part = self._parts.popleft()
+
+    def take(self, output: Output) -> Output | None:
+        """Read the output of the current part. Return the output of the request, or None if another part follows."""
+        if output.finish is Finish.ERROR:
+            return output
+        if self.part.label_id is None:
+            self._highest = output.logprobs[0] or 0.0
+            self._logprobs.update(output.tops[0] if output.tops else ())
+        elif output.prompt_logprobs:
+            self._logprobs[self.part.label_id] = output.prompt_logprobs[-1] or 0.0
+        if self._parts:
+            self.part = self._parts.popleft()
+            return None
+        logprobs = [*(self._logprobs[id] for id in self.request.pooling.label_ids), self._highest]
+        return Output(output.key, finish=Finish.STOP, extras=Extras(vector=logprobs))
+
+
+class AlternativesExclusion:
+    """Keeps requests for the log-probabilities of selected ids apart from requests for alternatives.
+
+    If both are in a batch, the V1 model runner returns the selected ids to all requests
+    (`Sampler.forward` in vllm/v1/sample/sampler.py, 0.33). Its V2 model runner has no such problem.
+    """
+
+    def __init__(self) -> None:
+        self._selecting: set[int] = set()
+        self._reporting: set[int] = set()  # running requests for alternatives
+        self._held: dict[int, Callable[[], None]] = {}  # functions that start requests for alternatives
+
+    def select(self, key: int) -> bool:
+        """Return whether a request may select ids now. If so, requests for alternatives wait until it leaves."""
+        if self._reporting or self._held:
+            return False
+        self._selecting.add(key)
+        return True
+
+    def enter(self, key: int, start: Callable[[], None]) -> None:
+        """Start a request for alternatives, now or when the requests that select ids have left."""
+        if self._selecting:
+            self._held[key] = start
+        else:
+            start()
+            self._reporting.add(key)
+
+    def leave(self, key: int) -> list[tuple[int, Exception]]:
+        """Remove a request, and start requests that have waited. Ignore unknown keys.
+
+        Returns:
+            The keys of requests that could not be started, with their errors.
+        """
+        self._held.pop(key, None)
+        self._selecting.discard(key)
+        self._reporting.discard(key)
+        errors: list[tuple[int, Exception]] = []
+        while self._held and not self._selecting:
+            held, start = next(iter(self._held.items()))
+            del self._held[held]
+            try:
+                start()
+            except Exception as error:  # vLLM refuses this request, but the others continue
+                errors.append((held, error))
+            else:
+                self._reporting.add(held)
+        return errors

@@ -1,0 +1,101 @@
+"""The wording of the prompts for decisions, and the labels that stand for the options of a question.
+
+A question is a chat with one user message: the state, a blank line, the question with one line for each option, and
+an instruction to reply with the label of one option. The model's next token is then one of the labels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from string import ascii_uppercase
+from types import MappingProxyType
+from typing import NamedTuple
+
+from handler.core.text import Vocabulary
+from handler.protocols.decisions.values import Kind, Question
+
+PROMPT_VERSION = 1
+"""The version of `WORDING`. It changes with every change of a prompt, because probabilities change too."""
+
+
+class Wording(NamedTuple):
+    """The texts around the parts of a question.
+
+    Attributes:
+        heading: the line with the question's instructions, which a question without instructions omits.
+        option: the line of an option, with its label and its name.
+        described: the line of an option that has a description.
+        yes_no: the labels for true and false.
+        bare: the line for true or false without a criterion.
+        criterion: the line for true or false with a criterion.
+        endings: the last line, by kind of question.
+    """
+
+    heading: str = "Question: {}"
+    option: str = "{}: {}"
+    described: str = "{}: {} - {}"
+    yes_no: tuple[str, str] = ("yes", "no")
+    bare: str = "{}"
+    criterion: str = "{}: {}"
+    endings: Mapping[Kind, str] = MappingProxyType(
+        {
+            Kind.NOUL: "Reply with yes or no only.",
+            Kind.CHOICE: "Reply with the letter of one option only.",
+            Kind.SCORE: "Reply with the number of one level only.",
+        }
+    )
+
+
+WORDING = Wording()
+
+
+def question_text(question: Question, labels: Sequence[str], wording: Wording = WORDING) -> str:
+    """Return the end of a prompt: the question, its options, and the instruction to reply with a label."""
+    lines = [wording.heading.format(question.instructions)] if question.instructions else []
+    for label, option in zip(labels, question.options, strict=True):
+        if question.kind is Kind.NOUL:
+            form = wording.criterion if option.description else wording.bare
+            lines.append(form.format(label, option.description))
+        elif option.description:
+            lines.append(wording.described.format(label, option.name, option.description))
+        else:
+            lines.append(wording.option.format(label, option.name))
+    return "\n".join([*lines, wording.endings[question.kind]])
+
+
+def labels_for(question: Question, vocabulary: Vocabulary | None, wording: Wording = WORDING) -> tuple[str, ...]:
+    """Return a label for each option of a question: yes and no, the numbers of levels, or letters.
+
+    Args:
+        vocabulary: the model's vocabulary, or None if it depends on the prompt.
+
+    Returns:
+        The labels. There are fewer than options if the vocabulary has too few pairs of letters.
+    """
+    number = len(question.options)
+    if question.kind is Kind.NOUL:
+        return wording.yes_no
+    if question.kind is Kind.SCORE:
+        return tuple(map(str, range(number)))
+    if number <= len(ascii_uppercase):
+        return tuple(ascii_uppercase[:number])
+    return _letter_pairs(vocabulary)[:number]
+
+
+_PAIRS = tuple(first + second for first in ascii_uppercase for second in ascii_uppercase)
+
+
+@functools.lru_cache(4)
+def _letter_pairs(vocabulary: Vocabulary | None) -> tuple[str, ...]:
+    """Return the pairs of capital letters that are tokens of the vocabulary.
+
+    Pairs that are tokens only with a space before them come last, because they are single tokens only after a prompt
+    to whose end a tokenizer adds a space.
+    """
+    if vocabulary is None:
+        return _PAIRS
+    pieces = {piece for piece in vocabulary.pieces if len(piece) <= 3}
+    plain = [pair for pair in _PAIRS if pair.encode() in pieces]
+    spaced = [pair for pair in _PAIRS if f" {pair}".encode() in pieces]
+    return tuple(dict.fromkeys([*plain, *spaced]))

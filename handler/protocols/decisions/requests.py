@@ -1,0 +1,254 @@
+"""The requests to the engine for the questions about a state: one for each question, with thinking switched off."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.media import MediaSource
+from handler.core.text import Vocabulary
+from handler.core.values import FieldNames, Pooling, Request, TemplateOptions
+from handler.protocols.assistant.reasoning_families import MESSAGES, Family, choose_family
+from handler.protocols.assistant.template import knows, read_template
+from handler.protocols.assistant.tools.request import AUTO, NONE
+from handler.protocols.decisions.prompts import labels_for, question_text
+from handler.protocols.decisions.values import Question
+from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.messages import check_number, media_part
+from handler.protocols.kernel.readers import show
+from handler.protocols.kernel.texts import TooManyTexts
+
+MAX_PROMPTS = 1 << 24
+"""Maximum number of characters in all prompts of a request, because each question has the whole state before it."""
+
+MAX_SHOWN = 256
+"""Maximum number of images in all prompts of a request."""
+
+
+class State(NamedTuple):
+    """What the questions of a request are about.
+
+    Attributes:
+        field: the client's field that contains it.
+        text: its text.
+        media: the images before the text.
+        placed: maps a string in texts to the image that replaces it.
+        system: the text of a system message, or "" for none.
+    """
+
+    field: str
+    text: str
+    media: tuple[MediaSource, ...] = ()
+    placed: Mapping[str, MediaSource] = MappingProxyType({})
+    system: str = ""
+
+
+def text_of(value: Any) -> str:
+    """Return a JSON value as text. A string stays as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def engine_requests(
+    state: State, questions: Sequence[Question], template: TemplateOptions, context: ServerContext, **fields: Any
+) -> list[Request]:
+    """Return a request for each question.
+
+    Args:
+        fields: further fields of all requests.
+
+    Raises:
+        InvalidPayload: the engine cannot decide, the prompts are too long in total, or a placed image is not used.
+        InvalidField: a question has more options than the model has labels.
+    """
+    if context.no_labels:
+        raise InvalidPayload(f"'questions': the engine {context.engine} cannot decide them: {context.no_labels}")
+    family = _family(context)
+    specials = _special_texts(context.vocabulary)
+    state = state._replace(text=_inert(state.text, specials), system=_inert(state.system, specials))
+    texts = []
+    for question in questions:
+        labels = labels_for(question, context.vocabulary)
+        if len(labels) < len(question.options):
+            raise question.path.refused(
+                f"has {len(question.options)} options; the model's vocabulary has labels for {len(labels)}"
+            )
+        texts.append((labels, _inert(question_text(question, labels), specials)))
+    _check_size(state, questions, [text for _, text in texts])
+    requests = [
+        _request(state, question, labels, text, context)._replace(
+            template=template, read_prompt=functools.partial(_check_closed, family, str(question.path)), **fields
+        )
+        for question, (labels, text) in zip(questions, texts, strict=True)
+    ]
+    _check_placed(state, requests)
+    return requests
+
+
+def _request(state: State, question: Question, labels: tuple[str, ...], end: str, context: ServerContext) -> Request:
+    text = f"{state.text}\n\n{end}" if state.text else end
+    pieces = [*state.media, *question.media, *_pieces(text, state.placed)]
+    media = tuple(piece for piece in pieces if isinstance(piece, MediaSource))
+    check_number(media, context)
+    system = ({"role": "system", "content": state.system},) if state.system else ()
+    content = [_part(piece) for piece in pieces] if media else text
+    last = pieces[-1] if isinstance(pieces[-1], str) else ""
+    return Request(
+        "",
+        messages=(*system, {"role": "user", "content": content}),
+        media=media,
+        pooling=Pooling("labels", labels=labels, suffix=last[-len(end) :]),
+        names=FieldNames(prompt=f"{state.field} with {question.path}"),
+    )
+
+
+def _part(piece: str | MediaSource) -> dict[str, Any]:
+    return media_part(piece) if isinstance(piece, MediaSource) else {"type": "text", "text": piece}
+
+
+def _pieces(text: str, placed: Mapping[str, MediaSource]) -> list[str | MediaSource]:
+    """Split a text at the placeholders of images."""
+    if not placed:
+        return [text]
+    longest_first = sorted(placed, key=len, reverse=True)
+    pieces = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+    placeholders = [placed[piece] if index % 2 else piece for index, piece in enumerate(pieces)]
+    return [piece for piece in placeholders if piece != ""]
+
+
+def _check_size(state: State, questions: Sequence[Question], texts: Sequence[str]) -> None:
+    """Raise TooManyTexts if the prompts of all questions are too long together."""
+    each = len(state.text) + len(state.system)
+    total = each * len(questions) + sum(map(len, texts))
+    if total > MAX_PROMPTS:
+        raise TooManyTexts(
+            f"'{state.field}' and the questions have {total} characters, because the {each} characters of "
+            f"'{state.field}' count once for each of {len(questions)} questions; the maximum is {MAX_PROMPTS}"
+        )
+    shown = (len(state.media) + len(state.placed)) * len(questions) + sum(len(question.media) for question in questions)
+    if shown > MAX_SHOWN:
+        raise TooManyTexts(
+            f"'questions': {shown} images are too many, because the images count once for each of {len(questions)} "
+            f"questions; the maximum is {MAX_SHOWN}"
+        )
+
+
+def _check_placed(state: State, requests: Sequence[Request]) -> None:
+    used = set(map(id, itertools.chain.from_iterable(request.media for request in requests)))
+    for name, source in state.placed.items():
+        if id(source) not in used:
+            raise InvalidPayload(f"{source.name}: no text of the request contains {show(name)}")
+
+
+# -- special tokens in texts: they are data of a third party, and must not end the user's message ----------------------
+
+
+_BREAK = "\u200b"  # an invisible character
+
+
+def _inert(text: str, specials: re.Pattern[str] | None) -> str:
+    """Return a text in which an invisible character splits each special token, so that it is encoded as plain text."""
+    return text if specials is None else specials.sub(lambda match: match[0][0] + _BREAK + match[0][1:], text)
+
+
+@functools.lru_cache(4)
+def _special_texts(vocabulary: Vocabulary | None) -> re.Pattern[str] | None:
+    """Return a pattern that matches the special tokens of a vocabulary, or None if it has none."""
+    texts = [] if vocabulary is None else [text for text in vocabulary.marks if len(text) > 1]
+    return re.compile(_any_of(texts)) if texts else None
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """Return an expression that matches the longest of some texts.
+
+    Each character of a prefix occurs once in it, so a search takes linear time whatever text it searches. A vocabulary
+    may have thousands of special tokens, and a client may send a megabyte of their first characters.
+    """
+    branches = []
+    for _, members in itertools.groupby(sorted(texts), key=lambda text: text[0]):
+        group = [*members]
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(group[0], group[-1], strict=False))
+        prefix = "".join(character for character, _ in same)  # of the first and the last in order, so of all
+        rests = [text[len(prefix) :] for text in group if text != prefix]
+        rest = f"(?:{_any_of(rests)}){'?' if prefix in group else ''}" if rests else ""
+        branches.append(re.escape(prefix) + rest)
+    return "|".join(branches)
+
+
+# -- thinking: a label must be the first token of the reply ------------------------------------------------------------
+
+
+_SWITCHES = ("enable_thinking", "thinking")
+_EFFORT = "reasoning_effort"
+_KNOWS_NONE = re.compile(r"""['"]none['"]""")
+
+
+def template_without_thinking(
+    values: Mapping[str, Any], context: ServerContext
+) -> tuple[TemplateOptions, Sequence[str]]:
+    """Return the options of the chat template, with its switch for thinking set to off.
+
+    Args:
+        values: the client's fields for the template that were read, such as `chat_template_kwargs`.
+
+    Returns:
+        The options, and the names of arguments that the template does not read.
+
+    Raises:
+        InvalidParameter: the client switches thinking on.
+    """
+    arguments = values.get("chat_template_kwargs") or {}
+    for name in _SWITCHES:
+        if arguments.get(name):
+            raise _thinks(f"chat_template_kwargs.{name}={show(arguments[name])}")
+    if arguments.get(_EFFORT, "none") not in (None, "none"):
+        raise _thinks(f"chat_template_kwargs.{_EFFORT}={show(arguments[_EFFORT])}")
+    options, unread = read_template({"chat_template_kwargs": arguments}, (), context)
+    switches: dict[str, Any] = {name: False for name in _SWITCHES if knows(context.chat_template, name)}
+    if knows(context.chat_template, _EFFORT) and _KNOWS_NONE.search(context.chat_template):
+        switches[_EFFORT] = "none"
+    return options._replace(arguments=tuple({**dict(options.arguments), **switches}.items())), unread
+
+
+def _thinks(value: str) -> InvalidParameter:
+    return InvalidParameter(f"{value}: must be off, because the model's next token must be the label of an option")
+
+
+def _family(context: ServerContext) -> Family | None:
+    """Return the family of a model that reasons, or None for other models.
+
+    Raises:
+        InvalidPayload: the model begins each reply with a header, after which it may think.
+    """
+    name = context.config.reasoning
+    family = choose_family(AUTO if name in (NONE, "hf") else name, context.chat_template)
+    if family is not None and family.name in MESSAGES:
+        raise InvalidPayload(
+            f"'questions': the model's replies begin with a header ({family.name}), so the next token is not a label"
+        )
+    has_switch = any(knows(context.chat_template, switch) for switch in _SWITCHES)
+    return family._replace(thinks=False) if family is not None and has_switch else family
+
+
+def _check_closed(family: Family | None, name: str, request: Request, prompt: str) -> Request:
+    """Return the request if the reply to its prompt begins outside of reasoning.
+
+    Args:
+        name: the path of the question.
+
+    Raises:
+        InvalidPayload: the prompt ends within reasoning, or the model always begins with it.
+    """
+    if family is not None:
+        ends_open = family.ends_open(prompt)
+        if ends_open or (ends_open is None and family.thinks):
+            raise InvalidPayload(
+                f"{name}: the model thinks before it replies, and its chat template cannot switch this off, so the "
+                "next token is not a label"
+            )
+    return request

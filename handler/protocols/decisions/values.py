@@ -1,0 +1,95 @@
+"""The values that the dialects for decisions share: questions, their options, and paths in a request body."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Any, NamedTuple
+
+from handler.core.errors import InvalidPayload
+from handler.core.media import MediaSource
+
+
+class Kind(str, Enum):
+    """The type of a question. The values are those of System One."""
+
+    NOUL = "noul"  # whether something is true
+    CHOICE = "choice"
+    SCORE = "score"
+
+
+class InvalidField(InvalidPayload):
+    """Raised for an invalid field of a body.
+
+    Attributes:
+        reason: the message without the path of the field.
+        keys: the path of the field.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}" if path.keys else reason)
+        self.reason = reason
+        self.keys = path.keys
+
+
+_SHOWN = 64  # characters of a client's name in a path
+
+
+class Path(NamedTuple):
+    """The path of a value in a request body, for error messages: names of fields, and indices of lists."""
+
+    keys: tuple[str | int, ...] = ()
+
+    def __str__(self) -> str:
+        text = "".join(f"[{key}]" if isinstance(key, int) else f".{key[:_SHOWN]}" for key in self.keys)
+        return text.removeprefix(".")
+
+    def at(self, *keys: str | int) -> Path:
+        """Return the path of a member of the value."""
+        return Path((*self.keys, *keys))
+
+    def refused(self, reason: str) -> InvalidField:
+        return InvalidField(self, reason)
+
+
+def check_name(name: str, path: Path) -> None:
+    """Check the name of an option, which is part of a line of the prompt.
+
+    Raises:
+        InvalidField: the name is blank, or has a control character or a line break.
+    """
+    if not name.strip():
+        raise path.refused("the name of an option must not be blank")
+    if not name.isprintable() and _CONTROL.search(name):
+        raise path.refused("the name of an option must not have control characters or line breaks")
+
+
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+class Option(NamedTuple):
+    """An option of a question. For true and false, `name` is empty."""
+
+    name: str
+    description: str = ""
+
+
+class Question(NamedTuple):
+    """A question about the state.
+
+    Attributes:
+        path: the path of the question in the body.
+        name: the client's id or name, or None if it has none.
+        instructions: the text of the question, which may be empty.
+        options: the options: true and false, the choices, or the levels of a score from the lowest to the highest.
+        media: images that belong only to this question, and precede its text.
+        values: what the response calls the options, if it repeats them.
+    """
+
+    path: Path
+    name: str | None
+    kind: Kind
+    instructions: str
+    options: tuple[Option, ...]
+    media: tuple[MediaSource, ...] = ()
+    values: tuple[Any, ...] = ()

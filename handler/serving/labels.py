@@ -1,0 +1,108 @@
+"""Finds the token ids of a request's labels, and the part of its prompt that other requests may share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from handler.core.errors import InvalidParameter
+from handler.core.text import Prompt
+from handler.core.values import Request
+from handler.engines.base import Tokenizer
+
+_MAX_TAIL = 32  # tokens at the end of a prompt that can affect how a label is encoded
+_MAX_ADDED = 64  # bytes that the pieces of a prompt's end may have in addition to its text
+_MAX_CACHED = 256  # combinations of a prompt's end and labels
+
+
+class LabelEncoder:
+    """Encodes the labels of requests. Thread-safe.
+
+    Args:
+        tokenizer: the tokenizer of the model.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._cached_ids = functools.lru_cache(_MAX_CACHED)(self._ids_after)
+
+    def encode(self, request: Request, prompt: Prompt) -> Request:
+        """Return the request with `Pooling.label_ids` and `Pooling.num_shared`.
+
+        Raises:
+            InvalidParameter: a label is not a single token after the prompt, or two labels are the same token.
+        """
+        pooling = request.pooling
+        assert pooling is not None, "the request has labels"
+        labels, vocabulary = pooling.labels, prompt.vocabulary
+        if self._tokenizer.vocabulary is None:  # each prompt numbers its words, so the labels get the next numbers
+            ids: Sequence[int | None] = range(len(vocabulary), len(vocabulary) + len(labels))
+        else:
+            ids = self._cached_ids(tail_of(prompt), labels)
+        encoded: dict[int, str] = {}
+        for label, id in zip(labels, ids, strict=True):
+            if id is None:
+                raise InvalidParameter(
+                    f"{request.names.prompt}: the label {label!r} is not a single token of the model"
+                )
+            if id in encoded:
+                raise InvalidParameter(
+                    f"{request.names.prompt}: the labels {encoded[id]!r} and {label!r} are the same token of the model"
+                )
+            encoded[id] = label
+        num_shared = _num_shared(prompt, pooling.suffix)
+        return request._replace(pooling=pooling._replace(label_ids=tuple(encoded), num_shared=num_shared))
+
+    def _ids_after(self, tail: tuple[int, ...], labels: tuple[str, ...]) -> tuple[int | None, ...]:
+        """Return the id of the only token that each label adds after `tail`, or None for other labels.
+
+        As in vLLM, a label counts only if it leaves the tokens before it unchanged
+        (vllm/entrypoints/generate/label_reads.py).
+        """
+        vocabulary = self._tokenizer.vocabulary
+        assert vocabulary is not None, "the model has a vocabulary"
+        text = vocabulary.decode(tail)
+        before = self._tokenizer.encode(text).ids
+        if tail and tail[-1] not in before[-2:]:  # the last may be an end token that the tokenizer adds
+            return (None,) * len(labels)
+        return tuple(_added(before, self._tokenizer.encode(text + label).ids) for label in labels)
+
+
+def tail_of(prompt: Prompt) -> tuple[int, ...]:
+    """Return the last ids of a prompt, beginning after its last special token."""
+    last = prompt.ids[-_MAX_TAIL:]
+    special = prompt.vocabulary.special
+    start = next((at for at in range(len(last), 0, -1) if last[at - 1] in special), 0)
+    return tuple(last[start:])
+
+
+def _added(before: list[int], after: list[int]) -> int | None:
+    """Return the only id that `after` has in addition to `before`, or None if there are other differences."""
+    pairs = enumerate(zip(before, after, strict=False))
+    at = next((at for at, (first, second) in pairs if first != second), len(before))
+    return after[at] if after[at + 1 :] == before[at:] and len(after) > at else None
+
+
+def _num_shared(prompt: Prompt, suffix: str) -> int:
+    """Return the number of tokens before the last occurrence of `suffix`, or 0 if the template has changed its text.
+
+    The tokens are searched from the end, so the result does not depend on the questions of other requests.
+    """
+    start = prompt.text.rfind(suffix) if suffix else -1
+    if start < 0:
+        return 0
+    num_bytes = len(prompt.text[start:].encode()) + _MAX_ADDED
+    pieces = list[bytes]()
+    for id in reversed(prompt.ids):
+        pieces.append(prompt.vocabulary.pieces[id])
+        num_bytes -= len(pieces[-1])
+        if num_bytes <= 0:
+            break
+    before = b"".join(reversed(pieces)).rfind(suffix.encode())  # bytes of the pieces before the suffix
+    num_shared = len(prompt.ids) - len(pieces)
+    for piece in reversed(pieces):
+        before -= len(piece)
+        if before < 0:
+            break
+        num_shared += 1
+    return min(num_shared, len(prompt.ids) - 1)
