@@ -35,7 +35,7 @@ from handler.http.inference import (
     shows,
 )
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
-from handler.http.security import ADMITTED, OPEN, Access, AdmittedHead, AllowedHosts, ApiKeys, Cors, read_access
+from handler.http.security import OPEN, Access, AdmittedHead, AllowedHosts, ApiKeys, Cors, read_access
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
 from handler.protocols import registry
@@ -123,12 +123,12 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "only HTTP requests are supported"
         memo = scope["extensions"][EXCHANGE].memo
-        if memo is not None and ADMITTED in memo:
-            memo[ADMITTED].apply_to(scope)
+        if memo is not None and self in memo:
+            memo[self].apply_to(scope)
         elif not await self._admits(scope, send):
             return
-        elif memo is not None:
-            memo[ADMITTED] = AdmittedHead(scope, has_keys=self._keys.are_checked)
+        elif memo is not None:  # for this application only, because another one may admit other clients
+            memo[self] = AdmittedHead(scope, has_keys=self._keys.are_checked)
         await self._inner(scope, receive, send)
 
     async def _admits(self, scope: Scope, send: Send) -> bool:

@@ -67,7 +67,7 @@ class RequestHead(NamedTuple):
     version: str
     keep_alive: bool
     expects_continue: bool
-    memo: dict[str, Any] | None = None
+    memo: dict[object, Any] | None = None
 
 
 class RepeatedHead:

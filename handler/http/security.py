@@ -330,7 +330,7 @@ class Cors:
     """
 
     def __init__(self, origins: Set[str]) -> None:
-        self._origins = origins
+        self._origins = frozenset(origins)
         self._any = ANY_ORIGIN in origins
         self._vary: Headers = [] if self._any else [(b"vary", b"origin")]
 
@@ -387,10 +387,6 @@ class Cors:
 
 
 # -- heads that come again ---------------------------------------------------------------------------------------------
-
-
-ADMITTED = "admitted"
-"""Name of the `AdmittedHead` in the memo of a head."""
 
 
 class AdmittedHead:

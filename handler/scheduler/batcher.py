@@ -260,9 +260,9 @@ class OwnerQueues(Generic[Item]):
 
     def newest_of_largest(self, owner: str) -> int | None:
         """Return the id of the newest item of the owner with the most items, or None if `owner` would have as many with
-        another item.
+        another item. Among owners with as many items, the one whose turn is last loses an item, as in `FairQueue`.
         """
-        largest = max(self._queues, key=lambda other: len(self._queues[other]), default=owner)
+        largest = max(reversed(self._queues), key=lambda other: len(self._queues[other]), default=owner)
         if largest == owner or len(self._queues[largest]) <= len(self._queues.get(owner, ())) + 1:
             return None
         return next(id for id, other in reversed(self._owners.items()) if other == largest)

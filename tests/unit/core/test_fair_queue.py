@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from handler.core.fair_queue import FairQueue, OwnerTurns
+from handler.scheduler.batcher import OwnerQueues
 
 
 def taken(queue: FairQueue[str]) -> list[str | None]:
@@ -125,3 +126,11 @@ def test_an_owner_without_entries_has_no_turn() -> None:
     turns.drop_empty("bob")
     turns.drop_empty("carol")
     assert list(turns) == ["carol"]
+
+
+def test_of_owners_with_as_much_the_one_whose_turn_is_last_loses_in_each_queue() -> None:
+    fair, queues = FairQueue[int](capacity=6), OwnerQueues[int]()
+    for number, owner in enumerate("ababab"):
+        fair.put("flow", number, owner)
+        queues.add(number, 0, number, owner)
+    assert queues.newest_of_largest("c") == fair.put("flow", 6, "c") == 5
