@@ -418,7 +418,7 @@ def contradiction(first: str, value: str, second: str, other: str) -> Problem:
 
 
 def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
-    names = sorted(name for name in environ if name.startswith(SM_VLLM))
+    names = sorted(name for name in environ if name.startswith(SM_VLLM) and not _is_empty_array(environ[name]))
     owns = [of_vllms_variable(name, environ[name]) for name in names]
     set_names = {item.name for item in owns} | ({"OPTION_LLM_ENGINE"} if engine else set())
     if names:
@@ -435,14 +435,40 @@ def of_vllms_variable(name: str, value: str) -> Own:
         key, value = key.removeprefix("no_"), json.dumps(value.lower() == "false")
     for option in KNOWN.get(f"option.{key}", ()):
         if not option.engines or "vllm" in option.engines:
-            key, value = option.key.removeprefix("option."), _joined(value)
+            key = option.key.removeprefix("option.")
+            value = value if key in _READ_AS_ARRAYS and value.startswith("[") else _joined(value)
     return Own(name, f"OPTION_{key.upper()}", value)
 
 
+_READ_AS_ARRAYS = ("lora_modules",)
+"""Options that accept a JSON array of strings, whose elements commas would not separate."""
+
+
+def _is_empty_array(value: str) -> bool:
+    """Return whether a value is an empty JSON array, for which AWS's vLLM image omits the argument."""
+    return value.startswith("[") and not value.strip("[] \n")
+
+
 def _joined(value: str) -> str:
-    """Join a JSON array of strings with commas, as the handler options expect. Other values are returned unchanged."""
+    """Join a JSON array of strings with commas, as the handler options expect, and JSON objects to a JSON array.
+
+    AWS's vLLM image passes each element of an array, and each of several objects, as an argument of its own. Other
+    values are returned unchanged.
+    """
     try:
+        if value.startswith("{"):
+            return _as_array(value)
         items = read_json(value) if value.startswith("[") else None
     except ValueError:
         return value
     return ",".join(items) if items and all(isinstance(item, str) for item in items) else value
+
+
+def _as_array(text: str) -> str:
+    """Return several JSON objects, separated by white space, as a JSON array, and a single object as it is."""
+    decoder, items, position = json.JSONDecoder(), [], 0
+    while position < len(text):
+        item, position = decoder.raw_decode(text, position)
+        items.append(item)
+        position += len(text) - position - len(text[position:].lstrip())
+    return text if len(items) == 1 else json.dumps(items)

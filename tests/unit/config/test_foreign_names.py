@@ -307,6 +307,13 @@ def reading(environ: dict[str, str], *overrides: str) -> Reading:
         ({"SM_VLLM_NO_ENABLE_PREFIX_CACHING": "true"}, {"enable_prefix_caching": False}),
         ({"SM_VLLM_TENSOR_PARALLEL_SIZE": "2", "SM_VLLM_MAX_NUM_SEQS": "7"}, {"max_rolling_batch_size": 7}),
         ({"SM_VLLM_SERVED_MODEL_NAME": '["a", "b"]'}, {"served_model_name": ("a", "b")}),
+        ({"SM_VLLM_MODEL": "a/b", "SM_VLLM_SERVED_MODEL_NAME": "[]"}, {"served_model_name": None}),
+        (
+            {"SM_VLLM_LORA_MODULES": '{"name": "a", "path": "/a"}  {"name": "b", "path": "/b"}'},
+            {"lora_modules": {"a": "/a", "b": "/b"}},
+        ),
+        ({"SM_VLLM_LORA_MODULES": '["a=/a", "b=/b"]'}, {"lora_modules": {"a": "/a", "b": "/b"}}),
+        ({"SM_VLLM_LIMIT_MM_PER_PROMPT": '{"image": 2}'}, {"openai_compat": True}),
         ({"SM_VLLM_MODEL": "a/b"}, {"openai_compat": True}),
         ({"SM_VLLM_OPENAI_COMPAT": "false"}, {"openai_compat": False}),
         ({"SM_VLLM_MAX_NUM_SEQS": "7", "OPTION_ROLLING_BATCH": "trtllm"}, {"engine": "trtllm"}),
