@@ -288,6 +288,13 @@ def test_the_state_counts_once_for_each_question() -> None:
         requests({"state": "x", **image, "questions": {str(number): NOUL for number in range(30)}}, SIGHTED)
 
 
+def test_the_copies_of_the_state_count_as_memory() -> None:
+    for context in (CONTEXT, SIGHTED):
+        images = {} if context is CONTEXT else {"images": [PIXEL]}
+        body = {"state": "x" * 1000, "questions": {str(number): NOUL for number in range(20)}, **images}
+        assert 20_000 < SYSTEM_ONE.parse(body, context).num_repeated < 40_000
+
+
 @in_one_test(
     ("body", "words"),
     [
