@@ -141,7 +141,7 @@ _OF_THE_HUB = re.compile(
 """Variables HF_X that huggingface_hub and its libraries read (huggingface_hub/constants.py)."""
 
 _FAMILIES = ("SM_", "HF_", "LLAMA_ARG_", "SAGEMAKER_TRITON_", "MIES_", "MINDIE_")
-"""Prefixes of the variables of other servers. A variable with such a prefix is never passed over."""
+"""Prefixes of the variables of other servers. A variable with such a prefix is never ignored silently."""
 
 _SHORTEST = 8  # letters of a variable of TGI for which a similar name is a slip of the pen
 
