@@ -199,7 +199,7 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
         }
     if any(entry.texts for entry in described):
         content["text/plain"] = {"schema": {"type": "string"}}
-    forms = [ref(dialect.description.request) for dialect in dialects if dialect.forms]
+    forms = [dialect.description.form or ref(dialect.description.request) for dialect in dialects if dialect.forms]
     titles = ", ".join(entry.title for entry in described)
     group, summary = INFERENCE.get(path, (next(iter(GROUPS)), "Generate a response"))
     return {

@@ -11,6 +11,7 @@ from handler.protocols.assistant.template import READERS
 from handler.protocols.decisions.formulas import Reading, read
 from handler.protocols.decisions.requests import State, engine_requests, template_without_thinking
 from handler.protocols.decisions.values import Question
+from handler.protocols.kernel.body import value_size
 from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.parameters import PARAMETERS, Parameter, Table, read_all, unsupported
@@ -85,7 +86,9 @@ class DecisionDialect(OpenAiDialect):
         }
         requests = engine_requests(state, questions, template, context, **fields)
         ignored = self.ignored(body, context, *unknown, *unread)
-        return self.respond(requests, questions, model)._replace(ignored=ignored)
+        parsed = self.respond(requests, questions, model)
+        contents = (message["content"] for request in requests for message in request.messages)
+        return parsed._replace(ignored=ignored, num_repeated=sum(map(value_size, contents)))
 
     @abstractmethod
     def read_state(self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]) -> State:

@@ -68,6 +68,8 @@ def engine_requests(
     """
     if context.no_labels:
         raise InvalidPayload(f"'questions': the engine {context.engine} cannot decide them: {context.no_labels}")
+    if context.vocabulary is not None and not context.chat_template:
+        raise InvalidPayload("'questions': the model has no chat template; set option.chat_template")
     family = _family(context)
     specials = _special_texts(context.vocabulary)
     state = state._replace(text=_inert(state.text, specials), system=_inert(state.system, specials))

@@ -105,6 +105,10 @@ class SystemOneDialect(DecisionDialect):
             "questions": {"complaint": {"type": "noul", "instructions": "Is this a complaint?"}},
         },
         response=SystemOneResponse,
+        form=record(
+            {_FORM: {**TEXT, "description": "The JSON document, whose assets name the parts with their images"}},
+            additionalProperties={"type": "string", "format": "binary"},
+        ),
     )
 
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:

@@ -21,6 +21,7 @@ from handler.core.values import Request
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.reply import PreparedDocument, Reply
+from handler.protocols.kernel.schema import Shape
 from handler.protocols.kernel.stored import Wanted
 
 
@@ -64,8 +65,8 @@ class ParsedRequest(NamedTuple):
         take_prompt: passes the prompt to a reply that needs only the prompt and not the engine, even if the prompt is
             too long for the model. It may be called on any thread. It is None if the engine creates the response.
         stops: the `Request.id` of requests that this request stops, or "".
-        num_repeated: the number of bytes of the request, apart from prompts and parameters, that the response repeats.
-            Bytes that it repeats n times count n times.
+        num_repeated: the number of bytes of the request, apart from prompts and parameters, that the response repeats,
+            or that the prompts of several requests repeat. Bytes that are repeated n times count n times.
         end: called when the request has finished, in whichever way. It ends what the reply has begun in the server.
     """
 
@@ -101,6 +102,7 @@ class Description(NamedTuple):
         streams: the content types of streams, each of which frames values differently.
         refuses_in_frame: whether a refused request for a stream gets `failure`, framed as in the stream.
         texts: whether a non-streaming response may also be plain text.
+        form: the schema of a form, if it differs from that of a JSON body.
     """
 
     title: str
@@ -114,6 +116,7 @@ class Description(NamedTuple):
     streams: tuple[str, ...] = ()
     refuses_in_frame: bool = False
     texts: bool = False
+    form: Shape | None = None
 
 
 class BinaryBody(NamedTuple):

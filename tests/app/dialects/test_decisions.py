@@ -21,7 +21,7 @@ DOT = base64.b64decode(
 )
 NOUL = {"type": "noul", "instructions": "Is it urgent?"}
 
-TYPESAFE = {
+TYPESAFE: dict[str, Any] = {
     "state": {"t": "hi"},
     "model": "jev-latest",
     "questions": {
@@ -32,7 +32,7 @@ TYPESAFE = {
 }
 """typesafe-sdk 0.7.5's body; that of @ai-sdk/typesafe-ai 3.0.0 has the same fields."""
 
-VERCEL = {
+VERCEL: dict[str, Any] = {
     "model": "m",
     "input": [
         {
@@ -62,7 +62,7 @@ VERCEL = {
 }
 """The body of @ai-sdk/openai 4.0.118."""
 
-LANGCHAIN = {
+LANGCHAIN: dict[str, Any] = {
     "model": "m",
     "input": [{"role": "user", "content": "h"}, {"role": "user", "content": "t"}],
     "questions": [{"type": "predicate", "name": "u", "instructions": "Urgent?"}],
@@ -143,7 +143,7 @@ def test_invocations_reads_both_apis_in_every_mode(mode: str) -> None:
 
 
 def test_equal_requests_have_equal_numbers_alone_and_among_others(server: AppServer) -> None:
-    alone = ask(server, "/v1/systemone", {**TYPESAFE, "questions": {"n": TYPESAFE["questions"]["n"]}})  # type: ignore[index]
+    alone = ask(server, "/v1/systemone", {**TYPESAFE, "questions": {"n": TYPESAFE["questions"]["n"]}})
     among = ask(server, "/v1/systemone", TYPESAFE)
     assert alone["answers"]["n"] == among["answers"]["n"]
 

@@ -21,7 +21,7 @@ from tests.unit.protocols.answers import value
 SYSTEM_ONE, DECISIONS = ROUTES["/v1/systemone"], ROUTES["/v1/decisions"]
 NOUL = {"type": "noul", "instructions": "Is it urgent?"}
 PREDICATE = {"type": "predicate", "instructions": "It is urgent."}
-CONTEXT = ServerContext("openvino")
+CONTEXT = ServerContext("openvino", chat_template="{{ messages }}")
 SIGHTED = replace(CONTEXT, no_media={"image": ""})
 PIXEL = "data:image/png;base64,AAAA"
 
@@ -288,6 +288,13 @@ def test_the_state_counts_once_for_each_question() -> None:
         requests({"state": "x", **image, "questions": {str(number): NOUL for number in range(30)}}, SIGHTED)
 
 
+def test_the_copies_of_the_state_count_as_memory() -> None:
+    for context in (CONTEXT, SIGHTED):
+        images = {} if context is CONTEXT else {"images": [PIXEL]}
+        body = {"state": "x" * 1000, "questions": {str(number): NOUL for number in range(20)}, **images}
+        assert 20_000 < SYSTEM_ONE.parse(body, context).num_repeated < 40_000
+
+
 @in_one_test(
     ("body", "words"),
     [
@@ -362,6 +369,8 @@ def test_harmony_and_engines_without_labels_are_refused() -> None:
         request_of(NOUL, context=harmony)
     with pytest.raises(InvalidPayload, match="the engine grpc cannot decide them: no"):
         request_of(NOUL, context=ServerContext("grpc", no_labels="no"))
+    with pytest.raises(InvalidPayload, match="'questions': the model has no chat template"):
+        request_of(NOUL, context=ServerContext("openvino", vocabulary=Vocabulary([b"a"])))
 
 
 # -- models and routes -------------------------------------------------------------------------------------------------
