@@ -6,6 +6,7 @@ nothing is lost on the way through a host.
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ class Row(NamedTuple):
 
 
 JSON = {"content-type": "application/json"}
+_GZIP = {**JSON, "content-encoding": "gzip"}
 _FUNCTION = {"type": "function", "function": {"name": "f"}}
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 UNICODE = 'é 日本語 🙂 👩\u200d🚀 עברית "quoted" back\\slash a\u0301 \U00020000 a\u2028b c\x85d <b>'
@@ -81,6 +83,11 @@ def header(name: str, status: int, says: str, **headers: str) -> Row:
     return send(name, status, says, _ASK, {**JSON, **{key.replace("_", "-"): text for key, text in headers.items()}})
 
 
+def _decision(question: Any) -> dict[str, Any]:
+    """A body of System One."""
+    return {"state": "a", "questions": {"q": question}}
+
+
 _ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
 NO_ADAPTERS = "the engine echo serves no LoRA adapters: it was started without option.enable_lora=true"
 # Names that DJL's protocol itself uses, in its own spelling.
@@ -96,7 +103,9 @@ ENVELOPE = (
     send("plain text", 200, " a ü 🙂" * 10, "a ü 🙂".encode(), {"content-type": "text/plain"}),
     send("plain text in another charset", 424, "not UTF-8", "a ü".encode("latin-1"), {"content-type": "text/plain"}),
     send("unsupported media", 415, "'text/csv'", b"a,b", {"content-type": "text/csv"}),
-    send("unsupported encoding", 415, "'gzip'", _ASK, {**JSON, "content-encoding": "gzip"}),
+    send("gzip", 200, " a b a", gzip.compress(json.dumps(_ASK).encode(), mtime=0), _GZIP),
+    send("not gzip", 424, "not compressed as its Content-Encoding says", _ASK, _GZIP),
+    send("unsupported encoding", 415, "'br'", _ASK, {**JSON, "content-encoding": "br"}),
     header("session header", 400, "stateful sessions not enabled", X_Amzn_SageMaker_Session_Id="NEW_SESSION"),
     send("session's call", 400, "stateful sessions not enabled", {"requestType": "NEW_SESSION"}),
     send("session's call with inputs", 400, "must have no other fields", {"requestType": "CLOSE", "inputs": "a"}),
@@ -115,6 +124,9 @@ ENVELOPE = (
     send("NaN", 424, "NaN", b'{"inputs": "a", "parameters": {"temperature": NaN}}'),
     send("lone surrogate", 424, "surrogate", b'{"inputs": "\\ud800"}'),
     send("text after the document", 424, "not valid JSON", b'{"inputs": "a"} more'),
+    send("decision", 200, "a", _decision({"type": "choice", "instructions": "Which?", "criteria": {"a": None}})),
+    send("decision refused", 422, "questions.q.type: ", _decision({"type": "essay"})),
+    send("decision in OpenAI's form, refused", 400, "questions: must be", {"input": "a", "questions": []}),
     send("missing inputs", 424, "no 'inputs'", {"parameters": {}}),
     send("empty inputs", 424, "'inputs' must be", {"inputs": ""}),
     send("inputs without tokens", 424, "'inputs' has no tokens", {"inputs": "   "}),
@@ -286,6 +298,7 @@ ROLLING = (
     routed("openai chat, stream", "/v1/chat/completions", 200, " user: a", {**_TALK, **_USAGE}),
     routed("openai chat, no such model", "/v1/chat/completions", 404, "other", {**_TALK, "model": "other"}),
     routed("openai chat, a completion", "/v1/chat/completions", 400, "'messages'", {"prompt": "a"}),
+    routed("decision", "/v1/systemone", 200, "a", _decision({"type": "choice", "criteria": {"a": None}})),
     routed("openai completions", "/v1/completions", 200, " a b a", {"prompt": "a b", "max_tokens": 3}),
     routed("tgi", "/", 200, "a b a b a", _ASK),
     routed("tgi generate", "/generate", 200, " a b a", _ASK),

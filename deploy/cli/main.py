@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from pkgutil import resolve_name
 
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from deploy.aws import as_deploy_error
-from deploy.cli import adopt, batch, doctor, down, export, iam, invoke, local, operate, plan, up
 from deploy.cli.views import for_terminal
 from deploy.errors import DeployError
 from handler.core.command_line import Parser, add_installed
 
-COMMANDS: dict[str, Callable[[Any], None]] = {
-    "adopt": adopt.add,
-    "plan": plan.add,
-    "up": up.add,
-    "status": operate.add_status,
-    "logs": operate.add_logs,
-    "invoke": invoke.add,
-    "stream": invoke.add_stream,
-    "chat": invoke.add_chat,
-    "scale": operate.add_scale,
-    "update": up.add_update,
-    "promote": up.add_promote,
-    "down": down.add,
-    "batch": batch.add,
-    "export": export.add,
-    "iam": iam.add,
-    "doctor": doctor.add,
-    "local": local.add,
-    "schema": plan.add_schema,
+COMMANDS = {
+    "adopt": "deploy.cli.adopt:add",
+    "plan": "deploy.cli.plan:add",
+    "up": "deploy.cli.up:add",
+    "status": "deploy.cli.operate:add_status",
+    "logs": "deploy.cli.operate:add_logs",
+    "invoke": "deploy.cli.invoke:add",
+    "stream": "deploy.cli.invoke:add_stream",
+    "chat": "deploy.cli.invoke:add_chat",
+    "scale": "deploy.cli.operate:add_scale",
+    "update": "deploy.cli.up:add_update",
+    "promote": "deploy.cli.up:add_promote",
+    "down": "deploy.cli.down:add",
+    "batch": "deploy.cli.batch:add",
+    "export": "deploy.cli.export:add",
+    "iam": "deploy.cli.iam:add",
+    "doctor": "deploy.cli.doctor:add",
+    "local": "deploy.cli.local:add",
+    "schema": "deploy.cli.plan:add_schema",
 }
-"""Maps each command, in the order of the help, to the function that adds its parser and sets `run`."""
+"""Maps each command, in the order of the help, to the function that adds its parser and sets `run`.
+
+The modules are imported when they are needed. All of them together take a second.
+"""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
-    arguments = make_parser(prog).parse_all(sys.argv[1:] if argv is None else argv)
+    words = sys.argv[1:] if argv is None else argv
+    arguments = make_parser(prog, next(iter(words), "")).parse_all(words)
     try:
         return int(arguments.run(arguments))
     except (BotoCoreError, ClientError, ResponseParserError) as error:
@@ -68,17 +71,21 @@ class _AnyOrder(Parser):
             self._within = False
 
 
-def make_parser(prog: str) -> Parser:
+def make_parser(prog: str, command: str = "") -> Parser:
+    """Create the parser for a built-in command, or for all commands if there is no such command."""
     parser = Parser(prog=prog, description="Deploy a model to a SageMaker endpoint, and send requests to it.")
-    add_commands(parser)
+    add_commands(parser, command)
     return parser
 
 
-def add_commands(parser: argparse.ArgumentParser) -> None:
-    """Add the parsers of all built-in and installed commands."""
+def add_commands(parser: argparse.ArgumentParser, command: str = "") -> None:
+    """Add the parser of a built-in command, or those of all built-in and installed commands."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_AnyOrder)
+    if command in COMMANDS:
+        resolve_name(COMMANDS[command])(commands)
+        return
     for add in COMMANDS.values():
-        add(commands)
+        resolve_name(add)(commands)
     add_installed(commands, "lmi.deploy.commands")
 
 

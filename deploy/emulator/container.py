@@ -9,6 +9,7 @@ import importlib.util
 import os
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,9 +159,10 @@ class ContainerProcess:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
-            try:
-                await asyncio.wait_for(self._wait(), seconds)
-            except asyncio.TimeoutError:
+            deadline = time.monotonic() + seconds  # until Python 3.12, `asyncio.wait_for` may ignore a cancellation
+            while self._process.returncode is None and time.monotonic() < deadline:
+                await asyncio.sleep(_LOOK)
+            if self._process.returncode is None:
                 self._show(f"still running {seconds:g} s after SIGTERM, so it is killed with SIGKILL, as on SageMaker")
         self.kill()
         status = await self._wait()

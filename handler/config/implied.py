@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from handler.config import lmi_version
 from handler.config.engines import LLM_ENGINES
+from handler.config.options.images import PREFIXES
 from handler.config.options.names import SM_VLLM
 from handler.config.options.tables import BY_ROLLING_BATCH, ROLLING_BATCHES, TASKS, engine_name
 from handler.config.sources import Setting
@@ -26,7 +27,7 @@ def as_lmi_reads(
 ) -> list[Setting]:
     """Add settings that other settings imply in LMI. Drop or override settings that have a different meaning in LMI.
 
-    The DJL Serving version, async mode, and variables of AWS's vLLM image imply the LMI release. An LMI module in
+    The DJL Serving version, async mode, and variables of AWS's other images imply the LMI release. An LMI module in
     option.entryPoint implies the engine. In async mode, Java does not batch, and requires option.rolling_batch=disable.
     In other modes, a batch_size above 1 selects dynamic batching, and option.rolling_batch then selects only the
     engine.
@@ -100,7 +101,7 @@ def _dynamic_batch(last: Mapping[str, Setting]) -> Setting | None:
 
 def _release(mode: Setting | None, environ: Mapping[str, str], djl: str) -> Iterator[Setting]:
     """Yield implied settings of option.lmi_version, in order of increasing precedence. The option overrides them."""
-    for name in sorted(name for name in environ if name.startswith(SM_VLLM))[:1]:
+    for name in sorted(name for name in environ if name.startswith((SM_VLLM, *PREFIXES)))[:1]:
         yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), f"environment variable {name}")
     if mode is not None:
         yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), mode.origin)

@@ -231,7 +231,8 @@ class _Reader:
             if name.is_near or strict == "error":
                 self._problems.append(Problem(name.origin, name.key, name.message))
             else:
-                dropped.append(name.origin if name.key in name.origin else f"{name.key} ({name.origin})")
+                hint = f" (did you mean {name.hint}?)" if name.hint else ""
+                dropped.append((name.origin if name.key in name.origin else f"{name.key} ({name.origin})") + hint)
         if dropped:
             yield _without(", ".join(dropped), f"no option has this name; {_UNKNOWN_OPTIONS}=error refuses such names")
 

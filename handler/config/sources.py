@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import javaproperties
 
-from handler.config.environment import key_variables
-from handler.config.options import ENVIRONMENT, KNOWN
+from handler.config.environment import key_variables, model_path
+from handler.config.options import ENVIRONMENT, KNOWN, images
 from handler.config.options.names import (
     KEY_VARIABLES,
     KEYS,
@@ -27,6 +27,7 @@ from handler.config.options.names import (
     is_unknown,
     key_of,
     translate,
+    unfamiliar,
     unknown_variable,
 )
 from handler.config.options.option import dotted_value, redacted
@@ -194,7 +195,7 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Unknown]:
 
 def from_foreign_variables(
     environ: Mapping[str, str], engine: str, *, java: bool = False
-) -> Iterator[Setting | Problem | Note]:
+) -> Iterator[Setting | Problem | Note | Unknown]:
     """Yield the settings from the environment variables of other servers, and problems with those that protect one.
 
     Args:
@@ -209,11 +210,22 @@ def from_foreign_variables(
         if environ.get(name):
             yield Note(name, f"on SageMaker, clients cannot send a key; {KEYS} would require one")
             environ = {other: value for other, value in environ.items() if other != name}
+    yield from unfamiliar(environ)
     for item in translate(environ, engine):
         if not isinstance(item, Own):
             yield item
         elif item.name not in environ and item.name not in SECRET:
-            yield Setting(key_of(item.name), item.value, f"environment variable {item.foreign}")
+            value = _model_in(item.value) if item.foreign == images.MODEL_DIR else item.value
+            yield Setting(key_of(item.name), value, f"environment variable {item.foreign}")
+    name = "" if environ.keys() & images.MODELS else images.first_of(environ)
+    file = images.first_gguf(model_path(environ)) if name else None
+    if file is not None:
+        yield Setting("option.model_id", str(file), f"environment variable {name}")
+
+
+def _model_in(directory: str) -> str:
+    """Return the model that llama.cpp's image serves from a directory, or the directory if it contains none."""
+    return str(images.first_gguf(Path(directory)) or directory)
 
 
 def _unchecked(name: str) -> Problem:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
@@ -78,6 +78,37 @@ class Begun(Coroutine[Any, Any, T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError("this coroutine must be run by a task")
+
+
+async def wait_for(awaitable: Awaitable[T], seconds: float) -> T:
+    """Wait for a result as `asyncio.wait_for` does since Python 3.12, and cancel the awaitable after `seconds`.
+
+    Before, `asyncio.wait_for` ignored a cancellation that arrived together with the result (python/cpython#81839). A
+    task that only a cancellation ends would then run forever.
+
+    Raises:
+        asyncio.TimeoutError: there was no result in time.
+    """
+    future = asyncio.ensure_future(awaitable)
+    try:
+        await asyncio.wait({future}, timeout=seconds)
+    except asyncio.CancelledError:
+        await _cancel(future)
+        raise
+    if future.done():
+        return future.result()
+    await _cancel(future)
+    if future.cancelled():
+        raise asyncio.TimeoutError
+    return future.result()  # it ended in spite of the cancellation
+
+
+async def _cancel(future: asyncio.Future[Any]) -> None:
+    """Cancel a future, and wait until it has ended."""
+    future.cancel()
+    await asyncio.wait({future})
+    if not future.cancelled():
+        future.exception()  # otherwise the event loop would log that nobody retrieved it
 
 
 def has_unread(transport: asyncio.BaseTransport) -> bool:

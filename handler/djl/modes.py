@@ -22,6 +22,7 @@ from handler.core.errors import (
     serving_error,
 )
 from handler.core.framing import JSON, dumps
+from handler.core.loop import wait_for
 from handler.djl.batches import (
     DynamicBatch,
     Item,
@@ -192,7 +193,7 @@ class _Stepped:
     def _change_adapter(self, inputs: Input, change: str) -> Output:
         try:
             with self._loop.lock:
-                call = asyncio.wait_for(self._adapters.answer(inputs, change), self._seconds)
+                call = wait_for(self._adapters.answer(inputs, change), self._seconds)
                 done, value = self._loop.run(call)
             return output(dumps(value), _JSON, message=on_one_line(done))
         except asyncio.TimeoutError:

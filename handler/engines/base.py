@@ -251,6 +251,23 @@ class EngineRequest(NamedTuple):
         return None if self.media is None else self.media.read()
 
 
+def pack_step(step: Step) -> tuple[Any, ...]:
+    """Return a step as plain values, as `pack` does for a request."""
+    keys, ids, logprobs, others = step
+    packed = [(*output[:3], output.finish and output.finish.value, *output[4:]) for output in others] if others else []
+    return keys, ids, logprobs, packed
+
+
+def unpack_step(packed: tuple[Any, ...]) -> Step:
+    keys, ids, logprobs, others = packed
+    outputs = []
+    if others:
+        outputs = [Output._make((*output[:3], _FINISHES[output[3]], *output[4:])) for output in others]
+    return new_step((keys, ids, logprobs, outputs))
+
+
+_FINISHES: Mapping[str | None, Finish | None] = {None: None, **{finish.value: finish for finish in Finish}}
+
 PackedRequest = tuple[int, Sequence[int], tuple[Any, ...] | Pooling, Adapter | None, MediaFile | None, bool]
 """An EngineRequest as a plain tuple, because sending the class names would take longer than sending the values."""
 

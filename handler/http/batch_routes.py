@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -24,15 +24,24 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.loop import run_in_daemon_thread
-from handler.http.inference import GIVEN_UP, Endpoint, Handle, declared_length, read_body, send_refusal, send_start
+from handler.core.loop import run_in_daemon_thread, wait_for
+from handler.http.inference import (
+    GIVEN_UP,
+    Endpoint,
+    Handle,
+    declared_length,
+    read_short_body,
+    send_refusal,
+    send_start,
+)
 from handler.http.routes import Answered, json_handler
 from handler.http.urls import query_of
 from handler.protocols.kernel.body import decode
 from handler.protocols.openai.api import ERRORS, Page, listed, read_page
 from handler.protocols.openai.batches import read_batch, read_file
 from handler.serving.batches.store import BatchStore
-from handler.serving.forms import FormReader
+from handler.serving.compression import Inflater, check_encoding, content_encoding
+from handler.serving.forms import FormReader, Parts
 from handler.serving.head import media_type, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Count
@@ -117,7 +126,7 @@ class BatchRoutes:
 
     async def _create(self, scope: Scope, receive: Receive) -> Answered:
         store = self._store
-        body = await read_body(scope, receive, _FORM, self._model)
+        body = await read_short_body(scope, receive, _FORM, self._model)
         params = read_batch(decode(body), self._endpoints, self._model.context)
         batch = await self._call(BatchStore.create, _owner(scope), params)
         store.created.set()
@@ -129,15 +138,18 @@ class BatchRoutes:
         store = self._store
         if media_type(scope["headers_by_name"]) != "multipart/form-data":
             raise UnsupportedMedia("a file must be sent as multipart/form-data")
+        encoding = content_encoding(scope["headers_by_name"])
+        check_encoding(encoding)
         scope[GIVEN_UP] = True  # until the whole body has been received
         length, most = declared_length(scope), self._model.config.batches_max_file_bytes
         if length > most + _FORM:
             raise _too_large(most)
-        id = await self._call(BatchStore.reserve, _owner(scope), min(length, most) if length else most)
+        size = most if encoding else length  # of a compressed file, only the maximum is certain
+        id = await self._call(BatchStore.reserve, _owner(scope), min(size, most) if size else most)
         kept = False
         try:
             with self._model.receiving:
-                form = await asyncio.wait_for(self._receive(scope, receive, store.path(id), most), _UPLOAD_SECONDS)
+                form = await wait_for(self._receive(scope, receive, store.path(id), most), _UPLOAD_SECONDS)
             new = read_file(form, self._model.context)
             file = await self._call(BatchStore.keep, id, new)
             kept = True
@@ -155,20 +167,17 @@ class BatchRoutes:
     async def _receive(self, scope: Scope, receive: Receive, path: Path, most: int) -> dict[str, Any]:
         """Write the file in a form to `path`, and return the form."""
         with open(path, "xb", opener=functools.partial(os.open, mode=0o600)) as file:
-            form = FormReader(scope["headers_by_name"]["content-type"], _bounded(file, most))
-            size, more = 0, True
+            upload = _Upload(scope["headers_by_name"], file, most)
+            more = True
             while more:
-                message = await asyncio.wait_for(receive(), self._model.config.client_timeout)
+                message = await wait_for(receive(), self._model.config.client_timeout)
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnect
                 part, more = message.get("body", b""), message.get("more_body", False)
                 if not more:
                     del scope[GIVEN_UP]
-                await run_in_daemon_thread(form.feed, part)
-                size += len(part)
-                if size - file.tell() > _FORM:
-                    raise InvalidPayload(f"the form has more than {_FORM} bytes outside its file")
-            return form.end()
+                await run_in_daemon_thread(upload.feed, part)
+            return upload.end()
 
     async def _content(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._model.adapters.calls:
@@ -203,6 +212,44 @@ def _owner(scope: Scope) -> str:
 
 def _too_large(most: int) -> TooLarge:
     return TooLarge(f"'file' has more than {most} bytes (option.batches_max_file_bytes)")
+
+
+class _Upload:
+    """A form with a file, which is written as the body arrives, without its Content-Encoding.
+
+    Args:
+        headers: headers by name in lower case.
+        limit: maximum size of the file, in bytes.
+    """
+
+    def __init__(self, headers: Mapping[str, str], file: BinaryIO, limit: int) -> None:
+        self._file = file
+        self._form = FormReader(headers["content-type"], _bounded(file, limit))
+        encoding = content_encoding(headers)
+        self._inflater = Inflater(encoding, limit + _FORM) if encoding else None
+        self._size = 0
+
+    def feed(self, data: bytes) -> None:
+        """Read the next bytes of the body.
+
+        Raises:
+            ServingError: the form is invalid or too large, or is not compressed as its Content-Encoding says.
+        """
+        for part in (data,) if self._inflater is None else self._inflater.feed(data):
+            self._form.feed(part)
+            self._size += len(part)
+            if self._size - self._file.tell() > _FORM:
+                raise InvalidPayload(f"the form has more than {_FORM} bytes outside its file")
+
+    def end(self) -> Parts:
+        """Return the parts of the form.
+
+        Raises:
+            InvalidPayload: the body ends too early.
+        """
+        if self._inflater is not None:
+            self._inflater.end()
+        return self._form.end()
 
 
 def _bounded(file: BinaryIO, most: int) -> Callable[[memoryview], None]:

@@ -108,9 +108,6 @@ class Connection(Protocol):
     def end_response(self, *, keep_alive: bool) -> None:
         """The response has been written."""
 
-    def end_task(self) -> None:
-        """The application has returned. This is called by its task."""
-
 
 class Exchange:
     """A request and its response. Its methods are the `receive` and `send` of ASGI, and operations that ASGI either
@@ -239,8 +236,6 @@ class Exchange:
         except BaseException as error:
             log.error("Exception in ASGI application\n", exc_info=error)
             await self._break_off()
-        finally:
-            self._connection.end_task()
 
     async def _break_off(self) -> None:
         if self.phase == WAITING:

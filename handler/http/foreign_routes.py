@@ -14,7 +14,7 @@ from handler import __version__
 from handler.config import environment
 from handler.core.errors import BadRequest, InvalidPayload, ModelNotFound, NotFound, ServingError
 from handler.core.values import Task
-from handler.http.inference import Endpoint, Handle, Inference, read_body, send_answer, send_json, shows
+from handler.http.inference import Endpoint, Handle, Inference, read_short_body, send_answer, send_json, shows
 from handler.protocols.kernel.body import PYDANTIC, decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.readers import show
@@ -105,7 +105,7 @@ class VllmRoutes:
                 "/adapters works without this variable"
             )
         self._model.adapters.registry.check()
-        body = await read_body(scope, receive, _BODY, self._model)
+        body = await read_short_body(scope, receive, _BODY, self._model)
         value = decode(body)
         if not isinstance(value, dict):
             raise InvalidPayload("the body must be a JSON object with 'lora_name'")

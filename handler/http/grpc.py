@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Scope
 from tritonclient.grpc import service_pb2
 
 from handler.core.errors import ConfigError, InvalidPayload
+from handler.core.loop import wait_for
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.inference import again
 from handler.http.security import KEY_HEADERS, Access, Keys
@@ -147,7 +148,7 @@ class _Exchange(AsgiExchange):
         if self._outbox.size > _MAX_UNSENT:
             try:
                 await asyncio.sleep(0)  # `BodyWriter` steps to the first wait, and a timeout needs a task
-                await asyncio.wait_for(self._outbox.room(), self._patience)
+                await wait_for(self._outbox.room(), self._patience)
             except asyncio.TimeoutError:
                 self.drop()
                 raise OSError("the client reads too slowly") from None

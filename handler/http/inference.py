@@ -17,12 +17,13 @@ from starlette.types import Message, Receive, Scope, Send
 from handler.core.errors import MethodNotAllowed, ModelNotFound, Overloaded, ServingError, TooLarge, TooSlow
 from handler.core.framing import dumps
 from handler.core.log import of_request
-from handler.core.loop import start_now
+from handler.core.loop import start_now, wait_for
 from handler.core.numbers import is_digits
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.urls import query_of
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
+from handler.serving.compression import check_encoding, content_encoding, inflate
 from handler.serving.head import PATH_MODEL, QUERY_ADAPTER, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
@@ -109,10 +110,27 @@ async def read_body(
     seconds = model.config.client_timeout
     try:
         with model.receiving:
-            return await asyncio.wait_for(receiving, seconds)
+            return await wait_for(receiving, seconds)
     except asyncio.TimeoutError:
         scope[GIVEN_UP] = True
         raise TooSlow(f"the body did not arrive within {seconds:g} s (option.client_timeout)") from None
+
+
+async def read_short_body(scope: Scope, receive: Receive, limit: int, model: ServedModel) -> bytes:
+    """Return a request body without its Content-Encoding, for routes whose bodies are too short to need a thread.
+
+    Args:
+        limit: maximum size in bytes of the body, compressed and decompressed.
+        model: model to which the request is sent. A graceful stop of the model does not wait for the body.
+
+    Raises:
+        ServingError: the body cannot be read (see `read_body`), or cannot be decompressed.
+        ClientDisconnect: the client has disconnected.
+    """
+    encoding = content_encoding(scope["headers_by_name"])
+    check_encoding(encoding)
+    body = await read_body(scope, receive, limit, model)
+    return b"".join(inflate(body, encoding, limit)) if encoding else body
 
 
 def declared_length(scope: Scope) -> int:

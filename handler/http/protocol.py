@@ -452,11 +452,15 @@ class Protocol(asyncio.Protocol):
         self._turns.soon(self.loop, start, quick=method != "POST")
 
     def _run(self, exchange: Exchange) -> None:
-        self._server.tasks.add(self._context.run(self.loop.create_task, exchange.run(self._app)))
+        task = self._context.run(self.loop.create_task, exchange.run(self._app))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._forget)
 
-    def end_task(self) -> None:
-        """Remove the current task, which has answered a request, from the tasks of the server."""
-        self._server.tasks.discard(asyncio.current_task())
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        """Remove a task that has ended from the tasks of the server."""
+        self._server.tasks.discard(task)
+        if task.cancelled():  # before its first step, so that it has sent no response
+            self.transport.close()
 
     # -- responses -----------------------------------------------------------------------------------------------
 

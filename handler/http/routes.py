@@ -32,7 +32,7 @@ from handler.http.inference import (
     Headers,
     Inference,
     encoded,
-    read_body,
+    read_short_body,
     send_answer,
     send_json,
     send_refusal,
@@ -46,7 +46,7 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse
 from handler.protocols.kernel.messages import taken_media
 from handler.protocols.lmi.asynchronous import served_name
-from handler.protocols.openai.api import ERRORS, OpenAiModel, OpenAiModels, listed, read_page
+from handler.protocols.openai.api import ERRORS, OpenAiModel, listed, listed_models, read_page
 from handler.protocols.openapi import DocumentedRoute, document
 from handler.protocols.responses.api import check_retrieval, deleted, not_kept
 from handler.protocols.tgi.api import UNHEALTHY
@@ -96,8 +96,8 @@ class ModelRoutes:
 
     async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _is_anthropic(scope):
-            value: OpenAiModels = {"object": "list", "data": [self._describe(*entry) for entry in self._ids().items()]}
-            return await send_json(scope, send, 200, value)
+            described = [self._describe(*entry) for entry in self._ids().items()]
+            return await send_json(scope, send, 200, listed_models(described))
         most, began = self._model.context.most_tokens(), self._model.availability.started_at
         models = [anthropic.model(id, began, most) for id in self._ids()]
         try:
@@ -223,7 +223,7 @@ class AdapterRoutes:
     async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall:
         """Read the parameters of a call from both the query string and the body."""
         values: dict[str, Any] = dict(_query(scope))
-        body = await read_body(scope, receive, _BODY, self._model)
+        body = await read_short_body(scope, receive, _BODY, self._model)
         if body.strip():
             for name, value in _object(body).items():
                 if values.setdefault(name, value) != value:

@@ -53,6 +53,7 @@ from handler.protocols.openai.api import (
     OpenAiModel,
     OpenAiModels,
     listed,
+    listed_models,
 )
 from handler.protocols.openai.batches import (
     DAY,
@@ -341,7 +342,7 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/models"): Operation(
         "OpenAI", "List the model and its adapters, in Anthropic's format if the header anthropic-version is sent",
-        {200: (_JSON, OpenAiModels | AnthropicModels, {"object": "list", "data": [_MODEL_EXAMPLE]})},
+        {200: (_JSON, OpenAiModels | AnthropicModels, listed_models([_MODEL_EXAMPLE]))},
         query={"limit": COUNT, "after_id": TEXT, "before_id": TEXT},
     ),
     ("GET", "/v1/models/{id}"): Operation(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, ServingError, Unavailable, serving_error
-from handler.core.loop import run_in_daemon_thread
+from handler.core.loop import run_in_daemon_thread, wait_for
 from handler.core.user_functions import Role
 from handler.engines import s3
 from handler.engines.huggingface.files import DESCRIPTIONS
@@ -402,7 +402,7 @@ class _SideBySide:
         seconds = self._limit if limit is None else limit
         future: Future[T] = asyncio.run_coroutine_threadsafe(work, loop)
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(future), seconds)
+            return await wait_for(asyncio.wrap_future(future), seconds)
         except asyncio.TimeoutError:
             if self._watching is None and loop is self._loop:
                 self._watching = asyncio.ensure_future(self._replace_hung(loop))
@@ -412,7 +412,7 @@ class _SideBySide:
         """Replace the loop if it makes no progress for as long as a call may take. Its thread cannot be stopped."""
         try:
             alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
-            await asyncio.wait_for(asyncio.wrap_future(alive), self._limit)
+            await wait_for(asyncio.wrap_future(alive), self._limit)
         except asyncio.TimeoutError:
             log.error("%s blocks its event loop; its thread is replaced", TITLE)
             self._loop = _loop_on_thread()

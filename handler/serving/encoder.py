@@ -106,8 +106,10 @@ class Encoder:
         check_ids(names.stop_token_ids, sampling.stop_token_ids, vocabulary)
         check_ids(names.bad_token_ids, sampling.bad_token_ids, vocabulary)
         check_ids(names.allowed_token_ids, sampling.allowed_token_ids, vocabulary)
-        check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
-        _check_logits(request, num_prompt, len(vocabulary))
+        if sampling.logit_bias:
+            check_ids(names.logit_bias, [id for id, _ in sampling.logit_bias], vocabulary)
+        if sampling.return_context_logits or sampling.return_generation_logits:
+            _check_logits(request, num_prompt, len(vocabulary))
         if (info := self._engine_info()) is not None:  # otherwise no engine was ever loaded: the host refuses requests
             self._check_length(request, num_prompt, info.max_total_tokens)
 

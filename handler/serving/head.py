@@ -15,6 +15,7 @@ from handler.plugins.functions import Formatters
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.readers import merge_adapters, named_adapter, quote
+from handler.serving.compression import content_encoding
 from handler.serving.request.plan import Decoded, Stage
 
 Headers = Mapping[str, str]
@@ -72,8 +73,7 @@ class Head(NamedTuple):
     @property
     def encoding(self) -> str:
         """The Content-Encoding of the body, or "" if the body is not encoded."""
-        encoding = self.headers.get("content-encoding", "").strip().lower()
-        return "" if encoding == "identity" else encoding
+        return content_encoding(self.headers)
 
     @property
     def is_prompt(self) -> bool:

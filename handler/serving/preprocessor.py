@@ -27,6 +27,7 @@ from handler.protocols.kernel.dialect import BinaryBody, Dialect, ParsedRequest
 from handler.protocols.kernel.readers import merge_adapters
 from handler.protocols.kernel.stored import NOTHING, Recalled
 from handler.protocols.triton.infer import HEADER as TENSORS_HEADER
+from handler.serving.compression import check_encoding
 from handler.serving.encoder import Encoder
 from handler.serving.forms import read_form
 from handler.serving.head import ADAPTER_HEADERS, NO_FORMATTERS, PATH_MODEL, Head, adapter_of, media_type, owner_of
@@ -124,8 +125,7 @@ class Preprocessor:
         return head._replace(adapter=adapter_of(head.headers, self.context))
 
     def _check_encoding(self, head: Head) -> Head:
-        if (encoding := head.encoding) and encoding not in self.dialect_of(head).encodings:
-            raise UnsupportedMedia(f"content-encoding {encoding!r} is not supported")
+        check_encoding(head.encoding, self.dialect_of(head).encodings)
         return head
 
     def _choose_reader(self, head: Head) -> Head:
@@ -156,7 +156,7 @@ class Preprocessor:
             return
         is_json = _JSON_TYPES.fullmatch(head.media_type) or head.media_type in dialect.media_types
         if not head.is_prompt and not self._is_form(head) and not is_json:
-            alternatives = f" or {_FORM}, with the audio clip as the file 'file'" if dialect.forms else ""
+            alternatives = f" or {_FORM}, {dialect.forms}" if dialect.forms else ""
             alternatives = alternatives or (" or text/plain" if head.is_configured else "")
             raise UnsupportedMedia(
                 f"content type {head.media_type!r} is not supported; send application/json{alternatives}"
@@ -167,7 +167,7 @@ class Preprocessor:
         return self.dialect.of_headers(head.headers) if head.dialect is None else head.dialect
 
     def _is_form(self, head: Head) -> bool:
-        return head.media_type == _FORM and self.dialect_of(head).forms
+        return head.media_type == _FORM and bool(self.dialect_of(head).forms)
 
     def input_formatter(self, head: Head) -> str:
         """Return the title of the input formatter for error messages, or "" if no formatter reads the body."""
@@ -290,7 +290,8 @@ class Preprocessor:
         keeper = None
         if recalled is not None and self.store is not None:
             keeper = OwnersKeeper(self.store, head.owner)
-        request_context = RequestContext(head.adapter, head.headers.get(PATH_MODEL, ""), keeper, recalled or NOTHING)
+        model, formats = head.headers.get(PATH_MODEL, ""), self._may_format(head)
+        request_context = RequestContext(head.adapter, model, keeper, recalled or NOTHING, formats)
         call = self.dialect_of(head).parse(body.value, self.context, request_context)
         if keeper is not None:
             call = call._replace(end=keeper.end)
@@ -302,11 +303,15 @@ class Preprocessor:
         for stage in head.stages:
             if stage.parsed is not None:
                 call = stage.parsed(call, head)
-        formatter = self._output_formatter(body, head) if head.is_configured else None
+        formatter = self._output_formatter(body, head) if formats else None
         if formatter is None:
             return call if call.reply.shows_logprobs else _without_logprobs(call)
         compat = self.dialect.name == "tgi_compat"
         return with_formatter(call, formatter, body.value, body.given, tgi_compat=compat, session=head.session)
+
+    def _may_format(self, head: Head) -> bool:
+        """Return whether a request may have an output formatter."""
+        return head.is_configured and (head.formatters.output is not None or self.adapter_formatters.exist)
 
     def _output_formatter(self, body: Decoded, head: Head) -> OutputFormatter | None:
         """Return the output formatter of the adapter in the head or body, or else that of the model."""
@@ -368,5 +373,7 @@ def _read_form(body: bytes, head: Head) -> Decoded:
 
 
 def _without_logprobs(call: ParsedRequest) -> ParsedRequest:
+    if not any(request.sampling.logprobs for request in call.requests):
+        return call
     requests = [request._replace(sampling=request.sampling._replace(logprobs=False)) for request in call.requests]
     return call._replace(requests=requests)

@@ -165,11 +165,18 @@ class Capture:
         self._at = time.time()
         self._id = f"{id}@{self._at:.6f}"
         self._body: bytes | None = None  # None while there is nothing to write
+        self._is_decompressed = False
         self._pieces: list[bytes] = []
         self._taken = 0  # bytes of the pieces
 
     def start(self, body: bytes) -> None:
         self._body = body
+
+    def decompress(self, body: bytes) -> None:
+        """Replace the body by its decompressed form, which is recorded without its Content-Encoding."""
+        if self._body is not None:
+            self._body = body
+            self._is_decompressed = True
 
     def add(self, data: bytes) -> None:
         """Add a chunk of the response. If there is no room for it, the request is not captured."""
@@ -197,6 +204,8 @@ class Capture:
         """
         if self._body is not None:
             answer = None if head is None else CapturedResponse(*head, self._pieces)
+            if self._is_decompressed:
+                headers = {name: value for name, value in headers.items() if name != "content-encoding"}
             self._log.put(Captured(self._id, self._at, self._path, headers, self._body, answer), self._taken)
             self._body = None
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, islice, zip_longest
 from typing import Any, NamedTuple, TypeVar
 
@@ -191,6 +192,10 @@ _OF_EMBEDDING = 0.01
 
 _OF_SCORE = 1e-9
 """Absolute tolerance of single numbers. Scores of a ranking may be very small, and their order must be detected."""
+
+_DECISION = re.compile(r"^\$\.(answers|diagnostics)\b")
+"""Matches JSON paths of probabilities in a decision, and of the numbers that are computed from them."""
+_PROBABILITY = re.compile(r"\.(noul|probability|label_mass|probabilities(\.[^.]+)?)$")
 
 _FRAMING_LINE = re.compile(r"[\s:,\[\]]*|((data|event|id|retry) ?:[ \w.-]*)?(\[DONE\])?\s*")
 _COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
@@ -434,6 +439,7 @@ def _shape_findings(
         yield Finding(Class.SHAPE, "field", where, detail)
 
 
+@lru_cache(maxsize=4096)
 def _public(path: str) -> str:
     return ".".join(name if re.fullmatch(r"[\w$()\[\]?-]{1,64}", name) else "<name>" for name in path.split("."))
 
@@ -549,9 +555,9 @@ def _change(reference: _Documents, target: _Documents, path: str, near: float, *
     values = [(side.scalars if separately else side.places)[path] for side in (reference, target)]
     if values[0] == values[1]:
         retyped = next((pair for pair in zip(*values, strict=True) if not _equal(*pair)), None)
-        where = _public(without_indexes(path))
-        change = Finding(Class.SHAPE, "field", where, " -> ".join(map(shape, retyped or ())))  # 9 and 9.0
-        return change if retyped else None
+        if retyped is None:
+            return None
+        return Finding(Class.SHAPE, "field", _public(without_indexes(path)), " -> ".join(map(shape, retyped)))  # 9, 9.0
     if name in ARGUMENTS and _equal(_parsed(values[0]), _parsed(values[1])):
         return None
     return _value_finding(path, name, values[0], values[1], near)
@@ -627,6 +633,8 @@ def _are_near(where: str, reference: Sequence[Any], target: Sequence[Any], near:
         return False
     if all(isinstance(value, int) for value in numbers):
         return False
+    if _DECISION.search(where):
+        return _are_near_decisions(where, reference, target, near)
     name = name_of(where)
     relative, absolute = _RELATIVE, _OF_SCORE
     if name in LOGPROBS or name == "<name>":  # of tokens
@@ -634,6 +642,13 @@ def _are_near(where: str, reference: Sequence[Any], target: Sequence[Any], near:
     elif where.endswith("[]"):
         absolute = _OF_EMBEDDING * max(map(abs, numbers))
     return all(is_near(*pair, relative, absolute) for pair in zip(reference, target, strict=True))
+
+
+def _are_near_decisions(where: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> bool:
+    """Return whether probabilities differ by at most `near` nats, or other numbers of a decision by as large a part."""
+    part = -math.expm1(-near)
+    absolute = 0.0 if _PROBABILITY.search(where) else part
+    return all(is_near(*pair, part, absolute) for pair in zip(reference, target, strict=True))
 
 
 def _numbers(values: Sequence[Any]) -> bool:

@@ -146,11 +146,13 @@ def values_by_path(scalars: Mapping[str, list[Any]], num_documents: int) -> Mapp
     return {path: _joined(path, values) for path, values in scalars.items()}
 
 
+@functools.lru_cache(maxsize=4096)
 def name_of(path: str) -> str:
     """Return the field name at the end of a JSON path."""
     return _INDEX.sub("", path.rpartition(".")[2]).removesuffix("[]")
 
 
+@functools.lru_cache(maxsize=4096)
 def without_indexes(path: str) -> str:
     return _INDEX.sub("[]", path)
 

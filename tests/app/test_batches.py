@@ -92,6 +92,17 @@ def error(response: httpx.Response) -> tuple[int, str, str | None]:
     return response.status_code, found["message"], found["param"]
 
 
+def test_the_lines_of_a_batch_may_be_decisions(server: LiveServer) -> None:
+    path, choice = "/v1/systemone", {"type": "choice", "instructions": "Which?", "criteria": {"x": None}}
+    bodies = {"a": {"state": "s", "questions": {"q": choice}}, "b": {"state": "s", "questions": {"q": {}}}}
+    lines = [{"custom_id": id, "method": "POST", "url": path, "body": body} for id, body in bodies.items()]
+    batch = ended(server, begin(server, lines, endpoint=path)["id"])
+    answered = lines_of(server, batch["output_file_id"])["a"]["response"]["body"]
+    assert answered["answers"]["q"]["choice"] == "x"
+    refused = lines_of(server, batch["error_file_id"])["b"]["response"]
+    assert (refused["status_code"], refused["body"]["detail"][0]["loc"][1:]) == (422, ["questions", "q", "type"])
+
+
 def test_a_batch_from_its_upload_to_its_answers(server: LiveServer) -> None:
     second = line("b", "two")
     second["body"]["nonsense"] = 1

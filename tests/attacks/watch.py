@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -72,23 +73,29 @@ NEIGHBOUR = {"Authorization": "Bearer neighbour"}
 def counted() -> Iterator[list[int]]:
     """Count, for each turn of the neighbour's at a server of this process, those of others that began while it waited.
 
-    Turns without an owner are no media's.
+    Turns without an owner are no media's. A queue gives its slots only while work enters and leaves. Here one thread at
+    a time does either, so that the counts do not depend on when the machine runs the others.
     """
-    enter, others, waits = Turns.enter, [0], list[int]()
+    enter, leave, order = Turns.enter, Turns.leave, threading.RLock()
+    others, waits = Counter[Turns](), list[int]()
 
-    def watched(
+    def entered(
         turns: Turns, flow: Flow, cost: float, kind: str, wanted: Future[Any], begin: Callable[[], None]
     ) -> None:
-        before = others[0]
-
         def begins() -> None:
             if flow.owner == owner_by_key("neighbour"):
-                waits.append(others[0] - before)
+                waits.append(others[turns] - before)
             elif flow.owner:
-                others[0] += 1
+                others[turns] += 1
             begin()
 
-        enter(turns, flow, cost, kind, wanted, begins)
+        with order:
+            before = others[turns]
+            enter(turns, flow, cost, kind, wanted, begins)
 
-    with mock.patch.object(Turns, "enter", watched):
+    def left(turns: Turns, flow: Flow, cost: float, kind: str) -> None:
+        with order:
+            leave(turns, flow, cost, kind)
+
+    with mock.patch.object(Turns, "enter", entered), mock.patch.object(Turns, "leave", left):
         yield waits

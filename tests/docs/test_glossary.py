@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.docs.pages import ROOT, pages, prose, section
@@ -39,13 +40,14 @@ IN_NAMES |= {word: word for word in ("made", "one")}
 _COMMENT = re.compile(r"(?:^|\s)# (.*)$", re.MULTILINE)
 
 
+@functools.cache
 def _split(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name).replace("_", " ").strip().lower()
 
 
-def _names(tree: ast.AST) -> Iterator[str]:
+def _names(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names that a module defines: classes, functions, parameters, variables and attributes."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
                 yield name
@@ -53,9 +55,9 @@ def _names(tree: ast.AST) -> Iterator[str]:
                 yield name
 
 
-def _texts(source: str, tree: ast.AST) -> Iterator[str]:
+def _texts(source: str, nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield a module's strings, docstrings and comments."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
     yield from _COMMENT.findall(source)
@@ -63,26 +65,32 @@ def _texts(source: str, tree: ast.AST) -> Iterator[str]:
 
 def in_source(source: str) -> Counter[str]:
     """Count each replaced word in the names and texts of a module."""
-    tree = ast.parse(source)
-    names = [_split(name) for name in _names(tree)]
-    texts = [text.lower() for text in _texts(source, tree)]
-    found = Counter({word: _number(expression, [*names, *texts]) for word, expression in WORDS.items()})
-    for word, expression in IN_NAMES.items():
-        found[word] = sum(
-            bool(re.match(rf"{expression}\b", name) or re.search(rf"\b{expression}$", name)) for name in names
-        )
+    nodes = list(ast.walk(ast.parse(source)))
+    names = Counter(map(_split, _names(nodes)))
+    texts = "\n".join(_texts(source, nodes)).lower()
+    found = Counter({word: _number(expression, texts) for word, expression in WORDS.items()})
+    for name, number in names.items():
+        found.update({word: number * times for word, times in _in_name(name).items()})
     return found
+
+
+@functools.cache
+def _in_name(name: str) -> dict[str, int]:
+    """Count the replaced words in a name that has been split. Most names recur in many modules."""
+    found = {word: _number(expression, name) for word, expression in WORDS.items()}
+    for word, expression in IN_NAMES.items():
+        found[word] = int(re.match(rf"{expression}\b|.*\b{expression}$", name) is not None)
+    return {word: number for word, number in found.items() if number}
 
 
 def in_page(text: str) -> Counter[str]:
     """Count each replaced word in the prose and tables of a page, without code."""
     plain = prose(text).lower()
-    return Counter({word: _number(expression, [plain]) for word, expression in WORDS.items()})
+    return Counter({word: _number(expression, plain) for word, expression in WORDS.items()})
 
 
-def _number(expression: str, texts: list[str]) -> int:
-    compiled = re.compile(rf"\b(?:{expression})\b")
-    return sum(len(compiled.findall(text)) for text in texts)
+def _number(expression: str, text: str) -> int:
+    return len(re.findall(rf"\b(?:{expression})\b", text))
 
 
 def counts() -> dict[str, dict[str, int]]:

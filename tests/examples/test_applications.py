@@ -83,7 +83,9 @@ def speaking(*answers: str) -> Iterator[tuple[AppServer, Script]]:
             yield server, script
 
 
-RAG, AGENT, BATCH, LOAD_TEST = (APPLICATIONS / f"{name}.py" for name in ("rag", "agent", "batch", "load_test"))
+RAG, AGENT, BATCH, LOAD_TEST, ROUTER = (
+    APPLICATIONS / f"{name}.py" for name in ("rag", "agent", "batch", "load_test", "router")
+)
 PAGES = [ROOT / "docs" / "agents.md", ROOT / "docs" / "embeddings.md"]
 NOBODY = "http://127.0.0.1:9"
 
@@ -114,13 +116,13 @@ def slow() -> Iterator[AppServer]:
 
 
 def test_every_program_is_tested_and_short() -> None:
-    assert sorted(APPLICATIONS.glob("*.py")) == sorted([RAG, AGENT, BATCH, LOAD_TEST, *FRAMEWORKS])
+    assert sorted(APPLICATIONS.glob("*.py")) == sorted([RAG, AGENT, BATCH, LOAD_TEST, ROUTER, *FRAMEWORKS])
     assert all(len(path.read_text().splitlines()) <= 40 for path in FRAMEWORKS)
     lengths = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.rglob("*.py")}
     assert {name: length for name, length in lengths.items() if length > 120} == {}
 
 
-@pytest.mark.parametrize("program", [RAG, AGENT, BATCH, LOAD_TEST], ids=lambda path: path.stem)
+@pytest.mark.parametrize("program", [RAG, AGENT, BATCH, LOAD_TEST, ROUTER], ids=lambda path: path.stem)
 def test_help_is_the_programs_own_description(program: Path) -> None:
     description = load(program).__doc__
     assert description is not None
@@ -249,6 +251,50 @@ def test_an_agent_shows_what_is_no_answer(body: str) -> None:
     with httpx.Client(base_url=NOBODY, transport=transport) as client, pytest.raises(SystemExit) as told:
         load(AGENT).run(client, "Go on.", Path(), 1, 1)
     assert told.value.code == f"{NOBODY}/v1/chat/completions: 200 {body}"
+
+
+# -- router.py ---------------------------------------------------------------------------------------------------------
+
+
+def decided_on(team: str, confidence: float = 0.9, *, urgency: float = 1.0, complaint: float = 0.1) -> dict[str, Any]:
+    return {
+        "team": {"choice": team, "confidence": confidence},
+        "urgency": {"score": urgency},
+        "complaint": {"noul": complaint},
+    }
+
+
+@pytest.mark.parametrize(
+    ("decided", "goes_to"),
+    [
+        (decided_on("billing"), "billing"),
+        (decided_on("billing", 0.2), "a person"),
+        (decided_on("sales", urgency=2.6), "sales, first in the queue"),
+        (decided_on("sales", 0.2, complaint=0.95), "a person, first in the queue"),
+    ],
+)
+def test_where_a_message_goes(decided: dict[str, Any], goes_to: str) -> None:
+    assert load(ROUTER).route(decided) == goes_to
+
+
+def test_each_message_is_routed(chat: AppServer) -> None:
+    command = [sys.executable, str(ROUTER)]
+    environment = {**clean_environment(), "LMI_URL": chat.url}
+    text = "My invoice is wrong.\n\nThe setup fails.\n"
+    done = subprocess.run(command, env=environment, input=text, capture_output=True, text=True, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.rpartition(": ")[2] for line in lines] == ["My invoice is wrong.", "The setup fails."]
+    assert all(line.startswith(("billing", "technical", "sales", "a person")) for line in lines)
+
+
+def test_a_router_shows_a_servers_own_words(embedding: AppServer) -> None:
+    environment = {**clean_environment(), "LMI_URL": embedding.url}
+    command = [sys.executable, str(ROUTER)]
+    done = subprocess.run(command, env=environment, input="a\n", capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 1
+    assert "/v1/systemone: 404" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 # -- batch -------------------------------------------------------------------------------------------------------------

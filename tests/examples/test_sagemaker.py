@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,13 @@ def test_invoke_in_sagemaker(lmi: Served) -> None:
     answer, _, finish = run(SCRIPTS / "invoke.py", **aws_variables(lmi.url)).rstrip().rpartition("\n")
     assert answer.startswith(ANSWER)
     assert finish == "length after 24 tokens"
+
+
+def test_decisions_in_sagemaker(lmi: Served) -> None:
+    refund, team, urgency = run(SCRIPTS / "decide.py", **aws_variables(lmi.url)).splitlines()
+    assert re.fullmatch(r"refund: (0\.\d\d|1\.00)", refund)
+    assert re.fullmatch(r"team: (billing|technical) \((0\.[5-9]\d|1\.00)\)", team)
+    assert re.fullmatch(r"urgency: [012]\.\d of 2", urgency)
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,14 @@ def parsers_below(parser: argparse.ArgumentParser) -> Iterator[argparse.Argument
                 yield from parsers_below(command)
 
 
+def test_a_command_of_deploy_imports_no_other_commands() -> None:
+    program = "import sys; from deploy.cli.main import make_parser; make_parser('', 'invoke'); print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    commands = {name for name in modules if name.startswith("deploy.cli.")}
+    assert commands == {f"deploy.cli.{name}" for name in ("arguments", "invoke", "main", "views")}
+    assert not {"aiohttp", "proof.bench", "moto"} & {*modules}
+
+
 def test_help_says_alike_what_is_repeatable_and_what_is_the_default() -> None:
     deploy = Parser(prog="lmi deploy")
     add_commands(deploy)

@@ -57,6 +57,8 @@ ONLY_IN_HANDLER = {
     "opentelemetry": {"serving/metrics/tracing"},
     "javaproperties": {"config"},
     "orjson": {"core/framing", "engines/openai", "protocols/kernel/body"},
+    "backports": {"serving/compression"},
+    "compression": {"serving/compression"},
     "aiohttp": {"engines/openai", "serving/media"},
     "grpc": {"engines/grpc", "http/grpc"},
     "tritonclient": {"http/grpc", "protocols/triton/grpc"},

@@ -1,4 +1,4 @@
-"""The table of all options: the options in `tables.py`, and the foreign names in `foreign.json`."""
+"""The table of all options: the options in `tables.py`, and the foreign names in `foreign.json` and `images.json`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class Foreign(NamedTuple):
         same: the handler variable with the same meaning, or these variables by engine. For an LMI variable, it is the
             option with the same meaning.
         convert: the name of the conversion in `names.py` for the value, or "" if the value is not converted.
+        field: the field of the JSON object in `same` that the variable sets, or "" if it sets the whole value.
         unread: the other software that reads the variable, which the handler ignores.
         heeded: the host that reads the variable itself, and how.
         instead: what to use instead of an option that only the Java side of DJL Serving reads.
@@ -35,6 +36,7 @@ class Foreign(NamedTuple):
     idle: str = ""
     same: str | Mapping[str, str] = ""
     convert: str = ""
+    field: str = ""
     unread: str = ""
     heeded: str = ""
     instead: str = ""
@@ -58,14 +60,17 @@ class Foreign(NamedTuple):
             return f"supported {self.heeded}"
         if self.refused:
             return Gone(self.refused, self.unless).answer
+        field = f", field `{self.field}`" if self.field else ""
         names = [
-            f"`{variable}` ({engine})" if engine else f"`{variable}`" for engine, variable in sorted(self.owns.items())
+            f"`{variable}`{field} ({engine})" if engine else f"`{variable}`{field}"
+            for engine, variable in sorted(self.owns.items())
         ]
         return f"same as {', '.join(names)}" if names else f"no effect: {self.idle}"
 
 
 _DATA = json.loads((files("handler.config.options") / "foreign.json").read_text(encoding="utf-8"))
-_REASONS = _DATA["reasons"]
+_IMAGES = json.loads((files("handler.config.options") / "images.json").read_text(encoding="utf-8"))
+_REASONS = {**_DATA["reasons"], **_IMAGES.pop("reasons")}
 
 
 def _value(value: Any) -> Any:
@@ -104,7 +109,24 @@ JAVA = tuple(_java(key, line) for key, line in _OPTIONS.pop("java").items())
 FOREIGN = tuple(_option(key, line, group) for group, names in _OPTIONS.items() for key, line in names.items())
 """Options of LMI or of a single engine that are refused or ignored here."""
 
+
+def _of_image(image: Mapping[str, Any]) -> dict[str, Foreign]:
+    """Return the variables of an image of AWS, which images.json lists by argument and groups by reason."""
+    lines = dict(image["lines"])
+    for verdict in ("refused", "idle"):
+        lines |= {name: {verdict: reason} for reason, names in image[verdict].items() for name in names}
+    variables = {f"{image['prefix']}{name}": line for name, line in lines.items()}
+    environment = image.get("environment", {"same": [], "other": {}})
+    for name, argument in {**{name: name for name in environment["same"]}, **environment["other"]}.items():
+        variables[f"LLAMA_ARG_{name}"] = lines[argument]
+    return _read(variables)
+
+
+IMAGES: Mapping[str, str] = {group: image["source"] for group, image in _IMAGES.items() if group != "about"}
+"""Maps each group of variables in images.json to the server and release whose arguments it lists."""
+
 VARIABLES_OF = {group: _read(names) for group, names in _DATA["variables"].items()}
+VARIABLES_OF |= {group: _of_image(_IMAGES[group]) for group in IMAGES}
 """Foreign environment variables, by product."""
 
 ENVIRONMENT = {name: line.variable_of("") for name, line in VARIABLES_OF.pop("lmi").items()}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.config.options import ENVIRONMENT, KNOWN, NO_ARGUMENTS, SERVER_ENVIRONMENT, VARIABLES_OF
+from handler.config.options import ENVIRONMENT, KNOWN, NO_ARGUMENTS, SERVER_ENVIRONMENT, VARIABLES_OF, images
 from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
 from handler.config.options.option import Gone, Option, is_secret, read_json, redacted, true_or_false
 from handler.core.errors import Problem
@@ -73,13 +73,15 @@ class Unknown(NamedTuple):
         key: the unknown name.
         origin: where the name is set.
         message: error message, with similar names that would be accepted.
-        is_near: whether there are similar names, so that this name is probably misspelled.
+        is_near: whether there are similar names, so that this name is probably misspelled and the start is refused.
+        hint: a similar name for a warning if the start is not refused, or "".
     """
 
     key: str
     origin: str
     message: str
     is_near: bool
+    hint: str = ""
 
 
 def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
@@ -133,6 +135,34 @@ def unknown_variable(name: str) -> Unknown:
     return Unknown(name, f"environment variable {name}", f"unknown setting{hint}", bool(near))
 
 
+_OF_THE_HUB = re.compile(
+    r"HF_(HOME|ENDPOINT|TOKEN_PATH|DEBUG|ASSETS_CACHE|STORED_TOKENS_PATH|(HUB|DATASETS|XET|INFERENCE)_.+)"
+)
+"""Variables HF_X that huggingface_hub and its libraries read (huggingface_hub/constants.py)."""
+
+_FAMILIES = ("SM_", "HF_", "LLAMA_ARG_", "SAGEMAKER_TRITON_", "MIES_", "MINDIE_")
+"""Prefixes of the variables of other servers. A variable with such a prefix is never ignored silently."""
+
+_SHORTEST = 8  # letters of a variable of TGI for which a similar name is a slip of the pen
+
+
+def unfamiliar(environ: Mapping[str, str]) -> Iterator[Unknown]:
+    """Yield the variables that have a prefix of another server's variables, or resemble one of TGI's, but are unknown.
+
+    They do not refuse the start, because other servers have new variables every week.
+    """
+    of_tgi = [name for name in VARIABLES_OF["tgi"] if len(name) >= _SHORTEST]
+    for name in environ:
+        if name in VARIABLES or name in ENVIRONMENT or name.startswith(SM_VLLM) or _OF_THE_HUB.fullmatch(name):
+            continue
+        family = next((prefix for prefix in _FAMILIES if name.startswith(prefix)), "")
+        near = _nearest(name, [*VARIABLES, *ENVIRONMENT], 0.85) if family else _nearest(name, of_tgi, 0.93)
+        if family or near:
+            hint = near[0] if near else ""
+            message = f"unknown variable{f'; did you mean {hint!r}?' if hint else ''}"
+            yield Unknown(name, f"environment variable {name}", message, False, hint)
+
+
 def _nearest(name: str, names: Iterable[str], cutoff: float = 0.75) -> list[str]:
     """Return the most similar of `names` in a list, which is empty if none has at least the similarity `cutoff`."""
     return difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
@@ -176,7 +206,7 @@ def _is_accepted(options: Sequence[Option], engine: str) -> bool:
     )
 
 
-# -- translation of the environment variables of TGI, Hugging Face and AWS's vLLM image --------------------------------
+# -- translation of the environment variables of TGI, Hugging Face and AWS's images ------------------------------------
 
 
 SM_VLLM = "SM_VLLM_"
@@ -193,11 +223,13 @@ class Own(NamedTuple):
         foreign: the name of the foreign variable.
         name: the name of the handler's variable.
         value: the value for the handler's variable.
+        field: the field of the variable's JSON object that has the value, or "" if it is the whole value.
     """
 
     foreign: str
     name: str
     value: str
+    field: str = ""
 
 
 class Note(NamedTuple):
@@ -260,6 +292,10 @@ def _address(value: str, engine: str) -> None:
         raise ValueError("`lmi serve --ssl-certfile` and `--ssl-keyfile` serve HTTPS")
 
 
+def _without_engine(convert: Callable[[str], str | None]) -> Callable[[str, str], str | None]:
+    return lambda value, engine: convert(value)
+
+
 CONVERSIONS: dict[str, Callable[[str, str], str | None]] = {
     "": lambda value, engine: value,
     "boolean": lambda value, engine: json.dumps(_truth(value)),
@@ -270,6 +306,7 @@ CONVERSIONS: dict[str, Callable[[str, str], str | None]] = {
     "one key": _single_key,
     "triton flags": _triton_flags,
     "address": _address,
+    **{name: _without_engine(convert) for name, convert in images.CONVERSIONS.items()},
 }
 """Functions that convert the value of a foreign variable for an engine. They return None if the value has no effect,
 and raise ValueError if it is invalid.
@@ -291,7 +328,11 @@ def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | 
             select vLLM.
     """
     values = {name: (name, value) for name, value in environ.items() if value}
-    for item in (*_of_vllms_image(environ, engine), *_of_tables(environ, engine)):
+    read, remarks = images.flags(environ)
+    yield from (Note(name, remark) for name, remark in remarks)
+    others = {name: value for name, value in environ.items() if not name.startswith(images.PREFIXES)}
+    of_tables = _merged(_of_tables({**others, **_protecting(environ), **read}, engine or _engine_of(environ)))
+    for item in (*_of_vllms_image(environ, engine), *_along(environ, engine), *of_tables):
         if isinstance(item, Own):
             first, value = values.setdefault(item.name, (item.foreign, item.value))
             if value != item.value:
@@ -300,21 +341,72 @@ def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | 
         yield item
 
 
-def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | Problem]:
-    for name, variable in VARIABLES.items():
-        value = environ.get(name)
-        if not value or variable.unread or variable.heeded:
-            continue
+def _protecting(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that protect the servers in AWS's images, whose values are not those of flags."""
+    names = {*VARIABLES_OF["sglang"], *VARIABLES_OF["llama.cpp"]}
+    return {name: value for name, value in environ.items() if name in names}
+
+
+def _engine_of(environ: Mapping[str, str]) -> str:
+    return "vllm" if any(name.startswith(images.SGLANG) for name in environ) else ""
+
+
+def _along(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
+    """Yield what the variables of the SGLang and llama.cpp images imply: the /invocations API, and SGLang's a GPU."""
+    for prefix in images.PREFIXES:
+        name = next((name for name in sorted(environ) if name.startswith(prefix)), "")
+        for variable, value in ALONG.items() if name else ():
+            is_engine = variable == "OPTION_LLM_ENGINE"
+            if not environ.get(variable) and not (is_engine and (engine or prefix != images.SGLANG)):
+                yield Own(name, variable, value)
+
+
+def _merged(items: Iterable[Own | Note | Problem]) -> Iterator[Own | Note | Problem]:
+    """Merge the fields of a variable with a JSON object, which several foreign variables set, into one value."""
+    fields: dict[str, list[Own]] = {}
+    rest: list[Own | Note | Problem] = []
+    for item in items:
+        if isinstance(item, Own) and item.field:
+            fields.setdefault(item.name, []).append(item)
+        else:
+            rest.append(item)
+    for item in rest:
+        if isinstance(item, Own) and item.name in fields:
+            fields[item.name].insert(0, item)
+        else:
+            yield item
+    for name, parts in fields.items():
+        yield _joined_fields(name, parts)
+
+
+def _joined_fields(name: str, parts: Sequence[Own]) -> Own:
+    """Return one variable with all fields. An object that is not valid JSON is returned, so that it is refused."""
+    values: dict[str, Any] = {}
+    for part in parts:
         try:
-            if variable.refused and value.lower() not in variable.unless:
+            value = json.loads(part.value)
+        except (ValueError, RecursionError):
+            return part._replace(field="")
+        values |= {part.field: value} if part.field else value
+    return Own(parts[0].foreign, name, json.dumps(values))
+
+
+def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | Problem]:
+    for name, line in VARIABLES.items():
+        value = environ.get(name)
+        if not value or line.unread or line.heeded:
+            continue
+        variable, argument = images.as_argument(name, value, line)
+        try:
+            if variable.refused and argument.lower() not in variable.unless:
                 raise ValueError(variable.refused)
-            converted = CONVERSIONS[variable.convert](value, engine)
+            converted = CONVERSIONS[variable.convert](argument, engine)
         except ValueError as error:
             yield Problem(f"environment variable {name}", name, f"{redacted(f'{name}={value}')}: {error}")
             continue
         if (variable_name := variable.variable_of(engine)) and converted is not None:
-            yield Own(name, variable_name, converted)
-        elif not variable.refused:
+            yield Own(name, variable_name, converted, variable.field)
+        elif variable.idle:
             yield Note(name, variable.idle)
 
 

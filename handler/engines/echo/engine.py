@@ -57,6 +57,7 @@ from handler.engines.base import (
     Output,
     Step,
     Tokenizer,
+    new_step,
 )
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, PoolingFiles, fit
 
@@ -294,7 +295,7 @@ class Echo:
                     act(CUES[id])
         if self._labels:
             outputs += self._label_outputs()
-        return Step(list(self._active), ids, [0.0] * len(ids), outputs)
+        return new_step((list(self._active), ids, [0.0] * len(ids), outputs))
 
     def _label_outputs(self) -> list[Output]:
         """Return the log-probabilities of labels. They depend on nothing but the ids of the prompt and the labels."""

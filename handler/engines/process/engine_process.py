@@ -30,6 +30,7 @@ from handler.engines.base import (
     Step,
     describe,
     failed,
+    pack_step,
     unpack,
 )
 from handler.engines.process.ipc import ChannelClosed, MessageReader, Messages, arrivals, send
@@ -123,9 +124,8 @@ def _step_forever(engine: Engine, channel: socket.socket) -> None:
         for output in step.others:
             if output.finish is not None:
                 active.discard(output.key)
-        # A plain tuple is cheaper to pickle. Empty steps are sent too: every command must be acknowledged, or the
-        # hang timer of the supervisor fires.
-        send(channel, tuple(step))
+        # Empty steps are sent too: every command must be acknowledged, or the hang timer of the supervisor fires.
+        send(channel, pack_step(step))
         reporter.report(idle=not active)
 
 

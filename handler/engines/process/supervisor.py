@@ -33,8 +33,8 @@ from handler.engines.base import (
     Silence,
     Step,
     engine_failure,
-    new_step,
     pack,
+    unpack_step,
 )
 from handler.engines.process.engine_process import Cancel, ChangeAdapter, EngineFailed, Spec, run
 from handler.engines.process.ipc import ChannelClosed, MessageReader, encode, send_all, send_some, wait
@@ -345,8 +345,8 @@ class EngineSupervisor:
             return steps
         self._hang_timer.silence.begin()
         for message in messages:
-            if type(message) is tuple:  # a Step without its class name, which would cost more than its content
-                step = new_step(message)
+            if type(message) is tuple:  # a packed Step
+                step = unpack_step(message)
                 steps.append(step)
                 self._num_failures = 0
                 for output in step.others:

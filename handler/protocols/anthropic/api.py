@@ -236,6 +236,12 @@ class ThreadNotFound(NotKept):
     details: ClassVar[AnthropicErrorDetails] = {"error_code": "thread_not_found"}
 
 
+class ToolUnresolved(InvalidParameter):
+    """A `tool_addition` or `tool_removal` refers to a tool that neither `tools` nor an earlier block defines."""
+
+    details: ClassVar[AnthropicErrorDetails] = {"error_code": "tool_reference_unresolved"}
+
+
 _TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 529: "overloaded_error"}
 
 
@@ -256,7 +262,7 @@ class AnthropicErrors(ErrorFormat):
         status = self.status(error)
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
         detail: AnthropicErrorDetail = {"type": kind, "message": message}
-        if isinstance(error, ThreadsUnsupported | ThreadNotFound):
+        if isinstance(error, ThreadsUnsupported | ThreadNotFound | ToolUnresolved):
             detail["details"] = error.details
         return {"type": "error", "error": detail}
 

@@ -7,11 +7,11 @@ Sources: "Messages" in Anthropic's API reference, and the types in its Python pa
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import InvalidPayload
 from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import Sampling, StructuredOutput, new_secret
@@ -34,9 +34,17 @@ from handler.protocols.anthropic.response import (
     make_keeping,
     read_wanted,
 )
+from handler.protocols.anthropic.tools import (
+    CHANGES,
+    TOOLS,
+    ToolChange,
+    check_positions,
+    read_change,
+    read_choice,
+    read_tools,
+)
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
-from handler.protocols.assistant.tools.request import MAX_TOOLS, read_name
 from handler.protocols.kernel.context import RequestContext, RequestShape, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import (
@@ -49,10 +57,9 @@ from handler.protocols.kernel.messages import (
     string_at,
 )
 from handler.protocols.kernel.parameters import Parameter, Table, dialect_parameters, request_shape, unsupported
-from handler.protocols.kernel.readers import NamedValue, boolean, integer, json_schema, only, show, unread
+from handler.protocols.kernel.readers import NamedValue, integer, json_schema, only, show, unread
 from handler.protocols.kernel.reply import PromptOnly, Reply
 from handler.protocols.kernel.schema import (
-    FLAG,
     NULL,
     TEXT,
     Shape,
@@ -160,7 +167,7 @@ _ROLES = ("user", "assistant", "system")
 _BLOCKS: Mapping[str, tuple[str, ...]] = {
     "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-    "system": ("text",),
+    "system": ("text", *CHANGES),
 }
 """Maps each role to the types of the blocks that its messages may contain."""
 
@@ -172,6 +179,7 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
     "tool_result": frozenset({"type", "tool_use_id", "content", "cache_control"}),
     "tool_reference": frozenset({"type", "tool_name", "cache_control"}),
+    **dict.fromkeys(CHANGES, frozenset({"type", "tool", "cache_control"})),
 }
 """Maps each block type to its known fields, some of which never affect the response."""
 
@@ -183,6 +191,7 @@ _UNSUPPORTED_BLOCKS: Mapping[str, str] = {
     "search_result": "send its text in a block of type 'text'",
     "container_upload": "the server has no containers",
     "tool_reference": "it is allowed only in the results of tools",
+    **dict.fromkeys(CHANGES, "it is allowed only in the system messages of 'messages'"),
 }
 
 
@@ -203,13 +212,13 @@ class MessagesReader(TurnsReader):
 
     Attributes:
         continues: whether the response continues the last message.
-        loaded: the names of the tools that the model has found or called, whose loading is no longer deferred.
+        changes: what the messages say about the tools that the model may call, in the order of the messages.
     """
 
     def __init__(self, context: ServerContext) -> None:
         super().__init__(context)
         self.continues = False
-        self.loaded = set[str]()
+        self.changes: list[ToolChange] = []
         self._calls: dict[str, str] = {}  # maps the id of a call to the tool's name
 
     def read(self, body: Mapping[str, Any], before: Sequence[Any]) -> None:
@@ -227,7 +236,9 @@ class MessagesReader(TurnsReader):
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise InvalidPayload("'messages' must be a non-empty list")
-        for index, message in enumerate([*before, *messages], -len(before)):
+        conversation = [*before, *messages]
+        changing = dict[int, str]()
+        for index, message in enumerate(conversation, -len(before)):
             at = f"messages[{index}]" if index >= 0 else f"thread: message {index}"
             if not isinstance(message, dict):
                 raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
@@ -235,6 +246,9 @@ class MessagesReader(TurnsReader):
                 raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
             self.unknown |= unread(message, "messages[]", ("role", "content"))
             self._read_content(message["role"], message.get("content"), f"{at}.content")
+            if message["role"] == "system" and self.changes and self.changes[-1].at.startswith(f"{at}."):
+                changing[index + len(before)] = self.changes[-1].at
+        check_positions([message["role"] for message in conversation], changing)
         if not self.chat:
             raise InvalidPayload("'messages' must not consist of x-anthropic-… lines only")
         self._join_turns()
@@ -266,8 +280,9 @@ class MessagesReader(TurnsReader):
         self._add_shown()
 
     def _read_block(self, role: str, block: Any, at: str) -> None:
-        kind = block_type(block, at, _BLOCKS[role])
-        path = "system[]" if at.startswith("system") else "messages[].content[]"
+        of_prompt = at.startswith("system")
+        kind = block_type(block, at, ("text",) if of_prompt else _BLOCKS[role])
+        path = "system[]" if of_prompt else "messages[].content[]"
         self.unknown |= unread(block, path, _FIELDS[kind])
         if kind != "tool_result":
             self._add_shown()
@@ -282,6 +297,8 @@ class MessagesReader(TurnsReader):
             self.unknown["messages[].content[].redacted_thinking"] = None
         elif kind == "tool_use":
             add_to_turn(self.chat, role, tool_calls=self._read_call(block, at))
+        elif kind in CHANGES:
+            self.changes.append(read_change(block, at, self.unknown))
         else:
             self.chat.append(self._read_result(block, at))
 
@@ -316,7 +333,7 @@ class MessagesReader(TurnsReader):
         if not isinstance(arguments, dict):
             raise InvalidPayload(f"{at}.input must be an object")
         self._calls[id] = name
-        self.loaded.add(name)
+        self.changes.append(ToolChange("found", name, at))
         return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _read_result(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
@@ -333,7 +350,7 @@ class MessagesReader(TurnsReader):
                     self._shown.append(self._read_image(part, where))
                 elif kind == "tool_reference":
                     texts.append(string_at(part.get("tool_name"), f"{where}.tool_name"))
-                    self.loaded.add(texts[-1])
+                    self.changes.append(ToolChange("found", texts[-1], where))
                 else:
                     texts.append(string_at(part.get("text"), f"{where}.text"))
             content = "\n".join(texts)
@@ -479,98 +496,6 @@ def unheeded_budget(body: Mapping[str, Any]) -> list[str]:
     return [f"output_config.{_BUDGET}"] if isinstance(config, dict) and config.get(_BUDGET) is not None else []
 
 
-# -- `tools` and `tool_choice`, translated to those of a chat ----------------------------------------------------------
-
-
-_SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
-"""Prefixes of the `type` of tools that run on Anthropic's servers."""
-
-_DIRECT = ("allowed_callers", ["direct"])
-"""The field of a tool that says what is true of all tools here: the model calls them, not other tools."""
-
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-
-
-_TOOL: Mapping[str, Shape] = {
-    "type": {"enum": ["custom", None]},
-    "name": TEXT,
-    "description": nullable(TEXT),
-    "input_schema": {"type": "object"},
-    "cache_control": {},
-    "strict": nullable(FLAG),
-    "defer_loading": nullable(FLAG),
-}
-_CHOICE: Mapping[str, Shape] = {
-    "type": {"enum": [*_CHOICES, "tool"]},
-    "name": TEXT,
-    "disable_parallel_tool_use": nullable(FLAG),
-}
-TOOLS: Mapping[str, Shape] = {
-    "tools": nullable(listing({**record(_TOOL), "required": ["name", "input_schema"]}, maxItems=MAX_TOOLS)),
-    "tool_choice": nullable({**record(_CHOICE), "required": ["type"], "additionalProperties": NULL}),
-}
-"""The schemas of the fields that `read_tools` and `read_choice` read."""
-
-
-def read_tools(value: Any, loaded: Collection[str]) -> Any:
-    """Return the tools in the format of a chat request, without those whose loading is still deferred.
-
-    The chat reader checks their schemas.
-
-    Args:
-        loaded: the names of the tools that are shown even if their loading is deferred.
-
-    Raises:
-        InvalidParameter: a tool does not run on the client, or is malformed.
-    """
-    if not isinstance(value, list):
-        return value
-    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(value)]
-    return [
-        tool
-        for tool, declared in zip(tools, value, strict=True)
-        if not declared.get("defer_loading") or tool["function"]["name"] in loaded
-    ]
-
-
-def _tool(tool: Any, at: str) -> dict[str, Any]:
-    if not isinstance(tool, dict):
-        raise InvalidParameter(f"{at}: must be an object with 'name' and 'input_schema'")
-    kind = tool.get("type")
-    if kind not in (None, "custom"):
-        if isinstance(kind, str) and kind.startswith(_SERVER):
-            raise InvalidParameter(
-                f"{at}.type={show(kind)}: is not supported: server tools only run on Anthropic's servers"
-            )
-        raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: send name, description and input_schema")
-    if not isinstance(tool.get("input_schema"), dict):
-        raise InvalidParameter(f"{at}.input_schema: must be a JSON schema object")
-    NamedValue(f"{at}.defer_loading", tool.get("defer_loading")).optional(boolean)
-    name = read_name(tool.get("name"), f"{at}.name")
-    function = {"name": name, "description": tool.get("description"), "parameters": tool["input_schema"]}
-    function |= {"strict": tool["strict"]} if "strict" in tool else {}
-    unknown_fields = {name: item for name, item in tool.items() if name not in _TOOL and (name, item) != _DIRECT}
-    return {"type": "function", "function": {**unknown_fields, **function}}
-
-
-def read_choice(value: Any, *, tools: Any) -> dict[str, Any]:
-    """Return `tool_choice` and `parallel_tool_calls` in the format of a chat request."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if not isinstance(kind, str) or kind not in _CHOICE["type"]["enum"]:
-        raise ValueError("must be an object with a 'type' that is auto, any, tool or none")
-    only(value, *_CHOICE)
-    single = value.get("disable_parallel_tool_use")
-    if single is not None and not isinstance(single, bool):
-        raise ValueError("'disable_parallel_tool_use' must be true or false")
-    parallel = {} if single is None else {"parallel_tool_calls": not single}
-    if kind != "tool":
-        return {"tool_choice": _CHOICES[kind], **parallel}
-    names = [tool.get("name") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-    if value.get("name") not in names:
-        raise ValueError("'name' must be the name of one of the tools")
-    return {"tool_choice": {"type": "function", "function": {"name": value["name"]}}, **parallel}
-
-
 _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream")}
 _SAME = TABLE.parameters.keys() | _OF_CHAT.keys()
 """The fields that are passed to the chat unchanged."""
@@ -629,10 +554,10 @@ class AnthropicMessages(OpenAiDialect):
         reader.clear_thinking(edits.optional(read_reasoning_turns))
         arguments, unheeded = thinking.template_arguments(context)
         kwargs = {} if body.get("chat_template_kwargs") is None else body["chat_template_kwargs"]
-        tools, choice = body.get("tools"), NamedValue("tool_choice", body.get("tool_choice"))
+        tools = read_tools(body.get("tools"), reader.changes)
+        choice = NamedValue("tool_choice", body.get("tool_choice"))
         called = choice.optional(partial(read_choice, tools=tools)) or {}
-        loaded = reader.loaded | ({choice.value.get("name")} if called else set())
-        called["tools"] = read_tools(tools, loaded)
+        called["tools"] = tools.shown()
         fields = {
             **{name: body[name] for name in _SAME if name in body},
             "chat_template_kwargs": {**kwargs, **arguments} if isinstance(kwargs, dict) else kwargs,

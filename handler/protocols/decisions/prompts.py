@@ -88,8 +88,14 @@ _PAIRS = tuple(first + second for first in ascii_uppercase for second in ascii_u
 
 @functools.lru_cache(4)
 def _letter_pairs(vocabulary: Vocabulary | None) -> tuple[str, ...]:
-    """Return the pairs of capital letters that are tokens of the vocabulary, with or without a space before them."""
+    """Return the pairs of capital letters that are tokens of the vocabulary.
+
+    Pairs that are tokens only with a space before them come last, because they are single tokens only after a prompt
+    to whose end a tokenizer adds a space.
+    """
     if vocabulary is None:
         return _PAIRS
-    pieces = {piece.strip() for piece in vocabulary.pieces if len(piece) <= 3}
-    return tuple(pair for pair in _PAIRS if pair.encode() in pieces)
+    pieces = {piece for piece in vocabulary.pieces if len(piece) <= 3}
+    plain = [pair for pair in _PAIRS if pair.encode() in pieces]
+    spaced = [pair for pair in _PAIRS if f" {pair}".encode() in pieces]
+    return tuple(dict.fromkeys([*plain, *spaced]))

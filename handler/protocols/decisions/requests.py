@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -159,8 +159,25 @@ def _inert(text: str, specials: re.Pattern[str] | None) -> str:
 @functools.lru_cache(4)
 def _special_texts(vocabulary: Vocabulary | None) -> re.Pattern[str] | None:
     """Return a pattern that matches the special tokens of a vocabulary, or None if it has none."""
-    texts = [] if vocabulary is None else sorted((text for text in vocabulary.marks if len(text) > 1), key=len)
-    return re.compile("|".join(map(re.escape, reversed(texts)))) if texts else None
+    texts = [] if vocabulary is None else [text for text in vocabulary.marks if len(text) > 1]
+    return re.compile(_any_of(texts)) if texts else None
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    """Return an expression that matches the longest of some texts.
+
+    Each character of a prefix occurs once in it, so a search takes linear time whatever text it searches. A vocabulary
+    may have thousands of special tokens, and a client may send a megabyte of their first characters.
+    """
+    branches = []
+    for _, members in itertools.groupby(sorted(texts), key=lambda text: text[0]):
+        group = [*members]
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(group[0], group[-1], strict=False))
+        prefix = "".join(character for character, _ in same)  # of the first and the last in order, so of all
+        rests = [text[len(prefix) :] for text in group if text != prefix]
+        rest = f"(?:{_any_of(rests)}){'?' if prefix in group else ''}" if rests else ""
+        branches.append(re.escape(prefix) + rest)
+    return "|".join(branches)
 
 
 # -- thinking: a label must be the first token of the reply ------------------------------------------------------------

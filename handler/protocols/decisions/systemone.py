@@ -90,7 +90,7 @@ class SystemOneDialect(DecisionDialect):
 
     name = "systemone"
     errors = SYSTEMONE_ERRORS
-    forms = True
+    forms = "with the JSON document as the part 'request'"
     response_headers = (REQUEST_ID,)
     needed = "a JSON object with 'state' and 'questions'"
     table = _TABLE

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import sys
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, TooLarge
+from handler.core.errors import InvalidParameter, InvalidPayload, NotJson
 from handler.core.framing import MAX_DEPTH, is_too_deep, refuse_constant
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import NEUTRAL_VALUES, equals_any
@@ -28,41 +27,6 @@ _MEMBER, _OBJECT = 88, 240  # bytes of memory for an empty list in a list, and f
 _LONG_NUMBER = b"0" * 19
 """The shortest integer that orjson may read as a float, with all digits replaced by zeros."""
 
-
-def inflate(body: bytes, limit: int, take: Callable[[int], object]) -> bytes:
-    """Decompress a body whose Content-Encoding is gzip or deflate. The first bytes of the body identify its format.
-
-    Args:
-        limit: maximum size of the result in bytes.
-        take: called with the size of each decompressed part, before the next part is decompressed.
-
-    Raises:
-        InvalidPayload: the body is not compressed, is truncated, or is followed by other data.
-        TooLarge: the result is larger than `limit`.
-    """
-    inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)  # both formats
-    parts, size, end = list[bytes](), 0, 0
-    try:
-        while end < len(body) and not inflater.eof:
-            part, end = inflater.decompress(body[end : end + _PIECE], _PART), end + _PIECE
-            while part:
-                size += len(part)
-                if size > limit:
-                    raise TooLarge(f"the decompressed body has more than {limit} bytes (max_request_size)")
-                take(len(part))
-                parts.append(part)
-                part = inflater.decompress(inflater.unconsumed_tail, _PART)
-    except zlib.error:
-        raise InvalidPayload(f"the body is not compressed {_AS_ENCODED}") from None
-    if not inflater.eof or inflater.unused_data or end < len(body):
-        raise InvalidPayload(
-            f"the compressed body {'has further data after' if inflater.eof else 'is cut off before'} its end"
-        )
-    return b"".join(parts)
-
-
-_PART = 1 << 20  # maximum bytes that are decompressed at a time
-_AS_ENCODED = "as its Content-Encoding says: it must begin with a gzip or zlib header"
 
 _FEW = 1 << 14  # bytes for lists and objects, up to which punctuation inside strings is counted too
 _PIECE = 1 << 16  # bytes whose strings are removed at a time

@@ -95,12 +95,14 @@ class RequestContext(NamedTuple):
         model: the model name in the path, or "" if there is none.
         keeper: the object that stores the response, or None if the response should not be stored.
         recalled: the stored responses that the request continues.
+        may_be_formatted: whether an output formatter of the user may read the tokens with their log-probabilities.
     """
 
     adapter: Adapter | None = None
     model: str = ""
     keeper: Keeper | None = None
     recalled: Recalled = NOTHING
+    may_be_formatted: bool = True
 
 
 NO_REQUEST = RequestContext()
@@ -140,7 +142,7 @@ class ServerContext:
         prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
         tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
         notices: logs each warning only once.
-        parsed: the cache of `read_all`.
+        parsed: the cache of `remember` (parameters.py).
     """
 
     engine: str

@@ -129,10 +129,11 @@ class Dialect(ABC):
 
     Attributes:
         any_media: whether a body is read as JSON regardless of its content type.
-        forms: whether a body may also be a form (multipart/form-data). `parse` then receives the texts and files
-            (`Upload`) of the form by name.
+        forms: what a body that is a form (multipart/form-data) must contain, for messages, or "" if a body must not be
+            a form. `parse` receives the texts and files (`Upload`) of a form by name.
         media_types: additional content types that are read as JSON.
-        encodings: the values of Content-Encoding that are accepted besides identity.
+        encodings: the values of Content-Encoding that are accepted besides identity. `x-gzip` is an alias of `gzip`
+            (RFC 9110, section 8.4.1.3).
         unique_keys: whether a body with a duplicate key is refused, as in the original API. Otherwise the last value
             is used.
         response_headers: the names of the headers that `ParsedRequest.headers` returns, which web pages may read.
@@ -143,9 +144,9 @@ class Dialect(ABC):
 
     name: str
     any_media = False
-    forms = False
+    forms = ""
     media_types: Collection[str] = ()
-    encodings: Collection[str] = ()
+    encodings: Collection[str] = ("gzip", "x-gzip", "zstd")
     unique_keys = False
     response_headers: tuple[str, ...] = ()
     computes = True

@@ -415,16 +415,26 @@ def read_all(
     params = {name: value for name, value in params.items() if value is not None and name in table.parameters}
     all_values = (*params.values(), *defaults.values())
     kinds = tuple(map(type, all_values))
-    if not _PLAIN.issuperset(kinds):
+    if not are_plain(kinds):
         return _read(params, context, defaults, table, most_new_tokens)
     key = table, most_new_tokens, tuple(params), tuple(defaults), all_values, kinds
     parsed: ParsedParameters | None = context.parsed.get(key)
     if parsed is None:
         parsed = _read(params, context, defaults, table, most_new_tokens)
-        if len(context.parsed) >= _MOST_PARSED:
-            context.parsed.clear()
-        context.parsed[key] = parsed
+        remember(key, parsed, context)
     return parsed
+
+
+def remember(key: tuple[Any, ...], value: Any, context: ServerContext) -> None:
+    """Store what was read from a set of plain values in `context.parsed`."""
+    if len(context.parsed) >= _MOST_PARSED:
+        context.parsed.clear()
+    context.parsed[key] = value
+
+
+def are_plain(kinds: Iterable[type]) -> bool:
+    """Return whether values of these types are numbers, booleans or null."""
+    return _PLAIN.issuperset(kinds)
 
 
 def _read(

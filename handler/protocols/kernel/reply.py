@@ -100,7 +100,8 @@ class SequenceOutput:
     @property
     def num_values(self) -> int:
         """The approximate number of tokens and their alternatives."""
-        return sum(len(tokens) * (1 + len(tokens[-1].top)) for tokens in (self.tokens, self.prefill) if tokens)
+        num_values = len(self.tokens) * (1 + len(self.tokens[-1].top)) if self.tokens else 0
+        return num_values + (len(self.prefill) * (1 + len(self.prefill[-1].top)) if self.prefill else 0)
 
     @property
     def logprob(self) -> float:
@@ -166,10 +167,9 @@ class WholeReply(Reply):
         return nothing
 
     def takes_long(self, delta: Delta) -> bool:
-        ends = delta.finish is not None and self._unfinished == 1
-        return ends and (
-            self.num_repeated > LONG_TEXT or sum(sequence.num_values for sequence in self._sequences) > _LONG
-        )
+        if delta.finish is None or self._unfinished != 1:
+            return False
+        return self.num_repeated > LONG_TEXT or sum([sequence.num_values for sequence in self._sequences]) > _LONG
 
     def _tensors(self, selected: OutputTensors | None, sequences: Sequence[SequenceOutput]) -> TensorValues | None:
         """Return the selected output tensors of sequences, or None if the request selects none."""

@@ -34,8 +34,10 @@ from handler.protocols.kernel.parameters import (
     Parameter,
     ParsedParameters,
     Table,
+    are_plain,
     parameters,
     read_all,
+    remember,
     request_fields,
 )
 from handler.protocols.kernel.readers import ADAPTERS, NamedValue, merge_adapters, read_adapters, show
@@ -212,6 +214,40 @@ class ParsedPrompt(NamedTuple):
     overridden: list[str]
 
 
+class _Fields(NamedTuple):
+    """What a body contains. Most clients send the same values again with another prompt.
+
+    Attributes:
+        is_chosen: whether the client has chosen the framing.
+    """
+
+    request: Request
+    outputs: OutputTensors | None
+    framing: Framing
+    errors: LmiErrors
+    names: Sequence[str]
+    streams: bool
+    is_chosen: bool
+
+
+def _plain_values(dialect: Lmi, body: Any, request_context: RequestContext) -> tuple[Any, ...] | None:
+    """Return all that determines how a body is read except its prompt, or None if this is more than plain values."""
+    if type(body) is not dict or request_context.adapter is not None or not body.keys() <= _PLAIN_FIELDS:
+        return None
+    inputs, parameters = body.get("inputs"), body.get("parameters")
+    if type(inputs) is not str or not inputs or type(parameters) is not dict:
+        return None
+    if not parameters.keys() <= _PARAMETER_NAMES:
+        return None
+    values = (body.get("stream"), *parameters.values())
+    kinds = tuple(map(type, values))
+    key = dialect, request_context.may_be_formatted, tuple(parameters), values, kinds
+    return key if are_plain(kinds) else None
+
+
+_PLAIN_FIELDS = frozenset({"inputs", "parameters", "stream"})
+
+
 def lmi_request(inputs: Shape) -> RequestShape:
     """Return a function that builds the schema of a body. `inputs` is the schema of the prompt."""
 
@@ -256,7 +292,19 @@ class Lmi(Dialect):
     )
 
     def parse(self, body: Any, context: ServerContext, request_context: RequestContext = NO_REQUEST) -> ParsedRequest:
-        body = read_object(body)
+        key = _plain_values(self, body, request_context)
+        fields: _Fields | None = None if key is None else context.parsed.get(key)
+        if fields is not None:
+            return self._reply_to(Request._make((body["inputs"], *fields.request[1:])), fields, context)
+        fields = self._read(read_object(body), context, request_context)
+        call = self._reply_to(fields.request, fields, context)
+        if key is not None and not (self.reports_seed and fields.request.details):  # each of these has its own seed
+            logprobs = request_context.may_be_formatted or call.reply.shows_logprobs
+            sampling = fields.request.sampling._replace(logprobs=logprobs)
+            remember(key, fields._replace(request=fields.request._replace(prompt="", sampling=sampling)), context)
+        return call
+
+    def _read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> _Fields:
         parameters = read_parameters_field(body)
         prompt = _read_prompt(body.get("inputs"), context)
         (adapter,) = read_adapters(body, 1, context, request_context.adapter)
@@ -272,16 +320,20 @@ class Lmi(Dialect):
                 "parameters.n, best_of and num_beams must be 1 when streaming: only a non-streaming response "
                 "can contain several sequences; to stream n choices, send 'prompt' instead of 'inputs'"
             )
+        chosen = parameters.get(_FORMATTER) is not None
+        return _Fields(request, parsed.outputs, framing, errors, names, streams, chosen)
 
+    def _reply_to(self, request: Request, fields: _Fields, context: ServerContext) -> ParsedRequest:
+        _, outputs, framing, errors, names, streams, is_chosen = fields
         reply: Reply
         if streams:
-            reply = StreamReply(self.format, request, framing, errors, parsed.outputs)
+            reply = StreamReply(self.format, request, framing, errors, outputs)
         else:
-            reply = DocumentReply(self.format, request, parsed.outputs)
-        if parameters.get(_FORMATTER) is not None:  # the client's own choice
+            reply = DocumentReply(self.format, request, outputs)
+        if is_chosen:
             return ParsedRequest((request,), reply, errors, names, streams)
         as_openai = openai_reply(request, context, streams=streams)
-        return ParsedRequest((request,), reply, errors, names, streams, of_tokens=True, as_openai=as_openai)
+        return ParsedRequest((request,), reply, errors, names, streams, True, as_openai)
 
     def _framing(self, parameters: Mapping[str, Any], context: ServerContext, stream: bool | None) -> Framing:
         framing: Framing | None = read_field(parameters, _FORMATTER)

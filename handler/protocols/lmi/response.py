@@ -184,13 +184,16 @@ class DocumentReply(WholeReply):
         return finish_of(self._request, delta)
 
     def _document(self) -> object:
-        scores = [self._score(sequence) for sequence in self._sequences]
-        best, *others = [self._sequences[index] for index in rank_sequences(scores, self._request.sampling)]
+        best, *others = self._ranked() if len(self._sequences) > 1 else self._sequences
         best.prefill = self._sequences[0].prefill
         request = self._request
         text = request.text_before + best.text
         output = WholeOutput(request, best, others, self._num_prompt_tokens) if request.details else None
         return self._format.document(text, output, self._tensors(self._outputs, [best, *others]))
+
+    def _ranked(self) -> list[SequenceOutput]:
+        scores = [self._score(sequence) for sequence in self._sequences]
+        return [self._sequences[index] for index in rank_sequences(scores, self._request.sampling)]
 
     def _score(self, sequence: SequenceOutput) -> float:
         """Return the score by which sequences are ranked."""

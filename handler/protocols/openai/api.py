@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -304,9 +305,34 @@ class OpenAiModel(TypedDict):
     input_modalities: list[str]
 
 
+class TypeSafeModel(TypedDict):
+    """A model as TypeSafe's SDK lists it. The date is that of `created`."""
+
+    name: str
+    description: str
+    release_date: str
+
+
 class OpenAiModels(TypedDict):
+    """OpenAI's list in `data`, and the list of TypeSafe's SDK in `models`."""
+
     object: Literal["list"]
     data: list[OpenAiModel]
+    models: list[TypeSafeModel]
+
+
+def listed_models(models: list[OpenAiModel]) -> OpenAiModels:
+    """Return the list of models for the SDKs of OpenAI and TypeSafe."""
+    return {"object": "list", "data": models, "models": [_of_typesafe(model) for model in models]}
+
+
+def _of_typesafe(model: OpenAiModel) -> TypeSafeModel:
+    kind = f"adapter of {model['parent']}" if model["parent"] else "model"
+    return {
+        "name": model["id"],
+        "description": f"The {kind} {model['root']}",
+        "release_date": time.strftime("%Y-%m-%d", time.gmtime(model["created"])),
+    }
 
 
 # -- pages of lists ----------------------------------------------------------------------------------------------------

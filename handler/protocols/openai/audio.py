@@ -313,7 +313,7 @@ class Transcriptions(OpenAiDialect):
     """
 
     name, task = "openai_transcriptions", "transcribe"
-    forms = True
+    forms = "with the audio clip as the file 'file'"
     needed = "a form or a JSON object with 'file'"
     table = _table(
         language=Parameter("language", _language),

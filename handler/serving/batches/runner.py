@@ -36,7 +36,7 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.framing import loads
-from handler.core.loop import run_in_daemon_thread
+from handler.core.loop import run_in_daemon_thread, wait_for
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai import batches
@@ -293,7 +293,7 @@ class BatchRunner:
                 except Exception:
                     log.exception("a bug in the server: open batches could not be started")
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self.store.created.wait(), _IDLE_SECONDS)
+                    await wait_for(self.store.created.wait(), _IDLE_SECONDS)
                 self.store.created.clear()
         finally:
             for task in self._running.values():

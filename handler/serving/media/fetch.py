@@ -15,7 +15,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from handler.core.errors import InvalidPayload
-from handler.core.loop import run_in_daemon_thread
+from handler.core.loop import run_in_daemon_thread, wait_for
 from handler.core.media import MEDIA
 from handler.core.numbers import is_digits
 from handler.serving.media.loader import ANY_HOST, MediaRules
@@ -136,7 +136,7 @@ class Fetcher:
         """
         seconds = self._rules.files[kind].seconds
         try:
-            return await asyncio.wait_for(self._follow(_read_url(url), kind, take), seconds)
+            return await wait_for(self._follow(_read_url(url), kind, take), seconds)
         except asyncio.TimeoutError:
             limit = f"{seconds:g} s (option.{kind}_fetch_timeout)"
             raise InvalidPayload(f"it could not be fetched within {limit}") from None

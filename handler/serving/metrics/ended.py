@@ -16,6 +16,7 @@ class EndedRequest(NamedTuple):
         limits: `n` and the maximum number of new tokens of each prompt for which text is generated.
         adapters: names of the LoRA adapters that the prompts use.
         opened: whether TGI would have counted the request at its start.
+        num_questions: number of questions to decide, or 0 if the request is for anything else.
     """
 
     outcome: str
@@ -31,6 +32,7 @@ class EndedRequest(NamedTuple):
     limits: Sequence[tuple[int, int]]
     adapters: Collection[str]
     opened: bool
+    num_questions: int
 
     @property
     def num_later(self) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import Metric
 
+from handler.serving.metrics.decisions import DecisionMetrics
 from handler.serving.metrics.ended import Ended, EndedRequest
 from handler.serving.metrics.families import histograms
 from handler.serving.metrics.gauges import AdapterGauges, CapturedRequests, Gauges
@@ -82,6 +83,7 @@ class Metrics(RequestCounter):
         active = Gauge("lmi_active_sequences", "Sequences in the engine", registry=registry)
         active.set_function(gauges.active)
         self._histograms = histograms("lmi_", registry, {}, _OWN)
+        self._decisions: DecisionMetrics | None = None  # until the first decision
         self._adapters = AdapterGauges(gauges.adapters)
         registry.register(self._adapters)
         self._vllm = VllmMetrics(registry, model_name, gauges)
@@ -121,6 +123,9 @@ class Metrics(RequestCounter):
         per_token = [(request.total - request.first) / (request.num_tokens - 1) for request in several]
         self._histograms["time_per_output_token_seconds"].observe_all(per_token)
         self._vllm.count(ended)
+        if decisions := [request for request in reached if request.num_questions]:
+            self._decisions = self._decisions or DecisionMetrics(self.registry)
+            self._decisions.count(decisions)
         self._adapters.num_requests.update(name for request in ended for name in request.adapters)
         if self._tgi is not None:
             self._tgi.count(ended)

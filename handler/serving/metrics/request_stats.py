@@ -19,7 +19,7 @@ from handler.serving.metrics.tracing import RequestRecord
 log = logging.getLogger("handler.request")
 
 _MAX_UNCOUNTED = 256  # number of ended requests at which they are counted, although nobody reads the metrics
-_LINE = "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s"
+_LINE = "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s%s"
 
 
 class RequestCounter(ABC):
@@ -72,6 +72,7 @@ class RequestCounter(ABC):
             [(item.sampling.n, item.sampling.max_new_tokens) for item in parsed if item.pooling is None],
             {item.adapter.name for item in parsed if item.adapter is not None},
             opened,
+            request.num_questions,
         )
         self._uncounted.append(numbers)
         if len(self._uncounted) >= _MAX_UNCOUNTED:
@@ -208,7 +209,16 @@ class RequestStats:
             started=times.started - times.accepted if times.started else 0.0,
             first=self.first_at - times.accepted if self.num_tokens else 0.0,
             total=time.perf_counter() - times.accepted if times.accepted else 0.0,
+            num_questions=_num_questions(self._parsed),
         )
+
+
+def _num_questions(parsed: ParsedRequest | None) -> int:
+    """Return the number of questions to decide, or 0 if the request is for anything else."""
+    if parsed is None or not parsed.requests:
+        return 0
+    pooling = parsed.requests[0].pooling
+    return len(parsed.requests) if pooling is not None and pooling.labels else 0
 
 
 def _log_request(request: RequestRecord, ignored: Sequence[str]) -> None:
@@ -227,6 +237,7 @@ def _log_request(request: RequestRecord, ignored: Sequence[str]) -> None:
             "tokens": request.num_tokens,
             "first_token_s": round(request.first, 3),
             "seconds": round(request.total, 3),
+            **({"questions": request.num_questions} if request.num_questions else {}),
             **({"ignored": names} if names else {}),
             **({"error": request.error} if request.error else {}),
         }
@@ -238,6 +249,7 @@ def _log_request(request: RequestRecord, ignored: Sequence[str]) -> None:
         request.num_tokens,
         request.first,
         request.total,
+        f" questions={request.num_questions}" if request.num_questions else "",
         f" ignored={','.join(names)!r}" if names else "",
         f" error={request.error!r}" if request.error else "",
     )

@@ -41,6 +41,7 @@ class RequestRecord(NamedTuple):
             engine.
         first: seconds to the first token, or 0 without a token.
         total: seconds to the end of the request, or 0 if it was not accepted.
+        num_questions: number of questions to decide, or 0 if the request is for anything else.
     """
 
     id: str
@@ -54,6 +55,7 @@ class RequestRecord(NamedTuple):
     first: float
     total: float
     started: float = 0.0
+    num_questions: int = 0
 
 
 class Tracer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
@@ -14,10 +14,12 @@ from handler.core.media import MEDIA, Medium
 from handler.core.text import Prompt
 from handler.core.values import Request, Task
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.protocols.kernel.body import inflate, value_size
+from handler.protocols.kernel.body import value_size
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.stored import NOTHING
+from handler.serving.compression import inflate
 from handler.serving.encoder import check_structured_output, is_long
+from handler.serving.large_bodies import LARGE
 from handler.serving.quota import BODY_MEMORY, Count, Share
 from handler.serving.request.gate import BatchGate
 from handler.serving.request.life import JOIN, Life
@@ -42,21 +44,43 @@ _TURN = frozenset({Resource.TURN})
 
 
 class Decompression:
-    """Decompresses bodies that have a Content-Encoding, on a thread."""
+    """Decompresses bodies that have a Content-Encoding, on a thread.
+
+    The size of the compressed body does not tell how long this takes. Therefore the first part runs as for a small
+    body, and the rest, if there is one, as for a large body: it waits for others and leaves a thread to them.
+    """
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._limit = admission.preprocessor.context.config.max_request_size
 
     def body(self, intake: Intake) -> Wait:
-        if not intake.head.encoding:
-            return None
-        call = functools.partial(self._inflate, intake)
-        return self._admission.submit(call, len(intake.body), intake.head.owner, apart=False)
+        return self._inflate(intake) if intake.head.encoding else None
 
-    def _inflate(self, intake: Intake) -> None:
-        memory = intake.memory
-        intake.body = inflate(intake.body, self._limit, lambda size: memory.take(BODY_MEMORY * size))
+    async def _inflate(self, intake: Intake) -> None:
+        size, owner = len(intake.body), intake.head.owner
+        parts = inflate(intake.body, intake.head.encoding, self._limit, " (max_request_size)")
+        inflated: list[bytes] = []
+        begin = functools.partial(self._take, intake, parts, inflated, LARGE)
+        if await self._admission.submit(begin, size, owner, apart=False):
+            finish = functools.partial(self._take, intake, parts, inflated, sys.maxsize)
+            await self._admission.submit(finish, max(size, LARGE), owner, apart=False)
+
+    def _take(self, intake: Intake, parts: Iterator[bytes], inflated: list[bytes], enough: int) -> bool:
+        """Append parts to `inflated` until they have `enough` bytes. At the end of the body, join them.
+
+        Returns:
+            Whether the end of the body has not been reached.
+        """
+        size = 0
+        for part in parts:
+            intake.memory.take(BODY_MEMORY * len(part))
+            inflated.append(part)
+            size += len(part)
+            if size >= enough:
+                return True
+        intake.body = b"".join(inflated)
+        return False
 
 
 class Decoding:

@@ -256,6 +256,8 @@ class RequestTask(Life):
             for work in plan.body_of(head) if head.stages else plan.body:
                 if (waiting := work(intake)) is not None:
                     await waiting
+            if self._capture is not None and head.encoding:
+                self._capture.decompress(intake.body)
             self._keep_sessions_secret(intake)
             parsed = intake.parsed
             assert parsed is not None, "a stage parses the body"

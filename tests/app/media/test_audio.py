@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
+import httpx
 import pytest
 
 from handler.core.values import Request
@@ -170,6 +172,13 @@ def test_a_form_is_answered(server: LiveServer, path: str) -> None:
     usage = {"type": "tokens", "input_tokens": 3, "output_tokens": 5, "total_tokens": 8}
     assert answer.json() == {"text": ECHO, "usage": usage}
     assert "x-lmi-ignored-parameters" not in answer.headers
+
+
+def test_a_compressed_form_is_answered(server: LiveServer) -> None:
+    plain = httpx.Request("POST", server.url + TRANSCRIPTIONS, files={"file": ("a.mp3", CLIP)}, data={"model": "model"})
+    headers = {"content-type": plain.headers["content-type"], "content-encoding": "gzip"}
+    answer = http.post(server.url + TRANSCRIPTIONS, content=gzip.compress(plain.read()), headers=headers)
+    assert (answer.status_code, answer.json()["text"]) == (200, ECHO)
 
 
 def test_raw_audio_is_refused_with_the_form_to_send(server: LiveServer) -> None:

@@ -71,6 +71,11 @@ VLLM = {
     "vllm:generation_tokens": "counter",
     "vllm:request_success": "counter",
 }
+DECISIONS = {
+    "lmi_decisions": "counter",
+    "lmi_decision_questions": "counter",
+    "lmi_decision_question_seconds": "histogram",
+}
 ADAPTERS = {"lmi_adapters": "gauge", "lmi_adapter_requests": "counter"}
 REPORTED = {
     "vllm:kv_cache_usage_perc": "gauge",
@@ -129,7 +134,7 @@ def test_the_document_lists_every_metric() -> None:
     documented = re.findall(r"`((?:lmi_|vllm:|tgi_)\w+)", section("README.md#metrics"))
     names = [
         f"{name}_total" if kind == "counter" else name
-        for name, kind in {**OURS, **VLLM, **REPORTED, **ADAPTERS}.items()
+        for name, kind in {**OURS, **VLLM, **REPORTED, **ADAPTERS, **DECISIONS}.items()
     ]
     for kind, name, *_ in REPLICA_FAMILIES:
         names.append(f"lmi_replica_{name}_total" if kind is CounterMetricFamily else f"lmi_replica_{name}")
@@ -233,6 +238,24 @@ def test_a_request_counts_its_tokens_after_the_first_of_each_sequence(server: Ap
     durations = [grown(f"tgi_request_{name}duration_sum") for name in ("validation_", "queue_", "inference_")]
     assert grown("tgi_request_duration_sum") == pytest.approx(sum(durations))
     assert server.metric("tgi_request_count") == value(after, "tgi_request_count_total")
+
+
+def test_decisions_count_their_questions_from_the_first_one_on(caplog: pytest.LogCaptureFixture) -> None:
+    questions = {name: {"type": "noul", "instructions": "Is it?"} for name in ("a", "b", "c")}
+    with serve("--engine", "echo") as server:
+        assert not DECISIONS.keys() & scrape(server).keys()
+        with caplog.at_level("INFO", "handler.request"):
+            for number in (3, 1):
+                body = {"state": "a b c", "questions": dict([*questions.items()][:number])}
+                assert server.post(body, "/v1/systemone").status_code == 200
+        server.post({"state": "a"}, "/v1/systemone")  # refused
+        after = scrape(server)
+    assert DECISIONS.items() <= types(after).items()
+    assert value(after, "lmi_decisions_total") == value(after, "lmi_decision_question_seconds_count") == 2
+    assert value(after, "lmi_decision_questions_total") == 4
+    lines = [record.getMessage() for record in caplog.records]
+    assert [" questions=3" in line for line in lines[:2]] == [True, False]
+    assert " questions=1" in lines[1]
 
 
 def test_a_request_that_ends_by_itself_or_is_given_up_counts_by_its_reason(server: AppServer) -> None:

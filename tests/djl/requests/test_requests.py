@@ -142,7 +142,7 @@ DIFFERENCES = (
 def _error(answer: Answer) -> dict[str, Any]:
     """What all bodies of an error say; some dialects leave the code to the status, or make it a stream's event."""
     value = _told(answer)
-    error = value["error"]
+    error = value.get("error", _details(value))
     text = error["message"] if isinstance(error, dict) else error  # OpenAI has an object
     return {
         "error": text.removeprefix("Input parsing failed: "),  # which only the async mode says
@@ -186,7 +186,7 @@ def post(url: str, row: Row) -> Answer:
 
 def settled(text: str, row: Row) -> str:
     """Without what differs between two answers to the same request."""
-    text = re.sub(r'"id":"((?:chat)?cmpl-)[^"]+","', r'"id":"\1","', text)
+    text = re.sub(r'"id":"((?:(?:chat)?cmpl|decision)-)[^"]+","', r'"id":"\1","', text)
     text = re.sub(r'"created":1\d{9},', '"created":1,', text)
     text = re.sub(r'"Session \S+ created"', '"Session created"', text)
     return re.sub(r'"seed":\d+', '"seed":1', text) if b'"seed"' not in row.content else text
@@ -213,7 +213,7 @@ def said(answer: Answer) -> str:
     """The generated text of any schema, or an error's text."""
     found = [value for value in values(answer) if value != "[DONE]"]
     if answer.status >= 400:
-        return str(found[0]["error"])
+        return str(found[0].get("error") or _details(found[0]))
     if answer.content_type == "application/json" and isinstance(found[0], list):
         return "|".join(value["generated_text"] for value in found[0])
     if answer.content_type == "application/json" and "generated_text" in found[0]:
@@ -225,12 +225,19 @@ def said(answer: Answer) -> str:
     return "".join(_piece(value) for value in found)
 
 
+def _details(error: dict[str, Any]) -> str:
+    """System One's errors of fields, as their messages."""
+    return "".join(f"{'.'.join(detail['loc'][1:])}: {detail['msg']}" for detail in error.get("detail", ()))
+
+
 def _choice(choice: dict[str, Any]) -> str:
     said = choice if "text" in choice else {"text": (choice.get("message") or choice["delta"]).get("content")}
     return str(said["text"] or "") if choice["index"] == 0 else ""
 
 
 def _piece(value: dict[str, Any]) -> str:
+    if "answers" in value:
+        return "".join(answer["choice"] for answer in value["answers"].values())
     if "choices" in value:
         return "".join(_choice(choice) for choice in value["choices"])
     if "text_output" in value:

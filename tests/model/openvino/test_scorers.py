@@ -13,7 +13,15 @@ from handler.config.config import Config
 from handler.core.values import Pooling, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, score
 from handler.engines.openvino.engine import capabilities, make_pipeline, make_scorer, prepare
-from handler.engines.openvino.scorers import NO_TOPS, LogitScorer, PipelineScorer, PrefixStates, Scores
+from handler.engines.openvino.scorers import (
+    NO_TOPS,
+    ROWS,
+    LogitScorer,
+    PipelineScorer,
+    PrefixStates,
+    Scores,
+    select_rows,
+)
 
 pytestmark = pytest.mark.model
 
@@ -229,6 +237,30 @@ def test_a_cancelled_request_for_labels_leaves_nothing_behind(scorer: LogitScore
     scorer.cancel(1)
     assert read(scorer, labels(2, IDS, 3)).keys() == {2}
     assert scorer.step(idle=True) is None
+
+
+@pytest.mark.parametrize(("operations", "has_rows"), [(["tanh", "convert"], True), (["softmax"], False)])
+def test_rows_are_selected_before_the_last_multiplication(operations: list[str], has_rows: bool) -> None:
+    import openvino
+    from openvino import opset13
+
+    hidden = opset13.parameter([1, -1, 4], numpy.float32, name="input_ids")
+    hidden.output(0).set_names({"input_ids"})
+    node = opset13.matmul(hidden, opset13.constant(numpy.eye(4, dtype=numpy.float32)), False, True)
+    for operation in operations:
+        arguments: tuple[Any, ...] = {"tanh": (), "convert": ("f32",), "softmax": (2,)}[operation]
+        node = getattr(opset13, operation)(node, *arguments)
+    node.output(0).set_names({"logits"})
+    model = openvino.Model([opset13.result(node)], [hidden])
+    select_rows(model)
+    assert (ROWS in {port.any_name for port in model.inputs}) is has_rows
+    request = openvino.Core().compile_model(model, "CPU").create_infer_request()
+    values = numpy.arange(12, dtype=numpy.float32).reshape(1, 3, 4) / 12
+    request.infer({"input_ids": values, **({ROWS: numpy.array([2, 0])} if has_rows else {})})
+    logits = request.get_tensor("logits").data[0]
+    assert logits.shape == ((2, 4) if has_rows else (3, 4))
+    if has_rows:
+        assert logits == pytest.approx(numpy.tanh(values[0, [2, 0]]), abs=1e-5)
 
 
 def test_a_model_with_inputs_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/migrating/: an answer to every name of LMI, TGI, Triton and AWS's vLLM image.
+"""docs/migrating/: an answer to every name of LMI, TGI, Triton and AWS's images.
 
 `python -m tests.unit.config.test_migrating_document` rewrites the tables.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy.data import table
-from handler.config.options import FOREIGN, OPTIONS, VARIABLES_OF
+from handler.config.options import FOREIGN, IMAGES, OPTIONS, VARIABLES_OF
 from handler.config.options.engine_arguments import shipped
 from handler.config.options.names import VARIABLES, find_option
 from handler.config.options.option import OF_JAVA, Gone
@@ -103,6 +103,8 @@ def render() -> dict[Path, str]:
         "README": {"variables": _variables(name for group in PROTECTING for name in VARIABLES_OF[group])},
         "tgi": {"variables": _tgi()},
         "aws-vllm": {"variables": _variables(VARIABLES_OF["aws-vllm"]), "arguments": _vllm()},
+        "aws-sglang": {"variables": _of_image("aws-sglang", "sglang")},
+        "aws-llama-cpp": {"variables": _of_image("aws-llama-cpp", "llama.cpp")},
         "triton": {"variables": _variables(VARIABLES_OF["triton"]), "parameters": _parameters()},
     }
     pages = {}
@@ -162,7 +164,7 @@ def _list(title: str, reasons: dict[str, list[str]]) -> str:
 
 
 def _tgi() -> str:
-    others = {name for group in ("aws-vllm", "triton", *PROTECTING) for name in VARIABLES_OF[group]}
+    others = {name for group in ("aws-vllm", "triton", *IMAGES, *PROTECTING) for name in VARIABLES_OF[group]}
     return _variables(VARIABLES.keys() - others)
 
 
@@ -170,6 +172,13 @@ def _variables(names: Iterable[str]) -> str:
     return _by_answer(
         (_except(name, VARIABLES[name].unless), VARIABLES[name]._replace(unless=()).answer) for name in sorted(names)
     )
+
+
+def _of_image(group: str, protecting: str) -> str:
+    """Return what becomes of every argument of an image's server, with the name of its variable."""
+    lists = _variables([*VARIABLES_OF[group], *VARIABLES_OF[protecting]])
+    unknown = "A variable that is not in them is ignored, and named at the start."
+    return f"The lists are for {IMAGES[group]}. {unknown}\n\n{lists}"
 
 
 def _parameters() -> str:
@@ -224,7 +233,7 @@ def answer(name: str, engine: str) -> str:
     return "supported" if option.key == name else f"same as `{option.key}`"
 
 
-@pytest.mark.parametrize("page", ["README", "lmi", "tgi", "aws-vllm", "triton"])
+@pytest.mark.parametrize("page", ["README", "lmi", "tgi", "aws-vllm", "aws-sglang", "aws-llama-cpp", "triton"])
 def test_the_documents_are_up_to_date(page: str) -> None:
     path = DOCUMENTS / f"{page}.md"
     assert path.read_text() == render()[path], "`python -m tests.unit.config.test_migrating_document` writes it"

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from handler.core.loop import start_now
+from handler.core.loop import start_now, wait_for
 from tests.doubles import terminal
 
 # -- a coroutine that begins at once: no task where it does not wait, and an ordinary one where it does ----------------
@@ -101,6 +101,66 @@ def test_an_error_before_the_first_wait_is_raised_at_once() -> None:
     async def story() -> None:
         with pytest.raises(ValueError, match="no"):
             start_now(fail())
+
+    asyncio.run(story())
+
+
+# -- a wait with a limit: a cancellation ends the waiting task, however close it is to the result ----------------------
+
+
+@pytest.mark.parametrize("iterations", range(6))
+def test_a_cancellation_beside_the_result_is_not_ignored(iterations: int) -> None:
+    async def story() -> None:
+        arrived = asyncio.Event()
+
+        async def wait() -> None:
+            await wait_for(arrived.wait(), 60)
+            await wait_for(asyncio.Event().wait(), 60)
+
+        waiting = asyncio.ensure_future(wait())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        arrived.set()
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=30)
+        assert waiting.cancelled()
+
+    asyncio.run(story())
+
+
+def test_what_is_late_is_cancelled_and_has_ended() -> None:
+    async def story() -> None:
+        ended: list[str] = []
+
+        async def late() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                ended.append("late")
+
+        with pytest.raises(asyncio.TimeoutError):
+            await wait_for(late(), 0.001)
+        assert ended == ["late"]
+
+    asyncio.run(story())
+
+
+def test_the_result_or_error_of_what_ends_in_spite_of_its_limit_is_passed_on() -> None:
+    async def stubborn(error: Exception | None) -> int:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if error is not None:
+                raise error from None
+        return 3
+
+    async def story() -> None:
+        assert await wait_for(stubborn(None), 0.001) == 3
+        with pytest.raises(ValueError, match="a bug"):
+            await wait_for(stubborn(ValueError("a bug")), 0.001)
 
     asyncio.run(story())
 

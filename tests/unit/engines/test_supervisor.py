@@ -28,7 +28,7 @@ from handler.core import log, loop
 from handler.core.errors import ConfigError, GenerationFailed
 from handler.core.media import MediaPrompt, Medium, SharedMedia
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
+from handler.core.values import Adapter, Extras, Finish, Pooling, Request, Sampling
 from handler.engines.base import (
     Engine,
     EngineConfig,
@@ -39,7 +39,9 @@ from handler.engines.base import (
     Output,
     Step,
     pack,
+    pack_step,
     unpack,
+    unpack_step,
     warm_up,
 )
 from handler.engines.process import engine_process
@@ -700,10 +702,27 @@ def test_after_the_last_request_an_engine_makes_no_more_steps(interruptible: boo
     with ours, _running(Scripted(theirs, last, interruptible=interruptible)) as channel:
         send(channel, EngineRequest(1, [4], Sampling()))
         messages = Messages(channel)
-        assert Step(*messages.next()).others[0].finish is Finish.LENGTH
+        assert unpack_step(messages.next()).others[0].finish is Finish.LENGTH
         assert not wait(channel, timeout=0.05)
         send(channel, EngineRequest(1, [4], Sampling()))
-        assert Step(*messages.next()).others[0].finish is Finish.LENGTH
+        assert unpack_step(messages.next()).others[0].finish is Finish.LENGTH
+
+
+def test_a_packed_step_is_the_same_step_again() -> None:
+    outputs = [
+        Output(1, (5,), (0.5,)),
+        *[
+            Output(key, [5], [None], finish, 1, error="no", extras=Extras(stop="s"))
+            for key, finish in enumerate(Finish)
+        ],
+    ]
+    for step in (Step([1], [5], [None], []), Step([1], [5], [-0.5], outputs), Step.of(outputs)):
+        packed = pack_step(step)
+        found = unpack_step(pickle.loads(encode(packed)[4:]))
+        assert found == step
+        assert [type(output) for output in found.others] == [Output] * len(step.others)
+        assert [type(output.finish) for output in found.others] == [type(output.finish) for output in step.others]
+        assert b"Output" not in encode(packed), "the names of classes would cost more than the values"
 
 
 @pytest.fixture
@@ -742,7 +761,9 @@ def test_a_refusal_survives_an_interruption(waiting: tuple[Waiting, socket.socke
     send(channel, EngineRequest(2, [], Sampling()))
     assert not wait(channel, timeout=0.1)
     send(channel, EngineRequest(3, [4], Sampling()))
-    assert [(output.key, output.finish) for output in Step(*Messages(channel).next()).others] == [(2, Finish.ERROR)]
+    assert [(output.key, output.finish) for output in unpack_step(Messages(channel).next()).others] == [
+        (2, Finish.ERROR)
+    ]
 
 
 def test_an_interruption_is_no_sign_of_life(waiting: tuple[Waiting, socket.socket, socket.socket]) -> None:
@@ -752,7 +773,7 @@ def test_an_interruption_is_no_sign_of_life(waiting: tuple[Waiting, socket.socke
         send(channel, EngineRequest(key, [4], Sampling()))
         assert not wait(channel, timeout=0.1), "else an engine that hangs is never found out while requests come"
     core.send(b"!")
-    assert Step(*Messages(channel).next()).keys == [1]
+    assert unpack_step(Messages(channel).next()).keys == [1]
 
 
 def test_what_is_cancelled_in_the_middle_of_a_step_is_answered(
@@ -964,7 +985,7 @@ def test_changes_of_adapters_are_answered_with_their_keys() -> None:
         messages = Messages(channel)
         for key, name, drop in ((7, "a", False), (8, "bad", False), (9, "a", True)):
             send(channel, engine_process.ChangeAdapter(key, Adapter(name, 1, "/"), drop))
-            found += Step(*messages.next()).others
+            found += unpack_step(messages.next()).others
     assert engine.seen == ["load a", "load bad", "drop a"]
     assert [(output.key, output.finish) for output in found] == [
         (7, Finish.STOP), (8, Finish.ERROR), (9, Finish.STOP),

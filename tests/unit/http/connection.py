@@ -84,13 +84,14 @@ async def connected(
     pair: tuple[socket.socket, socket.socket] | None = None,
     turns: LoopTurns | None = None,
     clock: Clock | None = None,
+    state: ServerState | None = None,
 ) -> AsyncIterator[Connection]:
     ours, theirs = pair or socket.socketpair()
     loop = asyncio.get_running_loop()
     config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
     config.load()
     timed: Any = clock or loop
-    make = functools.partial(Protocol, config, ServerState(), {}, timed, turns=turns)
+    make = functools.partial(Protocol, config, state or ServerState(), {}, timed, turns=turns)
     transport, protocol = await loop.connect_accepted_socket(make, ours)
     reader, writer = await asyncio.open_connection(sock=theirs, limit=1 << 26)
     try:

@@ -14,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from uvicorn.server import ServerState
 
 from handler.http import protocol
 from handler.http.exchange import EXCHANGE, Exchange
@@ -1440,5 +1441,42 @@ def test_one_connection_parses_few_chunks_in_an_iteration(chunk: bytes) -> None:
                 assert turns > 3
             body = chunk.partition(b"\r\n")[2][:-2] * 20_000
             assert (await connection.read_until(body)).startswith(b"HTTP/1.1 200")
+
+    asyncio.run(story())
+
+
+# -- tasks of the server: uvicorn waits for them when it stops ---------------------------------------------------------
+
+
+@in_one_test(
+    ("num_steps", "response"), [(0, b""), (1, b"HTTP/1.1 500 Internal Server Error")], ids=["not begun", "begun"]
+)
+def test_a_task_that_is_cancelled_is_forgotten_and_its_connection_closed(num_steps: int, response: bytes) -> None:
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def story() -> None:
+        state = ServerState()
+        async with connected(waiting, state=state) as connection:
+            connection.receive(b"GET /ping HTTP/1.1\r\nHost: h\r\n\r\n")
+            (task,) = state.tasks
+            for _ in range(num_steps):
+                await asyncio.sleep(0)
+            task.cancel()
+            assert (await connection.read_all()).split(b"\r\n")[0] == response
+            assert not state.tasks
+
+    asyncio.run(story())
+
+
+def test_a_task_is_forgotten_after_its_response() -> None:
+    async def story() -> None:
+        state = ServerState()
+        async with connected(mirror, state=state) as connection:
+            for _ in range(2):
+                connection.receive(b"GET /ping HTTP/1.1\r\nHost: h\r\n\r\n")
+                assert len(state.tasks) == 1
+                await settle()
+                assert not state.tasks
 
     asyncio.run(story())

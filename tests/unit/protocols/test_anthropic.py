@@ -417,6 +417,151 @@ def test_hints_of_agents_are_checked(more: dict[str, Any], message: str) -> None
     assert message in found["error"]["message"]
 
 
+# -- changes of the tools in messages ----------------------------------------------------------------------------
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "input_schema": {"type": "object"}, **more}
+
+
+def change(kind: str, name: str) -> dict[str, Any]:
+    return {"type": f"tool_{kind}", "tool": {"type": "tool_reference", "name": name}}
+
+
+def definition(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": tool(name, **more)}}
+
+
+def changing(*groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages of which each group of blocks is a system message after the user's, before the assistant's."""
+    messages: list[dict[str, Any]] = []
+    for group in groups:
+        turn: list[dict[str, Any]] = [{"role": "user", "content": "a"}, {"role": "system", "content": group}]
+        messages += [*turn, {"role": "assistant", "content": "b"}]
+    return messages[:-1]
+
+
+DECLARED = [tool("first"), tool("late", defer_loading=True)]
+
+
+@in_one_test(
+    ("groups", "names"),
+    [
+        ([[change("addition", "late")]], ["first", "late"]),
+        ([[change("removal", "first")]], []),
+        ([[change("removal", "first"), change("removal", "first")]], []),
+        ([[change("addition", "first"), change("addition", "first")]], ["first"]),
+        ([[change("removal", "first")], [change("addition", "first")]], ["first"]),
+        ([[change("addition", "late")], [change("removal", "late")]], ["first"]),
+        ([[change("removal", "late")]], ["first"]),
+        ([[text("Now:"), change("addition", "late"), {"type": "text", "text": "."}]], ["first", "late"]),
+        ([[{**change("addition", "late"), "cache_control": {"type": "ephemeral"}}]], ["first", "late"]),
+        ([[definition("new")]], ["first", "new"]),
+        ([[definition("new")], [change("removal", "new")]], ["first"]),
+        ([[definition("new")], [change("removal", "new")], [definition("new")]], ["first", "new"]),
+        ([[definition("new", defer_loading=True)]], ["first"]),
+        ([[definition("new", defer_loading=True)], [change("addition", "new")]], ["first", "new"]),
+        ([[definition("first", defer_loading=True)]], ["first"]),
+        ([[definition("first", description="Other.", defer_loading=True)]], []),
+    ],
+)
+def test_messages_change_the_tools_for_the_response(groups: list[Any], names: list[str]) -> None:
+    """The rules are those of "Mid-conversation system messages and tool changes" in Anthropic's documentation."""
+    asked = body(messages=changing(*groups), tools=DECLARED)
+    for schema in ("anthropic_messages", "anthropic_count"):
+        parsed = parse(
+            {name: item for name, item in asked.items() if "count" not in schema or name != "max_tokens"}, schema
+        )
+        (request,) = parsed.requests
+        assert [shown["function"]["name"] for shown in request.tools or ()] == names
+        assert parsed.ignored == []
+
+
+def test_a_change_of_tools_adds_no_text() -> None:
+    (request,) = parse(body(messages=changing([change("removal", "first")]), tools=DECLARED)).requests
+    assert request.messages == ({"role": "user", "content": "a"},)
+
+
+def test_a_definition_in_a_message_replaces_an_earlier_one() -> None:
+    groups = [[definition("first", description="B.")], [definition("first", description="C.")]]
+    (request,) = parse(body(messages=changing(*groups), tools=DECLARED)).requests
+    (shown,) = request.tools or ()
+    assert shown["function"]["description"] == "C."
+
+
+def test_a_removed_tool_that_the_model_still_calls_stays_removed() -> None:
+    use = {"type": "tool_use", "id": "1", "name": "first", "input": {}}
+    after = [
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "no such tool"}]},
+    ]
+    (request,) = parse(body(messages=[*changing([change("removal", "first")]), *after], tools=DECLARED)).requests
+    assert not request.tools
+
+
+def test_a_tool_of_a_message_can_be_chosen() -> None:
+    choice = {"type": "tool", "name": "new"}
+    (request,) = parse(body(messages=changing([definition("new")]), tools=DECLARED, tool_choice=choice)).requests
+    assert [shown["function"]["name"] for shown in request.tools or ()] == ["first", "new"]
+
+
+USER, SYSTEM, ASSISTANT = (
+    {"role": "user", "content": "a"},
+    {"role": "system", "content": [change("removal", "first")]},
+    {"role": "assistant", "content": "b"},
+)
+OTHER_PLACES = "a system message that changes the tools must follow a message of the user"
+
+
+@in_one_test(
+    ("more", "message"),
+    [
+        ({"messages": [SYSTEM, USER]}, f"messages[0].content[0]: {OTHER_PLACES}"),
+        ({"messages": [USER, SYSTEM, USER]}, f"messages[1].content[0]: {OTHER_PLACES}"),
+        ({"messages": [USER, ASSISTANT, SYSTEM]}, f"messages[2].content[0]: {OTHER_PLACES}"),
+        ({"messages": [USER, SYSTEM, {"role": "system", "content": "c"}, USER]}, "messages[1].content[0]: a system"),
+        ({"messages": changing([change("addition", "gone")])}, 'messages[1].content[0].tool.name="gone": must be the'),
+        ({"messages": changing([change("removal", "new")], [definition("new")])}, 'tool.name="new": must be the name'),
+        ({"messages": changing([definition("new", type="web_search_20250305")])}, "tool.definition.type="),
+        ({"messages": changing([definition("new", strict=3)])}, "[0].tool.definition.strict: must be true or false"),
+        (
+            {"messages": changing([{"type": "tool_removal", "tool": "first"}])},
+            "[0].tool must be an object with a 'type'",
+        ),
+        (
+            {"messages": changing([{**definition("new"), "type": "tool_removal"}])},
+            "messages[1].content[0].tool must be an object with a 'type' that is tool_reference",
+        ),
+        (
+            {"messages": changing([{"type": "tool_addition", "tool": {"type": "mcp_toolset_reference"}}])},
+            'messages[1].content[0].tool.type="mcp_toolset_reference": is not supported',
+        ),
+        ({"messages": [{"role": "user", "content": [change("removal", "first")]}]}, "only in the system messages"),
+        ({"system": [change("removal", "first")]}, "system[0]: 'tool_removal' is not supported: it is allowed only"),
+        ({"tools": [tool("first"), tool("first", defer_loading=True)]}, "tools: two tools have the same name"),
+        (
+            {"messages": changing([change("removal", "first")]), "tool_choice": {"type": "tool", "name": "first"}},
+            "'name' must be the name of a tool that no tool_removal has withdrawn",
+        ),
+    ],
+)
+def test_wrong_changes_of_tools_are_refused(more: dict[str, Any], message: str) -> None:
+    found = answer("anthropic_messages", body(**{"tools": DECLARED, **more}))
+    error = json.loads(found.body)["error"]
+    assert message in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_the_error_of_an_unknown_tool_has_anthropics_code() -> None:
+    found = answer("anthropic_messages", body(tools=DECLARED, messages=changing([change("addition", "gone")])))
+    assert json.loads(found.body)["error"]["details"] == {"error_code": "tool_reference_unresolved"}
+
+
+def test_a_tool_behind_a_deferred_one_is_named_by_its_index_in_the_request() -> None:
+    found = answer("anthropic_messages", body(tools=[tool("late", defer_loading=True), tool("first", description=3)]))
+    assert json.loads(found.body)["error"]["message"] == "tools[1].description: must be a string"
+
+
 # -- answers -----------------------------------------------------------------------------------------------------
 
 EVENTS: tuple[Event, ...] = (

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
 import sys
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
@@ -19,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import Field, TypeAdapter, ValidationError
 
 from handler.config.config import Config
-from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, ServingError, TooLarge
+from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, ServingError
 from handler.core.framing import MAX_DEPTH
 from handler.core.values import Request, Task
 from handler.protocols import registry
@@ -28,7 +26,6 @@ from handler.protocols.kernel.body import (
     decode,
     decode_in_python,
     decoded_size,
-    inflate,
     report_unknown,
     value_size,
 )
@@ -212,47 +209,6 @@ def test_a_value_has_the_size_of_its_parts() -> None:
     twice = [numbers, numbers]
     assert value_size(twice) == sys.getsizeof(twice) + 2 * sys.getsizeof(numbers) + 4 * 32
     assert value_size([[], []], 3) < value_size([[], []], 2) == sys.maxsize
-
-
-# -- compressed bodies -------------------------------------------------------------------------------------------
-
-LETTERS = bytes(range(256)) * 100
-
-
-@pytest.mark.parametrize("pack", [zlib.compress, gzip.compress])
-def test_a_compressed_body_is_read_up_to_its_limit(
-    pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bodies, "_PART", 1000)
-    monkeypatch.setattr(bodies, "_PIECE", 100)
-    taken = list[int]()
-    assert inflate(pack(LETTERS), len(LETTERS), taken.append) == LETTERS
-    assert sum(taken) == len(LETTERS)
-    assert max(taken) <= 1000
-    taken.clear()
-    with pytest.raises(TooLarge, match=r"^the decompressed body has more than 25599 bytes \(max_request_size\)$"):
-        inflate(pack(LETTERS), len(LETTERS) - 1, taken.append)
-    assert sum(taken) <= len(LETTERS) - 1
-    assert inflate(pack(b""), 0, taken.append) == b""
-
-
-@pytest.mark.parametrize("pack", [zlib.compress, gzip.compress])
-@pytest.mark.parametrize("piece", [1, 1 << 16])
-def test_a_compressed_body_ends_where_it_says(
-    pack: Callable[[bytes], bytes], piece: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bodies, "_PIECE", piece)
-    for body, words in (
-        (pack(LETTERS)[:-1], "^the compressed body is cut off before its end$"),
-        (b"", "^the compressed body is cut off before its end$"),
-        (pack(LETTERS) + b"x", "^the compressed body has further data after its end$"),
-        (
-            b"{}",
-            "^the body is not compressed as its Content-Encoding says: it must begin with a gzip or zlib header$",
-        ),
-    ):
-        with pytest.raises(InvalidPayload, match=words):
-            inflate(body, 1 << 20, int)
 
 
 # -- names that no dialect knows ---------------------------------------------------------------------------------

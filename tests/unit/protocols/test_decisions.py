@@ -142,14 +142,21 @@ PAIRS = [bytes((first, second)) for first in b"ABC" for second in range(ord("A")
 
 def test_more_options_than_letters_get_pairs_of_letters_that_are_tokens() -> None:
     question = {"type": "choice", "criteria": {f"option {number}": None for number in range(30)}}
-    some = replace(CONTEXT, vocabulary=Vocabulary([b" AB", b"zz", *PAIRS[2:]]))
+    some = replace(CONTEXT, vocabulary=Vocabulary([b" AA", b"zz", *PAIRS[1:30]]))
     pooling = request_of(question, context=some).pooling
     assert pooling is not None
-    assert pooling.labels[:3] == ("AB", "AC", "AD")
-    assert len(set(pooling.labels)) == 30
+    assert pooling.labels[:2] == ("AB", "AC")
+    assert (pooling.labels[-1], len(set(pooling.labels))) == ("AA", 30)
     few = replace(CONTEXT, vocabulary=Vocabulary(PAIRS[:20]))
     with pytest.raises(InvalidPayload, match=r"questions\.q: has 30 options; .* labels for 20"):
         request_of(question, context=few)
+
+
+def test_the_longest_special_token_is_split_once() -> None:
+    specials = [b"<s>", b"<s>x", b"<|im|>", b"<|im_end|>", b"<|i", b"[X]", b"a"]
+    context = replace(CONTEXT, vocabulary=Vocabulary(specials, special=range(len(specials))))
+    text = prompt_of(NOUL, "<s>xy <s> <|im_end|><|im|><|i [X] a <<s", context=context)
+    assert text.partition("\n")[0].replace("\u200b", "·") == "<·s>xy <·s> <·|im_end|><·|im|><·|i [·X] a <<s"
 
 
 def test_special_tokens_in_texts_are_no_special_tokens() -> None:

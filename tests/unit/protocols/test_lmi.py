@@ -13,7 +13,8 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSONLINES
 from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.body import decode
-from handler.protocols.kernel.dialect import ParsedRequest
+from handler.protocols.kernel.context import RequestContext, ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest
 from handler.protocols.kernel.parameters import PARAMETERS
 from handler.protocols.lmi.dynamic_batch import LmiDynamicBatch
 from handler.protocols.registry import INVOCATIONS
@@ -40,6 +41,44 @@ def test_defaults_are_the_seeds() -> None:
     found = parse().requests[0]
     assert found == Request("hi", Sampling())
     assert (found.sampling.max_new_tokens, found.sampling.do_sample, found.details) == (30, False, False)
+
+
+@pytest.mark.parametrize("schema", ["lmi", "tgi_compat"])
+def test_another_prompt_with_equal_values_is_read_as_the_first(schema: str) -> None:
+    """Plain values are remembered. Values that are only equal in Python, and refusals, are read again."""
+    shared, dialect = replace(CONTEXT), INVOCATIONS[schema]
+    values: list[dict[str, Any]] = [
+        {}, {"max_new_tokens": 1}, {"max_new_tokens": 1.0}, {"max_new_tokens": True}, {"max_new_tokens": 0},
+        {"max_new_tokens": "7"}, {"details": True}, {"details": False, "temperature": 0.5}, {"temperature": 0},
+        {"do_sample": True, "seed": 1}, {"seed": 1}, {"seed": None}, {"return_full_text": True}, {"truncate": 2},
+        {"n": 2}, {"unknown": 1}, {"stop": ["a"]}, {"input_ids": [1]}, {"stream": True}, {"output_formatter": "sse"},
+    ]  # fmt: skip
+    for parameters in values + values:
+        for stream in ({}, {"stream": True}, {"stream": False}, {"stream": 1}):
+            for prompt in ("one", "another", ""):
+                body = {"inputs": prompt, "parameters": parameters, **stream}
+                found, wanted = told(dialect, body, shared), told(dialect, body, replace(CONTEXT))
+                assert found == wanted, body
+
+
+def told(dialect: Dialect, body: dict[str, Any], context: ServerContext) -> Any:
+    """Return what a body is parsed to, and the response to it."""
+    response = answer(dialect, body, context=context)
+    if response.status != 200:
+        return response
+    parsed = dialect.parse(body, context)
+    return parsed.requests, parsed.ignored, parsed.streams, parsed.errors.whole(InvalidPayload("x")), response
+
+
+def test_log_probabilities_are_read_only_for_a_response_or_a_formatter() -> None:
+    context = replace(CONTEXT)
+    found = []
+    for parameters in ({"max_new_tokens": 1}, {"max_new_tokens": 1, "details": True}):
+        for formatted in (False, True, False, True):
+            body = {"inputs": "hi", "parameters": parameters}
+            parsed = INVOCATIONS["lmi"].parse(body, context, RequestContext(may_be_formatted=formatted))
+            found.append(parsed.requests[0].sampling.logprobs)
+    assert found == [True, True, False, True, True, True, True, True], "the first is left to the preprocessor"
 
 
 def test_null_means_absent_in_lmi() -> None:

@@ -101,6 +101,28 @@ def test_the_numbers_of_a_vector(new: list[float], cls: Class) -> None:
     assert class_between(embedded([0.3, 2e-4, -0.2]), embedded(new)) is cls
 
 
+@pytest.mark.parametrize(
+    ("probability", "cls"),
+    [
+        (0.6, Class.EQUAL),
+        (0.7, Class.TIE),
+        (0.48, Class.TIE),
+        (0.78, Class.TEXT),
+        (0.4, Class.TEXT),
+        (1e-9, Class.TEXT),
+    ],
+)
+def test_the_probabilities_of_decisions_differ_by_nats(probability: float, cls: Class) -> None:
+    def systemone(noul: float) -> Response:
+        return answer({"answers": {"q": {"type": "noul", "noul": noul}, "r": {"score": 2 * noul, "type": "score"}}})
+
+    def openai(noul: float) -> Response:
+        return answer({"answers": [{"probabilities": [{"value": True, "probability": noul}], "confidence": noul}]})
+
+    for decided in (systemone, openai):
+        assert class_between(decided(0.6), decided(probability)) is cls
+
+
 @pytest.mark.parametrize(("before", "cls"), [(-0.1, Class.TIE), (-0.12, Class.TIE), (-0.9, Class.TEXT)])
 def test_a_near_tie_after_other_probabilities_is_none(before: float, cls: Class) -> None:
     """By chance two models may be as sure of different tokens, but not of all tokens before."""

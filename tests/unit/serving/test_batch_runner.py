@@ -687,6 +687,31 @@ def test_the_runner_begins_when_the_model_is_open_and_ends_when_it_drains(story:
     story(told)
 
 
+@pytest.mark.parametrize("iterations", range(6))
+def test_a_runner_that_is_cancelled_while_a_batch_is_created_ends(iterations: int, story: Callable[..., None]) -> None:
+    async def told(run: Run) -> None:
+        waiting, wait = asyncio.Event(), run.store.created.wait
+
+        def waits() -> Awaitable[bool]:
+            waiting.set()
+            return wait()
+
+        run.availability.opened.set_result(None)
+        run.store.created.wait = waits  # type: ignore[assignment, method-assign]
+        task = asyncio.ensure_future(run.runner.run())
+        await waiting.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        run.store.created.set()
+        for _ in range(iterations):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task], timeout=5)
+        assert task.cancelled()
+
+    story(told)
+
+
 def test_a_runner_outlives_what_fails_to_begin(story: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     async def told(run: Run) -> None:
         run.availability.opened.set_result(None)

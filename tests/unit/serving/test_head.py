@@ -82,11 +82,9 @@ def test_an_owner_is_the_hosts_then_that_of_a_key() -> None:
     assert "k" != owner_by_key("k") != owner_by_key("l")
 
 
-@in_one_test(
-    ("value", "encoding"), [("gzip", "gzip"), (" GZIP ", "gzip"), ("identity", ""), ("Identity ", ""), ("", "")]
-)
-def test_an_encoding_is_what_is_not_identity(value: str, encoding: str) -> None:
-    assert Head({"content-encoding": value}).encoding == encoding
+def test_an_encoding_is_what_is_not_identity() -> None:
+    assert Head({"content-encoding": " GZIP "}).encoding == "gzip"
+    assert Head({"content-encoding": "identity"}).encoding == ""
     assert Head().encoding == ""
 
 
@@ -153,10 +151,12 @@ def test_other_content_types_are_refused_with_what_to_send(kind: str, route: str
 def test_tritons_routes_take_any_type_and_packed_bodies() -> None:
     infer = "/v2/models/{model}/infer"
     assert of({"content-type": "text/csv", "content-encoding": "gzip"}, infer).encoding == "gzip"
-    with pytest.raises(UnsupportedMedia, match=r"^content-encoding 'br' is not supported$"):
+    assert of({"content-encoding": "deflate"}, infer).encoding == "deflate"
+    with pytest.raises(UnsupportedMedia, match=r"^content-encoding 'br' is not supported; accepted: gzip, zstd, defl"):
         of({"content-encoding": "br"}, infer)
-    with pytest.raises(UnsupportedMedia, match=r"^content-encoding 'gzip' is not supported$"):
-        of({"content-encoding": "gzip"})
+    assert of({"content-encoding": "gzip"}).encoding == "gzip"
+    with pytest.raises(UnsupportedMedia, match=r"^content-encoding 'deflate' is not supported; accepted: gzip, zstd$"):
+        of({"content-encoding": "deflate"})
     assert of({"content-encoding": "identity"}).encoding == ""
 
 

@@ -98,9 +98,11 @@ def adapters(body: dict[str, Any], headers: dict[str, str], schema: str = "lmi")
 
 def test_requests_for_an_adapter_share_the_parameters_that_were_read_before() -> None:
     preprocessor = intake()
-    for headers in ({}, {"adapter": "one"}, {"adapter": "two"}):
+    sizes = []
+    for headers in ({"adapter": "one"}, {"adapter": "two"}):
         assert parse(preprocessor, b'{"inputs": "a", "parameters": {"max_new_tokens": 7}}', headers).requests
-    assert len(preprocessor.context.parsed) == 1
+        sizes.append(len(preprocessor.context.parsed))
+    assert sizes == [1, 1]
 
 
 @pytest.mark.parametrize("name", [IDENTIFIER, "adapter"])

@@ -1,0 +1,213 @@
+"""The variables of AWS's SGLang and llama.cpp images, and the names that resemble those of other servers."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.config.loader import Reading, read_config
+from handler.config.options import IMAGES
+from tests.one_test import in_one_test
+from tests.unit.config.image_arguments import of_llama_server, of_sglang, variable_of
+
+
+def read(environ: dict[str, str], *overrides: str) -> Reading:
+    return read_config(overrides=overrides, environ=environ)
+
+
+def sglang(**values: str) -> dict[str, str]:
+    return {f"SM_SGLANG_{name}": value for name, value in values.items()}
+
+
+def llama(**values: str) -> dict[str, str]:
+    return {f"SM_LLAMA_CPP_{name}": value for name, value in values.items()}
+
+
+@in_one_test(
+    ("environ", "wanted"),
+    [
+        (sglang(MODEL_PATH="a/b"), {"model_id": "a/b", "engine": "vllm", "openai_compat": True}),
+        (sglang(MODEL="a/b", TP_SIZE="2"), {"tensor_parallel_degree": "2"}),
+        (sglang(TP="2", DP="3"), {"tensor_parallel_degree": "2", "replicas": "3"}),
+        (sglang(CONTEXT_LENGTH="4096\nmore"), {"max_model_len": 4096}),
+        (sglang(CONTEXT_LENGTH="4096"), {"lmi_version": (0, 36)}),
+        (sglang(MEM_FRACTION_STATIC="0.8"), {"gpu_memory_utilization": 0.8}),
+        (sglang(MAX_RUNNING_REQUESTS="7", MAX_QUEUED_REQUESTS="9"), {"max_rolling_batch_size": 7, "job_queue_size": 9}),
+        (sglang(CHUNKED_PREFILL_SIZE="-1"), {"max_num_batched_tokens": None}),
+        (sglang(TRUST_REMOTE_CODE=""), {"trust_remote_code": True}),
+        (sglang(TRUST_REMOTE_CODE="False"), {"trust_remote_code": False}),
+        (sglang(DISABLE_RADIX_CACHE="true"), {"enable_prefix_caching": False}),
+        (sglang(DISABLE_CUDA_GRAPH="TRUE"), {"enforce_eager": True}),
+        (sglang(IS_EMBEDDING="true"), {"task": "text-embedding"}),
+        (sglang(TOOL_CALL_PARSER="qwen25"), {"tool_call_parser": "hermes"}),
+        (sglang(REASONING_PARSER="deepseek-r1"), {"reasoning_parser": "deepseek_r1"}),
+        (sglang(TOOL_CALL_PARSER="gpt-oss"), {"tool_call_parser": "openai"}),
+        (sglang(LORA_PATHS="x=/x"), {"lora_modules": {"x": "/x"}}),
+        (sglang(LORA_PATHS='{"lora_name": "x", "lora_path": "/x"}'), {"lora_modules": {"x": "/x"}}),
+        (sglang(CHAT_TEMPLATE="/opt/ml/model/t.jinja"), {"chat_template": "/opt/ml/model/t.jinja"}),
+        (sglang(PORT="8080", HOST="0.0.0.0", NNODES="1"), {"engine": "vllm"}),
+        ({**sglang(TP_SIZE="2"), "OPTION_LLM_ENGINE": "echo"}, {"engine": "echo", "tensor_parallel_degree": "2"}),
+        ({**sglang(MODEL_PATH="a/b"), "OPTION_OPENAI_COMPAT": "false"}, {"openai_compat": False}),
+        (llama(MODEL="/m.gguf"), {"model_id": "/m.gguf", "engine": "openvino", "openai_compat": True}),
+        ({**llama(MODEL="/m.gguf"), "OPTION_LLM_ENGINE": "vllm"}, {"engine": "vllm"}),
+        (llama(HF_REPO="a/b:Q8_0", HF_FILE="m.gguf"), {"model_id": "a/b/m.gguf"}),
+        (llama(CTX_SIZE="8192", PARALLEL="4"), {"max_model_len": 2048, "max_rolling_batch_size": 4}),
+        (llama(CTX_SIZE="8192", PARALLEL="4", KV_UNIFIED="true"), {"max_model_len": 8192}),
+        (llama(CTX_SIZE="0", PARALLEL="-1"), {"max_model_len": None, "max_rolling_batch_size": 32}),
+        (llama(ALIAS="a,b"), {"served_model_name": ("a", "b")}),
+        (
+            llama(TEMP="0.7", TOP_K="20", N_PREDICT="64"),
+            {"override_generation_config": {"temperature": 0.7, "top_k": 20, "max_new_tokens": 64}},
+        ),
+        (
+            llama(CHAT_TEMPLATE_KWARGS='{"a": 1}', REASONING_BUDGET="0", REASONING_EFFORT="low"),
+            {"default_chat_template_kwargs": {"a": 1, "enable_thinking": False, "reasoning_effort": "low"}},
+        ),
+        (llama(REASONING_FORMAT="none"), {"reasoning_parser": "none"}),
+        (llama(EMBEDDINGS="true", POOLING="mean"), {"task": "text-embedding", "pooling": "mean"}),
+        (llama(RERANKING="true"), {"task": "rerank"}),
+        (llama(NO_CACHE_PROMPT="true"), {"enable_prefix_caching": False}),
+        ({"LLAMA_ARG_CACHE_PROMPT": "off"}, {"enable_prefix_caching": False, "openai_compat": True}),
+        ({"LLAMA_ARG_N_PARALLEL": "2", "LLAMA_ARG_CTX_SIZE": "4096"}, {"max_model_len": 2048}),
+        ({"LLAMA_ARG_CTX_SIZE": "4096", **llama(CTX_SIZE="512")}, {"max_model_len": 512}),
+        ({"LLAMA_ARG_EMBEDDINGS": "0"}, {"task": "auto"}),
+    ],
+)  # fmt: skip
+def test_a_variable_of_an_image_sets_an_option(environ: dict[str, str], wanted: dict[str, Any]) -> None:
+    config = read(environ).checked()
+    values = {name: getattr(config, name, config.engine_options.get(name)) for name in wanted}
+    assert values == wanted
+
+
+@in_one_test(
+    ("environ", "wanted"),
+    [
+        (sglang(PORT="80"), "environment variable SM_SGLANG_PORT: SM_SGLANG_PORT=80: `lmi serve --port` sets it"),
+        (sglang(SPECULATIVE_ALGORITHM="EAGLE"), "use option.speculative_config"),
+        (sglang(NNODES="2"), "to use several machines"),
+        (sglang(CHAT_TEMPLATE="chatml"), "it names a built-in template"),
+        (sglang(TOOL_CALL_PARSER="spark25"), "environment variable SM_SGLANG_TOOL_CALL_PARSER: "),
+        (sglang(LORA_PATHS="a=/x b=/y"), "set OPTION_LORA_MODULES"),
+        (sglang(TP="2", TP_SIZE="4"), "environment variables SM_SGLANG_TP_SIZE and SM_SGLANG_TP contradict"),
+        (sglang(TP="2") | {"TENSOR_PARALLEL_DEGREE": "4"}, "contradict each other"),
+        (llama(HF_REPO="a/b"), "SM_LLAMA_CPP_HF_FILE=NAME.gguf"),
+        (llama(NO_JINJA="true"), "chats need a Jinja template"),
+        ({"LLAMA_ARG_JINJA": "0"}, "environment variable LLAMA_ARG_JINJA: LLAMA_ARG_JINJA=0: chats need"),
+        (llama(TEMP="hot"), "environment variable SM_LLAMA_CPP_TEMP: SM_LLAMA_CPP_TEMP=hot: must be a number"),
+        (llama(MMPROJ="/p.gguf"), "serve the Hugging Face checkpoint"),
+        (llama(CHAT_TEMPLATE_KWARGS="{", REASONING_BUDGET="0"), "SM_LLAMA_CPP_CHAT_TEMPLATE_KWARGS: "),
+        (llama(MODEL="/a.gguf", HF_REPO="a/b", HF_FILE="c.gguf"), "contradict each other"),
+    ],
+)  # fmt: skip
+def test_a_variable_that_cannot_be_followed_is_refused_by_its_name(environ: dict[str, str], wanted: str) -> None:
+    (problem,) = read(environ).problems
+    assert wanted in str(problem)
+
+
+@in_one_test(
+    ("environ", "wanted"),
+    [
+        (sglang(ENABLE_METRICS="true"), "SM_SGLANG_ENABLE_METRICS has no effect here: /metrics is always there"),
+        (llama(THREADS="4"), "SM_LLAMA_CPP_THREADS has no effect here: OpenVINO uses all cores"),
+        (llama(JINJA="false"), "set SM_LLAMA_CPP_NO_JINJA=true"),
+        (llama(ALIAS="a\nb"), "SM_LLAMA_CPP_ALIAS has no effect here: AWS's image reads only the first line"),
+        ({"LLAMA_ARG_CTX_SIZE": "9", **llama(CTX_SIZE="8")}, "SM_LLAMA_CPP_CTX_SIZE overrides it"),
+        (sglang(CONTEXT_LENGHT="1"), "SM_SGLANG_CONTEXT_LENGHT (did you mean SM_SGLANG_CONTEXT_LENGTH?)"),
+        (llama(CTX="1"), "ignored: environment variable SM_LLAMA_CPP_CTX"),
+        ({"LLAMA_ARG_CTX_SIZ": "1"}, "did you mean LLAMA_ARG_CTX_SIZE?"),
+        ({"SM_NUM_GPU": "1"}, "did you mean SM_NUM_GPUS?"),
+        ({"HF_MODLE_ID": "a/b"}, "did you mean HF_MODEL_ID?"),
+        ({"MAX_TOTAL_TOKEN": "1"}, "did you mean MAX_TOTAL_TOKENS?"),
+        ({"SAGEMAKER_TRITON_DEFAULT_MODEL": "m"}, "SAGEMAKER_TRITON_DEFAULT_MODEL"),
+        ({"MIES_INSTALL_PATH": "/m"}, "MIES_INSTALL_PATH"),
+        ({"OPTION_DANCE": "1"}, "OPTION_DANCE"),
+    ],
+)
+def test_a_variable_without_effect_is_reported(environ: dict[str, str], wanted: str) -> None:
+    reading = read(environ)
+    assert not reading.problems
+    assert wanted in "\n".join(reading.config.warnings)
+
+
+@in_one_test("name", ["HF_HOME", "HF_HUB_ENABLE_HF_TRANSFER", "HF_XET_HIGH_PERFORMANCE", "PATH", "MAX_JOBS", "LANG"])
+def test_the_variables_of_other_software_are_not_reported(name: str) -> None:
+    assert read({name: "1"}).checked().warnings == ()
+
+
+def test_unknown_names_stop_the_start_if_asked() -> None:
+    (problem,) = read({**sglang(CONTEXT_LENGHT="1"), "LMI_UNKNOWN_OPTIONS": "error"}).problems
+    assert "did you mean 'SM_SGLANG_CONTEXT_LENGTH'?" in str(problem)
+
+
+def test_the_token_of_llama_cpp_is_that_of_the_hub_and_secret() -> None:
+    assert read(llama(HF_TOKEN="hf_a")).checked().warnings == ()
+    (problem,) = read({**llama(HF_TOKEN="hf_a"), "HF_TOKEN": "hf_b"}).problems
+    assert "hf_" not in str(problem)
+
+
+# -- the model of llama.cpp's image ------------------------------------------------------------------------------------
+
+
+def _model(environ: dict[str, str]) -> str | None:
+    return read(environ).checked().model_id
+
+
+def test_the_first_file_of_the_directory_is_the_model(tmp_path: Path) -> None:
+    below = tmp_path / "a"
+    below.mkdir()
+    for file in (tmp_path / "z.gguf", below / "a.gguf", tmp_path / ".b.gguf"):
+        file.touch()
+    assert _model(llama(MODEL_DIR=str(tmp_path))) == str(tmp_path / "z.gguf")
+    (tmp_path / "z.gguf").unlink()
+    assert _model(llama(MODEL_DIR=str(tmp_path))) == str(below / "a.gguf")
+    data = {"SAGEMAKER_MODEL_PATH": str(tmp_path)}
+    assert _model({**data, **llama(PORT="8080")}) == str(below / "a.gguf")
+    assert _model({**data, **llama(MODEL="/m.gguf")}) == "/m.gguf"
+    assert _model({**data, **llama(PORT="8080"), "HF_MODEL_ID": "a/b"}) == "a/b"
+    assert _model({**data, **sglang(PORT="8080")}) is None
+    (below / "a.gguf").unlink()
+    assert _model(llama(MODEL_DIR=str(tmp_path))) == str(tmp_path)
+
+
+# -- images.json -------------------------------------------------------------------------------------------------------
+
+
+DATA = json.loads((files("handler.config.options") / "images.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("group", IMAGES)
+def test_each_argument_has_one_line(group: str) -> None:
+    image = DATA[group]
+    names = [*image["lines"], *(name for kind in ("refused", "idle") for part in image[kind].values() for name in part)]
+    assert sorted(set(names)) == sorted(names)
+    assert all(
+        line.keys() <= {"same", "field", "convert", "idle", "refused", "unless"} for line in image["lines"].values()
+    )
+
+
+def test_each_reason_is_used() -> None:
+    text = json.dumps({group: DATA[group] for group in IMAGES})
+    assert [name for name in DATA["reasons"] if f'"@{name}"' not in text] == []
+
+
+def test_the_reader_of_the_servers_arguments() -> None:
+    source = """
+class Model(Struct):
+    model_path: A[str, Arg(help="x", aliases=["--model"])]
+    ep_join_mode: A[str, Arg(cli_name="--elastic-ep-join-mode")] = None
+    hidden: A[str, Arg(help="x", no_cli=True)] = ""
+    fused: A[bool, Arg(action=argparse.BooleanOptionalAction)] = None
+    plain: int = 1
+parser.add_argument("--config", type=str)
+"""
+    flags = {"--model-path", "--model", "--elastic-ep-join-mode", "--fused", "--no-fused", "--config"}
+    assert {*of_sglang(source)} == flags
+    readme = "| `-c, --ctx-size N` | size<br/>(env: LLAMA_ARG_CTX_SIZE) |\n| `--jinja, --no-jinja` | whether |\n"
+    pairs = [("--ctx-size", "LLAMA_ARG_CTX_SIZE"), ("--jinja", ""), ("--no-jinja", "")]
+    assert [*of_llama_server(readme)] == pairs
+    assert all(re.fullmatch("SM_LLAMA_CPP_[A-Z_]+", variable_of("SM_LLAMA_CPP_", flag)) for flag, _ in pairs)
