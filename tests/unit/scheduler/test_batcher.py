@@ -637,10 +637,11 @@ def test_an_owner_who_waits_long_gets_the_place_of_anothers_newest_request(batch
     assert batches.inside == "ax"
 
 
-def test_nobody_makes_room_for_a_request_that_would_not_fit(batches: Batches) -> None:
+@pytest.mark.parametrize("num_sequences", [2, 3])
+def test_nobody_makes_room_for_a_request_that_would_not_fit(batches: Batches, num_sequences: int) -> None:
     for letter in "ab":
         batches.submit("ann", letter, 100)
-    batches.submit("bob", "x", 2, n=3)
+    batches.submit("bob", "x", 2, n=num_sequences)
     batches.now += 11.0
     assert all(delta.error is None for delta in batches.batcher.step())
     assert batches.inside == "ab"
