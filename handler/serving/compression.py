@@ -145,11 +145,11 @@ class _Zlib:
 
     @property
     def eof(self) -> bool:
-        return self._decoder.eof
+        return bool(self._decoder.eof)
 
     @property
     def unused_data(self) -> bytes:
-        return self._decoder.unused_data
+        return bytes(self._decoder.unused_data)
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         try:
@@ -166,7 +166,7 @@ class _Zstd:
             if sys.version_info >= (3, 14):
                 from compression import zstd
             else:
-                from backports import zstd
+                import backports.zstd as zstd
         except ImportError:  # Python 3.14 can be built without it
             raise UnsupportedMedia("content-encoding 'zstd' is not supported: this Python has no zstd module") from None
         self._error = zstd.ZstdError
@@ -182,6 +182,6 @@ class _Zstd:
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
         try:
-            return self._decoder.decompress(data, max_length)
+            return bytes(self._decoder.decompress(data, max_length))
         except self._error as error:
             raise _Corrupt(f"{error}. Windows above 8 MiB and dictionaries are not supported") from None

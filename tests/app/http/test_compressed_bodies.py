@@ -21,7 +21,7 @@ from tests.servers import LiveServer, http, options, raw
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
-    from backports import zstd
+    import backports.zstd as zstd
 
 LIMIT = 2_000_000
 CODES: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "x-gzip": gzip.compress, "zstd": zstd.compress}

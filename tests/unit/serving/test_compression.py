@@ -22,7 +22,7 @@ from tests.one_test import in_one_test
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
-    from backports import zstd
+    import backports.zstd as zstd
 
 MIB = 1 << 20
 LETTERS = bytes(range(256)) * 100
@@ -33,7 +33,7 @@ def streamed(body: bytes, **options: int) -> bytes:
     compressor = zstd.ZstdCompressor(
         options={getattr(zstd.CompressionParameter, name): value for name, value in options.items()}
     )
-    return compressor.compress(body) + compressor.flush()
+    return bytes(compressor.compress(body) + compressor.flush())
 
 
 SKIPPED = struct.pack("<II", 0x184D2A50, 4) + b"note"
