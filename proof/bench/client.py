@@ -492,7 +492,7 @@ class Connection(asyncio.Protocol, Generic[R]):
         return error == _CUT and self.reader.stage is Stage.NOTHING
 
     def is_clean(self) -> bool:
-        """Return whether a request may be sent. If bytes that answer no request have arrived, close the connection."""
+        """Return whether a request may be sent. If bytes have arrived without a request, close the connection."""
         if not self.closed and has_unread(self._transport):
             self.close()
         return not self.closed
