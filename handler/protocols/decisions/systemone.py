@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import NotJson
+from handler.core.framing import decoded_as_json
 from handler.core.media import MediaSource, Upload
 from handler.core.values import Adapter, Request
 from handler.protocols.decisions.api import (
@@ -335,7 +336,7 @@ def _result(question: Question, reading: Reading) -> SystemOneResult:
     score: ScoreResult = {
         "type": "score",
         "score": reading.score,
-        "legend": dict(zip(numbers, values, strict=True)),
+        "legend": dict(zip(numbers, map(decoded_as_json, values), strict=True)),
         "probabilities": dict(zip(numbers, probabilities, strict=True)),
         "confidence": reading.score_confidence,
     }
