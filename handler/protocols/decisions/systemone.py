@@ -46,6 +46,8 @@ _ALIASES = ("jev-latest", "strands-decider-latest")
 """The models that typesafe-sdk and Strands name by default. They are read as the server's model."""
 
 _FORM = "request"  # the part of a form that contains the JSON document
+_MAX_DOCUMENT = 1 << 20
+"""Maximum size of this document, in bytes: it is decoded without the limits on memory and time of large JSON bodies."""
 
 _TABLE = Table(
     {
@@ -226,8 +228,13 @@ def _document_of(form: Mapping[str, Any]) -> dict[str, Any]:
         InvalidField: a part is missing or not used, or the document is invalid.
     """
     request = form[_FORM]
+    data = request.data if isinstance(request, Upload) else request.encode()
+    if len(data) > _MAX_DOCUMENT:
+        raise Path((_FORM,)).refused(
+            f"the document of a form has more than {_MAX_DOCUMENT} bytes; send it as application/json, with data_base64"
+        )
     try:
-        document = decode(request.data if isinstance(request, Upload) else request.encode())
+        document = decode(data)
     except NotJson as error:
         raise Path((_FORM,)).refused(error.message) from None
     if not isinstance(document, dict):
