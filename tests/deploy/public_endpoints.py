@@ -110,13 +110,9 @@ PUBLIC: dict[str, Public] = {
         },
         _start(600),
     ),
-    "llama.cpp on Graviton, AWS's test": Public(
-        "llama-cpp-arm64:server-sagemaker-cpu-v1", "ml.c7g.2xlarge",
-        {
-            "SM_LLAMA_CPP_HF_REPO": "Qwen/Qwen2.5-0.5B-Instruct-GGUF",
-            "SM_LLAMA_CPP_HF_FILE": "qwen2.5-0.5b-instruct-q4_0.gguf", "SM_LLAMA_CPP_CTX_SIZE": "4096",
-        },
-        _start(600),
+    "Qwen3.5, SGLang": Public(
+        "sglang:0.5.9-gpu-py312-cu129-ubuntu24.04-sagemaker", "ml.p5en.48xlarge",
+        {"SM_SGLANG_MODEL_PATH": "Qwen/Qwen3.5-397B-A17B-FP8"},
     ),
     "DeepSeek-V4": Public(
         "vllm:0.20.1-gpu-py312-cu130-ubuntu22.04-sagemaker", "ml.p5en.48xlarge",
@@ -427,18 +423,14 @@ PUBLIC: dict[str, Public] = {
 }  # fmt: skip
 """By what docs/adopt.md calls them."""
 
+GRAVITON = PUBLIC["llama.cpp, AWS's test"].but(image="llama-cpp-arm64:server-sagemaker-cpu-v1", type="ml.c7g.2xlarge")
+"""AWS's test of llama.cpp on an instance for which our image must be built."""
+
 OTHERS: dict[str, tuple[Public, str]] = {
     "OWLv2": (
         Public(
             "huggingface-pytorch-inference:2.6.0-transformers4.49.0-cpu-py312-ubuntu22.04", "ml.m5.xlarge",
             {"HF_MODEL_ID": "google/owlv2-base-patch16", "HF_TASK": "zero-shot-object-detection"},
-        ),
-        "cannot be replaced by lmi deploy",
-    ),
-    "Qwen3.5, SGLang": (
-        Public(
-            "sglang:0.5.9-gpu-py312-cu129-ubuntu24.04-sagemaker", "ml.p5en.48xlarge",
-            {"SM_SGLANG_MODEL_PATH": "Qwen/Qwen3.5-397B-A17B-FP8"},
         ),
         "cannot be replaced by lmi deploy",
     ),

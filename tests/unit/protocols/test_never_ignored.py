@@ -18,7 +18,7 @@ from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, EXAMPLES
 from tests.unit.protocols.test_parameters import context
 
-SEEING = replace(CAPABLE, no_media={"image": "", "audio": ""})
+SEEING = replace(CAPABLE, no_media={"image": "", "audio": ""}, chat_template="{{ messages }}")
 SALTED = {"cache_salt": "tenant-1"}
 SCHEMA = {"type": "object"}
 ASKED: dict[str, Any] = {

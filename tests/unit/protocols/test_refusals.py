@@ -36,7 +36,7 @@ NAMES = (
     "session_params", "thread", "thread_id",
 )  # fmt: skip
 
-SEEING = replace(CAPABLE, no_media={"image": "", "audio": ""})
+SEEING = replace(CAPABLE, no_media={"image": "", "audio": ""}, chat_template="{{ messages }}")
 PNG = {"type": "input_image", "image_url": "data:image/png;base64,aQ==", "file_id": "file_1"}
 
 

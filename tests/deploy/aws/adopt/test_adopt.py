@@ -25,7 +25,7 @@ from deploy.spec.reading import read_spec
 from tests.deploy.aws.adopt.conftest import NAME, by_hand
 from tests.deploy.doubles.archives import archive as packed
 from tests.deploy.doubles.aws import CALLER, Cloud
-from tests.deploy.public_endpoints import OTHERS, PUBLIC, ROLE, Public
+from tests.deploy.public_endpoints import GRAVITON, OTHERS, PUBLIC, ROLE, Public
 
 PLAIN = PUBLIC["Zephyr-7B"]
 OF_LMI = PUBLIC["Phi-3-mini"]
@@ -808,6 +808,18 @@ def test_adopting_a_public_endpoint_changes_only_image_and_variables(
         if not re.fullmatch(_WITH_THE_IMAGE[key.partition("/")[0]], change["place"]) and change["place"] not in also
     ]
     assert not wrong
+
+
+def test_an_endpoint_on_graviton_is_adopted_with_a_notice_before_all_others(
+    cloud: Cloud, tmp_path: Path, adopt: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_hand(cloud, GRAVITON.but(environment={**GRAVITON.environment, "SM_LLAMA_CPP_RPC": "a:1"}))
+    path = tmp_path / "chat.yaml"
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["instance"]["type"] == "ml.c7g.2xlarge"
+    notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert notices[0].startswith("note: Image cannot be mapped: it is for Graviton, and this project's cpu image is")
+    assert any("SM_LLAMA_CPP_RPC" in notice for notice in notices[1:])
 
 
 @pytest.mark.parametrize("name", OTHERS)
