@@ -47,15 +47,24 @@ def encoded(value: Any, depth: int = 0) -> Any:
 
 def rewritten(text: str) -> Any:
     """Return a compact copy of a JSON document to embed in another value. Integers retain all their digits."""
-    return orjson.Fragment(dumps_decoded(json.loads(text)))
+    return decoded_as_json(json.loads(text))
+
+
+def decoded_as_json(value: Any) -> Any:
+    """Encode a value that was decoded from JSON for embedding in another value. Integers retain all their digits."""
+    return orjson.Fragment(dumps_decoded(value))
 
 
 def dumps_decoded(value: Any) -> bytes:
-    """Encode a value that was decoded from JSON. Integers of any size retain all their digits."""
+    """Encode a value that was decoded from JSON. Integers of any size retain all their digits.
+
+    A number such as 1e999, which is decoded as infinity, is encoded as null.
+    """
     try:
         return dumps(value)
     except TypeError:  # an integer of more than 64 bits
-        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+        finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+        return json.dumps(finite, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def refuse_constant(name: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import NotJson
+from handler.core.framing import decoded_as_json
 from handler.core.media import MediaSource, Upload
 from handler.core.values import Adapter, Request
 from handler.protocols.decisions.api import (
@@ -45,6 +46,8 @@ _ALIASES = ("jev-latest", "strands-decider-latest")
 """The models that typesafe-sdk and Strands name by default. They are read as the server's model."""
 
 _FORM = "request"  # the part of a form that contains the JSON document
+_MAX_DOCUMENT = 1 << 20
+"""Maximum size of this document, in bytes: it is decoded without the limits on memory and time of large JSON bodies."""
 
 _TABLE = Table(
     {
@@ -225,8 +228,13 @@ def _document_of(form: Mapping[str, Any]) -> dict[str, Any]:
         InvalidField: a part is missing or not used, or the document is invalid.
     """
     request = form[_FORM]
+    data = request.data if isinstance(request, Upload) else request.encode()
+    if len(data) > _MAX_DOCUMENT:
+        raise Path((_FORM,)).refused(
+            f"the document of a form has more than {_MAX_DOCUMENT} bytes; send it as application/json, with data_base64"
+        )
     try:
-        document = decode(request.data if isinstance(request, Upload) else request.encode())
+        document = decode(data)
     except NotJson as error:
         raise Path((_FORM,)).refused(error.message) from None
     if not isinstance(document, dict):
@@ -335,7 +343,7 @@ def _result(question: Question, reading: Reading) -> SystemOneResult:
     score: ScoreResult = {
         "type": "score",
         "score": reading.score,
-        "legend": dict(zip(numbers, values, strict=True)),
+        "legend": dict(zip(numbers, map(decoded_as_json, values), strict=True)),
         "probabilities": dict(zip(numbers, probabilities, strict=True)),
         "confidence": reading.score_confidence,
     }

@@ -110,6 +110,13 @@ def test_what_typesafes_clients_send(server: AppServer, path: str) -> None:
     assert isinstance(found["usage"]["input_tokens"], int)
 
 
+@pytest.mark.parametrize("path", ["/v1/systemone", "/invocations"])
+def test_a_level_in_the_legend_has_all_digits_of_its_numbers(server: AppServer, path: str) -> None:
+    level = {"account": 1 << 64}
+    body = {"state": "", "questions": {"q": {"type": "score", "criteria": ["x", level]}}}
+    assert ask(server, path, body)["answers"]["q"]["legend"] == {"0": "x", "1": level}
+
+
 @pytest.mark.parametrize("path", ["/v1/decisions", "/invocations"])
 @pytest.mark.parametrize("body", [VERCEL, LANGCHAIN], ids=["vercel", "langchain"])
 def test_what_openais_clients_send(server: AppServer, path: str, body: dict[str, Any]) -> None:

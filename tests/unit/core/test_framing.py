@@ -23,6 +23,7 @@ from handler.core.framing import (
     NUMBER,
     SLOT,
     SSE,
+    decoded_as_json,
     fill,
     is_too_deep,
     template,
@@ -50,6 +51,12 @@ def test_ordinary_text_is_raw() -> None:
 def test_what_json_cannot_say_is_null() -> None:
     for framing in FRAMINGS.values():
         assert b'{"logprob":null}' in framing.encode({"logprob": float("-inf")})
+
+
+def test_decoded_numbers_retain_their_digits_and_infinity_is_null() -> None:
+    value = json.loads('{"digits": [18446744073709551616, -0.0, "\u00fc"], "infinite": [1e999, -1e999]}')
+    data = JSON.encode({"value": decoded_as_json(value)})
+    assert data == '{"value":{"digits":[18446744073709551616,-0.0,"ü"],"infinite":[null,null]}}'.encode()
 
 
 @given(st.text(), st.integers(-1, 1 << 40), st.sampled_from(["", "\0b", "\0d", '"', "%", "%b", "%%d", "\u2028"]))

@@ -10,6 +10,7 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.media import Upload
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Request
 from handler.protocols.decisions.formulas import Reading, read
@@ -260,6 +261,17 @@ def test_images_stand_before_the_state_and_assets_in_their_places() -> None:
         assert request.messages[-1]["content"][-1]["text"].endswith(request.pooling.suffix)
     assert second.pooling is not None
     assert second.pooling.suffix.startswith(" the same?")
+
+
+@in_one_test("as_part", [lambda text: Upload(text.encode()), str])
+def test_the_document_of_a_form_has_at_most_1_mib(as_part: Any) -> None:
+    def parse(size: int) -> Any:
+        document = json.dumps({"state": "", "questions": {"q": NOUL}}).ljust(size)
+        return SYSTEM_ONE.parse({"request": as_part(document)}, CONTEXT)
+
+    assert len(parse(1 << 20).requests) == 1
+    with pytest.raises(InvalidPayload, match=r"^request: the document .* more than 1048576 bytes; send it"):
+        parse((1 << 20) + 1)
 
 
 def test_an_asset_that_no_text_contains_is_refused() -> None:
