@@ -169,8 +169,8 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
 
 _ARM = re.compile(r"/llama-cpp-arm64:")
 _ON_ARM = (
-    "it is for Graviton, and this project's cpu image is for x86: build it for Arm (documentation: container), "
-    "or take an instance with x86, such as ml.c7i"
+    "it is for Graviton, but this project's cpu image is for x86: build the cpu image for Arm "
+    "(documentation: container), or choose an x86 instance such as ml.c7i"
 )
 
 

@@ -645,7 +645,7 @@ def _are_near(where: str, reference: Sequence[Any], target: Sequence[Any], near:
 
 
 def _are_near_decisions(where: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> bool:
-    """Return whether probabilities differ by at most `near` nats, or other numbers of a decision by as large a part."""
+    """Return whether probabilities differ by at most `near` nats, and other numbers of a decision by the same share."""
     part = -math.expm1(-near)
     absolute = 0.0 if _PROBABILITY.search(where) else part
     return all(is_near(*pair, part, absolute) for pair in zip(reference, target, strict=True))

@@ -30,7 +30,7 @@ _LINES = {**VARIABLES_OF["aws-sglang"], **VARIABLES_OF["aws-llama-cpp"]}
 _FALSE = ("false", "off", "disabled", "0")  # common/arg.cpp, is_falsey
 _SAME = "AWS's image omits a flag whose value is false; set {}=true"
 _FIRST_LINE = "AWS's image reads only the first line of its value"
-_BEATEN = "{} overrides it, as in llama-server"
+_OVERRIDDEN = "{} overrides it, as in llama-server"
 
 
 def flags(environ: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
@@ -55,7 +55,7 @@ def flags(environ: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, s
                 remarks.append((name, _SAME.format(opposite)))
             continue
         values[name] = "true" if value.lower() in ("", "true") else value
-    _drop_beaten(values, remarks)
+    _drop_overridden(values, remarks)
     _join_repository(values)
     _divide_context(values)
     return values, remarks
@@ -73,14 +73,14 @@ def as_argument(name: str, value: str, line: Foreign) -> tuple[Foreign, str]:
     return (line, value) if opposite is None else (opposite, "true")
 
 
-def _drop_beaten(values: dict[str, str], remarks: list[tuple[str, str]]) -> None:
+def _drop_overridden(values: dict[str, str], remarks: list[tuple[str, str]]) -> None:
     """Drop the variables of llama-server that an argument overrides."""
     arguments = {_setting(name): name for name in values if name.startswith(LLAMA_CPP)}
     for name in [name for name in values if name.startswith(LLAMA_ARG) and _setting(name)]:
         argument = arguments.get(_setting(name))
         if argument is not None:
             if values[name] != values[argument]:
-                remarks.append((name, _BEATEN.format(argument)))
+                remarks.append((name, _OVERRIDDEN.format(argument)))
             del values[name]
 
 
@@ -91,7 +91,7 @@ def _setting(name: str) -> str:
 
 
 def _join_repository(values: dict[str, str]) -> None:
-    """Join the repository and the file of a model on the hub to one name."""
+    """Combine the repository and the file of a model on the hub into one name."""
     for prefix in (LLAMA_CPP, LLAMA_ARG):
         repository, file = f"{prefix}HF_REPO", f"{prefix}HF_FILE"
         if repository in values and file in values:

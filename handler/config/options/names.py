@@ -332,7 +332,7 @@ def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | 
     yield from (Note(name, remark) for name, remark in remarks)
     others = {name: value for name, value in environ.items() if not name.startswith(images.PREFIXES)}
     of_tables = _merged(_of_tables({**others, **_protecting(environ), **read}, engine or _engine_of(environ)))
-    for item in (*_of_vllms_image(environ, engine), *_along(environ, engine), *of_tables):
+    for item in (*_of_vllms_image(environ, engine), *_implied(environ, engine), *of_tables):
         if isinstance(item, Own):
             first, value = values.setdefault(item.name, (item.foreign, item.value))
             if value != item.value:
@@ -351,8 +351,8 @@ def _engine_of(environ: Mapping[str, str]) -> str:
     return "vllm" if any(name.startswith(images.SGLANG) for name in environ) else ""
 
 
-def _along(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
-    """Yield what the variables of the SGLang and llama.cpp images imply: the /invocations API, and SGLang's a GPU."""
+def _implied(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
+    """Yield the variables in `ALONG` for the SGLang and llama.cpp images. Only those of SGLang imply an engine."""
     for prefix in images.PREFIXES:
         name = next((name for name in sorted(environ) if name.startswith(prefix)), "")
         for variable, value in ALONG.items() if name else ():
@@ -450,7 +450,7 @@ def _is_empty_array(value: str) -> bool:
 
 
 def _joined(value: str) -> str:
-    """Join a JSON array of strings with commas, as the handler options expect, and JSON objects to a JSON array.
+    """Join a JSON array of strings with commas, as the handler options expect, and several JSON objects into a JSON array.
 
     AWS's vLLM image passes each element of an array, and each of several objects, as an argument of its own. Other
     values are returned unchanged.

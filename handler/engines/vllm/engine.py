@@ -43,7 +43,7 @@ from handler.engines.huggingface.whisper import TRANSCRIBING, WhisperTokenizer, 
 from handler.engines.structured_output.xgrammar import for_xgrammar
 from handler.engines.vllm.arguments import engine_arguments
 from handler.engines.vllm.core import BeamToken, CoreEngine, Pending, engine_info
-from handler.engines.vllm.labels import AlternativesExclusion, LabelRequest
+from handler.engines.vllm.labels import LabelRequest
 from handler.engines.vllm.sampling import (
     SUPPORTS,
     sampling_arguments,
@@ -80,13 +80,14 @@ class Vllm(CoreEngine):
         self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
         self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of loaded adapters, least recently used first
         self._max_adapters = int(self.arguments.get("max_cpu_loras") or self.arguments.get("max_loras") or 0)
-        self._exclusion: LoraExclusion | None = None
+        self._exclusion: Exclusion | None = None
         if self.arguments.get("enable_lora") and current_platform.is_cpu():
             # Measured with vLLM 0.32: a request without an adapter uses the adapter of another request in the batch.
-            self._exclusion = LoraExclusion()
-        # Without V1's problem, requests for alternatives need not be kept apart.
+            self._exclusion = Exclusion()
+        # If requests for alternatives and for selected ids are in a batch, the V1 model runner returns the selected ids
+        # to all of them (`Sampler.forward` in vllm/v1/sample/sampler.py, 0.33).
         is_v2 = getattr(self._engine.vllm_config, "use_v2_model_runner", False)
-        self._alternatives = None if is_v2 else AlternativesExclusion()
+        self._alternatives = None if is_v2 else Exclusion()
         self._selects_ids = hasattr(SamplingParams, "logprob_token_ids") and hasattr(SamplingParams, "num_logprobs")
         self._labels: dict[int, LabelRequest] = {}
         self._late: list[Output] = []  # errors of requests that could not be started after waiting
@@ -128,7 +129,7 @@ class Vllm(CoreEngine):
                 self._run, pending, self._prompt(request.ids, media, sampling), self._params(sampling), request.adapter
             )
         if self._alternatives is not None and (sampling.top_logprobs or sampling.num_beams > 1):
-            start = partial(self._alternatives.enter, key, start)
+            start = partial(self._alternatives.enter, key, True, start)
         self._enter(request, start)
 
     def _enter(self, request: EngineRequest, start: Callable[[], None]) -> None:
@@ -138,7 +139,7 @@ class Vllm(CoreEngine):
             self._exclusion.enter(request.key, request.adapter is not None, start)
 
     def _read_labels(self, request: EngineRequest, media: MediaPrompt | None) -> None:
-        selects = self._selects_ids and (self._alternatives is None or self._alternatives.select(request.key))
+        selects = self._selects_ids and (self._alternatives is None or self._alternatives.enters(request.key, False))
         if not selects and self.arguments.get("enable_lora"):
             raise ValueError(f"labels cannot be scored now: {NO_SCORES}")
         labels = self._labels[request.key] = LabelRequest(request, media, selects_ids=selects)
@@ -621,7 +622,7 @@ def _tensors(directory: Path) -> list[tuple[str, Any]]:
     return list(torch.load(directory / "adapter_model.bin", map_location="cpu", weights_only=True).items())
 
 
-class LoraExclusion:
+class Exclusion:
     """A queue for two kinds of requests, in order of arrival. The engine runs requests of only one kind at a time.
 
     `enter` starts a request at once if possible. `leave` starts requests that have waited.
@@ -639,6 +640,13 @@ class LoraExclusion:
         start()
         self._inside[key] = kind
 
+    def enters(self, key: int, kind: bool) -> bool:
+        """Add a request that does not wait. Return whether it may run now; otherwise it is not added."""
+        if self._waiting or not self._fits(kind):
+            return False
+        self._inside[key] = kind
+        return True
+
     def leave(self, key: int) -> list[tuple[int, Exception]]:
         """Remove a running or waiting request, and start requests that can start now. Ignore unknown keys.
 
@@ -646,7 +654,8 @@ class LoraExclusion:
             The keys of requests that could not be started, with their errors.
         """
         self._inside.pop(key, None)
-        self._waiting = deque(waiting for waiting in self._waiting if waiting[0] != key)
+        if self._waiting:
+            self._waiting = deque(waiting for waiting in self._waiting if waiting[0] != key)
         failed: list[tuple[int, Exception]] = []
         while self._waiting and self._fits(self._waiting[0][1]):
             next_key, kind, start = self._waiting.popleft()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from handler.core.values import Extras, Finish
@@ -20,7 +20,7 @@ class Part(NamedTuple):
 
     Attributes:
         ids: token ids of the prompt.
-        label_ids: labels whose log-probabilities vLLM returns for the next token. They are all in the first columns.
+        label_ids: labels whose log-probabilities vLLM returns for the next token, in place of alternatives.
         label_id: the label at the end of `ids`, if the part scores a prompt instead, or None.
     """
 
@@ -76,52 +76,3 @@ class LabelRequest:
             return None
         logprobs = [*(self._logprobs[id] for id in self.request.pooling.label_ids), self._highest]
         return Output(output.key, finish=Finish.STOP, extras=Extras(vector=logprobs))
-
-
-class AlternativesExclusion:
-    """Keeps requests for the log-probabilities of selected ids apart from requests for alternatives.
-
-    If both are in a batch, the V1 model runner returns the selected ids to all requests
-    (`Sampler.forward` in vllm/v1/sample/sampler.py, 0.33). Its V2 model runner has no such problem.
-    """
-
-    def __init__(self) -> None:
-        self._selecting: set[int] = set()
-        self._reporting: set[int] = set()  # running requests for alternatives
-        self._held: dict[int, Callable[[], None]] = {}  # functions that start requests for alternatives
-
-    def select(self, key: int) -> bool:
-        """Return whether a request may select ids now. If so, requests for alternatives wait until it leaves."""
-        if self._reporting or self._held:
-            return False
-        self._selecting.add(key)
-        return True
-
-    def enter(self, key: int, start: Callable[[], None]) -> None:
-        """Start a request for alternatives, now or when the requests that select ids have left."""
-        if self._selecting:
-            self._held[key] = start
-        else:
-            start()
-            self._reporting.add(key)
-
-    def leave(self, key: int) -> list[tuple[int, Exception]]:
-        """Remove a request, and start requests that have waited. Ignore unknown keys.
-
-        Returns:
-            The keys of requests that could not be started, with their errors.
-        """
-        self._held.pop(key, None)
-        self._selecting.discard(key)
-        self._reporting.discard(key)
-        errors: list[tuple[int, Exception]] = []
-        while self._held and not self._selecting:
-            held, start = next(iter(self._held.items()))
-            del self._held[held]
-            try:
-                start()
-            except Exception as error:  # vLLM refuses this request, but the others continue
-                errors.append((held, error))
-            else:
-                self._reporting.add(held)
-        return errors

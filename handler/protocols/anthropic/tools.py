@@ -1,4 +1,4 @@
-"""`tools` and `tool_choice` of Anthropic's requests, translated to those of a chat, and the changes in messages.
+"""`tools` and `tool_choice` of Anthropic's requests, translated to those of a chat, and changes of tools in messages.
 
 Sources: "Mid-conversation system messages and tool changes" in Anthropic's documentation, and the types of its Python
 package 2.14.
@@ -153,7 +153,7 @@ class Tools:
         self.defined[name] = tool
 
     def change(self, change: ToolChange) -> None:
-        """Apply a change. To add a tool that the model may call, or to remove a removed one, changes nothing.
+        """Apply a change. Adding a tool that the model may already call, or removing it twice, has no effect.
 
         Raises:
             ToolUnresolved: no tool has this name.
@@ -241,6 +241,6 @@ def read_choice(value: Any, *, tools: Tools) -> dict[str, Any]:
     if not isinstance(name, str) or name not in tools.defined:
         raise ValueError("'name' must be the name of one of the tools")
     if name in tools.removed:
-        raise ValueError("'name' must be the name of a tool that no tool_removal has withdrawn")
+        raise ValueError("'name' must be the name of a tool that no tool_removal has removed")
     tools.deferred.discard(name)
     return {"tool_choice": {"type": "function", "function": {"name": name}}, **parallel}

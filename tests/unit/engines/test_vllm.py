@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from handler.core.values import Extras, Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineStatistics, Output, Step
 from handler.engines.vllm.core import BeamToken, Pending, Results, Statistics, engine_info
-from handler.engines.vllm.engine import Beam, BeamSearch, LoraExclusion, check_weights
+from handler.engines.vllm.engine import Beam, BeamSearch, Exclusion, check_weights
 from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments, structured_output_arguments
 from tests.one_test import in_one_test
 from tests.parameter_matrix import FIELD_VALUES
@@ -370,7 +370,7 @@ def test_an_alpha_that_is_no_number_is_refused(tmp_path: Path, alpha: Any) -> No
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 30)), max_size=60))
 def test_kinds_never_meet_and_everybody_gets_in(events: list[tuple[bool, bool, int]]) -> None:
-    turns = LoraExclusion()
+    turns = Exclusion()
     inside: dict[int, bool] = {}
     order: list[int] = []
 
@@ -399,7 +399,7 @@ def test_one_that_cannot_start_is_named_and_the_next_one_comes() -> None:
     def fail() -> None:
         raise ValueError
 
-    turns = LoraExclusion()
+    turns = Exclusion()
     started: list[int] = []
     turns.enter(1, True, partial(started.append, 1))
     turns.enter(2, False, fail)
@@ -411,7 +411,7 @@ def test_one_that_cannot_start_is_named_and_the_next_one_comes() -> None:
 
 def test_leaving_without_a_turn_lets_those_in_who_fit() -> None:
     """A request that waits leaves, and was what kept its successors of the running kind out."""
-    turns = LoraExclusion()
+    turns = Exclusion()
     started: list[int] = []
     for key, kind in ((1, True), (2, False), (3, True)):
         turns.enter(key, kind, partial(started.append, key))

@@ -8,7 +8,8 @@ import pytest
 
 from handler.core.values import Finish, Pooling
 from handler.engines.base import EngineRequest, Output, failed
-from handler.engines.vllm.labels import MAX_IDS, AlternativesExclusion, LabelRequest
+from handler.engines.vllm.engine import Exclusion
+from handler.engines.vllm.labels import MAX_IDS, LabelRequest
 
 PROMPT = [5, 6, 7]
 
@@ -70,39 +71,39 @@ def test_an_error_ends_a_request_with_labels(is_selected: bool) -> None:
 
 
 def test_alternatives_wait_for_selected_ids() -> None:
-    exclusion, started = AlternativesExclusion(), list[int]()
-    assert exclusion.select(1)
-    assert exclusion.select(2)
-    exclusion.enter(3, lambda: started.append(3))
+    exclusion, started = Exclusion(), list[int]()
+    assert exclusion.enters(1, False)
+    assert exclusion.enters(2, False)
+    exclusion.enter(3, True, lambda: started.append(3))
     assert exclusion.leave(1) == []
     assert started == []
-    assert not exclusion.select(4), "a request for alternatives has waited first"
+    assert not exclusion.enters(4, False), "a request for alternatives has waited first"
     assert exclusion.leave(2) == []
     assert started == [3]
-    assert not exclusion.select(4)
+    assert not exclusion.enters(4, False)
     exclusion.leave(3)
-    assert exclusion.select(4)
+    assert exclusion.enters(4, False)
 
 
 def test_a_request_that_leaves_while_it_waits_never_starts() -> None:
-    exclusion, started = AlternativesExclusion(), list[int]()
-    assert exclusion.select(1)
-    exclusion.enter(2, lambda: started.append(2))
+    exclusion, started = Exclusion(), list[int]()
+    assert exclusion.enters(1, False)
+    exclusion.enter(2, True, lambda: started.append(2))
     exclusion.leave(2)
     exclusion.leave(1)
     assert started == []
-    assert exclusion.select(3)
+    assert exclusion.enters(3, False)
 
 
 def test_a_request_that_cannot_start_is_reported_and_the_next_starts() -> None:
     def refuse() -> None:
         raise ValueError("too long")
 
-    exclusion, started = AlternativesExclusion(), list[int]()
-    assert exclusion.select(1)
-    exclusion.enter(2, refuse)
-    exclusion.enter(3, lambda: started.append(3))
+    exclusion, started = Exclusion(), list[int]()
+    assert exclusion.enters(1, False)
+    exclusion.enter(2, True, refuse)
+    exclusion.enter(3, True, lambda: started.append(3))
     ((key, error),) = exclusion.leave(1)
     assert (key, str(error), started) == (2, "too long", [3])
     exclusion.leave(3)
-    assert exclusion.select(4), "the request that failed does not count"
+    assert exclusion.enters(4, False), "the request that failed does not count"

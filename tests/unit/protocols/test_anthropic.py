@@ -541,7 +541,7 @@ OTHER_PLACES = "a system message that changes the tools must follow a message of
         ({"tools": [tool("first"), tool("first", defer_loading=True)]}, "tools: two tools have the same name"),
         (
             {"messages": changing([change("removal", "first")]), "tool_choice": {"type": "tool", "name": "first"}},
-            "'name' must be the name of a tool that no tool_removal has withdrawn",
+            "'name' must be the name of a tool that no tool_removal has removed",
         ),
     ],
 )
