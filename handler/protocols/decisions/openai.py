@@ -122,8 +122,8 @@ class PartReader(NamedTuple):
         """
         if isinstance(value, str):
             return value
-        if not isinstance(value, list) or not value:
-            raise path.refused("must be a string or a non-empty list of parts")
+        if not isinstance(value, list):
+            raise path.refused("must be a string or a list of parts")
         if len(value) > MAX_PARTS:
             raise path.refused(f"has {len(value)} parts; the maximum is {MAX_PARTS}")
         texts = [self._part(part, path.at(index), kinds, media) for index, part in enumerate(value)]
@@ -219,8 +219,8 @@ class InputReader:
         path = Path(("input",))
         if isinstance(value, str):
             return value
-        if not isinstance(value, list) or not value:
-            raise path.refused("must be a string or a non-empty list of items")
+        if not isinstance(value, list):
+            raise path.refused("must be a string or a list of items")
         if len(value) > MAX_ITEMS:
             raise path.refused(f"has {len(value)} items; the maximum is {MAX_ITEMS}")
         for index, item in enumerate(value):

@@ -138,8 +138,10 @@ class SystemOneDialect(DecisionDialect):
         self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]
     ) -> list[Question]:
         path, questions = Path(("questions",)), body.get("questions")
-        if not isinstance(questions, dict) or not questions:
+        if not isinstance(questions, dict):
             raise path.refused("must be an object that maps the id of each question to the question")
+        if not questions:
+            raise path.refused("must have at least one question")
         if len(questions) > MAX_QUESTIONS:
             raise path.refused(f"has {len(questions)} questions; the maximum is {MAX_QUESTIONS}")
         return [_read_question(question, id, path.at(id)) for id, question in questions.items()]

@@ -228,7 +228,7 @@ def test_data_within_the_limits_is_read() -> None:
         ({"role": "assistant", "content": "a", "phase": "other"}, "phase: must be"),
         ({"type": "reasoning", "summary": []}, "is not supported"),
         ({"type": "function_call", "call_id": "1", "name": "f"}, "arguments: must be a string"),
-        ({"role": "user", "content": []}, "non-empty list of parts"),
+        ({"role": "user", "content": {}}, "a list of parts"),
         ({"role": "user"}, "must be a string"),
         ("text", r"input\[0\]: must be an object"),
     ],
