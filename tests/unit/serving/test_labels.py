@@ -73,8 +73,8 @@ def test_labels_that_are_not_single_distinct_tokens_are_refused(
 
 
 def test_a_label_that_changes_the_token_before_it_is_refused(tmp_path: Path) -> None:
-    """If `there` is a token, `e` after `ther` changes the prompt, so its probability would be that of another text."""
-    template = "{% for message in messages %}{{ message['content'] }}{% endfor %} ther"
+    """If `there` is a token, its last letter changes the tokens before it, and so the text that is continued."""
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %} " + "there"[:-1]
     tokenizer = HfTokenizer(write(tmp_path, byte_level(), template))
     assert len(tokenizer.encode(" there").ids) == 1
     with pytest.raises(InvalidParameter, match="'e' is not a single token"):
