@@ -818,7 +818,7 @@ def test_an_endpoint_on_graviton_is_adopted_with_a_notice_before_all_others(
     assert adopt("--output", str(path)) == 0
     assert content(path)["instance"]["type"] == "ml.c7g.2xlarge"
     notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert notices[0].startswith("note: Image cannot be mapped: it is for Graviton, and this project's cpu image is")
+    assert notices[0].startswith("note: Image cannot be mapped: it is for Graviton, but this project's cpu image is")
     assert any("SM_LLAMA_CPP_RPC" in notice for notice in notices[1:])
 
 
