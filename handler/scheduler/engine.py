@@ -35,6 +35,32 @@ class SteppedEngine(Protocol):
     def step(self, timeout: float = 0.0) -> list[Step]: ...
 
 
+class EngineWrapper:
+    """Base class of engines that send some requests to another engine in a different form.
+
+    Subclasses implement `add`, `cancel` and `step` of `SteppedEngine`. All other calls are passed to the engine.
+
+    Args:
+        engine: engine that runs the requests.
+    """
+
+    def __init__(self, engine: SteppedEngine) -> None:
+        self._engine = engine
+
+    @property
+    def ready(self) -> bool:
+        return self._engine.ready
+
+    def admits(self, request: Request, prompt: Prompt) -> bool:
+        return self._engine.admits(request, prompt)
+
+    def continues(self, key: int) -> bool:
+        return self._engine.continues(key)
+
+    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
+        self._engine.change_adapter(key, adapter, drop=drop)
+
+
 def join(steps: Sequence[Step]) -> Step:
     """Merge several steps into one. If a sequence has several tokens, they are merged into a single output.
 
@@ -84,7 +110,7 @@ _SEEDS = 1 << 32  # difference between the seeds of the two parts
 _TAIL = 256  # last characters of the text, enough for a marker and the rest of its token
 
 
-class ReasoningEngine:
+class ReasoningEngine(EngineWrapper):
     """A `SteppedEngine` that applies structured output only after the reasoning, and limits the reasoning tokens.
 
     A request that needs this runs in two parts. The first part generates the reasoning, without structured output, and
@@ -98,20 +124,10 @@ class ReasoningEngine:
     """
 
     def __init__(self, engine: SteppedEngine, vocabulary: Vocabulary | None) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._vocabulary = vocabulary
         self._first: dict[int, _FirstPart] = {}  # by the engine's key
         self._late: list[Output] = []  # outputs that the next step returns
-
-    @property
-    def ready(self) -> bool:
-        return self._engine.ready
-
-    def admits(self, request: Request, prompt: Prompt) -> bool:
-        return self._engine.admits(request, prompt)
-
-    def continues(self, key: int) -> bool:
-        return self._engine.continues(key)
 
     def add(self, request: EngineRequest) -> None:
         sampling = request.parameters
@@ -132,9 +148,6 @@ class ReasoningEngine:
 
     def cancel(self, key: int) -> None:
         self._engine.cancel(key if self._first.pop(key + _FIRST, None) is None else key + _FIRST)
-
-    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
-        self._engine.change_adapter(key, adapter, drop=drop)
 
     def step(self, timeout: float = 0.0) -> list[Step]:
         try:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container
 
-from handler.core.text import Prompt
-from handler.core.values import Adapter, Extras, Finish, Pooling, Request, Sampling
+from handler.core.values import Extras, Finish, Pooling, Sampling
 from handler.engines.base import EngineRequest, Output, Step
-from handler.scheduler.engine import SteppedEngine
+from handler.scheduler.engine import EngineWrapper, SteppedEngine
 
 MAX_TOPS = 20
 """Maximum number of alternatives that servers such as vLLM allow by default."""
 
 
-class LabelEngine:
+class LabelEngine(EngineWrapper):
     """A `SteppedEngine` that accepts requests for labels, and sends ordinary requests instead.
 
     The first of these requests asks for the alternatives to the next token. If a label is not among them, it is scored
@@ -28,20 +27,10 @@ class LabelEngine:
     """
 
     def __init__(self, engine: SteppedEngine, unsupported: Container[str], max_tops: float = MAX_TOPS) -> None:
+        super().__init__(engine)
         self._num_tops = 0 if "top_logprobs" in unsupported else int(min(max_tops, MAX_TOPS))
         self._scores = "prompt_logprobs" not in unsupported
-        self._engine = engine
         self._requests: dict[int, _LabelRequest] = {}
-
-    @property
-    def ready(self) -> bool:
-        return self._engine.ready
-
-    def admits(self, request: Request, prompt: Prompt) -> bool:
-        return self._engine.admits(request, prompt)
-
-    def continues(self, key: int) -> bool:
-        return self._engine.continues(key)
 
     def add(self, request: EngineRequest) -> None:
         if not isinstance(request.parameters, Pooling) or not request.parameters.labels:
@@ -52,9 +41,6 @@ class LabelEngine:
     def cancel(self, key: int) -> None:
         self._requests.pop(key, None)
         self._engine.cancel(key)
-
-    def change_adapter(self, key: int, adapter: Adapter, *, drop: bool) -> None:
-        self._engine.change_adapter(key, adapter, drop=drop)
 
     def step(self, timeout: float = 0.0) -> list[Step]:
         try:
