@@ -43,12 +43,12 @@ class Wording(NamedTuple):
 _POSITIVE = "Question: Does the text express a positive feeling?"
 _WHICH = "Question: Is the feeling of the text positive or negative?"
 WORDINGS = {
-    "yes, no (served)": Wording(f"{_POSITIVE}\nyes\nno\nReply with yes or no only.", ("yes", "no")),
+    "yes, no (served)": Wording(f"{_POSITIVE}\nyes\nno\nAnswer with yes or no only.", ("yes", "no")),
     "letters (served)": Wording(
-        f"{_WHICH}\nA: positive\nB: negative\nReply with the letter of one option only.", ("A", "B")
+        f"{_WHICH}\nA: positive\nB: negative\nAnswer with the letter of one option only.", ("A", "B")
     ),
     "letters, other order": Wording(
-        f"{_WHICH}\nA: negative\nB: positive\nReply with the letter of one option only.", ("B", "A")
+        f"{_WHICH}\nA: negative\nB: positive\nAnswer with the letter of one option only.", ("B", "A")
     ),
     "Yes, No": Wording(f"{_POSITIVE}\nReply with Yes or No only.", ("Yes", "No")),
     "names of the options": Wording(f"{_WHICH}\nReply with positive or negative only.", ("positive", "negative")),

@@ -29,7 +29,8 @@ class Wording(NamedTuple):
         yes_no: the labels for true and false.
         bare: the line for true or false without a criterion.
         criterion: the line for true or false with a criterion.
-        endings: the last line, by kind of question.
+        ending: the last line, which asks for a label.
+        endings: the label in this line, by form of question.
     """
 
     heading: str = "Question: {}"
@@ -38,12 +39,9 @@ class Wording(NamedTuple):
     yes_no: tuple[str, str] = ("yes", "no")
     bare: str = "{}"
     criterion: str = "{}: {}"
+    ending: str = "Answer with {} only."
     endings: Mapping[Kind, str] = MappingProxyType(
-        {
-            Kind.NOUL: "Reply with yes or no only.",
-            Kind.CHOICE: "Reply with the letter of one option only.",
-            Kind.SCORE: "Reply with the number of one level only.",
-        }
+        {Kind.NOUL: "yes or no", Kind.CHOICE: "the letter of one option", Kind.SCORE: "the number of one level"}
     )
 
 
@@ -54,14 +52,14 @@ def question_text(question: Question, labels: Sequence[str], wording: Wording = 
     """Return the end of a prompt: the question, its options, and the instruction to reply with a label."""
     lines = [wording.heading.format(question.instructions)] if question.instructions else []
     for label, option in zip(labels, question.options, strict=True):
-        if question.kind is Kind.NOUL:
+        if question.form is Kind.NOUL:
             form = wording.criterion if option.description else wording.bare
             lines.append(form.format(label, option.description))
         elif option.description:
             lines.append(wording.described.format(label, option.name, option.description))
         else:
             lines.append(wording.option.format(label, option.name))
-    return "\n".join([*lines, wording.endings[question.kind]])
+    return "\n".join([*lines, wording.ending.format(wording.endings[question.form])])
 
 
 def labels_for(question: Question, vocabulary: Vocabulary | None, wording: Wording = WORDING) -> tuple[str, ...]:
@@ -74,9 +72,9 @@ def labels_for(question: Question, vocabulary: Vocabulary | None, wording: Wordi
         The labels. There are fewer than options if the vocabulary has too few pairs of letters.
     """
     number = len(question.options)
-    if question.kind is Kind.NOUL:
+    if question.form is Kind.NOUL:
         return wording.yes_no
-    if question.kind is Kind.SCORE:
+    if question.form is Kind.SCORE:
         return tuple(map(str, range(number)))
     if number <= len(ascii_uppercase):
         return tuple(ascii_uppercase[:number])

@@ -68,7 +68,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Option(NamedTuple):
-    """An option of a question. For true and false, `name` is empty."""
+    """An option of a question. For true and false of System One, `name` is empty."""
 
     name: str
     description: str = ""
@@ -84,6 +84,7 @@ class Question(NamedTuple):
         options: the options: true and false, the choices, or the levels of a score from the lowest to the highest.
         media: images that belong only to this question, and precede its text.
         values: what the response calls the options, if it repeats them.
+        lettered: whether letters label the options, whatever the type of the question.
     """
 
     path: Path
@@ -93,3 +94,9 @@ class Question(NamedTuple):
     options: tuple[Option, ...]
     media: tuple[MediaSource, ...] = ()
     values: tuple[Any, ...] = ()
+    lettered: bool = False
+
+    @property
+    def form(self) -> Kind:
+        """The type as which the model reads the question."""
+        return Kind.CHOICE if self.lettered else self.kind

@@ -94,7 +94,7 @@ def test_the_first_of_equal_options_wins() -> None:
 
 def test_a_choice_is_asked_with_letters() -> None:
     question = {"type": "choice", "instructions": "Which?", "criteria": {"a": None, "b": "bills", "c": {"k": "ü"}}}
-    ending = 'Question: Which?\nA: a\nB: b - bills\nC: c - {"k": "ü"}\nReply with the letter of one option only.'
+    ending = 'Question: Which?\nA: a\nB: b - bills\nC: c - {"k": "ü"}\nAnswer with the letter of one option only.'
     request = request_of(question, {"t": ["é"]})
     assert request.messages == ({"role": "user", "content": '{"t": ["é"]}\n\n' + ending},)
     assert request.pooling is not None
@@ -118,19 +118,32 @@ def test_other_questions_have_their_own_labels(question: Any, lines: list[str], 
 
 
 @in_one_test(
-    ("state", "text"), [("", ""), ([1], "[1]\n\n"), (None, "null\n\n"), (True, "true\n\n"), ("a b", "a b\n\n")]
+    ("state", "text"), [("", "\n\n"), ([1], "[1]\n\n"), (None, "null\n\n"), (True, "true\n\n"), ("a b", "a b\n\n")]
 )
 def test_any_state_becomes_text(state: Any, text: str) -> None:
     assert prompt_of(NOUL, state).startswith(f"{text}Question")
 
 
-def test_both_apis_ask_the_same_question_alike() -> None:
-    question = {"type": "predicate", "instructions": "Is it urgent?"}
+@in_one_test(
+    ("question", "lines"),
+    [
+        (PREDICATE, ["Question: It is urgent.", "A: false", "B: true"]),
+        (
+            {"type": "choice", "instructions": "", "choices": [{"value": "ü"}, {"value": True, "description": "c"}]},
+            ['A: "ü"', "B: true - c"],
+        ),
+        (
+            {"type": "score", "instructions": "", "levels": [{"label": "a"}, {"label": "b", "description": "c"}]},
+            ["A: a", "B: b - c"],
+        ),
+    ],
+)
+def test_letters_label_all_questions_of_openais_api(question: Any, lines: list[str]) -> None:
     (request,) = requests({"input": "s", "questions": [question]})
-    assert request.messages[-1]["content"] == prompt_of(NOUL)
-    levels = {"type": "score", "instructions": "i", "levels": [{"label": "a"}, {"label": "b", "description": "c"}]}
-    (request,) = requests({"input": "s", "questions": [levels]})
-    assert "\n0: a\n1: b - c\n" in request.messages[-1]["content"]
+    content = request.messages[-1]["content"]
+    assert content == "\n".join(["s", "", *lines, "Answer with the letter of one option only."])
+    assert request.pooling is not None
+    assert request.pooling.labels == ("A", "B")
 
 
 def test_instructions_are_a_system_message() -> None:
@@ -413,7 +426,7 @@ def test_invocations_reads_both_apis_in_each_mode(mode: str) -> None:
     found = value(mode, {"state": "s", "questions": {"q": question}})
     assert found["answers"]["q"]["choice"] == "a"
     found = value(mode, {"input": "s", "questions": [PREDICATE]})
-    assert found["answers"] == [{"type": "predicate", "name": None, "probability": pytest.approx(2 / 3)}]
+    assert found["answers"] == [{"type": "predicate", "name": None, "probability": pytest.approx(1 / 3)}]
 
 
 def test_ignored_names_are_reported() -> None:
