@@ -14,13 +14,12 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
 from tests.engines_by_url.vllm_server import VllmServer, metric
-from tests.servers import http, options, wait_for
+from tests.servers import http, options, post_bytes, wait_for
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
@@ -75,16 +74,15 @@ def test_labels_have_vllms_own_log_probabilities(server: AppServer, vllm_server:
     logprobs = [scored(vllm_server, [*ids, *label]) for label in labels]
     mass = math.fsum(map(math.exp, logprobs))
     assert response["diagnostics"]["q"]["label_mass"] == pytest.approx(mass, rel=1e-3)
-    found = response["answers"]["q"]["probabilities"]
+    probabilities = response["answers"]["q"]["probabilities"]
     for letter, logprob in zip(ascii_uppercase, logprobs, strict=True):
-        assert math.log(found[letter]) == pytest.approx(logprob - math.log(mass), abs=1e-3)
+        assert math.log(probabilities[letter]) == pytest.approx(logprob - math.log(mass), abs=1e-3)
 
 
 def test_a_decision_is_cancelled_at_vllm(server: AppServer, vllm_server: VllmServer) -> None:
     cancelled, before = server.metric(CANCELLED), sum(metric(vllm_server.url, SERVED))
-    url = httpx.URL(server.url)
-    with socket.create_connection((url.host, url.port or 80)) as client:
-        client.sendall(f"POST /v1/decisions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(MANY)}\r\n\r\n".encode() + MANY)
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(post_bytes(MANY, "/v1/decisions"))
         wait_for(lambda: sum(metric(vllm_server.url, SERVED)) > before, 60, "vLLM does not begin")
     wait_for(lambda: server.metric(CANCELLED) == cancelled + 1, 60, "the decision is not cancelled")
     wait_for(lambda: sum(metric(vllm_server.url, RUNNING)) == 0, 60, "vLLM goes on")
