@@ -89,7 +89,7 @@ def test_a_decision_is_cancelled_at_vllm(server: AppServer, vllm_server: VllmSer
     served = sum(metric(vllm_server.url, SERVED))
     assert server.post({"input": STATE, "questions": [LETTERS]}, "/v1/decisions").status_code == 200
     alone = sum(metric(vllm_server.url, SERVED)) - served
-    assert alone == pytest.approx(len(ascii_uppercase), abs=1), "only the last decision is served"
+    assert len(ascii_uppercase) <= alone < 100, "only the last decision is served"
 
 
 def test_a_decision_fails_if_vllm_dies_and_works_when_it_is_back(server: AppServer, vllm_server: VllmServer) -> None:
