@@ -67,7 +67,9 @@ def engine_requests(
         InvalidField: a question has more options than the model has labels.
     """
     if context.no_labels:
-        raise InvalidPayload(f"'questions': the engine {context.engine} cannot decide them: {context.no_labels}")
+        raise InvalidPayload(
+            f"'questions': the engine {context.engine} does not support decisions: {context.no_labels}"
+        )
     if context.vocabulary is not None and not context.chat_template:
         raise InvalidPayload("'questions': the model has no chat template; set option.chat_template")
     family = _family(context)
@@ -125,11 +127,11 @@ def _pieces(text: str, placed: Mapping[str, MediaSource]) -> list[str | MediaSou
 
 def _check_size(state: State, questions: Sequence[Question], texts: Sequence[str]) -> None:
     """Raise TooManyTexts if the prompts of all questions are too long together."""
-    each = len(state.text) + len(state.system)
-    total = each * len(questions) + sum(map(len, texts))
+    num_shared = len(state.text) + len(state.system)
+    total = num_shared * len(questions) + sum(map(len, texts))
     if total > MAX_PROMPTS:
         raise TooManyTexts(
-            f"'{state.field}' and the questions have {total} characters, because the {each} characters of "
+            f"'{state.field}' and the questions have {total} characters, because the {num_shared} characters of "
             f"'{state.field}' count once for each of {len(questions)} questions; the maximum is {MAX_PROMPTS}"
         )
     shown = (len(state.media) + len(state.placed)) * len(questions) + sum(len(question.media) for question in questions)

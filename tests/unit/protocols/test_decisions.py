@@ -379,7 +379,7 @@ def test_harmony_and_engines_without_labels_are_refused() -> None:
     harmony = replace(CONTEXT, chat_template="<|start|>assistant<|channel|>analysis<|message|>")
     with pytest.raises(InvalidPayload, match="openai_gptoss"):
         request_of(NOUL, context=harmony)
-    with pytest.raises(InvalidPayload, match="the engine grpc cannot decide them: no"):
+    with pytest.raises(InvalidPayload, match="the engine grpc does not support decisions: no"):
         request_of(NOUL, context=ServerContext("grpc", no_labels="no"))
     with pytest.raises(InvalidPayload, match="'questions': the model has no chat template"):
         request_of(NOUL, context=ServerContext("openvino", vocabulary=Vocabulary([b"a"])))
