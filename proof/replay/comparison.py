@@ -701,6 +701,7 @@ def _is_near_flip(reference: Mapping[str, Any], target: Mapping[str, Any], near:
 
 def _options(probabilities: Any) -> dict[str, float]:
     """Return the probability of each option, by a text that tells the option `true` from `"true"`."""
+    items: list[tuple[Any, Any]]
     if isinstance(probabilities, list):
         items = [(item.get("value"), item.get("probability")) for item in probabilities if isinstance(item, dict)]
     else:
