@@ -55,11 +55,17 @@ def text_of(value: Any) -> str:
 
 
 def engine_requests(
-    state: State, questions: Sequence[Question], template: TemplateOptions, context: ServerContext, **fields: Any
+    state: State,
+    questions: Sequence[Question],
+    template: TemplateOptions,
+    context: ServerContext,
+    version: int,
+    **fields: Any,
 ) -> list[Request]:
     """Return a request for each question.
 
     Args:
+        version: the version of the prompt.
         fields: further fields of all requests.
 
     Raises:
@@ -77,12 +83,12 @@ def engine_requests(
     state = state._replace(text=_inert(state.text, specials), system=_inert(state.system, specials))
     texts = []
     for question in questions:
-        labels = labels_for(question, context.vocabulary)
-        if len(labels) < len(question.options):
+        labels = labels_for(question, context.vocabulary, version)
+        if len(labels.texts) < len(question.options):
             raise question.path.refused(
-                f"has {len(question.options)} options; the model's vocabulary has labels for {len(labels)}"
+                f"has {len(question.options)} options; the model's vocabulary has labels for {len(labels.texts)}"
             )
-        texts.append((labels, _inert(question_text(question, labels), specials)))
+        texts.append((labels.texts, _inert(question_text(question, labels), specials)))
     _check_size(state, questions, [text for _, text in texts])
     requests = [
         _request(state, question, labels, text, context)._replace(

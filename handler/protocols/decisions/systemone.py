@@ -56,7 +56,6 @@ _TABLE = Table(
         "joint": unsupported("the model reads each question on its own", False),
         "videos": unsupported("the engines read images only", []),
         "audio": unsupported("the engines read images only", []),
-        "prompt_format_version": unsupported("the server has one prompt format", 1),
         "return_prompt_token_ids": unsupported("send the messages to /tokenize to see a prompt", False),
     }
 )
