@@ -63,26 +63,26 @@ class Prompt(NamedTuple):
 
 def _letters(texts: LabelledTexts, order: Sequence[str]) -> Prompt:
     lines = [f"{letter}: {option}" for letter, option in zip(ascii_uppercase, order, strict=False)]
-    text = "\n".join([f"Question: {texts.question}", *lines, "Reply with the letter of one option only."])
+    text = "\n".join([f"Question: {texts.question}", *lines, "Answer with the letter of one option only."])
     return Prompt(text, tuple(ascii_uppercase[order.index(option)] for option in texts.options))
 
 
 def _listed_names(texts: LabelledTexts, order: Sequence[str]) -> Prompt:
-    text = "\n".join([f"Question: {texts.question}", *order, "Reply with the name of one option only."])
+    text = "\n".join([f"Question: {texts.question}", *order, "Answer with the name of one option only."])
     return Prompt(text, texts.options)
 
 
 def _inline_names(texts: LabelledTexts, order: Sequence[str]) -> Prompt:
     names = f"{', '.join(order[:-1])} or {order[-1]}"
-    return Prompt(f"Question: {texts.question}\nReply with {names} only.", texts.options)
+    return Prompt(f"Question: {texts.question}\nAnswer with {names} only.", texts.options)
 
 
 def _yes_no(texts: LabelledTexts, order: Sequence[str]) -> Prompt:
-    return Prompt(f"Question: {texts.predicate}\nyes\nno\nReply with yes or no only.", ("yes", "no"))
+    return Prompt(f"Question: {texts.predicate}\nyes\nno\nAnswer with yes or no only.", ("yes", "no"))
 
 
 def _capital_yes_no(texts: LabelledTexts, order: Sequence[str]) -> Prompt:
-    return Prompt(f"Question: {texts.predicate}\nReply with Yes or No only.", ("Yes", "No"))
+    return Prompt(f"Question: {texts.predicate}\nAnswer with Yes or No only.", ("Yes", "No"))
 
 
 BOTH_ORDERS = {

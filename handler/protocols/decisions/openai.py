@@ -278,6 +278,9 @@ def _string(item: Mapping[str, Any], name: str, path: Path) -> str:
 _TYPES = {"predicate": "", "choice": "choices", "score": "levels"}
 """Maps the type of a question to the field that contains its options."""
 
+_FALSE_TRUE = (Option("false"), Option("true"))
+"""The options of a predicate. As in vLLM, letters label the options of all types of questions."""
+
 
 class QuestionReader(NamedTuple):
     """Reads the questions of one request."""
@@ -314,11 +317,11 @@ class QuestionReader(NamedTuple):
         media: list[MediaSource] = []
         text = self.parts.read(item.get("instructions"), path.at("instructions"), _INPUT, media)
         text = text if text.strip() else ""
-        question = Question(path, item.get("name"), Kind.NOUL, text, (), tuple(media))
+        question = Question(path, item.get("name"), Kind.NOUL, text, _FALSE_TRUE, tuple(media), lettered=True)
         if kind == "predicate":
             if not question.instructions:
                 raise path.at("instructions").refused("must not be blank")
-            return question._replace(options=(Option(""), Option("")))
+            return question
         return _with_choices(question, item) if kind == "choice" else _with_levels(question, item)
 
 
@@ -326,7 +329,6 @@ def _with_choices(question: Question, item: Mapping[str, Any]) -> Question:
     path = question.path.at("choices")
     choices: Any = item.get("choices")
     values = [_member(choice, "value", path.at(index)) for index, choice in _listed(choices, path, CHOICES)]
-    are_strings = all(isinstance(value, str) for value in values)
     options, seen = [], set[tuple[type, str]]()
     for index, value in enumerate(values):
         at = path.at(index, "value")
@@ -338,7 +340,7 @@ def _with_choices(question: Question, item: Mapping[str, Any]) -> Question:
         if key in seen:
             raise at.refused(f"{show(value)} is already a choice")
         seen.add(key)
-        name = str(value) if are_strings else json.dumps(value, ensure_ascii=False)  # true is not "true"
+        name = json.dumps(value, ensure_ascii=False)  # true is not "true"
         options.append(Option(name, _description(choices[index], path.at(index))))
     return question._replace(kind=Kind.CHOICE, options=tuple(options), values=tuple(values))
 
@@ -479,7 +481,7 @@ def _render(model: str, questions: Sequence[Question], readings: Sequence[Readin
 def _decision(question: Question, reading: Reading) -> OpenAiDecision:
     name, probabilities, values = question.name, reading.probabilities, question.values
     if question.kind is Kind.NOUL:
-        predicate: PredicateDecision = {"type": "predicate", "name": name, "probability": probabilities[0]}
+        predicate: PredicateDecision = {"type": "predicate", "name": name, "probability": probabilities[1]}
         return predicate
     if question.kind is Kind.CHOICE:
         choice: ChoiceDecision = {

@@ -30,8 +30,8 @@ class Wording(NamedTuple):
         yes_no: the labels for true and false.
         bare: the line for true or false without a criterion.
         criterion: the line for true or false with a criterion.
-        endings: the last line, by kind of question.
-        by_name: the last line of a choice whose labels are the names of its options.
+        ending: the last line, which asks for a label.
+        endings: the label in this line, by form of question.
     """
 
     heading: str = "Question: {}"
@@ -40,14 +40,10 @@ class Wording(NamedTuple):
     yes_no: tuple[str, str] = ("yes", "no")
     bare: str = "{}"
     criterion: str = "{}: {}"
+    ending: str = "Answer with {} only."
     endings: Mapping[Kind, str] = MappingProxyType(
-        {
-            Kind.NOUL: "Reply with yes or no only.",
-            Kind.CHOICE: "Reply with the letter of one option only.",
-            Kind.SCORE: "Reply with the number of one level only.",
-        }
+        {Kind.NOUL: "yes or no", Kind.CHOICE: "the letter of one option", Kind.SCORE: "the number of one level"}
     )
-    by_name: str = "Reply with {} only."
 
 
 WORDING = Wording()
@@ -68,18 +64,20 @@ def question_text(question: Question, labels: Labels, wording: Wording = WORDING
     """Return the end of a prompt: the question, its options, and the instruction to reply with a label."""
     lines = [wording.heading.format(question.instructions)] if question.instructions else []
     if labels.are_names:
-        described = [option for option in question.options if option.description]
-        lines += [wording.criterion.format(option.name, option.description) for option in described]
-        return "\n".join([*lines, wording.by_name.format(_alternatives(labels.texts))])
+        described = zip(labels.texts, question.options, strict=True)
+        lines += [
+            wording.criterion.format(name, option.description) for name, option in described if option.description
+        ]
+        return "\n".join([*lines, wording.ending.format(_alternatives(labels.texts))])
     for label, option in zip(labels.texts, question.options, strict=True):
-        if question.kind is Kind.NOUL:
+        if question.form is Kind.NOUL:
             form = wording.criterion if option.description else wording.bare
             lines.append(form.format(label, option.description))
         elif option.description:
             lines.append(wording.described.format(label, option.name, option.description))
         else:
             lines.append(wording.option.format(label, option.name))
-    return "\n".join([*lines, wording.endings[question.kind]])
+    return "\n".join([*lines, wording.ending.format(wording.endings[question.form])])
 
 
 def _alternatives(names: Sequence[str]) -> str:
@@ -100,13 +98,14 @@ def labels_for(
         The labels. There are fewer than options if the vocabulary has too few pairs of letters.
     """
     number = len(question.options)
-    if question.kind is Kind.NOUL:
+    if question.form is Kind.NOUL:
         return Labels(wording.yes_no)
-    if question.kind is Kind.SCORE:
+    if question.form is Kind.SCORE:
         return Labels(tuple(map(str, range(number))))
-    names = tuple(option.name for option in question.options)
-    if version > 1 and vocabulary is not None and _pieces(vocabulary).issuperset(name.encode() for name in names):
-        return Labels(names, are_names=True)
+    if version > 1 and question.kind is Kind.CHOICE and vocabulary is not None:
+        names = question.choices
+        if len({*names}) == number and _pieces(vocabulary).issuperset(name.encode() for name in names):
+            return Labels(names, are_names=True)
     if number <= len(ascii_uppercase):
         return Labels(tuple(ascii_uppercase[:number]))
     return Labels(_letter_pairs(vocabulary)[:number])

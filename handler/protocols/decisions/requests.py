@@ -101,7 +101,7 @@ def engine_requests(
 
 
 def _request(state: State, question: Question, labels: tuple[str, ...], end: str, context: ServerContext) -> Request:
-    text = f"{state.text}\n\n{end}" if state.text else end
+    text = f"{state.text}\n\n{end}"
     pieces = [*state.media, *question.media, *_pieces(text, state.placed)]
     media = tuple(piece for piece in pieces if isinstance(piece, MediaSource))
     check_number(media, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterable
 from enum import Enum
@@ -79,7 +80,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Option(NamedTuple):
-    """An option of a question. For true and false, `name` is empty."""
+    """An option of a question. For true and false of System One, `name` is empty."""
 
     name: str
     description: str = ""
@@ -95,6 +96,7 @@ class Question(NamedTuple):
         options: the options: true and false, the choices, or the levels of a score from the lowest to the highest.
         media: images that belong only to this question, and precede its text.
         values: what the response calls the options, if it repeats them.
+        lettered: whether letters label the options, whatever the type of the question.
     """
 
     path: Path
@@ -104,3 +106,16 @@ class Question(NamedTuple):
     options: tuple[Option, ...]
     media: tuple[MediaSource, ...] = ()
     values: tuple[Any, ...] = ()
+    lettered: bool = False
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names of the options without the quotes with which OpenAI's API tells strings from booleans."""
+        if not self.values:
+            return tuple(option.name for option in self.options)
+        return tuple(value if isinstance(value, str) else json.dumps(value) for value in self.values)
+
+    @property
+    def form(self) -> Kind:
+        """The type as which the model reads the question."""
+        return Kind.CHOICE if self.lettered else self.kind
