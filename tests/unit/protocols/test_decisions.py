@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from handler.config.config import Config
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import Upload
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Request
 from handler.protocols.decisions.formulas import Reading, read
+from handler.protocols.decisions.values import InvalidField
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from tests.one_test import in_one_test
@@ -280,6 +281,42 @@ def test_an_asset_that_no_text_contains_is_refused() -> None:
         requests({"state": "x", "assets": {"<image:1>": asset}, "questions": {"q": NOUL}}, SIGHTED)
 
 
+@pytest.mark.parametrize(
+    ("body", "log"),
+    [
+        ({"state": "", "questions": {"secret": {"type": "secret"}}}, "questions was refused"),
+        ({"state": "", "questions": {"q": {"type": "choice", "criteria": {"secret\n": ""}}}}, "questions was refused"),
+        (
+            {"state": "", "assets": {"secret": {"type": "image", "data_base64": "AAAA"}}, "questions": {"q": NOUL}},
+            "assets was refused",
+        ),
+        (
+            {
+                "input": "",
+                "questions": [
+                    PREDICATE,
+                    {"type": "choice", "instructions": "x", "choices": [{"value": "secret\n"}, {"value": "x"}]},
+                ],
+            },
+            "questions[1].choices[0].value was refused",
+        ),
+    ],
+)
+def test_the_log_of_a_refusal_has_no_names_of_the_client(body: dict[str, Any], log: str) -> None:
+    with pytest.raises(InvalidField) as refused:
+        requests(body, SIGHTED)
+    assert refused.value.public == log
+
+
+def test_the_log_of_a_long_prompt_has_no_id_of_a_question() -> None:
+    (request,) = requests({"state": "", "questions": {"secret": NOUL}})
+    error = PromptTooLong(request.names.prompt, 9, 8)
+    assert error.message.startswith("'state with questions.secret' has 9 tokens")
+    assert error.public.startswith("'state' has 9 tokens")
+    assert "secret" not in error.public
+    assert InvalidParameter(f"{request.names.prompt}: no").public == "state was refused"
+
+
 def test_images_of_a_question_belong_to_it_alone() -> None:
     parts = [{"type": "input_text", "text": "Is it red?"}, {"type": "input_image", "image_url": PIXEL}]
     question = {"type": "predicate", "instructions": parts}
@@ -360,7 +397,7 @@ def test_a_model_that_always_thinks_is_refused_by_the_question(template: str, pa
     context = replace(CONTEXT, chat_template=template, config=Config(reasoning_parser=parser))
     request = request_of(NOUL, context=context)
     assert request.read_prompt is not None
-    with pytest.raises(InvalidPayload, match=r"^questions\.q: the model thinks"):
+    with pytest.raises(InvalidParameter, match=r"^state with questions\.q: the model thinks"):
         request.read_prompt(request, f"text{ending}")
 
 
