@@ -117,7 +117,7 @@ def _added(before: list[int], after: list[int]) -> int | None:
 
 
 def _num_shared(prompt: Prompt, suffix: str) -> int:
-    """Return the number of tokens before the last occurrence of `suffix`, or 0 if the template has changed its text.
+    """Return the number of tokens before the last occurrence of `suffix`, or 0 if its text was changed.
 
     The tokens are searched from the end, so the result does not depend on the questions of other requests.
     """
@@ -132,6 +132,8 @@ def _num_shared(prompt: Prompt, suffix: str) -> int:
         if num_bytes <= 0:
             break
     before = b"".join(reversed(pieces)).rfind(suffix.encode())  # bytes of the pieces before the suffix
+    if before < 0:  # the tokenizer has changed the text
+        return 0
     num_shared = len(prompt.ids) - len(pieces)
     for piece in reversed(pieces):
         before -= len(piece)

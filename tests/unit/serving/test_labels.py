@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import FieldNames, Pooling, Request
@@ -156,6 +157,18 @@ def test_nothing_is_shared_if_the_template_changes_the_question(tmp_path: Path) 
     template = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
     pooling, _ = encode(HfTokenizer(write(tmp_path, byte_level(), template)), request("Which?", "A"))
     assert pooling.num_shared == 0
+
+
+def test_nothing_is_shared_if_the_tokenizer_changes_the_question(tmp_path: Path) -> None:
+    """Qwen's tokenizer composes characters. Otherwise the position would depend on the length of the question."""
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    composing = HfTokenizer(write(tmp_path, tokenizer))
+    decomposed = unicodedata.normalize("NFD", "été?")
+    assert [
+        encode(composing, request(question, "A", state=STATE * 9))[0].num_shared > 0
+        for question in ("été?", decomposed)
+    ] == [True, False]
 
 
 def test_each_prompt_of_echo_numbers_its_labels() -> None:
