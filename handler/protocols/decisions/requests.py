@@ -71,8 +71,12 @@ def engine_requests(
     if context.vocabulary is not None and not context.chat_template:
         raise InvalidPayload("'questions': the model has no chat template; set option.chat_template")
     family = _family(context)
-    specials = _special_texts(context.vocabulary)
-    state = state._replace(text=_inert(state.text, specials), system=_inert(state.system, specials))
+    specials, placed = _special_texts(context.vocabulary), state.placed
+    state = state._replace(
+        text=_inert(state.text, specials),
+        placed={_inert(name, specials): source for name, source in placed.items()},
+        system=_inert(state.system, specials),
+    )
     texts = []
     for question in questions:
         labels = labels_for(question, context.vocabulary)
@@ -88,7 +92,7 @@ def engine_requests(
         )
         for question, (labels, text) in zip(questions, texts, strict=True)
     ]
-    _check_placed(state, requests)
+    _check_placed(placed, requests)
     return requests
 
 
@@ -140,9 +144,9 @@ def _check_size(state: State, questions: Sequence[Question], texts: Sequence[str
         )
 
 
-def _check_placed(state: State, requests: Sequence[Request]) -> None:
+def _check_placed(placed: Mapping[str, MediaSource], requests: Sequence[Request]) -> None:
     used = set(map(id, itertools.chain.from_iterable(request.media for request in requests)))
-    for name, source in state.placed.items():
+    for name, source in placed.items():
         if id(source) not in used:
             raise Path(("assets", name)).refused("no text of the request contains it")
 

@@ -275,6 +275,13 @@ def test_the_document_of_a_form_has_at_most_1_mib(as_part: Any) -> None:
         parse((1 << 20) + 1)
 
 
+def test_an_asset_may_have_the_name_of_a_special_token() -> None:
+    context = replace(SIGHTED, vocabulary=Vocabulary([b"a", b"<image>"], {1}), chat_template="x")
+    asset = {"type": "image", "data_base64": "AAAA"}
+    (request,) = requests({"state": "see <image>", "assets": {"<image>": asset}, "questions": {"q": NOUL}}, context)
+    assert [part["type"] for part in request.messages[0]["content"]] == ["text", "image", "text"]
+
+
 def test_an_asset_that_no_text_contains_is_refused() -> None:
     asset = {"type": "image", "data_base64": "AAAA"}
     with pytest.raises(InvalidPayload, match="no text of the request contains"):
