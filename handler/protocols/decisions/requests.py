@@ -71,7 +71,8 @@ def engine_requests(
     if context.vocabulary is not None and not context.chat_template:
         raise InvalidPayload("'questions': the model has no chat template; set option.chat_template")
     family = _family(context)
-    specials, placed = _special_texts(context.vocabulary), state.placed
+    specials = _special_texts(context.vocabulary)
+    placed = state.placed
     state = state._replace(
         text=_inert(state.text, specials),
         placed={_inert(name, specials): source for name, source in placed.items()},
