@@ -350,10 +350,14 @@ def test_the_state_counts_once_for_each_question() -> None:
 
 
 def test_the_copies_of_the_state_count_as_memory() -> None:
+    """Each has token ids, which take about ten bytes for a character. The first counts as that of a chat."""
     for context in (CONTEXT, SIGHTED):
         images = {} if context is CONTEXT else {"images": [PIXEL]}
-        body = {"state": "x" * 1000, "questions": {str(number): NOUL for number in range(20)}, **images}
-        assert 20_000 < SYSTEM_ONE.parse(body, context).num_repeated < 40_000
+        questions = {str(number): NOUL for number in range(20)}
+        body = {"state": "x" * 1000, "questions": questions, **images}
+        assert 200_000 < SYSTEM_ONE.parse(body, context).num_repeated < 400_000
+        alone = {**body, "questions": {"0": NOUL}}
+        assert 1000 < SYSTEM_ONE.parse(alone, context).num_repeated < 2000
 
 
 @in_one_test(
