@@ -122,8 +122,7 @@ def _pieces(text: str, placed: Mapping[str, MediaSource]) -> list[str | MediaSou
     """Split a text at the placeholders of images."""
     if not placed:
         return [text]
-    longest_first = sorted(placed, key=len, reverse=True)
-    pieces = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+    pieces = re.split(f"({_any_of(placed)})", text)
     placeholders = [placed[piece] if index % 2 else piece for index, piece in enumerate(pieces)]
     return [piece for piece in placeholders if piece != ""]
 

@@ -280,6 +280,17 @@ def test_a_model_that_computes_nan_fails(logprobs: list[float]) -> None:
         read(logprobs)
 
 
+def test_the_longest_name_of_an_asset_is_replaced() -> None:
+    names = ("<a", "<ab", "<abc>", "b>")
+    assets = {name: {"type": "image", "data_base64": "AAAA"} for name in names}
+    (request,) = requests({"state": "<abc> <ab> <a b>", "assets": assets, "questions": {"q": NOUL}}, SIGHTED)
+    assert [source.name.removesuffix(".data_base64") for source in request.media] == [
+        f"assets.{name}" for name in ("<abc>", "<ab", "<a", "b>")
+    ]
+    texts = [part["text"] for part in request.messages[0]["content"] if part["type"] == "text"]
+    assert texts[:3] == [" ", "> ", " "]
+
+
 def test_an_asset_may_have_the_name_of_a_special_token() -> None:
     context = replace(SIGHTED, vocabulary=Vocabulary([b"a", b"<image>"], {1}), chat_template="x")
     asset = {"type": "image", "data_base64": "AAAA"}
