@@ -33,6 +33,7 @@ TABLE = Table(
 """The parameters that are read in both APIs, although only vLLM's System One has the first three. The name of
 `prompt_format_version` is SGLang's."""
 
+_PROMPT_MEMORY = 10  # bytes of a prompt for each of its characters: as text, and as ids of 36 bytes (measured)
 _MANY = 1 << 12  # options, which take some milliseconds
 
 
@@ -92,8 +93,9 @@ class DecisionDialect(OpenAiDialect):
         requests = engine_requests(state, questions, template, context, version, **fields)
         ignored = self.ignored(body, context, *unknown, *unread)
         parsed = self.respond(requests, questions, model)
-        contents = (message["content"] for request in requests for message in request.messages)
-        return parsed._replace(ignored=ignored, num_repeated=sum(map(value_size, contents)))
+        sizes = [sum(value_size(message["content"]) for message in request.messages) for request in requests]
+        repeated = sum(sizes) - sizes[0]  # the first prompt takes no more memory than that of a chat
+        return parsed._replace(ignored=ignored, num_repeated=sizes[0] + _PROMPT_MEMORY * repeated)
 
     @abstractmethod
     def read_state(self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]) -> State:

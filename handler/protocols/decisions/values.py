@@ -33,6 +33,13 @@ class InvalidField(InvalidPayload):
         self.reason = reason
         self.keys = path.keys
 
+    @property
+    def public(self) -> str:
+        """The path as far as it has no names of questions, options or assets, which are text from the client."""
+        is_listed = len(self.keys) > 1 and isinstance(self.keys[1], int)
+        path = Path(self.keys if is_listed else self.keys[:1])
+        return f"{path} was refused" if self.keys else self.message
+
 
 _SHOWN = 64  # characters of a client's name in a path
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from handler.config.config import Config
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import GenerationFailed, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import Upload
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Request
 from handler.engines.base import EngineConfig
 from handler.engines.openai.engine import capabilities
 from handler.protocols.decisions.formulas import Reading, read
+from handler.protocols.decisions.values import InvalidField
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from tests.one_test import in_one_test
@@ -76,9 +78,7 @@ def test_scores_and_confidence(probabilities: Any, score: float, confidence: flo
     assert reading.choice_confidence == pytest.approx(of_choice, abs=1e-4)
 
 
-@in_one_test(
-    "vector", [[0.0, 0.0, 1e-12], [-float("inf")] * 3, [-float("inf"), 0.0, 0.0], [float("nan")] * 3, [1e-9, 1e-9]]
-)
+@in_one_test("vector", [[0.0, 0.0, 1e-12], [-float("inf")] * 3, [-float("inf"), 0.0, 0.0], [1e-9, 1e-9]])
 def test_numbers_stay_within_0_and_1_whatever_the_engine_reports(vector: Any) -> None:
     reading = read(vector)
     numbers = (*reading.probabilities, reading.label_mass, reading.choice_confidence, reading.score_confidence)
@@ -360,10 +360,70 @@ def test_the_document_of_a_form_has_at_most_1_mib(as_part: Any) -> None:
         parse((1 << 20) + 1)
 
 
+@pytest.mark.parametrize("logprobs", [[math.nan, -1.0, -1.0], [-1.0, math.nan, -1.0], [-1.0, -1.0, math.nan]])
+def test_a_model_that_computes_nan_fails(logprobs: list[float]) -> None:
+    with pytest.raises(GenerationFailed, match="not numbers"):
+        read(logprobs)
+
+
+def test_the_longest_name_of_an_asset_is_replaced() -> None:
+    names = ("<a", "<ab", "<abc>", "b>")
+    assets = {name: {"type": "image", "data_base64": "AAAA"} for name in names}
+    (request,) = requests({"state": "<abc> <ab> <a b>", "assets": assets, "questions": {"q": NOUL}}, SIGHTED)
+    assert [source.name.removesuffix(".data_base64") for source in request.media] == [
+        f"assets.{name}" for name in ("<abc>", "<ab", "<a", "b>")
+    ]
+    texts = [part["text"] for part in request.messages[0]["content"] if part["type"] == "text"]
+    assert texts[:3] == [" ", "> ", " "]
+
+
+def test_an_asset_may_have_the_name_of_a_special_token() -> None:
+    context = replace(SIGHTED, vocabulary=Vocabulary([b"a", b"<image>"], {1}), chat_template="x")
+    asset = {"type": "image", "data_base64": "AAAA"}
+    (request,) = requests({"state": "see <image>", "assets": {"<image>": asset}, "questions": {"q": NOUL}}, context)
+    assert [part["type"] for part in request.messages[0]["content"]] == ["text", "image", "text"]
+
+
 def test_an_asset_that_no_text_contains_is_refused() -> None:
     asset = {"type": "image", "data_base64": "AAAA"}
     with pytest.raises(InvalidPayload, match="no text of the request contains"):
         requests({"state": "x", "assets": {"<image:1>": asset}, "questions": {"q": NOUL}}, SIGHTED)
+
+
+@pytest.mark.parametrize(
+    ("body", "log"),
+    [
+        ({"state": "", "questions": {"secret": {"type": "secret"}}}, "questions was refused"),
+        ({"state": "", "questions": {"q": {"type": "choice", "criteria": {"secret\n": ""}}}}, "questions was refused"),
+        (
+            {"state": "", "assets": {"secret": {"type": "image", "data_base64": "AAAA"}}, "questions": {"q": NOUL}},
+            "assets was refused",
+        ),
+        (
+            {
+                "input": "",
+                "questions": [
+                    PREDICATE,
+                    {"type": "choice", "instructions": "x", "choices": [{"value": "secret\n"}, {"value": "x"}]},
+                ],
+            },
+            "questions[1].choices[0].value was refused",
+        ),
+    ],
+)
+def test_the_log_of_a_refusal_has_no_names_of_the_client(body: dict[str, Any], log: str) -> None:
+    with pytest.raises(InvalidField) as refused:
+        requests(body, SIGHTED)
+    assert refused.value.public == log
+
+
+def test_the_log_of_a_long_prompt_has_no_id_of_a_question() -> None:
+    (request,) = requests({"state": "", "questions": {"secret": NOUL}})
+    error = PromptTooLong(request.names.prompt, 9, 8)
+    assert error.message.startswith("'state with questions.secret' has 9 tokens")
+    assert error.public.startswith("'state' has 9 tokens")
+    assert "secret" not in error.public
+    assert InvalidParameter(f"{request.names.prompt}: no").public == "state was refused"
 
 
 def test_images_of_a_question_belong_to_it_alone() -> None:
@@ -387,10 +447,14 @@ def test_the_state_counts_once_for_each_question() -> None:
 
 
 def test_the_copies_of_the_state_count_as_memory() -> None:
+    """Each has token ids, which take about ten bytes for a character. The first counts as that of a chat."""
     for context in (CONTEXT, SIGHTED):
         images = {} if context is CONTEXT else {"images": [PIXEL]}
-        body = {"state": "x" * 1000, "questions": {str(number): NOUL for number in range(20)}, **images}
-        assert 20_000 < SYSTEM_ONE.parse(body, context).num_repeated < 40_000
+        questions = {str(number): NOUL for number in range(20)}
+        body = {"state": "x" * 1000, "questions": questions, **images}
+        assert 200_000 < SYSTEM_ONE.parse(body, context).num_repeated < 400_000
+        alone = {**body, "questions": {"0": NOUL}}
+        assert 1000 < SYSTEM_ONE.parse(alone, context).num_repeated < 2000
 
 
 @in_one_test(
@@ -446,7 +510,7 @@ def test_a_model_that_always_thinks_is_refused_by_the_question(template: str, pa
     context = replace(CONTEXT, chat_template=template, config=Config(reasoning_parser=parser))
     request = request_of(NOUL, context=context)
     assert request.read_prompt is not None
-    with pytest.raises(InvalidPayload, match=r"^questions\.q: the model thinks"):
+    with pytest.raises(InvalidParameter, match=r"^state with questions\.q: the model thinks"):
         request.read_prompt(request, f"text{ending}")
 
 
