@@ -23,7 +23,7 @@ from handler.protocols.decisions.api import (
 from handler.protocols.decisions.dialect import TABLE, Counts, DecisionDialect, DecisionReply
 from handler.protocols.decisions.formulas import Reading
 from handler.protocols.decisions.requests import State, text_of
-from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name
+from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name, check_type
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import check_taken, read_url
@@ -273,8 +273,8 @@ def _string(item: Mapping[str, Any], name: str, path: Path) -> str:
 # -- `questions` -------------------------------------------------------------------------------------------------------
 
 
-_TYPES = {"predicate": "", "choice": "choices", "score": "levels"}
-"""Maps the type of a question to the field that contains its options."""
+_TYPES: Mapping[str, tuple[str, ...]] = {"predicate": (), "choice": ("choices",), "score": ("levels",)}
+"""Maps the type of a question to the fields that only this type has."""
 
 
 class QuestionReader(NamedTuple):
@@ -301,14 +301,14 @@ class QuestionReader(NamedTuple):
         return questions
 
     def _question(self, item: Any, path: Path) -> Question:
-        kind = item.get("type") if isinstance(item, dict) else None
-        if not isinstance(kind, str) or kind not in _TYPES:
-            at = path.at("type") if isinstance(item, dict) else path
-            raise at.refused(f"must be an object whose type is {' or '.join(_TYPES)}")
-        known = ("type", "name", "instructions", _TYPES[kind])
+        if not isinstance(item, dict):
+            raise path.refused("must be an object with 'type' and 'instructions'")
+        kind = check_type(item, _TYPES, path)
+        known = ["type", "name", "instructions", *_TYPES[kind]]
         for name in item:
             if name not in known:
-                raise path.at(name).refused(f"is not a field of the question type {kind}")
+                reason = f"is not a field of the question type {kind}; use {', '.join(known[:-1])} and {known[-1]}"
+                raise path.at(name).refused(reason)
         if item.get("name") is not None and not _string(item, "name", path).strip():
             raise path.at("name").refused("must not be blank")
         media: list[MediaSource] = []
@@ -448,6 +448,14 @@ class Decisions(DecisionDialect):
     )
 
     def read_state(self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]) -> State:
+        if "input" not in body:
+            is_systemone = "state" in body
+            hint = (
+                "send a body with 'state' to /v1/systemone"
+                if is_systemone
+                else "it must be a string or a list of items"
+            )
+            raise Path(("input",)).refused(f"is missing; {hint}")
         reader = InputReader(PartReader(context, unknown))
         text = reader.read(body.get("input"))
         return State("input", text, tuple(reader.media))

@@ -28,7 +28,7 @@ from handler.protocols.decisions.api import (
 from handler.protocols.decisions.dialect import TABLE, Counts, DecisionDialect, DecisionReply
 from handler.protocols.decisions.formulas import Reading
 from handler.protocols.decisions.requests import State, text_of
-from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name
+from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name, check_type
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
@@ -130,9 +130,11 @@ class SystemOneDialect(DecisionDialect):
 
     def read_state(self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]) -> State:
         if "state" not in body:
-            raise Path(("state",)).refused("is missing; it may be any JSON value")
+            hint = "send a body with 'input' to /v1/decisions" if "input" in body else "it may be any JSON value"
+            raise Path(("state",)).refused(f"is missing; {hint}")
         images, assets = _read_images(body.get("images"), context), _read_assets(body.get("assets"), context)
-        return State("state", text_of(body["state"]), images, assets, body.get("instructions") or "")
+        state, shown = _take_images(body["state"], context)
+        return State("state", text_of(state), images + shown, assets, body.get("instructions") or "")
 
     def read_questions(
         self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]
@@ -163,14 +165,12 @@ def _read_question(value: Any, id: str, path: Path) -> Question:
     for name in value:
         if name not in ("type", "instructions", "criteria"):
             raise path.at(name).refused("is not a field of a question; use type, instructions and criteria")
-    kind, instructions, criteria = value.get("type"), value.get("instructions"), value.get("criteria")
+    instructions, criteria = value.get("instructions"), value.get("criteria")
     if isinstance(instructions, int | float):
         raise path.at("instructions").refused("must be a string, an object, a list or null")
     text = "" if instructions is None else text_of(instructions)
-    read = _READERS.get(kind) if isinstance(kind, str) else None
-    if read is None:
-        reason = "only vision models of TypeSafe return boxes" if kind == "box" else f"must be {' or '.join(_READERS)}"
-        raise path.at("type").refused(f"{show(kind)} is not supported: {reason}")
+    reason = "only vision models of TypeSafe return boxes" if value.get("type") == "box" else ""
+    read = _READERS[check_type(value, _READERS, path, reason=reason)]
     return read(path, text if text.strip() else "", criteria)._replace(name=id)
 
 
@@ -301,6 +301,52 @@ def _read_images(value: Any, context: ServerContext) -> tuple[MediaSource, ...]:
         check_taken("image", "image", "images", context)
     urls = [item.get("url") if isinstance(item, dict) else item for item in value]
     return tuple(read_url("image", url, str(path.at(index))) for index, url in enumerate(urls))
+
+
+def _take_images(state: Any, context: ServerContext) -> tuple[Any, tuple[MediaSource, ...]]:
+    """Return a state without the images of its messages, and these images, as llama.cpp does.
+
+    A state has messages if it is a list of chat messages, or an object with the list `messages`. An image is a part
+    with the type `image_url` and a data URL. Other URLs stay in the text, as in vLLM and SGLang.
+
+    Source: llama.cpp b11434, tools/server/server-decision.cpp, parse_state.
+    """
+    path, is_wrapped = Path(("state",)), isinstance(state, dict)
+    messages = state.get("messages") if is_wrapped else state
+    if not isinstance(messages, list):
+        return state, ()
+    at = path.at("messages") if is_wrapped else path
+    taken = [_take_from_message(message, at.at(index), context) for index, message in enumerate(messages)]
+    images = tuple(image for _, media in taken for image in media)
+    if not images:
+        return state, ()
+    rest = [message for message, _ in taken]
+    return {**state, "messages": rest} if is_wrapped else rest, images
+
+
+def _take_from_message(message: Any, path: Path, context: ServerContext) -> tuple[Any, list[MediaSource]]:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return message, []
+    parts, images = [], []
+    for index, part in enumerate(content):
+        url = _image_url(part)
+        if url is None:
+            parts.append(part)
+            continue
+        name = str(path.at("content", index, "image_url"))
+        check_taken("image", "image_url", name, context)
+        images.append(read_url("image", url, name))
+    return {**message, "content": parts}, images
+
+
+def _image_url(part: Any) -> str | None:
+    """Return the data URL of an image in a message, or None for another part."""
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        return None
+    value = part.get("image_url")
+    url = value.get("url") if isinstance(value, dict) else value
+    return url if isinstance(url, str) and url.startswith("data:image/") else None
 
 
 # -- responses ---------------------------------------------------------------------------------------------------------

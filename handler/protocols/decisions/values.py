@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
+from handler.protocols.kernel.readers import show
 
 
 class Kind(str, Enum):
@@ -62,6 +64,25 @@ def check_name(name: str, path: Path) -> None:
         raise path.refused("the name of an option must not be blank")
     if not name.isprintable() and _CONTROL.search(name):
         raise path.refused("the name of an option must not have control characters or line breaks")
+
+
+def check_type(question: Mapping[str, Any], kinds: Collection[str], path: Path, *, reason: str = "") -> str:
+    """Return the type of a question.
+
+    Args:
+        kinds: the types that the API has.
+        path: the path of the question.
+        reason: why a type of the API is not supported, instead of the supported types.
+
+    Raises:
+        InvalidField: the type is missing or not supported.
+    """
+    supported, kind = f"must be {' or '.join(kinds)}", question.get("type")
+    if isinstance(kind, str) and kind in kinds:
+        return kind
+    if "type" not in question:
+        raise path.at("type").refused(f"is missing; it {supported}")
+    raise path.at("type").refused(f"{show(kind)} is not supported: {reason or supported}")
 
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")

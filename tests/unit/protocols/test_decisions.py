@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -261,6 +262,50 @@ def test_images_stand_before_the_state_and_assets_in_their_places() -> None:
         assert request.messages[-1]["content"][-1]["text"].endswith(request.pooling.suffix)
     assert second.pooling is not None
     assert second.pooling.suffix.startswith(" the same?")
+
+
+SHOWN = [
+    {"role": "system", "content": "Inspect the parcel."},
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": PIXEL}},
+            {"type": "text", "text": "Is it broken?"},
+            {"type": "image_url", "image_url": PIXEL},
+            {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+        ],
+    },
+]
+
+
+@in_one_test(("state", "at"), [(SHOWN, "state[1]"), ({"messages": SHOWN, "plan": "pro"}, "state.messages[1]")])
+def test_images_of_messages_in_the_state_stand_before_it_as_in_llama_cpp(state: Any, at: str) -> None:
+    before = json.dumps(state)
+    request = request_of(NOUL, state, SIGHTED, images=[PIXEL])
+    names = [f"{at}.content[{index}].image_url" for index in (0, 2)]
+    assert [source.name for source in request.media] == ["images[0]", *names]
+    text = request.messages[-1]["content"][-1]["text"]
+    assert "base64" not in text
+    assert "Inspect the parcel." in text
+    assert "Is it broken?" in text
+    assert "https://example.com/a.png" in text, "not a data URL, so it is text as in vLLM and SGLang"
+    assert json.dumps(state) == before
+    with pytest.raises(InvalidPayload, match=rf"^{re.escape(names[0])}: 'image_url' is not supported"):
+        request_of(NOUL, state, replace(CONTEXT, no_media={"image": "the model accepts text only"}))
+
+
+@in_one_test(
+    "state",
+    [
+        [{"type": "image_url", "image_url": PIXEL}],
+        {"messages": {"role": "user", "content": [{"type": "image_url", "image_url": PIXEL}]}},
+        [{"role": "user", "content": PIXEL}, None, 1, {"content": [PIXEL, None, {"type": "image_url"}]}],
+    ],
+)
+def test_other_states_with_the_url_of_an_image_are_text(state: Any) -> None:
+    request = request_of(NOUL, state, SIGHTED)
+    assert request.media == ()
+    assert str(request.messages[-1]["content"]).startswith(json.dumps(state))
 
 
 @in_one_test("as_part", [lambda text: Upload(text.encode()), str])
