@@ -455,7 +455,7 @@ class Decisions(DecisionDialect):
                 if is_systemone
                 else "it must be a string or a list of items"
             )
-            raise Path(("input",)).refused(f"is missing; {hint}")
+            raise Path(("input",)).missing(hint)
         reader = InputReader(PartReader(context, unknown))
         text = reader.read(body.get("input"))
         return State("input", text, tuple(reader.media))

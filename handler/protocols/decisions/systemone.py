@@ -34,7 +34,7 @@ from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerC
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import check_taken, read_base64, read_url
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape, unsupported
-from handler.protocols.kernel.readers import show, string
+from handler.protocols.kernel.readers import show, string, unread
 from handler.protocols.kernel.schema import NULL, TEXT, Shape, listing, nullable, record
 from handler.protocols.openai.request import MODEL, OpenAiHead, identity
 
@@ -131,8 +131,8 @@ class SystemOneDialect(DecisionDialect):
     def read_state(self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]) -> State:
         if "state" not in body:
             hint = "send a body with 'input' to /v1/decisions" if "input" in body else "it may be any JSON value"
-            raise Path(("state",)).refused(f"is missing; {hint}")
-        images, assets = _read_images(body.get("images"), context), _read_assets(body.get("assets"), context)
+            raise Path(("state",)).missing(hint)
+        images, assets = _read_images(body.get("images"), context, unknown), _read_assets(body.get("assets"), context)
         state, shown = _take_images(body["state"], context)
         return State("state", text_of(state), images + shown, assets, body.get("instructions") or "")
 
@@ -140,8 +140,11 @@ class SystemOneDialect(DecisionDialect):
         self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]
     ) -> list[Question]:
         path, questions = Path(("questions",)), body.get("questions")
+        must = "must be an object that maps the id of each question to the question"
+        if "questions" not in body:
+            raise path.missing(f"it {must}")
         if not isinstance(questions, dict):
-            raise path.refused("must be an object that maps the id of each question to the question")
+            raise path.refused(must)
         if not questions:
             raise path.refused("must have at least one question")
         if len(questions) > MAX_QUESTIONS:
@@ -164,7 +167,7 @@ def _read_question(value: Any, id: str, path: Path) -> Question:
         raise path.refused("must be an object with 'type'")
     for name in value:
         if name not in ("type", "instructions", "criteria"):
-            raise path.at(name).refused("is not a field of a question; use type, instructions and criteria")
+            raise path.at(name).unknown("is not a field of a question; use type, instructions and criteria")
     instructions, criteria = value.get("instructions"), value.get("criteria")
     if isinstance(instructions, int | float):
         raise path.at("instructions").refused("must be a string, an object, a list or null")
@@ -180,9 +183,9 @@ def _read_noul(path: Path, instructions: str, criteria: Any) -> Question:
     sent = criteria or {}
     for name in sent:
         if name not in ("true", "false"):
-            raise path.at("criteria", name).refused("is not a criterion; use true and false")
+            raise path.at("criteria", name).unknown("is not a criterion; use true and false")
     texts = ["" if sent.get(name) is None else text_of(sent[name]) for name in ("true", "false")]
-    if not instructions and not any(texts):
+    if not instructions and not any(map(str.strip, texts)):
         raise path.refused("needs instructions or criteria")
     return Question(path, None, Kind.NOUL, instructions, tuple(Option("", text) for text in texts))
 
@@ -274,7 +277,7 @@ def _read_asset(value: Any, path: Path, context: ServerContext) -> MediaSource:
         raise path.refused("the placeholder of an image must not be blank")
     for name in value:
         if name not in ("type", "format", "data_base64", "part"):
-            raise path.at(name).refused("is not a field of an asset; use type, format and data_base64")
+            raise path.at(name).unknown("is not a field of an asset; use type, format and data_base64")
     check_taken("image", "image", str(path), context)
     if value.get("format") not in (None, "png", "jpg", "jpeg"):
         raise path.at("format").refused("must be png, jpg or jpeg")
@@ -290,8 +293,12 @@ def _read_asset(value: Any, path: Path, context: ServerContext) -> MediaSource:
     return MediaSource("image", part.data, "", str(path.at("part")))
 
 
-def _read_images(value: Any, context: ServerContext) -> tuple[MediaSource, ...]:
-    """Read `images`, which stand before the state, as in vLLM, SGLang and llama.cpp."""
+def _read_images(value: Any, context: ServerContext, unknown: dict[str, None]) -> tuple[MediaSource, ...]:
+    """Read `images`, which stand before the state, as in vLLM, SGLang and llama.cpp.
+
+    Args:
+        unknown: receives the paths of names that have no effect.
+    """
     path = Path(("images",))
     if value is None:
         return ()
@@ -299,6 +306,8 @@ def _read_images(value: Any, context: ServerContext) -> tuple[MediaSource, ...]:
         raise path.refused("must be a list of URLs")
     if value:
         check_taken("image", "image", "images", context)
+    for item in value:
+        unknown.update(unread(item, "images[]", ("url", "detail")))
     urls = [item.get("url") if isinstance(item, dict) else item for item in value]
     return tuple(read_url("image", url, str(path.at(index))) for index, url in enumerate(urls))
 

@@ -26,12 +26,14 @@ class InvalidField(InvalidPayload):
     Attributes:
         reason: the message without the path of the field.
         keys: the path of the field.
+        type: pydantic's type of the error, which SGLang's clients read.
     """
 
-    def __init__(self, path: Path, reason: str) -> None:
+    def __init__(self, path: Path, reason: str, type: str = "value_error") -> None:
         super().__init__(f"{path}: {reason}" if path.keys else reason)
         self.reason = reason
         self.keys = path.keys
+        self.type = type
 
 
 _SHOWN = 64  # characters of a client's name in a path
@@ -52,6 +54,12 @@ class Path(NamedTuple):
 
     def refused(self, reason: str) -> InvalidField:
         return InvalidField(self, reason)
+
+    def missing(self, remedy: str) -> InvalidField:
+        return InvalidField(self, f"is missing; {remedy}", "missing")
+
+    def unknown(self, reason: str) -> InvalidField:
+        return InvalidField(self, reason, "extra_forbidden")
 
 
 def check_name(name: str, path: Path) -> None:
@@ -81,7 +89,7 @@ def check_type(question: Mapping[str, Any], kinds: Collection[str], path: Path, 
     if isinstance(kind, str) and kind in kinds:
         return kind
     if "type" not in question:
-        raise path.at("type").refused(f"is missing; it {supported}")
+        raise path.at("type").missing(f"it {supported}")
     raise path.at("type").refused(f"{show(kind)} is not supported: {reason or supported}")
 
 

@@ -325,6 +325,11 @@ def test_an_asset_that_no_text_contains_is_refused() -> None:
         requests({"state": "x", "assets": {"<image:1>": asset}, "questions": {"q": NOUL}}, SIGHTED)
 
 
+def test_fields_of_an_image_that_have_no_effect_are_reported() -> None:
+    body = {"state": "s", "questions": {"q": NOUL}, "images": [{"url": PIXEL, "max_dynamic_patch": 4}, PIXEL]}
+    assert SYSTEM_ONE.parse(body, SIGHTED).ignored == ["images[].max_dynamic_patch"]
+
+
 def test_images_of_a_question_belong_to_it_alone() -> None:
     parts = [{"type": "input_text", "text": "Is it red?"}, {"type": "input_image", "image_url": PIXEL}]
     question = {"type": "predicate", "instructions": parts}
