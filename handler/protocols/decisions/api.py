@@ -106,7 +106,7 @@ class SystemOneErrors(OpenAiErrors):
     def body(self, error: ServingError) -> Any:
         if not isinstance(error, InvalidField):
             return super().body(error)
-        detail: ErrorDetail = {"loc": ["body", *error.keys], "msg": error.reason, "type": "value_error"}
+        detail: ErrorDetail = {"loc": ["body", *error.keys], "msg": error.reason, "type": error.type}
         value: SystemOneInvalid = {"detail": [detail]}
         return value
 

@@ -24,7 +24,7 @@ from handler.protocols.decisions.api import (
 from handler.protocols.decisions.dialect import TABLE, Counts, DecisionDialect, DecisionReply
 from handler.protocols.decisions.formulas import Reading
 from handler.protocols.decisions.requests import State, text_of
-from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name
+from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name, check_type
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import check_taken, read_url
@@ -275,8 +275,8 @@ def _string(item: Mapping[str, Any], name: str, path: Path) -> str:
 # -- `questions` -------------------------------------------------------------------------------------------------------
 
 
-_TYPES = {"predicate": "", "choice": "choices", "score": "levels"}
-"""Maps the type of a question to the field that contains its options."""
+_TYPES: Mapping[str, tuple[str, ...]] = {"predicate": (), "choice": ("choices",), "score": ("levels",)}
+"""Maps the type of a question to the fields that only this type has."""
 
 _FALSE_TRUE = (Option("false"), Option("true"))
 """The options of a predicate. As in vLLM, letters label the options of all types of questions."""
@@ -306,12 +306,12 @@ class QuestionReader(NamedTuple):
         return questions
 
     def _question(self, item: Any, path: Path) -> Question:
-        kind = item.get("type") if isinstance(item, dict) else None
-        if not isinstance(kind, str) or kind not in _TYPES:
-            at = path.at("type") if isinstance(item, dict) else path
-            raise at.refused(f"must be an object whose type is {' or '.join(_TYPES)}")
-        fields = ("type", "name", "instructions", _TYPES[kind])
-        path.only(item, fields, f"is not a field of the question type {kind}")
+        if not isinstance(item, dict):
+            raise path.refused("must be an object with 'type' and 'instructions'")
+        kind = check_type(item, _TYPES, path)
+        fields = ["type", "name", "instructions", *_TYPES[kind]]
+        reason = f"is not a field of the question type {kind}; use {', '.join(fields[:-1])} and {fields[-1]}"
+        path.only(item, fields, reason)
         if item.get("name") is not None and not _string(item, "name", path).strip():
             raise path.at("name").refused("must not be blank")
         media: list[MediaSource] = []
@@ -448,6 +448,14 @@ class Decisions(DecisionDialect):
     )
 
     def read_state(self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]) -> State:
+        if "input" not in body:
+            is_systemone = "state" in body
+            hint = (
+                "send a body with 'state' to /v1/systemone"
+                if is_systemone
+                else "it must be a string or a list of items"
+            )
+            raise Path(("input",)).missing(hint)
         reader = InputReader(PartReader(context, unknown))
         text = reader.read(body.get("input"))
         return State("input", text, tuple(reader.media))

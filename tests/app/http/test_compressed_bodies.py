@@ -24,7 +24,12 @@ else:
     import backports.zstd as zstd
 
 LIMIT = 2_000_000
-CODES: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "x-gzip": gzip.compress, "zstd": zstd.compress}
+CODES: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "zstd": zstd.compress,
+}
 CHAT = {"model": "model", "messages": [{"role": "user", "content": "one two"}], "max_tokens": 2}
 ROUTES: dict[str, Any] = {
     "/invocations": {"inputs": "one two", "parameters": {"max_new_tokens": 2}},
@@ -98,8 +103,13 @@ FAULTS: dict[str, tuple[str, bytes, int, str]] = {
     "a gzip bomb": ("gzip", gzip.compress(bytes(LIMIT + 1)), 413, f"more than {LIMIT} bytes (max_request_size)"),
     "a zstd bomb": ("zstd", zstd.compress(bytes(50 * LIMIT)), 413, f"more than {LIMIT} bytes (max_request_size)"),
     "not JSON": ("gzip", gzip.compress(b"{"), 400, "not valid JSON"),
-    "two": ("gzip, zstd", BODY, 415, "content-encoding 'gzip, zstd' is not supported; accepted: gzip, zstd"),
-    "deflate": ("deflate", zlib.compress(BODY), 415, "content-encoding 'deflate' is not supported"),
+    "two": (
+        "gzip, zstd",
+        BODY,
+        415,
+        "content-encoding 'gzip, zstd' is not supported; accepted: gzip, deflate, zstd, one at a time",
+    ),
+    "raw deflate": ("deflate", zlib.compress(BODY)[2:-4], 400, "it must begin with a gzip or zlib header"),
     "br": ("br", BODY, 415, "content-encoding 'br' is not supported"),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -349,6 +350,50 @@ def test_images_stand_before_the_state_and_assets_in_their_places() -> None:
     assert second.pooling.suffix.startswith(" the same?")
 
 
+SHOWN = [
+    {"role": "system", "content": "Inspect the parcel."},
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": PIXEL}},
+            {"type": "text", "text": "Is it broken?"},
+            {"type": "image_url", "image_url": PIXEL},
+            {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+        ],
+    },
+]
+
+
+@in_one_test(("state", "at"), [(SHOWN, "state[1]"), ({"messages": SHOWN, "plan": "pro"}, "state.messages[1]")])
+def test_images_of_messages_in_the_state_stand_before_it_as_in_llama_cpp(state: Any, at: str) -> None:
+    before = json.dumps(state)
+    request = request_of(NOUL, state, SIGHTED, images=[PIXEL])
+    names = [f"{at}.content[{index}].image_url" for index in (0, 2)]
+    assert [source.name for source in request.media] == ["images[0]", *names]
+    text = request.messages[-1]["content"][-1]["text"]
+    assert "base64" not in text
+    assert "Inspect the parcel." in text
+    assert "Is it broken?" in text
+    assert "https://example.com/a.png" in text, "not a data URL, so it is text as in vLLM and SGLang"
+    assert json.dumps(state) == before
+    with pytest.raises(InvalidPayload, match=rf"^{re.escape(names[0])}: 'image_url' is not supported"):
+        request_of(NOUL, state, replace(CONTEXT, no_media={"image": "the model accepts text only"}))
+
+
+@in_one_test(
+    "state",
+    [
+        [{"type": "image_url", "image_url": PIXEL}],
+        {"messages": {"role": "user", "content": [{"type": "image_url", "image_url": PIXEL}]}},
+        [{"role": "user", "content": PIXEL}, None, 1, {"content": [PIXEL, None, {"type": "image_url"}]}],
+    ],
+)
+def test_other_states_with_the_url_of_an_image_are_text(state: Any) -> None:
+    request = request_of(NOUL, state, SIGHTED)
+    assert request.media == ()
+    assert str(request.messages[-1]["content"]).startswith(json.dumps(state))
+
+
 @in_one_test("as_part", [lambda text: Upload(text.encode()), str])
 def test_the_document_of_a_form_has_at_most_1_mib(as_part: Any) -> None:
     def parse(size: int) -> Any:
@@ -424,6 +469,11 @@ def test_the_log_of_a_long_prompt_has_no_id_of_a_question() -> None:
     assert error.public.startswith("'state' has 9 tokens")
     assert "secret" not in error.public
     assert InvalidParameter(f"{request.names.prompt}: no").public == "state was refused"
+
+
+def test_fields_of_an_image_that_have_no_effect_are_reported() -> None:
+    body = {"state": "s", "questions": {"q": NOUL}, "images": [{"url": PIXEL, "max_dynamic_patch": 4}, PIXEL]}
+    assert SYSTEM_ONE.parse(body, SIGHTED).ignored == ["images[].max_dynamic_patch"]
 
 
 def test_images_of_a_question_belong_to_it_alone() -> None:
