@@ -366,6 +366,8 @@ def _refusal(option: Option, value: str, engine: str) -> str:
 
 
 def _no_effect(option: Option, engine: str) -> str:
+    if hasattr(option.parse, "unless") and not option.of_java:  # a refused option
+        return "this value changes nothing"
     if option.engines and engine not in option.engines:
         return option.idle or "its value has no effect with this engine"
     return "" if option.field or option.argument else option.help or "this project's image does not use it"

@@ -127,6 +127,7 @@ def test_a_variable_of_an_image_sets_an_option(environ: dict[str, str], wanted: 
         (sglang(ENABLE_PRIORITY_SCHEDULING="true"), "requests with a lower priority come first"),
         (sglang(ENABLE_FP32_LM_HEAD="true"), "set option.dtype=fp32"),
         (sglang(ENABLE_STREAMING_SESSION="true"), "SGLang's sessions are not supported"),
+        (sglang(TORCHAO_CONFIG="int8wo"), "serve a checkpoint that is already quantized"),
         (sglang(KT_WEIGHT_PATH="/w"), "option.model_id is the only source of weights"),
         (sglang(MEDIA_URL_MAX_FILE_SIZE_MB="0"), "SM_SGLANG_MEDIA_URL_MAX_FILE_SIZE_MB=0: must be"),
         (sglang(CONTEXT_LENGTH="1.5Ki"), "option.max_model_len=1.5Ki: must be a whole number"),
@@ -160,6 +161,7 @@ def test_a_variable_that_cannot_be_followed_is_refused_by_its_name(environ: dict
         (sglang(DP_SIZE="2"), "SM_SGLANG_DP_SIZE: it starts complete replicas here"),
         (sglang(DP="2", ENABLE_DP_ATTENTION="true"), "SM_SGLANG_DP has no effect here: with SM_SGLANG_ENABLE_DP"),
         (sglang(CHUNKED_PREFILL_SIZE="-1"), "prompts are always computed in chunks"),
+        (sglang(DISABLE_PIECEWISE_CUDA_GRAPH="true"), "the engine chooses its own kernels and graphs"),
         (sglang(STREAM_INTERVAL="8"), "every token is sent as soon as it is generated"),
         (llama(REPEAT_PENALTY="1.1"), "SM_LLAMA_CPP_REPEAT_PENALTY: it applies to all tokens of prompt and response"),
         (
