@@ -50,6 +50,9 @@ from handler.core.secrets import TOKENS
 log = logging.getLogger("handler")
 
 
+_VARIABLE = "environment variable "
+
+
 class Problem(NamedTuple):
     """A reason why the server cannot start.
 
@@ -66,6 +69,9 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         """Return the location and the message. If the message begins with the location, it is not repeated."""
+        variable = self.where.removeprefix(_VARIABLE)
+        if self.where.startswith(_VARIABLE) and self.message.startswith(f"{variable}="):
+            return f"{_VARIABLE}{self.message}"
         message = self.message.removeprefix(f"{self.where.removeprefix('-o ')}: ")
         return f"{self.where}: {message}" if self.where else message
 
