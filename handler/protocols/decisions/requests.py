@@ -15,7 +15,7 @@ from handler.core.media import MediaSource
 from handler.core.text import Vocabulary
 from handler.core.values import FieldNames, Pooling, Request, TemplateOptions
 from handler.protocols.assistant.reasoning_families import MESSAGES, Family, choose_family
-from handler.protocols.assistant.template import knows, read_template
+from handler.protocols.assistant.template import read_template, reads
 from handler.protocols.assistant.tools.request import AUTO, NONE
 from handler.protocols.decisions.prompts import labels_for, question_text
 from handler.protocols.decisions.values import Path, Question
@@ -197,7 +197,13 @@ def _any_of(texts: Iterable[str]) -> str:
 # -- thinking: a label must be the first token of the reply ------------------------------------------------------------
 
 
-_SWITCHES = ("enable_thinking", "thinking")
+_SWITCHES: Mapping[str, Any] = {
+    "enable_thinking": False,
+    "thinking": False,
+    "thinking_mode": "disabled",  # MiniMax-M3
+    "thinking_budget": 0,  # Seed-OSS
+}
+"""Maps the variables of chat templates that switch thinking off to their values."""
 _EFFORT = "reasoning_effort"
 _KNOWS_NONE = re.compile(r"""['"]none['"]""")
 
@@ -217,14 +223,14 @@ def template_without_thinking(
         InvalidParameter: the client switches thinking on.
     """
     arguments = values.get("chat_template_kwargs") or {}
-    for name in _SWITCHES:
-        if arguments.get(name):
+    for name, off in _SWITCHES.items():
+        if arguments.get(name) and arguments[name] != off:
             raise _thinks(f"chat_template_kwargs.{name}={show(arguments[name])}")
     if arguments.get(_EFFORT, "none") not in (None, "none"):
         raise _thinks(f"chat_template_kwargs.{_EFFORT}={show(arguments[_EFFORT])}")
     options, unread = read_template({"chat_template_kwargs": arguments}, (), context)
-    switches: dict[str, Any] = {name: False for name in _SWITCHES if knows(context.chat_template, name)}
-    if knows(context.chat_template, _EFFORT) and _KNOWS_NONE.search(context.chat_template):
+    switches = {name: off for name, off in _SWITCHES.items() if reads(context.chat_template, name)}
+    if reads(context.chat_template, _EFFORT) and _KNOWS_NONE.search(context.chat_template):
         switches[_EFFORT] = "none"
     return options._replace(arguments=tuple({**dict(options.arguments), **switches}.items())), unread
 
@@ -245,7 +251,7 @@ def _family(context: ServerContext) -> Family | None:
         raise InvalidPayload(
             f"'questions': the model's replies begin with a header ({family.name}), so the next token is not a label"
         )
-    has_switch = any(knows(context.chat_template, switch) for switch in _SWITCHES)
+    has_switch = any(reads(context.chat_template, switch) for switch in _SWITCHES)
     return family._replace(thinks=False) if family is not None and has_switch else family
 
 

@@ -125,6 +125,15 @@ def test_a_fault_has_its_status_in_the_form_of_the_route(server: LiveServer, fau
     assert post(server, "/generate", zstd.compress(BODY), "zstd").status_code == 200
 
 
+def test_several_lines_of_encodings_are_one_list(server: LiveServer) -> None:
+    """A proxy may add a line of its own. The first line alone was read."""
+    packed = gzip.compress(BODY)
+    for lines, status in ((("identity", "gzip"), 200), (("gzip", "identity"), 200), (("gzip", "gzip"), 415)):
+        headers = [("content-type", "application/json"), *(("content-encoding", line) for line in lines)]
+        found = http.post(f"{server.url}/generate", content=packed, headers=headers)
+        assert found.status_code == status, (lines, found.text)
+
+
 def test_routes_without_a_body_ignore_the_encoding(server: LiveServer) -> None:
     for path in ("/v1/models", "/ping", "/metrics"):
         assert http.get(server.url + path, headers={"content-encoding": "zstd"}).status_code == 200

@@ -549,6 +549,22 @@ def test_thinking_is_switched_off() -> None:
 
 
 @in_one_test(
+    ("template", "arguments"),
+    [
+        ("{% if thinking %}", {"thinking": False}),
+        ("{%- set x = thinking_budget|default(-1) %}", {"thinking_budget": 0}),
+        ("{{ thinking_mode }}", {"thinking_mode": "disabled"}),
+        ("{{ message.thinking }}{{ message['thinking'] }}", {}),
+        ("{# thinking #}{{ 'thinking' }} thinking", {}),
+        ("{{ \"don't\" }}{% if enable_thinking %}'", {"enable_thinking": False}),
+    ],
+)
+def test_a_switch_is_a_variable_and_no_text(template: str, arguments: dict[str, Any]) -> None:
+    request = request_of(NOUL, context=replace(CONTEXT, chat_template=template))
+    assert dict(request.template.arguments) == arguments
+
+
+@in_one_test(
     ("template", "parser", "ending"),
     [
         ("<think></think>", None, "<assistant>\n<think>\n"),
