@@ -17,7 +17,7 @@ _PREFIX_BYTES = 1 << 28  # limits the memory of stored prefixes; a single prefix
 _ELEMENTWISE = frozenset({"Add", "Convert", "Divide", "Multiply", "Tanh"})
 """Operations that may follow the last matrix multiplication of a model."""
 
-States = Mapping[str, Any]
+States = dict[str, Any]
 """The states of a model after a part of a prompt, such as its keys and values: tensors by the names of inputs."""
 
 Prefix = tuple[str | int, ...]
@@ -80,7 +80,7 @@ class LogitModel:
 
 
 def _empty(port: Any) -> Any:
-    """Return the state before the first token: zeros for a single sequence, whose other dynamic dimensions are empty."""
+    """Return the state before the first token: zeros for a single sequence, and no tokens."""
     import openvino
 
     first, *others = port.get_partial_shape()
