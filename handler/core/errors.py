@@ -163,11 +163,14 @@ class InvalidPayload(_OfTheClient):
 
 
 class InvalidParameter(_OfTheClient):
-    """A parameter is refused. The message begins with `NAME=VALUE`, such as `parameters.top_p=2: …`, or NAME."""
+    """A parameter is refused. The message begins with `NAME=VALUE`, such as `parameters.top_p=2: …`, or NAME.
+
+    After ` with `, a name may have text from the client, such as the id of a question.
+    """
 
     @property
     def public(self) -> str:
-        return f"{re.split('[=:]', self.message, maxsplit=1)[0]} was refused"
+        return f"{re.split('[=:]| with ', self.message, maxsplit=1)[0]} was refused"
 
 
 class NotJson(InvalidPayload):
@@ -220,7 +223,7 @@ class PromptTooLong(TooLong):
             text.
 
     Attributes:
-        name: name of the prompt in the dialect of the client.
+        name: name of the prompt in the dialect of the client. It may have text from the client after ` with `.
         num_prompt: number of tokens in the prompt, or a lower bound.
         length: `num_prompt` as text, such as "at least 100".
         most: maximum number of tokens in the prompt.
@@ -238,6 +241,10 @@ class PromptTooLong(TooLong):
         self.length = length
         self.most = most
         self._exact = exact
+
+    @property
+    def public(self) -> str:
+        return self.message.replace(self.name, self.name.partition(" with ")[0])
 
     def named(self, name: str, limit: int | None = None) -> PromptTooLong:
         """Return the same error with the name of the prompt in another dialect, and with `limit`."""

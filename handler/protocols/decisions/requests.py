@@ -18,7 +18,7 @@ from handler.protocols.assistant.reasoning_families import MESSAGES, Family, cho
 from handler.protocols.assistant.template import knows, read_template
 from handler.protocols.assistant.tools.request import AUTO, NONE
 from handler.protocols.decisions.prompts import labels_for, question_text
-from handler.protocols.decisions.values import Question
+from handler.protocols.decisions.values import Path, Question
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.messages import check_number, media_part
 from handler.protocols.kernel.readers import show
@@ -55,45 +55,58 @@ def text_of(value: Any) -> str:
 
 
 def engine_requests(
-    state: State, questions: Sequence[Question], template: TemplateOptions, context: ServerContext, **fields: Any
+    state: State,
+    questions: Sequence[Question],
+    template: TemplateOptions,
+    context: ServerContext,
+    version: int,
+    **fields: Any,
 ) -> list[Request]:
     """Return a request for each question.
 
     Args:
+        version: the version of the prompt.
         fields: further fields of all requests.
 
     Raises:
-        InvalidPayload: the engine cannot decide, the prompts are too long in total, or a placed image is not used.
-        InvalidField: a question has more options than the model has labels.
+        InvalidPayload: the engine cannot decide, or the prompts are too long in total.
+        InvalidField: a question has more options than the model has labels, or a placed image is not used.
     """
     if context.no_labels:
-        raise InvalidPayload(f"'questions': the engine {context.engine} cannot decide them: {context.no_labels}")
+        raise InvalidPayload(
+            f"'questions': the engine {context.engine} does not support decisions: {context.no_labels}"
+        )
     if context.vocabulary is not None and not context.chat_template:
         raise InvalidPayload("'questions': the model has no chat template; set option.chat_template")
     family = _family(context)
     specials = _special_texts(context.vocabulary)
-    state = state._replace(text=_inert(state.text, specials), system=_inert(state.system, specials))
+    placed = state.placed
+    state = state._replace(
+        text=_inert(state.text, specials),
+        placed={_inert(name, specials): source for name, source in placed.items()},
+        system=_inert(state.system, specials),
+    )
     texts = []
     for question in questions:
-        labels = labels_for(question, context.vocabulary)
-        if len(labels) < len(question.options):
+        labels = labels_for(question, context.vocabulary, version)
+        if len(labels.texts) < len(question.options):
             raise question.path.refused(
-                f"has {len(question.options)} options; the model's vocabulary has labels for {len(labels)}"
+                f"has {len(question.options)} options; the model's vocabulary has labels for {len(labels.texts)}"
             )
-        texts.append((labels, _inert(question_text(question, labels), specials)))
+        texts.append((labels.texts, _inert(question_text(question, labels), specials)))
     _check_size(state, questions, [text for _, text in texts])
     requests = [
         _request(state, question, labels, text, context)._replace(
-            template=template, read_prompt=functools.partial(_check_closed, family, str(question.path)), **fields
+            template=template, read_prompt=functools.partial(_check_closed, family), **fields
         )
         for question, (labels, text) in zip(questions, texts, strict=True)
     ]
-    _check_placed(state, requests)
+    _check_placed(placed, requests)
     return requests
 
 
 def _request(state: State, question: Question, labels: tuple[str, ...], end: str, context: ServerContext) -> Request:
-    text = f"{state.text}\n\n{end}" if state.text else end
+    text = f"{state.text}\n\n{end}"
     pieces = [*state.media, *question.media, *_pieces(text, state.placed)]
     media = tuple(piece for piece in pieces if isinstance(piece, MediaSource))
     check_number(media, context)
@@ -117,19 +130,18 @@ def _pieces(text: str, placed: Mapping[str, MediaSource]) -> list[str | MediaSou
     """Split a text at the placeholders of images."""
     if not placed:
         return [text]
-    longest_first = sorted(placed, key=len, reverse=True)
-    pieces = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+    pieces = re.split(f"({_any_of(placed)})", text)
     placeholders = [placed[piece] if index % 2 else piece for index, piece in enumerate(pieces)]
     return [piece for piece in placeholders if piece != ""]
 
 
 def _check_size(state: State, questions: Sequence[Question], texts: Sequence[str]) -> None:
     """Raise TooManyTexts if the prompts of all questions are too long together."""
-    each = len(state.text) + len(state.system)
-    total = each * len(questions) + sum(map(len, texts))
+    num_shared = len(state.text) + len(state.system)
+    total = num_shared * len(questions) + sum(map(len, texts))
     if total > MAX_PROMPTS:
         raise TooManyTexts(
-            f"'{state.field}' and the questions have {total} characters, because the {each} characters of "
+            f"'{state.field}' and the questions have {total} characters, because the {num_shared} characters of "
             f"'{state.field}' count once for each of {len(questions)} questions; the maximum is {MAX_PROMPTS}"
         )
     shown = (len(state.media) + len(state.placed)) * len(questions) + sum(len(question.media) for question in questions)
@@ -140,11 +152,11 @@ def _check_size(state: State, questions: Sequence[Question], texts: Sequence[str
         )
 
 
-def _check_placed(state: State, requests: Sequence[Request]) -> None:
+def _check_placed(placed: Mapping[str, MediaSource], requests: Sequence[Request]) -> None:
     used = set(map(id, itertools.chain.from_iterable(request.media for request in requests)))
-    for name, source in state.placed.items():
+    for name, source in placed.items():
         if id(source) not in used:
-            raise InvalidPayload(f"{source.name}: no text of the request contains {show(name)}")
+            raise Path(("assets", name)).refused("no text of the request contains it")
 
 
 # -- special tokens in texts: they are data of a third party, and must not end the user's message ----------------------
@@ -237,20 +249,17 @@ def _family(context: ServerContext) -> Family | None:
     return family._replace(thinks=False) if family is not None and has_switch else family
 
 
-def _check_closed(family: Family | None, name: str, request: Request, prompt: str) -> Request:
+def _check_closed(family: Family | None, request: Request, prompt: str) -> Request:
     """Return the request if the reply to its prompt begins outside of reasoning.
 
-    Args:
-        name: the path of the question.
-
     Raises:
-        InvalidPayload: the prompt ends within reasoning, or the model always begins with it.
+        InvalidParameter: the prompt ends within reasoning, or the model always begins with it.
     """
     if family is not None:
         ends_open = family.ends_open(prompt)
         if ends_open or (ends_open is None and family.thinks):
-            raise InvalidPayload(
-                f"{name}: the model thinks before it replies, and its chat template cannot switch this off, so the "
-                "next token is not a label"
+            raise InvalidParameter(
+                f"{request.names.prompt}: the model thinks before it replies, and its chat template cannot switch this "
+                "off, so the next token is not a label"
             )
     return request
