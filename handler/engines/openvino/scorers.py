@@ -11,8 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,12 +21,12 @@ from handler.core.fair_queue import FairQueue
 from handler.core.loop import settle
 from handler.core.values import Pooling
 from handler.engines.base import Alternatives, EngineRequest, score, score_labels
+from handler.engines.openvino.logits import LogitModel, Prefix, PrefixStates, States
 
 MODEL = "openvino_model.xml"
 
 _TOKENS_PER_STEP = 256  # limits memory: each token takes four bytes for each entry of the vocabulary
 _IDLE = 0.02  # seconds that a step waits for the model to load if the engine has nothing else to do
-_PREFIX_BYTES = 1 << 28  # limits the memory of stored prefixes; a single prefix may be larger
 
 
 def has_logits(model: Path) -> bool:
@@ -52,16 +51,38 @@ Work = Generator[Scores | None]
 """Scores a prompt: yields None after each step except the last, which yields the scores. Closing it ends the work."""
 
 
+class _Turn(NamedTuple):
+    """The turn of prompts that share a prefix.
+
+    Attributes:
+        flow: the flow of the prompts in the queue.
+        num_left: number of prompts that may follow in the same turn.
+        num_steps: number of steps that the first prompt has taken without a result, or None for a later prompt.
+    """
+
+    flow: Hashable = None
+    num_left: int = 0
+    num_steps: int | None = None
+
+    def after_step(self) -> _Turn:
+        """Return the turn after a step without a result."""
+        if self.num_steps is None:
+            return self
+        return self._replace(num_left=self.num_steps, num_steps=self.num_steps + 1)
+
+
 class Scorer(ABC):
     """A queue of prompts, which are scored one at a time. Each step processes a part of one prompt.
 
-    Prompts that share a prefix wait for each other, and the other prompts have turns between them.
+    Prompts that share a prefix wait for each other, and the other prompts have turns between them. A turn lasts as many
+    prompts as the prefix has taken steps, so that prefixes that displace each other are not computed for every prompt.
     """
 
     def __init__(self) -> None:
         self._waiting = FairQueue[EngineRequest]()
         self._current: tuple[int, Work] | None = None  # the key of the prompt that is being scored, and its work
         self._loading: Future[Any] | None = None
+        self._turn = _Turn()
 
     @abstractmethod
     def check(self, num_tops: int) -> None:
@@ -77,9 +98,10 @@ class Scorer(ABC):
 
     def add(self, prompt: EngineRequest) -> None:
         """Queue a prompt. Call `check` first."""
-        parameters = prompt.parameters
-        is_shared = isinstance(parameters, Pooling) and parameters.num_shared > 0
-        self._waiting.put(_prefix(prompt) if is_shared else prompt.key, prompt)
+        loading = self._loading
+        if not len(self._waiting) and loading is not None and loading.done() and loading.exception() is not None:
+            self._loading = None  # the prompts that waited for the load have failed, so it is tried again
+        self._waiting.put(_flow(prompt), prompt)
 
     def cancel(self, key: int) -> None:
         if self._current is not None and self._current[0] == key:
@@ -98,16 +120,26 @@ class Scorer(ABC):
             loading = self._start_loading()
             if not len(self._waiting) or not futures.wait([loading], _IDLE if idle else 0.0).done:
                 return None
-            prompt = self._waiting.get(0.0)
-            assert prompt is not None, "the queue is used by one thread"
+            prompt = self._next()
             if (error := loading.exception()) is not None:
-                self._loading = None
                 return Scores(prompt.key, error=f"the second copy of the model cannot be loaded: {error}")
             self._current = prompt.key, self._score(loading.result(), prompt)
         scores = next(self._current[1])
-        if scores is not None:
+        if scores is None:
+            self._turn = self._turn.after_step()
+        else:
             self.cancel(scores.key)
         return scores
+
+    def _next(self) -> EngineRequest:
+        """Remove the next prompt from the queue, which is not empty."""
+        turn = self._turn
+        prompt = self._waiting.get(0.0, flow=turn.flow if turn.num_left else None)
+        assert prompt is not None, "the queue is used by one thread"
+        flow = _flow(prompt)
+        is_continued = turn.num_left > 0 and flow == turn.flow
+        self._turn = _Turn(flow, turn.num_left - 1) if is_continued else _Turn(flow, num_steps=0)
+        return prompt
 
     def _start_loading(self) -> Future[Any]:
         """Load the model on a thread, because the streams of other requests must not wait for it."""
@@ -118,13 +150,16 @@ class Scorer(ABC):
         return self._loading
 
 
-Prefix = tuple[str | int, ...]
-"""The salt of the prefix cache, and the token ids of a prefix."""
-
-
 def _prefix(prompt: EngineRequest) -> Prefix:
     pooling = prompt.pooling
     return pooling.cache_salt, *prompt.ids[: pooling.num_shared]
+
+
+def _flow(prompt: EngineRequest) -> Hashable:
+    """Return what a prompt has in common with the prompts of its turn: a shared prefix, or nothing."""
+    parameters = prompt.parameters
+    is_shared = isinstance(parameters, Pooling) and parameters.num_shared > 0
+    return _prefix(prompt) if is_shared else prompt.key
 
 
 class LogitScorer(Scorer):
@@ -152,143 +187,57 @@ class LogitScorer(Scorer):
             raise ValueError(f"prompts cannot be scored: the model has unknown inputs: {', '.join(sorted(unknown))}")
         self._inputs = inputs
 
-    def _load(self) -> Any:
+    def _load(self) -> LogitModel:
         import openvino
 
-        core = openvino.Core()
-        model = core.read_model(self._model / MODEL)
-        select_rows(model)
-        return core.compile_model(model, "CPU", self._properties).create_infer_request()
+        return LogitModel(openvino.Core().read_model(self._model / MODEL), self._properties)
 
-    def _score(self, model: Any, prompt: EngineRequest) -> Work:
+    def _score(self, model: LogitModel, prompt: EngineRequest) -> Work:
         return self._labels(model, prompt) if isinstance(prompt.parameters, Pooling) else self._prompt(model, prompt)
 
-    def _labels(self, model: Any, prompt: EngineRequest) -> Work:
+    def _labels(self, model: LogitModel, prompt: EngineRequest) -> Work:
         """Compute the log-probabilities of labels. The prefix that requests share is computed only once.
 
         A request with a prefix that is not stored takes the same two parts, so its numbers are the same.
         """
-        ids, pooling = prompt.ids, prompt.pooling
-        num_shared, prefix = pooling.num_shared, _prefix(prompt)
-        if not self._prefixes.restore(prefix, model):
-            model.reset_state()
-            for start in range(0, num_shared, _TOKENS_PER_STEP):
-                self._last_row(model, ids[start : min(start + _TOKENS_PER_STEP, num_shared)], start)
+        ids, num_shared, prefix = prompt.ids, prompt.pooling.num_shared, _prefix(prompt)
+        states = self._prefixes.get(prefix)
+        if states is None:
+            states = model.empty
+            for start, end in _parts(0, num_shared):
+                model.infer(ids[start:end], start, [0], states)
+                states = model.states()
                 yield None
             if num_shared:
-                self._prefixes.store(prefix, model)
-                self._prefixes.restore(prefix, model)  # restoring rounds a quantized KV cache
+                self._prefixes.put(prefix, states)
         row: Any = ()
-        for start in range(num_shared, len(ids), _TOKENS_PER_STEP):
-            row = self._last_row(model, ids[start : start + _TOKENS_PER_STEP], start)
-            if start + _TOKENS_PER_STEP < len(ids):
+        for start, end in _parts(num_shared, len(ids)):
+            row = model.infer(ids[start:end], start, [end - start - 1], states)[-1]
+            if end < len(ids):
+                states = model.states()
                 yield None
-        yield Scores(prompt.key, score_labels(row, pooling.label_ids))
+        yield Scores(prompt.key, score_labels(row, prompt.pooling.label_ids))
 
-    def _prompt(self, model: Any, prompt: EngineRequest) -> Work:
-        model.reset_state()
+    def _prompt(self, model: LogitModel, prompt: EngineRequest) -> Work:
+        states: States = model.empty
         num_tops, last = prompt.sampling.prompt_top_logprobs, len(prompt.ids) - 1
         logprobs: list[float | None] = [None]
         tops: list[Alternatives] = [()]
-        for start in range(0, last, _TOKENS_PER_STEP):
-            end = min(start + _TOKENS_PER_STEP, last)
-            part_logprobs, part_tops = score(
-                self._logits(model, prompt.ids[start:end], start, range(end - start)),
-                prompt.ids[start + 1 : end + 1],
-                num_tops,
-            )
+        for start, end in _parts(0, last):
+            rows = model.infer(prompt.ids[start:end], start, range(end - start), states)
+            part_logprobs, part_tops = score(rows, prompt.ids[start + 1 : end + 1], num_tops)
             logprobs += part_logprobs
             tops += part_tops
             if end < last:
+                states = model.states()
                 yield None
         yield Scores(prompt.key, logprobs, tops if num_tops else None)
 
-    def _last_row(self, model: Any, part: Sequence[int], start: int) -> Any:
-        return self._logits(model, part, start, [len(part) - 1])[-1]
 
-    def _logits(self, model: Any, part: Sequence[int], start: int, rows: Sequence[int]) -> Any:
-        """Return the logits at some positions of a part of a prompt, or at all positions if the model selects none.
-
-        Args:
-            start: number of tokens before the part.
-            rows: positions in the part.
-        """
-        import numpy
-
-        end = start + len(part)
-        values = {
-            "input_ids": numpy.array([part], dtype=numpy.int64),
-            "attention_mask": numpy.ones((1, end), dtype=numpy.int64),
-            "position_ids": numpy.arange(start, end, dtype=numpy.int64)[None],
-            "beam_idx": numpy.zeros(1, dtype=numpy.int32),
-        }
-        inputs = {name: values[name] for name in self._inputs}
-        if any(port.any_name == ROWS for port in model.model_inputs):
-            inputs[ROWS] = numpy.array(rows, dtype=numpy.int64)
-        model.infer(inputs)
-        return model.get_tensor("logits").data[0].astype(numpy.float32, copy=False)
-
-
-ROWS = "rows"
-"""The input with the positions whose logits are computed."""
-
-_ELEMENTWISE = frozenset({"Add", "Convert", "Divide", "Multiply", "Tanh"})
-"""Operations that may follow the last matrix multiplication of a model."""
-
-
-def select_rows(model: Any) -> None:
-    """Add the input `ROWS` to a model, because the logits at all positions take about a quarter of the time.
-
-    Models whose logits do not come from a matrix multiplication stay unchanged.
-    """
-    import numpy
-    from openvino import opset13
-
-    node = model.output("logits").get_node().input_value(0).get_node()
-    while node.get_type_name() in _ELEMENTWISE:
-        node = node.input_value(0).get_node()
-    if node.get_type_name() != "MatMul" or len(node.input_value(0).get_partial_shape()) != 3:
-        return
-    rows = opset13.parameter([-1], numpy.int64, name=ROWS)
-    rows.output(0).set_names({ROWS})
-    selected = opset13.gather(node.input_value(0), rows, opset13.constant(1, numpy.int64))
-    node.input(0).replace_source_output(selected.output(0))
-    model.add_parameters([rows])
-    model.validate_nodes_and_infer_types()
-
-
-class PrefixStates:
-    """Stores the states of a model after the prefixes of prompts. The prefixes used last are kept.
-
-    The result of a request must not depend on earlier requests, so only a whole prefix is reused, never a part of one.
-    """
-
-    def __init__(self) -> None:
-        self._states: OrderedDict[Prefix, list[Any]] = OrderedDict()
-        self._num_bytes = 0
-
-    def restore(self, prefix: Prefix, request: Any) -> bool:
-        """Set the states of an inference request to those after a prefix. Return whether they are stored."""
-        if prefix not in self._states:
-            return False
-        self._states.move_to_end(prefix)
-        for state, tensor in zip(request.query_state(), self._states[prefix], strict=True):
-            state.state = tensor
-        return True
-
-    def store(self, prefix: Prefix, request: Any) -> None:
-        """Store copies of an inference request's states, and drop the prefixes for which there is no room."""
-        import openvino
-
-        tensors = [openvino.Tensor(state.state.data.copy()) for state in request.query_state()]
-        self._states[prefix] = tensors
-        self._num_bytes += _num_bytes(tensors)
-        while self._num_bytes > _PREFIX_BYTES and len(self._states) > 1:
-            self._num_bytes -= _num_bytes(self._states.popitem(last=False)[1])
-
-
-def _num_bytes(tensors: Sequence[Any]) -> int:
-    return sum(tensor.byte_size for tensor in tensors)
+def _parts(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Divide a range of tokens into the ranges of the steps."""
+    for first in range(start, end, _TOKENS_PER_STEP):
+        yield first, min(first + _TOKENS_PER_STEP, end)
 
 
 # -- log-probabilities of prompts from a second GenAI pipeline, for GGUF files -----------------------------------------

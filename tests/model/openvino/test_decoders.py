@@ -14,9 +14,10 @@ from handler import engines
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.values import Sampling
-from handler.engines.base import EngineConfig, EngineRequest
+from handler.engines.base import EngineConfig, EngineRequest, Step
 from handler.engines.openvino.decoder.convert import quantize
 from tests.checkpoints.decoders import CASES, GOLDEN, NUM_TOKENS, prompt, weights, write_checkpoint, write_safetensors
+from tests.label_batches import Text, check_batch
 from tests.random_models import byte_tokenizer
 
 pytestmark = pytest.mark.model
@@ -89,6 +90,17 @@ def test_tokens_and_log_probabilities_are_those_of_transformers(tmp_path: Path, 
     found = answers(engine, [prompt(name), prompt(name)[:5]])
     check(found[0], name)
     assert len(found[1][0]) == NUM_TOKENS
+
+
+@pytest.mark.parametrize("name", AT_EACH_CHANGE)
+def test_labels_in_a_batch_of_32_have_the_numbers_of_transformers(tmp_path: Path, tokenizer: Any, name: str) -> None:
+    directory = write_checkpoint(tmp_path / "model", name)
+    tokenizer.save_pretrained(directory)
+    engine = load(directory, config(max_num_batched_tokens=16))
+    text = Text([*prompt(name), *WANTED[name]["ids"]], WANTED[name]["logprobs"], len(prompt(name)))
+    scored, greedy = SAMPLING._replace(prompt_top_logprobs=3), SAMPLING._replace(prompt_logprobs=False)
+    check_batch(engine, lambda: [engine.step()], [text], greedy, scored, greedy._replace(do_sample=True, seed=7))
+    assert engine.step() == Step.of([])
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])

@@ -28,6 +28,7 @@ from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ReasoningEngine, SteppedEngine
 from handler.scheduler.labels import MAX_TOPS, LabelEngine
 from tests import vllm_forks
+from tests.label_batches import Text, check_batch
 from tests.servers import one_core
 
 PROSE = ("The capital of France is", "Once upon a time", "def add(a, b):", "😀 is an emoji that means")
@@ -100,6 +101,7 @@ class Driver:
 
     name: str
     engine: EngineSupervisor
+    stepped: SteppedEngine
     tokenizer: Tokenizer
     batcher: Batcher
     unsupported: Mapping[str, str]
@@ -173,7 +175,7 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
     if not able.labels and not able.no_labels:
         stepped = LabelEngine(engine, able.unsupported, able.limits.get("top_logprobs", MAX_TOPS))
     batcher = Batcher(ReasoningEngine(stepped, tokenizer.vocabulary), max_active=16)
-    return Driver(name, engine, tokenizer, batcher, able.unsupported, able.no_labels)
+    return Driver(name, engine, stepped, tokenizer, batcher, able.unsupported, able.no_labels)
 
 
 @pytest.fixture(scope="module", params=["echo", "trtllm", OPENVINO, VLLM, GRPC])
@@ -279,6 +281,22 @@ def test_labels_and_alternatives_are_the_same_alone_and_in_company(driver: Drive
     assert gone not in found
 
 
+GOLDEN = Path(__file__).parents[2] / "golden" / "engines" / "smollm2_f32_greedy.json"
+
+
+@pytest.mark.parametrize("driver", REAL, indirect=True)
+def test_labels_in_a_batch_of_32_have_the_numbers_of_transformers(driver: Driver) -> None:
+    cases = [case for case in json.loads(GOLDEN.read_text())["cases"] if case["exact"]["margin"] > 0.05][:6]
+    texts = [
+        Text([*case["prompt_ids"], *case["exact"]["ids"]], case["exact"]["logprobs"], len(case["prompt_ids"]))
+        for case in cases
+    ]
+    greedy = Sampling(max_new_tokens=6, ignore_eos=True)
+    alternatives = greedy if "top_logprobs" in driver.unsupported else greedy._replace(top_logprobs=3)
+    seeded = greedy._replace(do_sample=True, seed=7)
+    check_batch(driver.stepped, lambda: driver.stepped.step(timeout=0.5), texts, greedy, alternatives, seeded)
+
+
 def test_greedy_is_the_same_every_time_alone_and_in_company(driver: Driver) -> None:
     alone = {prompt: ids(driver.one(prompt)) for prompt in driver.prompts}
     started = {driver.submit(prompt): prompt for prompt in driver.prompts * 2}
@@ -315,16 +333,15 @@ def test_unset_seeds_differ(driver: Driver) -> None:
 
 
 def test_long_prompts_are_sampled_in_company(driver: Driver) -> None:
-    """Each is longer than a step, so that steps compute parts of them beside others' tokens."""
-    with_seeds = (None, None, None) if "seed" in driver.unsupported else (1, 2, 3)
+    """Each is longer than a step, so that steps compute parts of them beside others' tokens, with seeds and without."""
+    seeds = (None, None, None) if "seed" in driver.unsupported else (None, 1, 2)
     alone, long = ids(driver.one(driver.prompts[0])), driver.prompts[1] + " the" * (2 * STEP)
     sampled = {"do_sample": True, "max_new_tokens": 4, "ignore_eos": True}
-    for seeds in ((None, None, None), with_seeds):
-        started = [driver.submit(long, **sampled, seed=seed) for seed in seeds]
-        neighbour = driver.submit(driver.prompts[0])
-        found = driver.run()
-        assert [len(ids(found[id])) for id in started] == [4, 4, 4]
-        assert ids(found[neighbour]) == alone
+    started = [driver.submit(long, **sampled, seed=seed) for seed in seeds]
+    neighbour = driver.submit(driver.prompts[0])
+    found = driver.run()
+    assert [len(ids(found[id])) for id in started] == [4, 4, 4]
+    assert ids(found[neighbour]) == alone
 
 
 def test_the_largest_seed_is_taken(driver: Driver) -> None:

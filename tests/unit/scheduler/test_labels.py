@@ -8,9 +8,11 @@ import pytest
 
 from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Finish, Pooling, Request, Sampling
+from handler.core.values import Adapter, FieldNames, Finish, Pooling, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
+from handler.scheduler.batcher import Batcher
 from handler.scheduler.labels import MAX_TOPS, LabelEngine
+from tests.doubles.scripted_engine import prompt
 
 PROMPT = [1, 2, 3]
 LOGPROBS = {id: -float(id) / 10 for id in range(1, 40)}
@@ -163,6 +165,19 @@ def test_a_label_that_cannot_be_read_is_refused_by_name() -> None:
         "others"
     )
     assert outputs(engine, num_steps=2) == []
+
+
+def test_the_error_for_a_label_names_its_question() -> None:
+    """A request may have many questions, whose labels are the same."""
+    batcher = Batcher(LabelEngine(ScoringEngine(), ("prompt_logprobs",), max_tops=5))
+    pooling = Pooling("labels", labels=("L3", "L9"), label_ids=(3, 9))
+    for index in range(2):
+        names = FieldNames(prompt=f"input with questions[{index}]")
+        batcher.submit(Request("", pooling=pooling, names=names), prompt("?"), follows=index > 0)
+    messages = [str(delta.error) for delta in batcher.step()]
+    assert [message.partition(": the label 'L9'")[0] for message in messages] == [
+        f"the engine refused the request: input with questions[{index}]" for index in range(2)
+    ]
 
 
 def test_other_requests_pass_unchanged() -> None:
