@@ -169,7 +169,7 @@ def test_a_label_that_cannot_be_read_is_refused_by_name() -> None:
 
 def test_the_error_for_a_label_names_its_question() -> None:
     """A request may have many questions, whose labels are the same."""
-    batcher = Batcher(LabelEngine(ScoringEngine(), ("prompt_logprobs",), max_tops=5))
+    batcher = Batcher(LabelEngine(ScoringEngine(), ONLY_ALTERNATIVES, max_tops=5))
     pooling = Pooling("labels", labels=("L3", "L9"), label_ids=(3, 9))
     for index in range(2):
         names = FieldNames(prompt=f"input with questions[{index}]")
