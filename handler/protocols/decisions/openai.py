@@ -19,6 +19,7 @@ from handler.protocols.decisions.api import (
     OpenAiDecisions,
     PredicateDecision,
     ScoreDecision,
+    label_diagnostics,
 )
 from handler.protocols.decisions.dialect import TABLE, Counts, DecisionDialect, DecisionReply
 from handler.protocols.decisions.formulas import Reading
@@ -211,7 +212,8 @@ class InputReader:
     def read(self, value: Any) -> str:
         """Return the text of `input`.
 
-        If all items are messages of the user, the text is theirs. Otherwise each begins with what it is.
+        If all items are messages of the user, it contains only their texts. Otherwise the text of each item follows
+        the role of the message, or the type of the item and the name of the tool.
 
         Raises:
             InvalidField: an item is invalid.
@@ -305,10 +307,8 @@ class QuestionReader(NamedTuple):
         if not isinstance(kind, str) or kind not in _TYPES:
             at = path.at("type") if isinstance(item, dict) else path
             raise at.refused(f"must be an object whose type is {' or '.join(_TYPES)}")
-        known = ("type", "name", "instructions", _TYPES[kind])
-        for name in item:
-            if name not in known:
-                raise path.at(name).refused(f"is not a field of the question type {kind}")
+        fields = ("type", "name", "instructions", _TYPES[kind])
+        path.only(item, fields, f"is not a field of the question type {kind}")
         if item.get("name") is not None and not _string(item, "name", path).strip():
             raise path.at("name").refused("must not be blank")
         media: list[MediaSource] = []
@@ -370,9 +370,7 @@ def _member(value: Any, name: str, path: Path) -> Any:
     """Return the value that identifies an option, after checking the option's fields."""
     if not isinstance(value, dict) or name not in value:
         raise path.refused(f"must be an object with {name!r}")
-    for key in value:
-        if key not in (name, "description"):
-            raise path.at(key).refused(f"is not a field of an option; use {name} and description")
+    path.only(value, (name, "description"), f"is not a field of an option; use {name} and description")
     return value[name]
 
 
@@ -474,9 +472,7 @@ def _render(model: str, questions: Sequence[Question], readings: Sequence[Readin
         "model": model,
         "answers": [_decision(question, reading) for question, reading in zip(questions, readings, strict=True)],
         "usage": usage,
-        "diagnostics": [
-            {"label_mass": reading.label_mass, "argmax_is_label": reading.argmax_is_label} for reading in readings
-        ],
+        "diagnostics": [*map(label_diagnostics, readings)],
     }
 
 

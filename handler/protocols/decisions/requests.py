@@ -55,11 +55,17 @@ def text_of(value: Any) -> str:
 
 
 def engine_requests(
-    state: State, questions: Sequence[Question], template: TemplateOptions, context: ServerContext, **fields: Any
+    state: State,
+    questions: Sequence[Question],
+    template: TemplateOptions,
+    context: ServerContext,
+    version: int,
+    **fields: Any,
 ) -> list[Request]:
     """Return a request for each question.
 
     Args:
+        version: the version of the prompt.
         fields: further fields of all requests.
 
     Raises:
@@ -67,7 +73,9 @@ def engine_requests(
         InvalidField: a question has more options than the model has labels, or a placed image is not used.
     """
     if context.no_labels:
-        raise InvalidPayload(f"'questions': the engine {context.engine} cannot decide them: {context.no_labels}")
+        raise InvalidPayload(
+            f"'questions': the engine {context.engine} does not support decisions: {context.no_labels}"
+        )
     if context.vocabulary is not None and not context.chat_template:
         raise InvalidPayload("'questions': the model has no chat template; set option.chat_template")
     family = _family(context)
@@ -80,12 +88,12 @@ def engine_requests(
     )
     texts = []
     for question in questions:
-        labels = labels_for(question, context.vocabulary)
-        if len(labels) < len(question.options):
+        labels = labels_for(question, context.vocabulary, version)
+        if len(labels.texts) < len(question.options):
             raise question.path.refused(
-                f"has {len(question.options)} options; the model's vocabulary has labels for {len(labels)}"
+                f"has {len(question.options)} options; the model's vocabulary has labels for {len(labels.texts)}"
             )
-        texts.append((labels, _inert(question_text(question, labels), specials)))
+        texts.append((labels.texts, _inert(question_text(question, labels), specials)))
     _check_size(state, questions, [text for _, text in texts])
     requests = [
         _request(state, question, labels, text, context)._replace(
@@ -129,11 +137,11 @@ def _pieces(text: str, placed: Mapping[str, MediaSource]) -> list[str | MediaSou
 
 def _check_size(state: State, questions: Sequence[Question], texts: Sequence[str]) -> None:
     """Raise TooManyTexts if the prompts of all questions are too long together."""
-    each = len(state.text) + len(state.system)
-    total = each * len(questions) + sum(map(len, texts))
+    num_shared = len(state.text) + len(state.system)
+    total = num_shared * len(questions) + sum(map(len, texts))
     if total > MAX_PROMPTS:
         raise TooManyTexts(
-            f"'{state.field}' and the questions have {total} characters, because the {each} characters of "
+            f"'{state.field}' and the questions have {total} characters, because the {num_shared} characters of "
             f"'{state.field}' count once for each of {len(questions)} questions; the maximum is {MAX_PROMPTS}"
         )
     shown = (len(state.media) + len(state.placed)) * len(questions) + sum(len(question.media) for question in questions)

@@ -18,12 +18,12 @@ from handler.protocols.decisions.api import (
     REQUEST_ID,
     SYSTEMONE_ERRORS,
     ChoiceResult,
-    LabelDiagnostics,
     NoulResult,
     ScoreResult,
     SystemOneError,
     SystemOneResponse,
     SystemOneResult,
+    label_diagnostics,
 )
 from handler.protocols.decisions.dialect import TABLE, Counts, DecisionDialect, DecisionReply
 from handler.protocols.decisions.formulas import Reading
@@ -56,7 +56,6 @@ _TABLE = Table(
         "joint": unsupported("the model reads each question on its own", False),
         "videos": unsupported("the engines read images only", []),
         "audio": unsupported("the engines read images only", []),
-        "prompt_format_version": unsupported("the server has one prompt format", 1),
         "return_prompt_token_ids": unsupported("send the messages to /tokenize to see a prompt", False),
     }
 )
@@ -130,7 +129,7 @@ class SystemOneDialect(DecisionDialect):
 
     def read_state(self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]) -> State:
         if "state" not in body:
-            raise Path(("state",)).refused("is missing; it may be any JSON value")
+            raise Path(("state",)).refused("is required; it may be any JSON value")
         images, assets = _read_images(body.get("images"), context), _read_assets(body.get("assets"), context)
         return State("state", text_of(body["state"]), images, assets, body.get("instructions") or "")
 
@@ -160,9 +159,8 @@ def _read_question(value: Any, id: str, path: Path) -> Question:
         raise path.refused("the id of a question must not be blank")
     if not isinstance(value, dict):
         raise path.refused("must be an object with 'type'")
-    for name in value:
-        if name not in ("type", "instructions", "criteria"):
-            raise path.at(name).refused("is not a field of a question; use type, instructions and criteria")
+    fields = ("type", "instructions", "criteria")
+    path.only(value, fields, "is not a field of a question; use type, instructions and criteria")
     kind, instructions, criteria = value.get("type"), value.get("instructions"), value.get("criteria")
     if isinstance(instructions, int | float):
         raise path.at("instructions").refused("must be a string, an object, a list or null")
@@ -178,10 +176,9 @@ def _read_noul(path: Path, instructions: str, criteria: Any) -> Question:
     if criteria is not None and not isinstance(criteria, dict):
         raise path.at("criteria").refused("must be an object with 'true' and 'false', or null")
     sent = criteria or {}
-    for name in sent:
-        if name not in ("true", "false"):
-            raise path.at("criteria", name).refused("is not a criterion; use true and false")
-    texts = ["" if sent.get(name) is None else text_of(sent[name]) for name in ("true", "false")]
+    names = ("true", "false")
+    path.at("criteria").only(sent, names, "is not a criterion; use true and false")
+    texts = ["" if sent.get(name) is None else text_of(sent[name]) for name in names]
     if not instructions and not any(texts):
         raise path.refused("needs instructions or criteria")
     return Question(path, None, Kind.NOUL, instructions, tuple(Option("", text) for text in texts))
@@ -272,9 +269,8 @@ def _read_asset(value: Any, path: Path, context: ServerContext) -> MediaSource:
         raise path.refused("must be an object with the type image")
     if not str(path.keys[-1]).strip():
         raise path.refused("the placeholder of an image must not be blank")
-    for name in value:
-        if name not in ("type", "format", "data_base64", "part"):
-            raise path.at(name).refused("is not a field of an asset; use type, format and data_base64")
+    fields = ("type", "format", "data_base64", "part")
+    path.only(value, fields, "is not a field of an asset; use type, format and data_base64")
     check_taken("image", "image", str(path), context)
     if value.get("format") not in (None, "png", "jpg", "jpeg"):
         raise path.at("format").refused("must be png, jpg or jpeg")
@@ -291,7 +287,7 @@ def _read_asset(value: Any, path: Path, context: ServerContext) -> MediaSource:
 
 
 def _read_images(value: Any, context: ServerContext) -> tuple[MediaSource, ...]:
-    """Read `images`, which stand before the state, as in vLLM, SGLang and llama.cpp."""
+    """Read `images`, which precede the state in each prompt, as in vLLM, SGLang and llama.cpp."""
     path = Path(("images",))
     if value is None:
         return ()
@@ -313,10 +309,6 @@ def _render(
     results = {
         name: _result(question, reading) for name, question, reading in zip(names, questions, readings, strict=True)
     }
-    diagnostics: dict[str, LabelDiagnostics] = {
-        name: {"label_mass": reading.label_mass, "argmax_is_label": reading.argmax_is_label}
-        for name, reading in zip(names, readings, strict=True)
-    }
     return {
         "id": head.id,
         "object": "structured_decision",
@@ -324,7 +316,7 @@ def _render(
         "model": head.model,
         "answers": results,
         "usage": {"input_tokens": counts.prompt, "output_tokens": 0},
-        "diagnostics": diagnostics,
+        "diagnostics": dict(zip(names, map(label_diagnostics, readings), strict=True)),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -57,6 +58,16 @@ class Path(NamedTuple):
 
     def refused(self, reason: str) -> InvalidField:
         return InvalidField(self, reason)
+
+    def only(self, names: Iterable[str], known: Collection[str], reason: str) -> None:
+        """Check the names of the value's members.
+
+        Raises:
+            InvalidField: a name is not in `known`. The message is `reason`.
+        """
+        for name in names:
+            if name not in known:
+                raise self.at(name).refused(reason)
 
 
 def check_name(name: str, path: Path) -> None:

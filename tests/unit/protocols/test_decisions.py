@@ -141,6 +141,59 @@ def test_instructions_are_a_system_message() -> None:
 PAIRS = [bytes((first, second)) for first in b"ABC" for second in range(ord("A"), ord("Z") + 1)]
 
 
+NAMES = replace(CONTEXT, vocabulary=Vocabulary([b"good", b"bad", b" poor", b"true", b"false"]))
+
+
+def asked(criteria: Any, version: int = 2) -> tuple[str, tuple[str, ...]]:
+    question = {"type": "choice", "instructions": "Which?", "criteria": criteria}
+    request = request_of(question, context=NAMES, prompt_format_version=version)
+    assert request.pooling is not None
+    return request.pooling.suffix, request.pooling.labels
+
+
+def test_in_version_2_a_choice_is_asked_with_its_names() -> None:
+    assert asked({"good": None, "bad": "broken"}) == (
+        "Question: Which?\nbad: broken\nReply with good or bad only.",
+        ("good", "bad"),
+    )
+    assert asked({"good": None}) == ("Question: Which?\nReply with good only.", ("good",))
+    text, labels = asked({"true": None, "good": None, "bad": None})
+    assert (text.splitlines()[-1], labels) == ("Reply with true, good or bad only.", ("true", "good", "bad"))
+    letters = ("Question: Which?\nA: good\nB: bad\nReply with the letter of one option only.", ("A", "B"))
+    assert asked({"good": None, "bad": None}, version=1) == letters
+
+
+@pytest.mark.parametrize("name", ["poor", "good bad", "awful"])  # a token only after a space, two tokens, none
+def test_in_version_2_a_choice_with_a_longer_name_is_asked_with_letters(name: str) -> None:
+    criteria = {"good": None, name: "x"}
+    assert asked(criteria) == asked(criteria, version=1)
+
+
+def test_in_version_2_openai_choices_are_asked_with_their_values() -> None:
+    def labels(*values: Any, **more: Any) -> tuple[str, ...]:
+        questions = [{"type": "choice", "instructions": "Which?", "choices": [{"value": value} for value in values]}]
+        (request,) = requests({"input": "s", "questions": questions, "prompt_format_version": 2, **more}, NAMES)
+        assert request.pooling is not None
+        return request.pooling.labels
+
+    assert labels("good", "bad") == ("good", "bad")
+    assert labels(True, False) == ("true", "false")
+    assert labels(True, "true") == ("A", "B")  # the second one is asked with its quotes
+
+
+def test_in_version_2_other_questions_are_as_in_version_1() -> None:
+    for question in (NOUL, {"type": "score", "instructions": "x", "criteria": ["bad", "good"]}):
+        both = [request_of(question, context=NAMES, prompt_format_version=version) for version in (1, 2)]
+        assert both[0].messages == both[1].messages
+        assert both[0].pooling == both[1].pooling
+
+
+@pytest.mark.parametrize("version", [0, 3, 1.5, "two"])
+def test_a_version_of_the_prompt_that_does_not_exist_is_refused(version: Any) -> None:
+    with pytest.raises(InvalidParameter, match=r"prompt_format_version.*must be an integer from 1 to 2"):
+        request_of(NOUL, prompt_format_version=version)
+
+
 def test_more_options_than_letters_get_pairs_of_letters_that_are_tokens() -> None:
     question = {"type": "choice", "criteria": {f"option {number}": None for number in range(30)}}
     some = replace(CONTEXT, vocabulary=Vocabulary([b" AA", b"zz", *PAIRS[1:30]]))
@@ -443,7 +496,7 @@ def test_harmony_and_engines_without_labels_are_refused() -> None:
     harmony = replace(CONTEXT, chat_template="<|start|>assistant<|channel|>analysis<|message|>")
     with pytest.raises(InvalidPayload, match="openai_gptoss"):
         request_of(NOUL, context=harmony)
-    with pytest.raises(InvalidPayload, match="the engine grpc cannot decide them: no"):
+    with pytest.raises(InvalidPayload, match="the engine grpc does not support decisions: no"):
         request_of(NOUL, context=ServerContext("grpc", no_labels="no"))
     with pytest.raises(InvalidPayload, match="'questions': the model has no chat template"):
         request_of(NOUL, context=ServerContext("openvino", vocabulary=Vocabulary([b"a"])))
