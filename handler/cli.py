@@ -216,12 +216,13 @@ def _serve(arguments: argparse.Namespace) -> int:
         from handler.config.loader import read_server_config
         from handler.http.security import OPEN, read_access, warning_of
         from handler.http.server import serve
-        from handler.serving.check import check
+        from handler.serving.check import check, without_model_data
         from handler.serving.engine import read_sources
 
     read = read_server_config if arguments.check else read_sources  # `read_sources` downloads the model
     reading = read(arguments.model, arguments.engine, arguments.properties, arguments.options)
-    problems, access = check(reading, handlers=True), OPEN
+    checked = without_model_data(reading) if arguments.check else reading
+    problems, access = check(checked, handlers=True), OPEN
     with problems:
         access = read_access(
             arguments.keys,
@@ -253,6 +254,7 @@ def _checked(reading: Reading, problems: Problems, warning: str) -> Iterator[str
     from handler.core.user_functions import Role
     from handler.http.custom import missing_of
     from handler.plugins.functions import model_py
+    from handler.serving.check import model_data_note
     from handler.serving.engine import downloads_of, hub_note
     from handler.serving.user_code import model_py_directory
 
@@ -267,7 +269,7 @@ def _checked(reading: Reading, problems: Problems, warning: str) -> Iterator[str
     problems.check()
     for key, url in downloads.items():
         yield f"{key}={url}: not checked; it is downloaded at startup (under DJL Serving, by the Java side)"
-    if reading.engine and (note := hub_note(config, reading.engine)):
+    if reading.engine and (note := model_data_note(config) or hub_note(config, reading.engine)):
         yield note
     if (file := requirements_file(model_py_directory(config), is_enabled=config.install_requirements)) is not None:
         yield f"{file}: not checked; its packages are installed at startup (option.install_requirements)"

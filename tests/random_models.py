@@ -6,6 +6,7 @@ two logits differ by at least `GAP` at each position.
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +35,13 @@ class Answer(NamedTuple):
     num_prompt: int
     ids: list[int]
     gap: float
+
+
+def unpack(archive: Path, directory: Path) -> None:
+    """Unpack a model's files. Debian 12's Python has no filter of members; later ones warn where none is set."""
+    with tarfile.open(archive) as files:
+        files.extraction_filter = getattr(tarfile, "data_filter", None)
+        files.extractall(directory)
 
 
 def case(*media: Medium) -> Case:

@@ -250,6 +250,7 @@ def written(adopted: Adopted, command: str) -> str:
         lines.append(yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=120).rstrip("\n"))
     lines += _listed("Defaults on which the original endpoint relied", adopted.defaults)
     lines += _listed("Cannot be mapped", adopted.unmapped)
+    lines += _listed("Mapped, with another effect here", adopted.differences)
     lines += _listed("Omitted, because they have no effect here", adopted.idle)
     return "\n".join(lines) + "\n"
 

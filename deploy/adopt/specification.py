@@ -100,6 +100,7 @@ class Adopted:
         head: phrases for the comments at the top of the file.
         unmapped: pairs `(field or NAME=value, reason)` for settings that cannot be mapped.
         idle: pairs of the same form for settings that have no effect here.
+        differences: pairs of the same form for settings that have another effect here.
         defaults: pairs `(setting, origin)` for defaults of the container or SageMaker on which the source relies.
         passed: names of the fields that are passed to SageMaker unchanged.
     """
@@ -108,6 +109,7 @@ class Adopted:
     head: list[str] = field(default_factory=list)
     unmapped: list[tuple[str, str]] = field(default_factory=list)
     idle: list[tuple[str, str]] = field(default_factory=list)
+    differences: list[tuple[str, str]] = field(default_factory=list)
     defaults: list[tuple[str, str]] = field(default_factory=list)
     passed: list[str] = field(default_factory=list)
 
@@ -160,6 +162,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.put("tags", source.user_tags)
     result.unmapped += [*reading.settings.unmapped, *source.notes]
     result.idle += reading.settings.idle
+    result.differences += reading.settings.differences
     result.defaults += reading.settings.defaults
     if _ARM.search(str(first.container.get("Image", ""))):
         result.unmapped.insert(0, ("Image", _ON_ARM))
@@ -313,6 +316,7 @@ def _component_parts(result: Adopted, source: Source, served: ServingContainer, 
         part.content["model"] = model
     part.unmapped += reading.settings.unmapped
     part.idle += reading.settings.idle
+    part.differences += reading.settings.differences
     part.put("options", _override(reading.settings.options, result.content.get("options", {})))
     part.put("environment", _override(reading.settings.environment, result.content.get("environment", {})))
     fields = _without_owned(
@@ -322,6 +326,7 @@ def _component_parts(result: Adopted, source: Source, served: ServingContainer, 
         part.unmapped.append((name, "sagemaker.model applies to all components"))
     result.unmapped += _of_component(served.component, part.unmapped)
     result.idle += _of_component(served.component, part.idle)
+    result.differences += _of_component(served.component, part.differences)
     return part.content
 
 

@@ -22,9 +22,7 @@ from handler.config.implied import as_lmi_reads, selected_engine
 from handler.config.lmi_version import KEY, release_of
 from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT, VARIABLES_OF, Option, images
 from handler.config.options.names import (
-    SM_VLLM,
     VARIABLES,
-    Note,
     Own,
     find_option,
     key_of,
@@ -115,7 +113,7 @@ reason why it has no effect here.
 _READERS = {
     "OPTION_": "lmi",
     "SERVING_": "lmi",
-    SM_VLLM: "vllm",
+    images.VLLM: "vllm",
     images.SGLANG: "sglang",
     images.LLAMA_CPP: "llama-cpp",
     images.LLAMA_ARG: "llama-cpp",
@@ -138,6 +136,7 @@ class Variables:
         context: value of `model.context`, or None if no variable sets it.
         unmapped: pairs `(NAME=value, reason)` for variables that cannot be mapped.
         idle: pairs of the same form for variables that have no effect here.
+        differences: pairs `(NAME=value, difference)` for variables that have another effect here.
         defaults: pairs `(setting, origin)` for the container's defaults of settings that no variable sets.
         hub_token: names of the variables that contain a token of the Hugging Face hub.
         origins: maps each option to the name of the variable that sets it.
@@ -150,6 +149,7 @@ class Variables:
     context: int | None = None
     unmapped: list[tuple[str, str]] = field(default_factory=list)
     idle: list[tuple[str, str]] = field(default_factory=list)
+    differences: list[tuple[str, str]] = field(default_factory=list)
     defaults: list[tuple[str, str]] = field(default_factory=list)
     hub_token: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
@@ -197,8 +197,9 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
 def _translate(result: Variables, names: Mapping[str, str], engine: str) -> None:
     """Classify the variables whose names are in the table of foreign names."""
     for item in translate(names, engine):
-        if isinstance(item, Note):
-            result.idle.append((setting_text(item.foreign, names[item.foreign]), item.message))
+        if isinstance(item, images.Note):
+            pairs = result.differences if item.has_effect else result.idle
+            pairs.append((setting_text(item.foreign, names[item.foreign]), item.message))
         elif not isinstance(item, Own):
             setting = setting_text(item.name, names.get(item.name, ""))
             result.unmapped.append((setting, item.message.removeprefix(f"{setting}: ")))
@@ -208,15 +209,15 @@ def _translate(result: Variables, names: Mapping[str, str], engine: str) -> None
 
 def _joined(names: Mapping[str, str], settings: Variables) -> dict[str, str]:
     """Join variables with dotted names, such as SM_VLLM_LIMIT_MM_PER_PROMPT.IMAGE=2, into one JSON value per option."""
-    dotted = [name for name in names if "." in name and name.startswith(("OPTION_", SM_VLLM))]
+    dotted = [name for name in names if "." in name and name.startswith(("OPTION_", images.VLLM))]
     result = {name: value for name, value in names.items() if name not in dotted}
-    keys = {name: key_of(f"OPTION_{name.removeprefix(SM_VLLM).removeprefix('OPTION_')}") for name in dotted}
+    keys = {name: key_of(f"OPTION_{name.removeprefix(images.VLLM).removeprefix('OPTION_')}") for name in dotted}
     for item in joined(Setting(keys[name], names[name], name) for name in dotted):
         if not isinstance(item, Setting) or item.key == keys[item.origin]:  # not part of an option
             origin = item.origin if isinstance(item, Setting) else str(getattr(item, "where", ""))
             result.setdefault(origin, names.get(origin, ""))
             continue
-        prefix = SM_VLLM if item.origin.startswith(SM_VLLM) else "OPTION_"
+        prefix = images.VLLM if item.origin.startswith(images.VLLM) else "OPTION_"
         name = prefix + item.key.removeprefix("option.").upper()
         if name in result:
             settings.idle.append(
@@ -264,7 +265,7 @@ def _of_tgi(release: str) -> dict[str, tuple[Any, str]]:
 def _taken_out(name: str, value: str, result: Variables, container: Container) -> bool:
     """Return whether to omit a variable because it is a secret, empty, or not read by the container."""
     line = VARIABLES.get(name)
-    is_token = name in ("HF_TOKEN", f"{SM_VLLM}HF_TOKEN") or (line is not None and line.same == "HF_TOKEN")
+    is_token = name in ("HF_TOKEN", f"{images.VLLM}HF_TOKEN") or (line is not None and line.same == "HF_TOKEN")
     if is_token:
         result.hub_token += [name] if value else []
         return True
@@ -275,7 +276,7 @@ def _taken_out(name: str, value: str, result: Variables, container: Container) -
     if not _is_read(name, container):
         result.idle.append((setting_text(name, value), f"{KINDS[container.kind]} does not read it"))
         return True
-    if value or name in VARIABLES or name.startswith(SM_VLLM):
+    if value or name in VARIABLES or name.startswith(images.VLLM):
         return False
     result.idle.append((f"{name}=", "it is empty"))
     return True
@@ -311,7 +312,7 @@ def _as_it_is(result: Variables, name: str, value: str, engine: str) -> None:
         result.idle.append((setting_text(name, value), _IGNORED[name]))
     elif name in MISSING:
         result.unmapped.append((setting_text(name, value), MISSING[name]))
-    elif name.startswith(("OPTION_", "SERVING_", SM_VLLM)):
+    elif name.startswith(("OPTION_", "SERVING_", images.VLLM)):
         return
     elif name.startswith(images.PREFIXES) and name not in VARIABLES:
         result.unmapped.append((setting_text(name, value), "no argument of the container's server has this name"))
@@ -365,6 +366,8 @@ def _refusal(option: Option, value: str, engine: str) -> str:
 
 
 def _no_effect(option: Option, engine: str) -> str:
+    if hasattr(option.parse, "unless") and not option.of_java:  # a refused option
+        return "this value changes nothing"
     if option.engines and engine not in option.engines:
         return option.idle or "its value has no effect with this engine"
     return "" if option.field or option.argument else option.help or "this project's image does not use it"

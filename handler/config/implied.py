@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from handler.config import lmi_version
 from handler.config.engines import LLM_ENGINES
-from handler.config.options.images import PREFIXES
-from handler.config.options.names import SM_VLLM
+from handler.config.options import images
 from handler.config.options.tables import BY_ROLLING_BATCH, ROLLING_BATCHES, TASKS, engine_name
 from handler.config.sources import Setting
 from handler.core.numbers import is_digits
@@ -101,7 +100,7 @@ def _dynamic_batch(last: Mapping[str, Setting]) -> Setting | None:
 
 def _release(mode: Setting | None, environ: Mapping[str, str], djl: str) -> Iterator[Setting]:
     """Yield implied settings of option.lmi_version, in order of increasing precedence. The option overrides them."""
-    for name in sorted(name for name in environ if name.startswith((SM_VLLM, *PREFIXES)))[:1]:
+    for name in sorted(name for name in environ if name.startswith(images.ALL))[:1]:
         yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), f"environment variable {name}")
     if mode is not None:
         yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), mode.origin)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from handler.config.config import Config
 from handler.config.implied import as_lmi_reads, java_engine, selected_engine
 from handler.config.options import COMMON, KNOWN, OPTIONS, Option
-from handler.config.options.names import Note, Unknown, find_option, unknown_option, wrong_arguments
+from handler.config.options.images import Note
+from handler.config.options.names import Unknown, find_option, unknown_option, wrong_arguments
 from handler.config.options.option import redacted
 from handler.config.options.tables import BY_ROLLING_BATCH, STAND_IN
 from handler.config.sources import Item, Setting, Sources, from_foreign_variables, joined, only
@@ -203,7 +204,7 @@ class _Reader:
             idle: the result of `idle`.
         """
         for note in only(Note, self._items):
-            yield f"{note.foreign} has no effect here: {note.message}"
+            yield str(note)
         yield from self._of_unknown()
         yield from self._overridden()
         for key, reason in idle.items():

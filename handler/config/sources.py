@@ -16,11 +16,11 @@ import javaproperties
 
 from handler.config.environment import key_variables, model_path
 from handler.config.options import ENVIRONMENT, KNOWN, images
+from handler.config.options.images import Note
 from handler.config.options.names import (
     KEY_VARIABLES,
     KEYS,
     SECRET,
-    Note,
     Own,
     Unknown,
     find_option,
@@ -217,7 +217,7 @@ def from_foreign_variables(
         elif item.name not in environ and item.name not in SECRET:
             value = _model_in(item.value) if item.foreign == images.MODEL_DIR else item.value
             yield Setting(key_of(item.name), value, f"environment variable {item.foreign}")
-    name = "" if environ.keys() & images.MODELS else images.first_of(environ)
+    name = "" if environ.keys() & images.MODELS else images.AWS["llama.cpp"].first_of(environ)
     file = images.first_gguf(model_path(environ)) if name else None
     if file is not None:
         yield Setting("option.model_id", str(file), f"environment variable {name}")

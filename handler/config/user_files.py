@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from handler.config.config import Config
+from handler.config.options import images
 from handler.core import child_processes
 from handler.core.errors import ConfigError, Problem, log_words
 from handler.core.framing import FRAMINGS
@@ -52,7 +53,7 @@ def role_of(config: Config, path: Path | None) -> Role:
     entry = config.settings.get(_KEY, "")
     if entry in ("", _FILE):
         origin = config.origins.get(_ENGINE, "")
-        if _is_aws(config):  # AWS's vLLM image does not call `handle`
+        if _is_aws(config):
             return Role.NONE
         if origin and not origin.startswith("environment variable"):  # an image may set the variable
             return Role.FIRST
@@ -74,11 +75,12 @@ def unused_handle(config: Config, path: Path | None) -> str:
     entry = config.settings.get(_KEY, "")
     if entry not in ("", _FILE):
         return f"{path}: handle is not called, because {_KEY} is {entry}"
-    return f"{path}: handle is not called in AWS's vLLM image (SM_VLLM_*)" if _is_aws(config) else ""
+    return f"{path}: handle is not called in AWS's images (SM_*)" if _is_aws(config) else ""
 
 
 def _is_aws(config: Config) -> bool:
-    return config.origins.get(_ENGINE, "").startswith("environment variable SM_VLLM")
+    """Return whether variables of AWS's images select the engine. These images do not call `handle`."""
+    return config.origins.get(_ENGINE, "").startswith(tuple(f"environment variable {name}" for name in images.ALL))
 
 
 def describe_model_py(path: Path, config: Config) -> str:

@@ -50,6 +50,9 @@ from handler.core.secrets import TOKENS
 log = logging.getLogger("handler")
 
 
+_VARIABLE = "environment variable "
+
+
 class Problem(NamedTuple):
     """A reason why the server cannot start.
 
@@ -66,6 +69,9 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         """Return the location and the message. If the message begins with the location, it is not repeated."""
+        variable = self.where.removeprefix(_VARIABLE)
+        if self.where.startswith(_VARIABLE) and self.message.startswith(f"{variable}="):
+            return f"{_VARIABLE}{self.message}"
         message = self.message.removeprefix(f"{self.where.removeprefix('-o ')}: ")
         return f"{self.where}: {message}" if self.where else message
 
@@ -163,11 +169,14 @@ class InvalidPayload(_OfTheClient):
 
 
 class InvalidParameter(_OfTheClient):
-    """A parameter is refused. The message begins with `NAME=VALUE`, such as `parameters.top_p=2: …`, or NAME."""
+    """A parameter is refused. The message begins with `NAME=VALUE`, such as `parameters.top_p=2: …`, or NAME.
+
+    After ` with `, a name may have text from the client, such as the id of a question.
+    """
 
     @property
     def public(self) -> str:
-        return f"{re.split('[=:]', self.message, maxsplit=1)[0]} was refused"
+        return f"{re.split('[=:]| with ', self.message, maxsplit=1)[0]} was refused"
 
 
 class NotJson(InvalidPayload):
@@ -220,7 +229,7 @@ class PromptTooLong(TooLong):
             text.
 
     Attributes:
-        name: name of the prompt in the dialect of the client.
+        name: name of the prompt in the dialect of the client. It may have text from the client after ` with `.
         num_prompt: number of tokens in the prompt, or a lower bound.
         length: `num_prompt` as text, such as "at least 100".
         most: maximum number of tokens in the prompt.
@@ -238,6 +247,10 @@ class PromptTooLong(TooLong):
         self.length = length
         self.most = most
         self._exact = exact
+
+    @property
+    def public(self) -> str:
+        return self.message.replace(self.name, self.name.partition(" with ")[0])
 
     def named(self, name: str, limit: int | None = None) -> PromptTooLong:
         """Return the same error with the name of the prompt in another dialect, and with `limit`."""

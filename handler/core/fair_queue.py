@@ -79,9 +79,12 @@ class FairQueue(Generic[T]):
             self._count(largest, -1)
             return removed
 
-    def get(self, timeout: float | None = None) -> T | None:
+    def get(self, timeout: float | None = None, *, flow: Hashable = None) -> T | None:
         """Wait for an entry, remove it and return it. Return None after `timeout` seconds, and once the queue has been
         closed.
+
+        Args:
+            flow: flow of the next owner that may have another turn, or None. It is ignored if it has no entries.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._owners or self._closed, timeout)
@@ -89,7 +92,8 @@ class FairQueue(Generic[T]):
                 return None
             owner = next(iter(self._owners))
             flows = self._owners[owner]
-            flow = next(iter(flows))
+            if flow not in flows:
+                flow = next(iter(flows))
             item = flows[flow].popleft()
             flows.end_turn(flow)
             self._owners.end_turn(owner)

@@ -187,6 +187,8 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 
             line = f"{formatter.second_of(second)},{milliseconds:03d} INFO {name} {message}{self.terminator}"
             try:
                 self.stream.write(line)
+            except OSError:
+                return True  # as in `emit`: the stream's buffer keeps the line, and a second one would repeat it
             except Exception:
                 return False
         return True

@@ -24,7 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 log = logging.getLogger("handler.server")
 
@@ -133,11 +133,42 @@ async def run_in_daemon_thread(call: Callable[P, T], *arguments: P.args, **keywo
 
     The executor of the event loop cannot be used because its threads are joined when the process ends.
     """
+    return await asyncio.wrap_future(_on_daemon_thread(functools.partial(call, *arguments, **keywords)))
+
+
+class Closeable(Protocol):
+    """Something that holds a resource until it is closed."""
+
+    def close(self) -> None:
+        """Release the resource."""
+
+
+CloseableT = TypeVar("CloseableT", bound=Closeable)
+
+
+async def open_in_daemon_thread(call: Callable[P, CloseableT], *arguments: P.args, **keywords: P.kwargs) -> CloseableT:
+    """Run a call on a daemon thread as `run_in_daemon_thread` does, and close its result if nobody receives it.
+
+    If the task that awaits it is cancelled, the result is closed as soon as the call returns.
+    """
+    future = _on_daemon_thread(functools.partial(call, *arguments, **keywords))
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(_close)
+        raise
+
+
+def _on_daemon_thread(call: Callable[[], T]) -> concurrent.futures.Future[T]:
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()  # from now on the future cannot be cancelled
-    run = functools.partial(call, *arguments, **keywords)
-    threading.Thread(target=settle, args=(future, run), name="blocking-call", daemon=True).start()
-    return await asyncio.wrap_future(future)
+    threading.Thread(target=settle, args=(future, call), name="blocking-call", daemon=True).start()
+    return future
+
+
+def _close(future: concurrent.futures.Future[Any]) -> None:
+    if future.exception() is None:
+        future.result().close()
 
 
 # -- signals that stop a server: the handler records them and writes nothing, and the event loop does the rest ---------

@@ -444,7 +444,7 @@ class Capabilities:
         limits: maps a Sampling field to its largest allowed value.
         no_adapters: why the engine does not support LoRA adapters; "" if it does.
         labels: whether the engine computes the log-probabilities of labels. For other engines, `LabelEngine` reads them
-            from alternatives or from scored prompts.
+            from alternatives, scored prompts or tokens that are the only allowed ones.
         label_reason: why `LabelEngine` cannot be used either; "" if the other fields determine that.
         no_media: maps a kind of media to the reason why the engine does not accept it, or to "" if it does. The reason
             for any other kind is NO_MEDIA.

@@ -182,7 +182,7 @@ class _KeyCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._keys, self._refuse = Keys(keys), refuse
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
-        metadata = dict(call.invocation_metadata)
+        metadata = dict(reversed(tuple(call.invocation_metadata)))  # the first value counts, as in the application
         has_key = self._keys.owner(*(str(metadata.get(name, "")) for name in KEY_HEADERS))
         if has_key or call.method == _HEALTH:
             return await continuation(call)

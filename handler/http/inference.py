@@ -24,7 +24,7 @@ from handler.http.urls import query_of
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
 from handler.serving.compression import check_encoding, content_encoding, inflate
-from handler.serving.head import PATH_MODEL, QUERY_ADAPTER, owner_of
+from handler.serving.head import ATTRIBUTES, PATH_MODEL, QUERY_ADAPTER, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.request.life import CLOSED
@@ -46,9 +46,26 @@ GIVEN_UP = "body_given_up"
 """Scope key of a request whose remaining body is not read. The connection is closed after the response."""
 
 
+_LISTS: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("accept", "accept-encoding", "access-control-request-headers", "content-encoding", "if-none-match"), ", "
+    ),
+    ATTRIBUTES: ";",
+}
+"""Maps headers that contain a list to its separator (RFC 9110, section 5.3; DJL Serving for SageMaker's attributes)."""
+
+
 def headers_by_name(scope: Scope) -> dict[str, str]:
-    """Return the request headers by name. If a header is repeated, its first value is used."""
-    return {key.decode("latin-1"): value.decode("latin-1") for key, value in reversed(scope["headers"])}
+    """Return the request headers by name.
+
+    If a header is repeated, the values of a list are joined. Of any other header, the first value is used.
+    """
+    pairs = [(key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"]]
+    headers = dict(reversed(pairs))
+    if len(headers) < len(pairs):
+        for name in headers.keys() & _LISTS.keys():
+            headers[name] = _LISTS[name].join(value for key, value in pairs if key == name)
+    return headers
 
 
 @dataclass(frozen=True)

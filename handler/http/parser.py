@@ -110,6 +110,12 @@ class RepeatedHead:
         return headers, int(digits)
 
 
+def _expects_continue(field: tuple[bytes, bytes]) -> bool:
+    """Return whether a header is Expect and contains 100-continue, possibly among other expectations."""
+    name, value = field
+    return name == b"expect" and b"100-continue" in map(bytes.strip, value.lower().split(b","))
+
+
 class RequestReceiver(Protocol):
     """What a connection does with the parts of its requests."""
 
@@ -306,7 +312,7 @@ class RequestParser:
             query=url.query or b"",
             version=version,
             keep_alive=is_current and parser.should_keep_alive(),
-            expects_continue=is_current and fields.get(b"expect", b"").lower() == b"100-continue",
+            expects_continue=is_current and any(map(_expects_continue, self._headers)),
         )
         self._newest = head
         self._receiver.on_head(head, self._headers)

@@ -100,8 +100,10 @@ class ModelRoutes:
             return await send_json(scope, send, 200, listed_models(described))
         most, began = self._model.context.most_tokens(), self._model.availability.started_at
         models = [anthropic.model(id, began, most) for id in self._ids()]
+        query = QueryParams(query_of(scope))
+        lifecycles = [*query.getlist("lifecycle"), *query.getlist("lifecycle[]")]  # Anthropic's client sends the latter
         try:
-            page = anthropic.page(models, QueryParams(query_of(scope)))
+            page = anthropic.page(anthropic.in_lifecycles(models, lifecycles), query)
         except ServingError as error:
             return await send_answer(scope, send, ANTHROPIC_ERRORS.whole(error))
         return await send_json(scope, send, 200, page)

@@ -302,7 +302,7 @@ async def _host(
             raise failure
 
 
-_LMI = "/invocations"
+_LMI, _DECISION = "/invocations", "/v1/systemone"
 _CHAT = '"messages":[{"role":"user","content":"Name the capital of France."}],"max_tokens":16'
 _EXAMPLES = {
     Task.GENERATION: {
@@ -310,6 +310,7 @@ _EXAMPLES = {
         "/v1/chat/completions": f"{{{_CHAT}}}",
         "/v1/responses": '{"input":"Name the capital of France.","max_output_tokens":16}',
         "/v1/messages": f"{{{_CHAT}}}",
+        _DECISION: '{"state":"It rains.","questions":{"wet":{"type":"noul","instructions":"Is it wet?"}}}',
         "/generate": '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}',
         "/v2/models/{model}/generate": '{"text_input":"The capital of France is","max_tokens":8}',
     },
@@ -331,6 +332,8 @@ def _greeting(listener: socket.socket, access: Access, model: ServedModel, users
     near = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # 0.0.0.0 is not for clients
     key, requests = _key_header(access), ""
     for path, body in _EXAMPLES[model.context.task].items():
+        if path == _DECISION and model.context.no_labels:
+            continue
         data = f"-d '{body}'" if body.startswith("{") else body
         if path == _LMI and _reader(users):
             data = f"-H 'Content-Type: application/json' -d @body.json  # in the format that {_reader(users)} reads"

@@ -24,7 +24,7 @@ from handler.core.errors import (
 )
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Extras, Finish, Pooling, Request, Task, Token
-from handler.protocols.anthropic.api import AnthropicError, AnthropicModel, AnthropicModels
+from handler.protocols.anthropic.api import LIFECYCLES, AnthropicError, AnthropicModel, AnthropicModels
 from handler.protocols.api import (
     AdapterChange,
     Adapters,
@@ -343,7 +343,9 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/models"): Operation(
         "OpenAI", "List the model and its adapters, in Anthropic's format if the header anthropic-version is sent",
         {200: (_JSON, OpenAiModels | AnthropicModels, listed_models([_MODEL_EXAMPLE]))},
-        query={"limit": COUNT, "after_id": TEXT, "before_id": TEXT},
+        query={
+            "limit": COUNT, "after_id": TEXT, "before_id": TEXT, "lifecycle": listing({"enum": [*LIFECYCLES]}),
+        },
     ),
     ("GET", "/v1/models/{id}"): Operation(
         "OpenAI", "Describe the model or an adapter, in Anthropic's format if the header anthropic-version is sent",

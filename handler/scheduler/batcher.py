@@ -73,6 +73,12 @@ class ActiveRequest:
     keys: list[int] = field(default_factory=list)
     unfinished: int = 0
 
+    def failure(self, output: Output) -> ServingError:
+        """Return the error of an output. If its labels are refused, the error names the question."""
+        if output.refused and self.request.pooling is not None:
+            output = output._replace(error=f"{self.request.names.prompt}: {output.error}")
+        return output.failure
+
 
 class RunningRequest:
     """An engine request that is running: a single sequence, or a beam search with several sequences.
@@ -627,7 +633,7 @@ class Batcher:
         if request is None:
             return self._adapters.take(output)
         if output.finish is Finish.ERROR:
-            return deltas.append(self._failed(request.id, request.first, output.failure))
+            return deltas.append(self._failed(request.id, request.first, request.active.failure(output)))
         try:
             fed = request.feed(output)
         except Exception as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from handler.config import environment, model_files
 from handler.config.config import Config
 from handler.config.loader import Reading
 from handler.config.model_files import chat_template, read_json
+from handler.config.options import images
 from handler.core.errors import ConfigError, Problem, Problems, refuse
 from handler.core.values import Sampling
 from handler.engines.base import Capabilities, EngineConfig
@@ -84,6 +86,31 @@ def _check_engine(reading: Reading, directory: Path | None, problems: Problems) 
             for path in adapters_at_start(config, directory).values():
                 with problems:
                     check_model_py(model_py(path))
+
+
+def without_model_data(reading: Reading) -> Reading:
+    """Return the reading without a model in SageMaker's model data if this machine has none of them."""
+    config = reading.config
+    return reading._replace(config=replace(config, model_id=None)) if _is_mounted(config) else reading
+
+
+def _is_mounted(config: Config) -> bool:
+    """Return whether the model is in SageMaker's model data, which only a container has."""
+    directory, path = environment.model_path(), Path(config.model_id or "")
+    return directory in (path, *path.parents) and not directory.is_dir()
+
+
+def model_data_note(config: Config) -> str:
+    """Return a note about a model in SageMaker's model data, which only a container has, or "" if there is none.
+
+    Without option.model_id, AWS's images serve the model data, and so does a container of this project.
+    """
+    if _is_mounted(config):
+        return f"{config.model_id}: not checked; SageMaker puts the model there in a container"
+    directory, is_of_aws = environment.model_path(), any(name.startswith(images.ALL) for name in os.environ)
+    if config.model_id or not is_of_aws or directory.is_dir() or not engines.fetches(config.engine):
+        return ""
+    return f"{directory}: not checked; a container serves the model that SageMaker puts there"
 
 
 def _check_max_adapters(config: Config) -> None:

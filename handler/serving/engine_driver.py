@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from handler.core.errors import InternalError
+from handler.core.errors import InternalError, ServingError
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
 from handler.scheduler.batcher import Batcher, FastPath
@@ -199,9 +199,11 @@ class EngineDriver:
 
     def _fail(self, id: int, sequence: int, error: Exception) -> None:
         """Cancel a request whose response could not be encoded, and pass the error to its sink."""
-        log.error("a bug in the server: a response could not be encoded", exc_info=error)
+        if not isinstance(error, ServingError):
+            log.error("a bug in the server: a response could not be encoded", exc_info=error)
+            error = InternalError.of(error)
         sink = self.sinks.get(id)
         self.cancel(id)
         if sink is not None:
             with contextlib.suppress(Exception):  # the error is already logged, and the request is cancelled
-                sink(Delta(id, sequence, (), Finish.ERROR, InternalError.of(error)))
+                sink(Delta(id, sequence, (), Finish.ERROR, error))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from handler.core.errors import InvalidParameter
+from handler.core.errors import InvalidParameter, ServingError
 from handler.core.text import Prompt
-from handler.core.values import Request
+from handler.core.values import Request, TemplateOptions
 from handler.engines.base import Tokenizer
 
 _MAX_TAIL = 32  # tokens at the end of a prompt that can affect how a label is encoded
 _MAX_ADDED = 64  # bytes that the pieces of a prompt's end may have in addition to its text
 _MAX_CACHED = 256  # combinations of a prompt's end and labels
+
+_REPLY = "Yes"
+_CHAT = ({"role": "user", "content": "Is it?"}, {"role": "assistant", "content": _REPLY})
+_WITHOUT_PROMPT = TemplateOptions(add_generation_prompt=False)
 
 
 class LabelEncoder:
@@ -53,27 +57,56 @@ class LabelEncoder:
         num_shared = _num_shared(prompt, pooling.suffix)
         return request._replace(pooling=pooling._replace(label_ids=tuple(encoded), num_shared=num_shared))
 
-    def _ids_after(self, tail: tuple[int, ...], labels: tuple[str, ...]) -> tuple[int | None, ...]:
+    def _ids_after(self, tail: tuple[int, ...], labels: tuple[str, ...]) -> Sequence[int | None]:
         """Return the id of the only token that each label adds after `tail`, or None for other labels.
 
         As in vLLM, a label counts only if it leaves the tokens before it unchanged
-        (vllm/entrypoints/generate/label_reads.py).
+        (vllm/entrypoints/generate/label_reads.py). Labels begin with the template's space if all of them are then
+        single tokens.
+        """
+        text, before = self._context(tail)
+        ids: Sequence[int | None] = (None,) * len(labels)
+        for space in dict.fromkeys((self._space, "") if before is not None else ()):
+            ids = tuple(_added(before or [], self._tokenizer.encode(f"{text}{space}{label}").ids) for label in labels)
+            if None not in ids and len({*ids}) == len(ids):
+                break
+        return ids
+
+    def _context(self, tail: tuple[int, ...]) -> tuple[str, list[int] | None]:
+        """Return a text that ends like the prompt, and its ids. The ids are None if the text is encoded differently.
+
+        The text begins with the prompt's last special token, because some tokenizers add a space only to the beginning
+        of a text. It is dropped if the tokenizer encodes it as plain text, as Mistral's own tokenizer does.
         """
         vocabulary = self._tokenizer.vocabulary
         assert vocabulary is not None, "the model has a vocabulary"
-        text = vocabulary.decode(tail)
-        before = self._tokenizer.encode(text).ids
-        if tail and tail[-1] not in before[-2:]:  # the last may be an end token that the tokenizer adds
-            return (None,) * len(labels)
-        return tuple(_added(before, self._tokenizer.encode(text + label).ids) for label in labels)
+        text = ""
+        for ids in (tail, tail[1:]):
+            text = vocabulary.decode(ids)
+            before = self._tokenizer.encode(text).ids
+            if ids and ids[0] in vocabulary.special and ids[0] not in before:
+                continue
+            # The last id may be an end token that the tokenizer adds.
+            return text, before if not ids or ids[-1] in before[-2:] else None
+        return text, None
+
+    @functools.cached_property
+    def _space(self) -> str:
+        """A space if the chat template writes one between a prompt and its reply, as Mistral's does, otherwise ""."""
+        try:
+            prompt = self._tokenizer.encode_chat(_CHAT[:1]).text
+            chat = self._tokenizer.encode_chat(_CHAT, options=_WITHOUT_PROMPT).text
+        except ServingError:  # the template refuses such a chat
+            return ""
+        return " " if chat.startswith(f"{prompt} {_REPLY}") else ""
 
 
 def tail_of(prompt: Prompt) -> tuple[int, ...]:
-    """Return the last ids of a prompt, beginning after its last special token."""
+    """Return the last ids of a prompt, beginning with its last special token."""
     last = prompt.ids[-_MAX_TAIL:]
     special = prompt.vocabulary.special
-    start = next((at for at in range(len(last), 0, -1) if last[at - 1] in special), 0)
-    return tuple(last[start:])
+    start = next((at for at in range(len(last), 0, -1) if last[at - 1] in special), 1)
+    return tuple(last[start - 1 :])
 
 
 def _added(before: list[int], after: list[int]) -> int | None:
@@ -84,7 +117,7 @@ def _added(before: list[int], after: list[int]) -> int | None:
 
 
 def _num_shared(prompt: Prompt, suffix: str) -> int:
-    """Return the number of tokens before the last occurrence of `suffix`, or 0 if the template has changed its text.
+    """Return the number of tokens before the last occurrence of `suffix`, or 0 if its text was changed.
 
     The tokens are searched from the end, so the result does not depend on the questions of other requests.
     """
@@ -99,6 +132,8 @@ def _num_shared(prompt: Prompt, suffix: str) -> int:
         if num_bytes <= 0:
             break
     before = b"".join(reversed(pieces)).rfind(suffix.encode())  # bytes of the pieces before the suffix
+    if before < 0:  # the tokenizer has changed the text
+        return 0
     num_shared = len(prompt.ids) - len(pieces)
     for piece in reversed(pieces):
         before -= len(piece)

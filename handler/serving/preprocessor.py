@@ -125,7 +125,7 @@ class Preprocessor:
         return head._replace(adapter=adapter_of(head.headers, self.context))
 
     def _check_encoding(self, head: Head) -> Head:
-        check_encoding(head.encoding, self.dialect_of(head).encodings)
+        check_encoding(head.encoding)
         return head
 
     def _choose_reader(self, head: Head) -> Head:

@@ -318,20 +318,35 @@ async def running(
 
 
 async def _loaded(load: Coroutine[Any, Any, ServedModel]) -> ServedModel:
-    """Return the loaded model. If the caller is cancelled, stop everything that loading has started."""
-    loading = asyncio.ensure_future(load)
+    """Return the loaded model. If the caller is cancelled, stop everything that loading has started.
+
+    A second cancellation ends only the wait. The model is then closed when loading ends.
+    """
+    loading = asyncio.create_task(load)
     try:
         await asyncio.wait({loading})
     except asyncio.CancelledError:
-        if not loading.done():
-            child_processes.stop_all()
-            await asyncio.wait({loading}, timeout=_TIDY)
-            loading.cancel()
-            await asyncio.wait({loading})
-        if not loading.cancelled() and loading.exception() is None:
-            loading.result().close()
+        if loading.done():
+            _close_loaded(loading)
+        else:
+            loading.add_done_callback(_close_loaded)
+            await _stop_loading(loading)
         raise
     return loading.result()
+
+
+async def _stop_loading(loading: asyncio.Task[ServedModel]) -> None:
+    child_processes.stop_all()
+    try:
+        await asyncio.wait({loading}, timeout=_TIDY)
+    finally:
+        loading.cancel()
+    await asyncio.wait({loading})
+
+
+def _close_loaded(loading: asyncio.Task[ServedModel]) -> None:
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().close()
 
 
 async def _finish(model: ServedModel) -> None:

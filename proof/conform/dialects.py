@@ -109,7 +109,10 @@ AT_INVOCATIONS = (
 """Dialects that `/invocations` may accept. The first dialect that the server accepts is used."""
 
 OF_PROFILE = {"lmi-0.28": LMI, "lmi-0.38": LMI, "tgi": TGI, "openai": CHAT, "anthropic": MESSAGES, "triton": TRITON}
-PROFILES = ("sagemaker", *OF_PROFILE)
+GENERATING = ("sagemaker", *OF_PROFILE)
+"""The profiles of servers that generate text."""
+
+PROFILES = (*GENERATING, "decisions")
 
 
 def text_of(value: Any) -> str | None:

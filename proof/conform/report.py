@@ -12,7 +12,7 @@ from typing import Any
 from handler import __version__
 from handler.core import text_files
 from handler.core.errors import ConfigError
-from proof.conform.dialects import PROFILES
+from proof.conform.dialects import GENERATING, PROFILES
 from proof.conform.rule import RULES
 from proof.conform.run import ConformPlan, Result
 
@@ -37,6 +37,7 @@ def document(plan: ConformPlan, results: Sequence[Result], title: str) -> dict[s
                 "source": result.rule.source._asdict(),
                 **({"wanted": result.expected} if result.verdict == "failed" else {}),
                 **({"why": result.expected} if result.verdict == "not asked" else {}),
+                **({"documented": result.rule.differs} if result.verdict == "failed" and result.rule.differs else {}),
                 **({"asked": result.request, "got": result.got} if result.request or result.got else {}),
                 "seconds": round(result.seconds, 3),
             }
@@ -67,7 +68,8 @@ def _failure(result: Mapping[str, Any]) -> list[str]:
     link = _link(result["source"]["title"], result["source"]["url"])
     lines = ["", f"**{result['rule']}** ({result['profile']}): {result['sentence']} {link}"]
     lines += ["", f"* wanted: {_plain(result['wanted'])}"]
-    return lines + [f"* {name}: `{_plain(result[name])}`" for name in ("asked", "got") if result.get(name)]
+    lines += [f"* {name}: `{_plain(result[name])}`" for name in ("asked", "got") if result.get(name)]
+    return [*lines, f"* documented difference: {result['documented']}"] if result.get("documented") else lines
 
 
 def line(result: Result) -> str:
@@ -87,7 +89,7 @@ def rules_table(profiles: Iterable[str] = PROFILES) -> str:
     lines = ["| rule, and its source | requirement | profiles |", "|---|---|---|"]
     for rule in RULES.values():
         if profile_names & set(rule.profiles):
-            names = "all" if rule.profiles == PROFILES else ", ".join(rule.profiles)
+            names = "all that generate text" if rule.profiles == GENERATING else ", ".join(rule.profiles)
             source = _link(rule.id, rule.source.url) + ("" if rule.source.url else f" ({rule.source.title})")
             lines.append(f"| {source} | {rule.sentence} | {names} |")
     return "\n".join(lines) + "\n"

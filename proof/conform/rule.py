@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from proof.conform.dialects import PROFILES, text_of
+from proof.conform.dialects import GENERATING, text_of
 from proof.conform.exchange import Response
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Rule:
         sentence: the requirement in one sentence.
         last: whether the check stops the server, so that it must run after all other checks.
         check: a function that returns if the server meets the requirement, and raises `Failed` or `NotAsked` otherwise.
+        differs: servers that are documented to differ, and how they differ.
     """
 
     id: str
@@ -64,6 +65,7 @@ class Rule:
     profiles: tuple[str, ...]
     check: Check
     last: bool = False
+    differs: str = ""
 
 
 RULES: dict[str, Rule] = {}
@@ -71,13 +73,19 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(
-    id: str, sentence: str, source: Source, profiles: Iterable[str] = PROFILES, *, last: bool = False
+    id: str,
+    sentence: str,
+    source: Source,
+    profiles: Iterable[str] = GENERATING,
+    *,
+    last: bool = False,
+    differs: str = "",
 ) -> Callable[[Check], Check]:
     """Register the decorated function as the check of a rule."""
 
     def add(check: Check) -> Check:
         assert id not in RULES, id
-        RULES[id] = Rule(id, sentence, source, tuple(profiles), check, last)
+        RULES[id] = Rule(id, sentence, source, tuple(profiles), check, last, differs)
         return check
 
     return add

@@ -54,6 +54,19 @@ KSERVE = Source(
     "https://github.com/kserve/open-inference-protocol/blob/main/specification/protocol/inference_rest.md",
 )
 
+SYSTEMONE = Source(
+    "TypeSafe: System One, as in typesafe-sdk 0.7.5 and vLLM 0.33",
+    "https://github.com/vllm-project/vllm/tree/main/vllm/entrypoints/generate/structured_decisions",
+)
+CONFIDENCE = Source(
+    "llama.cpp: server-decision.cpp, TypeSafe's formulas",
+    "https://github.com/ggml-org/llama.cpp/blob/master/tools/server/server-decision.cpp",
+)
+OPENAI_DECISIONS = Source(
+    "OpenAI: openai-python, types/decision_create_params.py",
+    "https://github.com/openai/openai-python/blob/main/src/openai/types/decision_create_params.py",
+)
+
 OURS = Source("this project: no standard requires this behaviour, but clients need it", "")
 HTTP_1_1 = Source("RFC 9112: HTTP/1.1", "https://www.rfc-editor.org/rfc/rfc9112")
 JSON = Source("RFC 8259: JSON", "https://www.rfc-editor.org/rfc/rfc8259")

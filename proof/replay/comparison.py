@@ -193,9 +193,18 @@ _OF_EMBEDDING = 0.01
 _OF_SCORE = 1e-9
 """Absolute tolerance of single numbers. Scores of a ranking may be very small, and their order must be detected."""
 
-_DECISION = re.compile(r"^\$\.(answers|diagnostics)\b")
+_RESULTS = "answers"  # the field of a response with decisions, which may be an object or a list
+_DECISION = re.compile(rf"^\$\.({_RESULTS}|diagnostics)\b")
 """Matches JSON paths of probabilities in a decision, and of the numbers that are computed from them."""
 _PROBABILITY = re.compile(r"\.(noul|probability|label_mass|probabilities(\.[^.]+)?)$")
+_DECISION_TYPES = re.compile(
+    rf"\$\(first\)\.({_RESULTS}|diagnostics)\b.*\.(choice: (string|boolean)"
+    r"|(noul|score|confidence|label_mass|probability|probabilities\.[^.]+): integer -> number)"
+)
+"""Matches changed types in decisions that depend on the numbers: options may be strings or booleans, and servers in
+JavaScript and Go write a probability of 1.0 as 1."""
+_OF_PROBABILITY = 5e-5
+"""Absolute tolerance of the probabilities in a decision, which some servers round to four decimal digits."""
 
 _FRAMING_LINE = re.compile(r"[\s:,\[\]]*|((data|event|id|retry) ?:[ \w.-]*)?(\[DONE\])?\s*")
 _COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
@@ -433,8 +442,9 @@ def _shape_findings(
     changes = {}
     for part, *shapes in _in_both(reference, target):
         for change in differences(shapes[0], shapes[1], part, among_many=among_many):
-            where, _, detail = change.partition(": ")
-            changes[_public(where)] = detail
+            if not _DECISION_TYPES.match(change):
+                where, _, detail = change.partition(": ")
+                changes[_public(where)] = detail
     for where, detail in sorted(changes.items()):
         yield Finding(Class.SHAPE, "field", where, detail)
 
@@ -560,6 +570,10 @@ def _change(reference: _Documents, target: _Documents, path: str, near: float, *
         return Finding(Class.SHAPE, "field", _public(without_indexes(path)), " -> ".join(map(shape, retyped)))  # 9, 9.0
     if name in ARGUMENTS and _equal(_parsed(values[0]), _parsed(values[1])):
         return None
+    if name == "choice" and _DECISION.search(path):
+        flips = _flips(reference.values, target.values)
+        cls = Class.TIE if all(_is_near_flip(*flip, near) for flip in flips) else Class.TEXT
+        return Finding(cls, name, _public(without_indexes(path)), content=_both(*values), learnable=False)
     return _value_finding(path, name, values[0], values[1], near)
 
 
@@ -616,6 +630,8 @@ def _value_finding(path: str, name: str, reference: Sequence[Any], target: Seque
         return Finding(Class.TIE, "number", where, "nearly equal", content)
     if _ALTERNATIVES.search(path) and not _numbers(reference):
         return Finding(Class.TIE, "alternatives", where, "", content)
+    if name == "argmax_is_label" and _DECISION.search(where):  # the probabilities are compared on their own
+        return Finding(Class.TIE, name, where, "", content, learnable=False)
     kind = "value"
     if name in _FINISH:
         kind = "finish reason"
@@ -647,8 +663,50 @@ def _are_near(where: str, reference: Sequence[Any], target: Sequence[Any], near:
 def _are_near_decisions(where: str, reference: Sequence[Any], target: Sequence[Any], near: float) -> bool:
     """Return whether probabilities differ by at most `near` nats, and other numbers of a decision by the same share."""
     part = -math.expm1(-near)
-    absolute = 0.0 if _PROBABILITY.search(where) else part
+    absolute = _OF_PROBABILITY if _PROBABILITY.search(where) else part
+    if where.endswith(".confidence"):
+        absolute *= 2  # of two options, it changes by twice as much as their probabilities
     return all(is_near(*pair, part, absolute) for pair in zip(reference, target, strict=True))
+
+
+def _flips(reference: Sequence[Any], target: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the decisions on the same question that have different choices."""
+    for pair in zip(_decisions(reference), _decisions(target), strict=False):
+        if repr(pair[0].get("choice")) != repr(pair[1].get("choice")):
+            yield pair
+
+
+def _decisions(documents: Sequence[Any]) -> Iterator[Mapping[str, Any]]:
+    for document in documents:
+        results = document.get(_RESULTS) if isinstance(document, dict) else None
+        if isinstance(results, dict):
+            results = [results[name] for name in sorted(results)]
+        if isinstance(results, list):
+            yield from (decision for decision in results if isinstance(decision, dict))
+
+
+def _is_near_flip(reference: Mapping[str, Any], target: Mapping[str, Any], near: float) -> bool:
+    """Return whether each of two decisions chose its most likely option, and both have nearly the same probabilities
+    of these two options.
+    """
+    chosen = [repr(side.get("choice")) for side in (reference, target)]
+    options = [_options(side.get("probabilities")) for side in (reference, target)]
+    if not all(set(chosen) <= side.keys() for side in options):
+        return False
+    if any(side[choice] < max(side.values()) for side, choice in zip(options, chosen, strict=True)):
+        return False
+    before, after = ([side[choice] for choice in chosen] for side in options)
+    return _are_near_decisions(".probability", before, after, near)
+
+
+def _options(probabilities: Any) -> dict[str, float]:
+    """Return the probability of each option, by a text that tells the option `true` from `"true"`."""
+    items: list[tuple[Any, Any]]
+    if isinstance(probabilities, list):
+        items = [(item.get("value"), item.get("probability")) for item in probabilities if isinstance(item, dict)]
+    else:
+        items = [*probabilities.items()] if isinstance(probabilities, dict) else []
+    return {repr(name): number for name, number in items if is_number(number)}
 
 
 def _numbers(values: Sequence[Any]) -> bool:

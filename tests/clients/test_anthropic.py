@@ -143,6 +143,25 @@ def test_the_tool_runner_goes_on_in_a_thread_where_threads_are_kept(
 
 
 @_both
+@pytest.mark.parametrize("where", ["model_server", "storing_server"])
+def test_the_tool_runner_calls_a_tool_that_it_was_given_in_between(
+    anthropic: Driver, request: pytest.FixtureRequest, where: str, how: str
+) -> None:
+    """Without threads, the second request repeats the first. In a thread, it has the results and the new tool alone."""
+    server: LiveServer = request.getfixturevalue(where)
+    choice = {"type": "tool", "name": "weather"}
+    outcome = anthropic.call(how, server.url, QUESTION, what="runner", adds=True, tool_choice=choice, max_iterations=2,
+                             max_tokens=100, **GREEDY)  # fmt: skip
+    assert outcome.error is None, outcome.message
+    calls, results = [], []
+    for turn in outcome.answer or outcome.events:
+        (call,), (result,) = turn["message"]["content"], turn["results"]["content"]
+        calls.append(call["name"])
+        results.append(result["content"].partition(" in ")[0])
+    assert (calls, results) == (["weather", "clock"], ["12 °C", "12:00"])
+
+
+@_both
 def test_the_tool_runner_calls_nothing_with_half_an_input(
     anthropic: Driver, model_server: LiveServer, how: str
 ) -> None:

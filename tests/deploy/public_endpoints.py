@@ -18,6 +18,7 @@ _ASYNC = {
 }
 _TOOLS = {"SM_VLLM_ENABLE_AUTO_TOOL_CHOICE": "true"}
 _NEWEST = "al2023-ami-sagemaker-inference-gpu-4-1"
+_OLDER = "al2-ami-sagemaker-inference-gpu-3-1"
 
 
 @dataclass(frozen=True)
@@ -89,20 +90,59 @@ LMI = "djl-inference:"
 TGI = "huggingface-pytorch-tgi-inference:"
 
 PUBLIC: dict[str, Public] = {
-    "SGLang's own example": Public(
-        "sglang:0.5.20-gpu-py312-cu130-ubuntu24.04-sagemaker", "ml.g5.12xlarge",
-        {
-            "SM_SGLANG_MODEL_PATH": "Qwen/Qwen3-0.6B", "SM_SGLANG_REASONING_PARSER": "qwen3",
-            "HF_TOKEN": "hf_0123456789abcdefghijklmn",
-        },
-        _start(900, InferenceAmiVersion="al2-ami-sagemaker-inference-gpu-3-1"),
-    ),
-    "SGLang, AWS's test": Public(
-        "sglang:server-sagemaker-cuda-v1.3", "ml.g6e.12xlarge",
-        {"SM_SGLANG_MODEL_PATH": "Qwen/Qwen3-0.6B"},
+    "SGLang, AWS's test": Public(  # aws/deep-learning-containers, test/sglang/sagemaker
+        "sglang:server-sagemaker-cuda-v1.3", "ml.g6.xlarge",
+        {"SM_SGLANG_MODEL_PATH": "Qwen/Qwen3-0.6B", "HF_TOKEN": "hf_0123456789abcdefghijklmn"},
         _start(900, InferenceAmiVersion=_NEWEST),
     ),
-    "llama.cpp, AWS's test": Public(
+    "gpt-oss-20b, SGLang": Public(  # aws/deep-learning-containers, docs/sglang/deployment/sagemaker.md
+        "sglang:server-sagemaker-cuda-v1", "ml.g5.2xlarge",
+        {"SM_SGLANG_MODEL_PATH": "openai/gpt-oss-20b"},
+        {"InferenceAmiVersion": _OLDER},
+    ),
+    "Llama-3.1-70B, SGLang": Public(  # aws/deep-learning-containers, docs/sglang/deployment.md
+        "sglang:server-amzn2023-sagemaker-cuda", "ml.p4d.24xlarge",
+        {
+            "SM_SGLANG_MODEL_PATH": "meta-llama/Llama-3.1-70B-Instruct", "HF_TOKEN": "hf_0123456789abcdefghijklmn",
+            "SM_SGLANG_TENSOR_PARALLEL_SIZE": "8", "SM_SGLANG_CONTEXT_LENGTH": "8192",
+        },
+        {"InferenceAmiVersion": _OLDER},
+    ),
+    "Llama-3-8B, SGLang": Public(  # a boto3 notebook with SGLang's image and a model on S3
+        "sglang:0.5.10-gpu-py312-cu129-ubuntu24.04-sagemaker", "ml.g6e.2xlarge",
+        {"SM_SGLANG_TP_SIZE": "1", "SM_SGLANG_CONTEXT_LENGTH": "4096", "SM_SGLANG_DTYPE": "float16"},
+        {"InferenceAmiVersion": _OLDER}, _prefix("s3://by-hand/models/llama3-8b/"),
+    ),
+    "Gemma-4, SGLang": Public(  # a fine-tuning kit: serving_env() of its SGLang image
+        "sglang:0.5.15-gpu-py312-cu130-ubuntu24.04-sagemaker", "ml.g6.2xlarge",
+        {
+            "SM_SGLANG_MODEL_PATH": "/opt/ml/model", "SM_SGLANG_TP_SIZE": "1", "SM_SGLANG_CONTEXT_LENGTH": "4096",
+            "SM_SGLANG_MAX_RUNNING_REQUESTS": "32", "SM_SGLANG_MEM_FRACTION_STATIC": "0.90",
+        },
+        {"InferenceAmiVersion": _NEWEST}, _prefix("s3://by-hand/gemma-4/"),
+    ),
+    "Qwen3.6-27B, SGLang": Public(  # a blog's benchmark with EAGLE
+        "sglang:0.5.10-gpu-py312-cu129-ubuntu24.04-sagemaker-v1.4", "ml.g7e.2xlarge",
+        {
+            "SM_SGLANG_MODEL_PATH": "Qwen/Qwen3.6-27B",
+            "SM_SGLANG_MAMBA_SCHEDULER_STRATEGY": "extra_buffer", "SGLANG_ENABLE_SPEC_V2": "1",
+        },
+        _start(900),
+    ),
+    "llm_model_hub, SGLang": Public(  # aws-samples/llm_model_hub, endpoint_management.py
+        "sglang:0.5.9-gpu-py312-cu129-ubuntu24.04-sagemaker", "ml.g5.12xlarge",
+        {
+            "SM_SGLANG_SERVED_MODEL_NAME": "Qwen/Qwen3-8B", "SM_SGLANG_TP_SIZE": "4",
+            "SM_SGLANG_MEM_FRACTION_STATIC": "0.9", "HF_TOKEN": "hf_0123456789abcdefghijklmn",
+            "SM_SGLANG_MODEL_PATH": "/opt/ml/model", "SM_SGLANG_TOOL_CALL_PARSER": "qwen25",
+        },
+        _start(900, InferenceAmiVersion=_OLDER), _prefix("s3://by-hand/finetuned_model_merged/"),
+    ),
+    "Qwen3.5, SGLang": Public(
+        "sglang:0.5.9-gpu-py312-cu129-ubuntu24.04-sagemaker", "ml.p5en.48xlarge",
+        {"SM_SGLANG_MODEL_PATH": "Qwen/Qwen3.5-397B-A17B-FP8"},
+    ),
+    "llama.cpp, AWS's test": Public(  # aws/deep-learning-containers, docs/llama-cpp and test/llama_cpp/sagemaker
         "llama-cpp:server-sagemaker-cpu-v1", "ml.c6i.2xlarge",
         {
             "SM_LLAMA_CPP_HF_REPO": "Qwen/Qwen2.5-0.5B-Instruct-GGUF",
@@ -110,9 +150,53 @@ PUBLIC: dict[str, Public] = {
         },
         _start(600),
     ),
-    "Qwen3.5, SGLang": Public(
-        "sglang:0.5.9-gpu-py312-cu129-ubuntu24.04-sagemaker", "ml.p5en.48xlarge",
-        {"SM_SGLANG_MODEL_PATH": "Qwen/Qwen3.5-397B-A17B-FP8"},
+    "llama.cpp on a GPU, AWS's guide": Public(  # aws/deep-learning-containers, docs/llama-cpp/deployment/sagemaker.md
+        "llama-cpp:server-sagemaker-cuda-v1", "ml.g6.2xlarge",
+        {
+            "SM_LLAMA_CPP_HF_REPO": "Qwen/Qwen2.5-0.5B-Instruct-GGUF",
+            "SM_LLAMA_CPP_HF_FILE": "qwen2.5-0.5b-instruct-q4_0.gguf", "SM_LLAMA_CPP_CTX_SIZE": "4096",
+            "SM_LLAMA_CPP_N_GPU_LAYERS": "999",
+        },
+        _start(600, InferenceAmiVersion=_OLDER),
+    ),
+    "llama.cpp, archive": Public(  # a semantic router's standard deployment, by digest
+        "llama-cpp@sha256:" + "a" * 64, "ml.c6i.2xlarge",
+        {"SM_LLAMA_CPP_CTX_SIZE": "4096"},
+        _start(900, ModelDataDownloadTimeoutInSeconds=900),
+        {"ModelDataUrl": "s3://by-hand/llamacpp/model.tar.gz"},
+    ),
+    "Qwen3.5-4B, agent": Public(  # a router's deploy script
+        "vllm:0.29.0-gpu-py312-cu130-ubuntu24.04-sagemaker", "ml.g6.2xlarge",
+        {
+            "SM_VLLM_MODEL": "Qwen/Qwen3.5-4B", "SM_VLLM_SERVED_MODEL_NAME": "Qwen/Qwen3.5-4B",
+            "SM_VLLM_HOST": "0.0.0.0", "SM_VLLM_DTYPE": "bfloat16", "SM_VLLM_TENSOR_PARALLEL_SIZE": "1",
+            "SM_VLLM_MAX_MODEL_LEN": "8192", "SM_VLLM_MAX_NUM_SEQS": "4", "SM_VLLM_GPU_MEMORY_UTILIZATION": "0.89",
+            "SM_VLLM_REASONING_PARSER": "qwen3", "SM_VLLM_TOOL_CALL_PARSER": "qwen3_coder", **_TOOLS,
+        },
+        _start(1800, InferenceAmiVersion=_NEWEST),
+    ),
+    "Research agent, vLLM 2": Public(  # a reinforcement-learning example's deploy_model.py
+        "vllm:server-sagemaker-cuda-v2", "ml.g5.2xlarge",
+        {
+            "SM_VLLM_MODEL": "Qwen/Qwen3.6-27B", "SM_VLLM_TENSOR_PARALLEL_SIZE": "1", "SM_VLLM_MAX_MODEL_LEN": "4096",
+            "SM_VLLM_ENABLE_LOG_REQUESTS": "true", "SM_VLLM_QUANTIZATION": "bitsandbytes", **_TOOLS,
+        },
+        {"InferenceAmiVersion": _OLDER},
+    ),
+    "Qwen3-ASR, JumpStart": Public(
+        "vllm:server-sagemaker-cuda-v1", "ml.g6.2xlarge",
+        {
+            "HF_MODEL_ID": "/opt/ml/model", "SM_VLLM_MAX_MODEL_LEN": "32768", "SAGEMAKER_MODEL_SERVER_TIMEOUT": "3600",
+        },
+        container=_prefix("s3://by-hand/qwen3-asr/"),
+    ),
+    "Llama-3.1-70B, vLLM": Public(  # aws/deep-learning-containers, docs/vllm
+        "vllm:server-sagemaker-cuda", "ml.p4d.24xlarge",
+        {
+            "SM_VLLM_MODEL": "meta-llama/Llama-3.1-70B-Instruct", "HF_TOKEN": "hf_0123456789abcdefghijklmn",
+            "SM_VLLM_TENSOR_PARALLEL_SIZE": "8", "SM_VLLM_MAX_MODEL_LEN": "8192",
+        },
+        {"InferenceAmiVersion": _OLDER},
     ),
     "DeepSeek-V4": Public(
         "vllm:0.20.1-gpu-py312-cu130-ubuntu22.04-sagemaker", "ml.p5en.48xlarge",

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -35,9 +36,9 @@ ARGUMENTS = (
         "--max-logprobs",
         str(MOST_LOGPROBS),
     ),
-    *("--logits-processors", "tests.engines_by_url.vllm_echo:Echo", "--logprobs-mode", "processed_logprobs"),
     *("--structured-outputs-config", json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})),
 )
+ECHOING = ("--logits-processors", "tests.engines_by_url.vllm_echo:Echo", "--logprobs-mode", "processed_logprobs")
 ENGINE = "VLLM::EngineCore"
 """How an engine's process is called."""
 
@@ -48,16 +49,20 @@ _END_SECONDS = 10.0  # in which vLLM ends after its engine
 
 
 class VllmServer:
-    """One server at a time, always at the same port. It writes its log to a file of `directory`."""
+    """One server at a time, always at the same port. It writes its log to a file of `directory`.
 
-    def __init__(self, directory: Path, model: Path) -> None:
+    Args:
+        arguments: arguments in addition to `ARGUMENTS`.
+    """
+
+    def __init__(self, directory: Path, model: Path, arguments: Sequence[str] = ECHOING) -> None:
         import torch
 
         self.engines = min(torch.cuda.device_count() or 2, 2)
         self._log = directory / "vllm.log"
         port = free_port()
         sizes = ("--data-parallel-size", str(self.engines), "--port", str(port))
-        self._arguments = (*ARGUMENTS, "--model", str(model), *sizes)
+        self._arguments = (*ARGUMENTS, *arguments, "--model", str(model), *sizes)
         self.url = f"http://127.0.0.1:{port}"
         self._process: BaseProcess | None = None
 

@@ -59,7 +59,7 @@ def test_the_models_own_defaults_hold_where_a_chat_names_none(demo_model: Path) 
 
         def answers(**fields: object) -> set[str]:
             asked = {"messages": [{"role": "user", "content": "Tell me a story."}], **fields}
-            replies = [server.post({**asked, "seed": seed}, "/v1/chat/completions").json() for seed in range(4)]
+            replies = [server.post({**asked, "seed": seed}, "/v1/chat/completions").json() for seed in range(2)]
             assert all(reply["usage"]["completion_tokens"] <= 12 for reply in replies)
             return {reply["choices"][0]["message"]["content"] for reply in replies}
 

@@ -21,7 +21,7 @@ from tests.tools.mutate import SWITCH, Place, Recorded, clone, covering, draw, p
 # -- the files that one request walks through: a reader has to follow them all -----------------------------------------
 
 
-MOST = {"LMI by HTTP": 44, "TGI by HTTP": 41, "OpenAI by HTTP": 46, "Anthropic by HTTP": 49, "LMI in DJL Serving": 35}
+MOST = {"LMI by HTTP": 44, "TGI by HTTP": 41, "OpenAI by HTTP": 46, "Anthropic by HTTP": 50, "LMI in DJL Serving": 35}
 
 
 def test_a_streamed_request_walks_through_few_files() -> None:
@@ -34,7 +34,7 @@ def test_a_streamed_request_walks_through_few_files() -> None:
     assert all("core/text.py" in files and "scheduler/batcher.py" in files for files in walks.values())
 
 
-CEILINGS = {"handler": 509_700, "deploy": 183_600, "proof": 72_340}
+CEILINGS = {"handler": 511_700, "deploy": 183_800, "proof": 76_100}
 """Syntax nodes of each package. A ceiling may only fall; a feature that raises one says by how much in its commit."""
 
 

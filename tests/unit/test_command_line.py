@@ -224,6 +224,47 @@ def test_check_says_what_a_model_of_the_hub_takes(capsys: pytest.CaptureFixture[
     assert re.match(f"{model}: not checked; {said}", capsys.readouterr().out, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("environ", "said", "status"),
+    [
+        ({"SM_LLAMA_CPP_MODEL": "{data}/a.gguf"}, "{data}/a.gguf: not checked; SageMaker puts the model there", 0),
+        ({"SM_LLAMA_CPP_MODEL_DIR": "{data}"}, "{data}: not checked; SageMaker puts the model there", 0),
+        ({"HF_MODEL_ID": "{data}"}, "{data}: not checked; SageMaker puts the model there", 0),
+        (
+            {"SM_LLAMA_CPP_THREADS": "2"},
+            "{data}: not checked; a container serves the model that SageMaker puts there",
+            0,
+        ),
+        ({"HF_MODEL_ID": "{data}s"}, "there is no model at '{data}s'", 2),
+        ({}, "no problems; engine: openvino, option.model_id: not set", 0),
+    ],
+)
+def test_check_needs_no_model_data_outside_of_a_container(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    environ: dict[str, str],
+    said: str,
+    status: int,
+) -> None:
+    data = tmp_path / "model"
+    for name, value in {"SAGEMAKER_MODEL_PATH": "{data}", **environ}.items():
+        monkeypatch.setenv(name, value.format(data=data))
+    assert main(["serve", "--engine", "openvino", "--check"]) == status
+    shown = capsys.readouterr()
+    assert said.format(data=data) in shown.out + shown.err
+    assert shown.out.count("not checked") == ("not checked" in said)
+
+
+def test_check_reads_the_model_data_of_a_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SAGEMAKER_MODEL_PATH", str(tmp_path))
+    monkeypatch.setenv("SM_LLAMA_CPP_MODEL", str(tmp_path / "a.gguf"))
+    assert main(["serve", "--engine", "openvino", "--check"]) == 2
+    assert f"there is no model at '{tmp_path / 'a.gguf'}'" in capsys.readouterr().err
+
+
 def test_check_shows_what_is_ignored_beside_the_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ class Foreign(NamedTuple):
         heeded: the host that reads the variable itself, and how.
         instead: what to use instead of an option that only the Java side of DJL Serving reads.
         aliases: other names of the option.
+        note: how the effect differs from that in the foreign server, for a line at startup, or "".
     """
 
     refused: str = ""
@@ -41,6 +42,7 @@ class Foreign(NamedTuple):
     heeded: str = ""
     instead: str = ""
     aliases: tuple[str, ...] = ()
+    note: str = ""
 
     def variable_of(self, engine: str) -> str:
         """Return the handler variable with the same meaning, or "" if there is none for this engine."""
@@ -65,7 +67,8 @@ class Foreign(NamedTuple):
             f"`{variable}`{field} ({engine})" if engine else f"`{variable}`{field}"
             for engine, variable in sorted(self.owns.items())
         ]
-        return f"same as {', '.join(names)}" if names else f"no effect: {self.idle}"
+        note = f"; {self.note}" if self.note else ""
+        return f"same as {', '.join(names)}{note}" if names else f"no effect: {self.idle}"
 
 
 _DATA = json.loads((files("handler.config.options") / "foreign.json").read_text(encoding="utf-8"))

@@ -10,12 +10,10 @@ from typing import Any
 
 from handler.config import lmi_version
 from handler.config.engines import LLM_ENGINES
-from handler.config.options import ENVIRONMENT, KNOWN, OPTIONS
+from handler.config.options import ENVIRONMENT, KNOWN, OPTIONS, images
 from handler.config.options.engine_arguments import NAMES, engine_arguments, shipped
 from handler.config.options.names import (
-    ALONG,
     SECRET,
-    SM_VLLM,
     VARIABLES,
     find_option,
     key_of,
@@ -140,7 +138,7 @@ def describe(name: str, width: int | None = None) -> str:
     """
     name = _variable_of_flag(name) or name
     paragraphs = _foreign(name, width)
-    engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)
+    engines = ("vllm",) if name.startswith(images.VLLM) else ("", *LLM_ENGINES)
     for key in _keys(name):
         described = [option for engine in engines if (option := find_option(key, engine))]
         if not described:
@@ -161,12 +159,13 @@ def _foreign(name: str, width: int | None) -> list[str]:
     """Describe what a variable of TGI or vLLM does here, in paragraphs. Return [] if the name is not one of these."""
     if name in VARIABLES:
         return [f"{name}\n{_line(VARIABLES[name].answer, width)}"]
-    if not name.startswith(SM_VLLM):
+    if not name.startswith(images.VLLM):
         return []
     first_key = key_of(of_vllms_variable(name, "true").name)
-    along = {**{key_of(name): value for name, value in ALONG.items()}, lmi_version.KEY: lmi_version.ASYNC}
+    implied = images.AWS["vLLM"].along
+    along = {**{key_of(name): value for name, value in implied.items()}, lmi_version.KEY: lmi_version.ASYNC}
     other_settings = ", ".join(f"{key}={value}" for key, value in along.items() if key != first_key)
-    sets = f"sets {first_key}; like every {SM_VLLM}* variable, it also sets these options, unless another source does:"
+    sets = f"sets {first_key}; like every SM_VLLM_* variable, it also sets these options, unless another source does:"
     return [f"{name}\n{_line(sets, width)}\n{_line(other_settings, width)}"]
 
 
@@ -174,7 +173,7 @@ def _keys(name: str) -> list[str]:
     """Return the keys of the options for a name or variable, or [] for a variable of TGI or vLLM without an option."""
     if name in VARIABLES:
         return [key_of(variable) for variable in sorted({*VARIABLES[name].owns.values()} - SECRET)]
-    if name.startswith(SM_VLLM):
+    if name.startswith(images.VLLM):
         return [key_of(of_vllms_variable(name, "true").name)]
     if name in ENVIRONMENT or name.startswith(("OPTION_", "SERVING_")):
         return [key_of(name)]

@@ -1,24 +1,60 @@
-"""Reads the variables of AWS's SGLang and llama.cpp images as their entry points do.
+"""Lists AWS's images, and reads the variables of the SGLang and llama.cpp images as their entry points do.
 
 The entry points convert `SM_SGLANG_X_Y=V` and `SM_LLAMA_CPP_X_Y=V` to `--x-y V` for the server. llama-server itself
-reads `LLAMA_ARG_*`, which arguments override. Source: aws/deep-learning-containers, scripts/docker/sglang and
-scripts/docker/llama_cpp; llama.cpp, tools/server/README.md.
+reads `LLAMA_ARG_*`, which arguments override. Source: aws/deep-learning-containers, scripts/docker/vllm, sglang and
+llama_cpp; llama.cpp, tools/server/README.md.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
+from typing import NamedTuple
 
 from handler.config.options import VARIABLES_OF, Foreign
 from handler.core.numbers import is_digits
 
-SGLANG, LLAMA_CPP, LLAMA_ARG = "SM_SGLANG_", "SM_LLAMA_CPP_", "LLAMA_ARG_"
+VLLM, SGLANG, LLAMA_CPP, LLAMA_ARG = "SM_VLLM_", "SM_SGLANG_", "SM_LLAMA_CPP_", "LLAMA_ARG_"
+
+
+class Image(NamedTuple):
+    """An image of AWS.
+
+    Attributes:
+        prefixes: the prefixes of its variables. Each variable sets an option, and implies the settings in `along`.
+        engine: the engine that serves the same models, or "" if it depends on the hardware.
+    """
+
+    prefixes: tuple[str, ...]
+    engine: str = ""
+
+    @property
+    def along(self) -> Mapping[str, str]:
+        """The variables that each variable of the image sets too: the engine if it has one, and the /invocations API."""
+        return {**({ENGINE: self.engine} if self.engine else {}), "OPTION_OPENAI_COMPAT": "true"}
+
+    def first_of(self, environ: Iterable[str]) -> str:
+        """Return the first variable of the image in alphabetical order, or "" if there is none."""
+        return min((name for name in environ if name.startswith(self.prefixes)), default="")
+
+
+ENGINE = "OPTION_LLM_ENGINE"
+
+AWS: Mapping[str, Image] = {
+    "vLLM": Image((VLLM,), "vllm"),
+    "SGLang": Image((SGLANG,), "vllm"),
+    "llama.cpp": Image((LLAMA_CPP, LLAMA_ARG)),
+}
+"""AWS's images, by the name of their server."""
+
+ALL = tuple(prefix for image in AWS.values() for prefix in image.prefixes)
+"""Prefixes of the variables of all images."""
 
 PREFIXES = (SGLANG, LLAMA_CPP, LLAMA_ARG)
-"""Prefixes of the variables that these images, or the servers in them, read."""
+"""Prefixes of the variables in images.json."""
 
 MODEL_DIR = f"{LLAMA_CPP}MODEL_DIR"
 """Variable with the directory in which llama.cpp's image looks for a model."""
@@ -31,10 +67,29 @@ _FALSE = ("false", "off", "disabled", "0")  # common/arg.cpp, is_falsey
 _SAME = "AWS's image omits a flag whose value is false; set {}=true"
 _FIRST_LINE = "AWS's image reads only the first line of its value"
 _OVERRIDDEN = "{} overrides it, as in llama-server"
+_GROUPS = "with SM_SGLANG_ENABLE_DP_ATTENTION it divides the GPUs of one model; set option.replicas for several"
 
 
-def flags(environ: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """Return the variables of the images with the values that their servers get, and remarks on changed values.
+class Note(NamedTuple):
+    """A foreign variable or a setting that has no effect, or another effect than in its own server.
+
+    Attributes:
+        foreign: the variable or setting.
+        message: the reason, or the difference.
+        has_effect: whether it has an effect.
+    """
+
+    foreign: str
+    message: str
+    has_effect: bool = False
+
+    def __str__(self) -> str:
+        """Return the line for the log."""
+        return f"{self.foreign}{'' if self.has_effect else ' has no effect here'}: {self.message}"
+
+
+def flags(environ: Mapping[str, str]) -> tuple[dict[str, str], list[Note]]:
+    """Return the variables of the images with the values that their servers get, and notes on changed values.
 
     As in the entry points, an empty value is a flag without a value, and `false` omits the flag.
 
@@ -42,23 +97,26 @@ def flags(environ: Mapping[str, str]) -> tuple[dict[str, str], list[tuple[str, s
         environ: the environment.
 
     Returns:
-        The values by name, without omitted flags, and pairs of a name and a remark.
+        The values by name, without omitted flags, and the notes.
     """
     values: dict[str, str] = {}
-    remarks: list[tuple[str, str]] = []
+    notes: list[Note] = []
     for name in sorted(name for name in environ if name.startswith(PREFIXES)):
         value = environ[name].partition("\n")[0]
         if value != environ[name]:
-            remarks.append((name, _FIRST_LINE))
+            notes.append(Note(name, _FIRST_LINE, has_effect=True))
         if value.lower() == "false" and not name.startswith(LLAMA_ARG):
             if (opposite := _opposite(name)) in _LINES:
-                remarks.append((name, _SAME.format(opposite)))
+                notes.append(Note(name, _SAME.format(opposite)))
             continue
         values[name] = "true" if value.lower() in ("", "true") else value
-    _drop_overridden(values, remarks)
+    notes += _drop_overridden(values)
+    notes += _drop_attention_groups(values)
     _join_repository(values)
     _divide_context(values)
-    return values, remarks
+    if f"{SGLANG}SCHEDULE_LOW_PRIORITY_VALUES_FIRST" in values:
+        values.pop(f"{SGLANG}ENABLE_PRIORITY_SCHEDULING", None)  # this server does the same
+    return values, notes
 
 
 def _opposite(name: str) -> str:
@@ -73,14 +131,14 @@ def as_argument(name: str, value: str, line: Foreign) -> tuple[Foreign, str]:
     return (line, value) if opposite is None else (opposite, "true")
 
 
-def _drop_overridden(values: dict[str, str], remarks: list[tuple[str, str]]) -> None:
-    """Drop the variables of llama-server that an argument overrides."""
+def _drop_overridden(values: dict[str, str]) -> Iterator[Note]:
+    """Drop the variables of llama-server that an argument overrides, and yield a note if their values differ."""
     arguments = {_setting(name): name for name in values if name.startswith(LLAMA_CPP)}
     for name in [name for name in values if name.startswith(LLAMA_ARG) and _setting(name)]:
         argument = arguments.get(_setting(name))
         if argument is not None:
             if values[name] != values[argument]:
-                remarks.append((name, _OVERRIDDEN.format(argument)))
+                yield Note(name, _OVERRIDDEN.format(argument))
             del values[name]
 
 
@@ -98,18 +156,47 @@ def _join_repository(values: dict[str, str]) -> None:
             values[repository] = f"{values[repository].partition(':')[0]}/{values.pop(file)}"
 
 
+def _drop_attention_groups(values: dict[str, str]) -> Iterator[Note]:
+    """Drop the number of attention groups, which is not a number of replicas, and yield a note.
+
+    SGLang divides the GPUs of a model into `--dp-size` groups if `--enable-dp-attention` is set (parallel_hook.py).
+    """
+    if f"{SGLANG}ENABLE_DP_ATTENTION" in values:
+        for name in (f"{SGLANG}DP", f"{SGLANG}DP_SIZE", f"{SGLANG}DATA_PARALLEL_SIZE"):
+            if values.pop(name, None) is not None:
+                yield Note(name, _GROUPS)
+
+
 def _divide_context(values: dict[str, str]) -> None:
-    """Divide the context by the number of slots, as llama-server does unless the slots share one KV cache."""
-    context = next((name for name in (f"{LLAMA_CPP}CTX_SIZE", f"{LLAMA_ARG}CTX_SIZE") if name in values), "")
-    slots = values.get(f"{LLAMA_CPP}PARALLEL") or values.get(f"{LLAMA_ARG}N_PARALLEL") or ""
-    shared = {f"{LLAMA_CPP}KV_UNIFIED", f"{LLAMA_ARG}KV_UNIFIED"} & values.keys()
-    if context and not shared and is_digits(slots) and is_digits(values[context]) and int(slots) > 1:
-        values[context] = str(int(values[context]) // int(slots))
+    """Set the context of a slot, as llama-server does (server-context.cpp, n_ctx_slot).
+
+    The slots share the context equally unless they share one KV cache. The limit of a slot applies to its part.
+    """
+    parts = [_number(values, "CTX_SIZE"), _number(values, "KV_UNIFIED_PER_SLOT")]
+    slots = _number(values, "PARALLEL", "N_PARALLEL")
+    if not _is_set(values, "KV_UNIFIED"):
+        parts[0] //= max(slots, 1)
+    name = next((name for name in _names("CTX_SIZE", "KV_UNIFIED_PER_SLOT") if name in values), "")
+    if any(parts):
+        for other in _names("CTX_SIZE", "KV_UNIFIED_PER_SLOT"):
+            if is_digits(values.get(other, "")):
+                del values[other]
+        values[name] = str(min(part for part in parts if part))
 
 
-def first_of(environ: Mapping[str, str]) -> str:
-    """Return the first variable of llama.cpp's image, or "" if there is none."""
-    return min((name for name in environ if name.startswith(LLAMA_CPP)), default="")
+def _names(*arguments: str) -> list[str]:
+    return [f"{prefix}{argument}" for prefix in (LLAMA_CPP, LLAMA_ARG) for argument in arguments]
+
+
+def _number(values: Mapping[str, str], *arguments: str) -> int:
+    """Return the number that the first of these arguments or variables sets, or 0 if there is none."""
+    text = next((values[name] for name in _names(*arguments) if name in values), "")
+    return int(text) if is_digits(text) else 0
+
+
+def _is_set(values: Mapping[str, str], argument: str) -> bool:
+    """Return whether a flag of llama-server is set."""
+    return any(values.get(name, "false").lower() not in _FALSE for name in _names(argument))
 
 
 def first_gguf(directory: Path) -> Path | None:
@@ -180,6 +267,19 @@ def _unless(nothing: str, convert: Callable[[str], str] = str) -> Callable[[str]
     return lambda value: None if value == nothing else convert(value)
 
 
+_UNITS = {
+    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
+}  # fmt: skip
+"""Units of sizes in SGLang (utils/common.py, human_readable_int)."""
+
+
+def _size(value: str) -> str:
+    match = re.fullmatch(r"([0-9]{1,12})(\.[0-9]{1,12})?([kMGT]|[KMGT]i)?", value.strip())
+    if match is None or (match[2] and not re.fullmatch("[kMGT]", match[3] or "")):
+        return value
+    return str(int(Decimal(match[1] + (match[2] or "")) * _UNITS[match[3] or ""]))
+
+
 def _switch(value: str) -> str | None:
     if value not in ("on", "off", "auto"):
         raise ValueError("must be on, off or auto")
@@ -214,6 +314,24 @@ def _is_on(value: str) -> bool:
     return value.lower() not in _FALSE
 
 
+def _mebibytes(value: str) -> str:
+    if not is_digits(value) or value == "0":
+        raise ValueError("must be a whole number of at least 1")
+    return str(int(value) << 20)
+
+
+def _norm(value: str) -> str:
+    if value not in ("-1", "2"):
+        raise ValueError("must be -1 (none) or 2 (the length is 1)")
+    return json.dumps(value == "2")
+
+
+def _budget(value: str) -> str | None:
+    if value not in ("0", "-1"):
+        raise ValueError("there is no default of the server; requests can set thinking_token_budget")
+    return "false" if value == "0" else None
+
+
 def _hub_file(value: str) -> str:
     if not value.lower().endswith(".gguf"):
         raise ValueError("name the file too, in SM_LLAMA_CPP_HF_FILE=NAME.gguf (llama-server itself takes Q4_K_M)")
@@ -230,9 +348,18 @@ CONVERSIONS: dict[str, Callable[[str], str | None]] = {
     "unless 0": _unless("0"),
     "json": _json,
     "json unless -1": _unless("-1", _json),
-    "text": json.dumps,
+    "text unless default": _unless("default", json.dumps),
+    "size": _size,
+    "size unless -1": _unless("-1", _size),
+    "mebibytes": _mebibytes,
+    "norm": _norm,
+    "kv dtype": lambda value: "bfloat16" if value == "bf16" else value,
+    "sglang model": lambda value: "vllm" if value == "sglang" else value,
+    "grammar": lambda value: {"none": None, "llguidance": "guidance"}.get(value, value),
+    "offload group": lambda value: "0" if value == "-1" else value,
+    "more than one": lambda value: json.dumps(value != "1"),
     "on or off": _switch,
-    "budget": lambda value: "false" if value == "0" else None,
+    "budget": _budget,
     "reasoning format": _reasoning_format,
     "pooling": _pooling,
     "inverted": lambda value: json.dumps(not _is_on(value)),

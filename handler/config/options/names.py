@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.config.options import ENVIRONMENT, KNOWN, NO_ARGUMENTS, SERVER_ENVIRONMENT, VARIABLES_OF, images
 from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
+from handler.config.options.images import Note
 from handler.config.options.option import Gone, Option, is_secret, read_json, redacted, true_or_false
 from handler.core.errors import Problem
 from handler.core.numbers import whole
@@ -153,7 +154,7 @@ def unfamiliar(environ: Mapping[str, str]) -> Iterator[Unknown]:
     """
     of_tgi = [name for name in VARIABLES_OF["tgi"] if len(name) >= _SHORTEST]
     for name in environ:
-        if name in VARIABLES or name in ENVIRONMENT or name.startswith(SM_VLLM) or _OF_THE_HUB.fullmatch(name):
+        if name in VARIABLES or name in ENVIRONMENT or name.startswith(images.VLLM) or _OF_THE_HUB.fullmatch(name):
             continue
         family = next((prefix for prefix in _FAMILIES if name.startswith(prefix)), "")
         near = _nearest(name, [*VARIABLES, *ENVIRONMENT], 0.85) if family else _nearest(name, of_tgi, 0.93)
@@ -209,13 +210,6 @@ def _is_accepted(options: Sequence[Option], engine: str) -> bool:
 # -- translation of the environment variables of TGI, Hugging Face and AWS's images ------------------------------------
 
 
-SM_VLLM = "SM_VLLM_"
-"""Prefix of variables for AWS's vLLM image, which converts `SM_VLLM_X_Y=V` to `--x-y V`.
-
-Source: aws/deep-learning-containers, sagemaker_args.py.
-"""
-
-
 class Own(NamedTuple):
     """An environment variable of the handler, with a value from the variable of another server.
 
@@ -232,13 +226,6 @@ class Own(NamedTuple):
     field: str = ""
 
 
-class Note(NamedTuple):
-    """A foreign variable or a setting that has no effect, with the reason."""
-
-    foreign: str
-    message: str
-
-
 VARIABLES = {name: line for names in VARIABLES_OF.values() for name, line in names.items()}
 """The foreign variables in foreign.json, by name."""
 
@@ -252,9 +239,6 @@ KEY_VARIABLES = (KEYS, *(name for name, variable in VARIABLES.items() if variabl
 
 FRONTS = ("djl", "embedded")
 """Values of LMI_FRONT, which selects the HTTP server of the container."""
-
-ALONG: Mapping[str, str] = {"OPTION_LLM_ENGINE": "vllm", "OPTION_OPENAI_COMPAT": "true"}
-"""Variables that each `SM_VLLM_*` variable sets in addition to its own option: the engine and the /invocations API."""
 
 
 def _truth(value: str) -> bool:
@@ -324,15 +308,17 @@ def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | 
 
     Args:
         environ: the environment. Empty values are treated as unset.
-        engine: the engine selected by the options, or "" if they select none. In that case, `SM_VLLM_*` variables
-            select vLLM.
+        engine: the engine selected by the options, or "" if they select none. In that case, an image of AWS may imply
+            one.
     """
     values = {name: (name, value) for name, value in environ.items() if value}
-    read, remarks = images.flags(environ)
-    yield from (Note(name, remark) for name, remark in remarks)
+    read, notes = images.flags(environ)
+    yield from notes
     others = {name: value for name, value in environ.items() if not name.startswith(images.PREFIXES)}
     of_tables = _merged(_of_tables({**others, **_protecting(environ), **read}, engine or _engine_of(environ)))
-    for item in (*_of_vllms_image(environ, engine), *_implied(environ, engine), *of_tables):
+    of_vllms_image = _of_vllms_image(environ)
+    set_names = {*environ, *(item.name for item in of_vllms_image), *([images.ENGINE] if engine else [])}
+    for item in (*of_vllms_image, *_implied(environ, set_names), *of_tables):
         if isinstance(item, Own):
             first, value = values.setdefault(item.name, (item.foreign, item.value))
             if value != item.value:
@@ -348,16 +334,16 @@ def _protecting(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _engine_of(environ: Mapping[str, str]) -> str:
-    return "vllm" if any(name.startswith(images.SGLANG) for name in environ) else ""
+    """Return the engine of the image of AWS whose variables are set, or "" if there is none."""
+    return next((image.engine for image in images.AWS.values() if image.engine and image.first_of(environ)), "")
 
 
-def _implied(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
-    """Yield the variables in `ALONG` for the SGLang and llama.cpp images. Only those of SGLang imply an engine."""
-    for prefix in images.PREFIXES:
-        name = next((name for name in sorted(environ) if name.startswith(prefix)), "")
-        for variable, value in ALONG.items() if name else ():
-            is_engine = variable == "OPTION_LLM_ENGINE"
-            if not environ.get(variable) and not (is_engine and (engine or prefix != images.SGLANG)):
+def _implied(environ: Mapping[str, str], set_names: Collection[str]) -> Iterator[Own]:
+    """Yield the variables that the images' own variables imply, unless they are set."""
+    for image in images.AWS.values():
+        name = image.first_of(environ)
+        for variable, value in image.along.items() if name else ():
+            if variable not in set_names:
                 yield Own(name, variable, value)
 
 
@@ -406,6 +392,8 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
             continue
         if (variable_name := variable.variable_of(engine)) and converted is not None:
             yield Own(name, variable_name, converted, variable.field)
+            if variable.note:
+                yield Note(name, variable.note, has_effect=True)
         elif variable.idle:
             yield Note(name, variable.idle)
 
@@ -417,20 +405,14 @@ def contradiction(first: str, value: str, second: str, other: str) -> Problem:
     return Problem("", first, f"environment variables {first} and {second} contradict each other{values}: remove one")
 
 
-def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
-    names = sorted(name for name in environ if name.startswith(SM_VLLM) and not _is_empty_array(environ[name]))
-    owns = [of_vllms_variable(name, environ[name]) for name in names]
-    set_names = {item.name for item in owns} | ({"OPTION_LLM_ENGINE"} if engine else set())
-    if names:
-        for name, value in ALONG.items():
-            if name not in set_names and not environ.get(name):
-                yield Own(names[0], name, value)
-    yield from owns
+def _of_vllms_image(environ: Mapping[str, str]) -> list[Own]:
+    names = sorted(name for name in environ if name.startswith(images.VLLM) and not _is_empty_array(environ[name]))
+    return [of_vllms_variable(name, environ[name]) for name in names]
 
 
 def of_vllms_variable(name: str, value: str) -> Own:
     """Translate a variable of AWS's vLLM image to the handler variable for the same option."""
-    key, value = name.removeprefix(SM_VLLM).lower(), value or "true"
+    key, value = name.removeprefix(images.VLLM).lower(), value or "true"
     if key.startswith("no_") and f"option.{key}" not in KNOWN and value.lower() in ("true", "false"):
         key, value = key.removeprefix("no_"), json.dumps(value.lower() == "false")
     for option in KNOWN.get(f"option.{key}", ()):

@@ -156,7 +156,7 @@ class Options:
     tensor_parallel_degree: str = option(integer_or("max", 1), "1", "number of devices for a model, or max; openvino, openai and grpc accept only 1 or max", "option.tensor_parallel_size")
     replicas: str = option(integer_or("auto", 1, 256), "1", "number of engine replicas behind one queue (scaling.md); auto starts as many as the devices allow")
     lmi_version: LmiVersion = option(read_lmi_version, OLDEST, "the release of LMI whose schema and defaults the server follows; other settings change the default (migrating/README.md)")
-    # how answers look
+    # how responses look
     output_formatter: str | None = option(string, None, "framing of responses to prompts: json (default), jsonlines (default for streams), sse (default for streams with tgi_compat), or the name of a model.py's output formatter (formatters.md)")
     input_formatter: str | None = option(string, None, "the name of a model.py's input formatter (formatters.md)")
     tgi_compat: bool = option(boolean, False, "write responses in TGI's format")

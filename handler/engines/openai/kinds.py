@@ -48,6 +48,7 @@ class ServerKind(NamedTuple):
         ask: request fields that make the server return token ids.
         ranked: whether the server's log-probabilities identify tokens by id.
         structural_tags: as in `Capabilities`.
+        label_reason: as in `Capabilities`.
     """
 
     owner: str
@@ -56,6 +57,7 @@ class ServerKind(NamedTuple):
     ask: Mapping[str, Any]
     ranked: bool = True
     structural_tags: frozenset[str] = frozenset()
+    label_reason: str = ""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -66,6 +68,7 @@ class ServerKind(NamedTuple):
             no_adapters="adapters are loaded by the server at option.base_url, which serves each adapter as a model",
             no_media=dict.fromkeys(MEDIA, "the server at option.base_url receives only tokens"),
             structural_tags=self.structural_tags,
+            label_reason=self.label_reason,
         )
 
 
@@ -88,6 +91,7 @@ KINDS = {
         {},
         {"return_token_ids": True},
         ranked=False,
+        label_reason="a server of the kind lmi returns no ids of alternatives; it decides itself, so send them there",
     ),
 }
 """Maps each value of option.base_url_kind to its kind."""

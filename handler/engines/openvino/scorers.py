@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
@@ -51,16 +51,38 @@ Work = Generator[Scores | None]
 """Scores a prompt: yields None after each step except the last, which yields the scores. Closing it ends the work."""
 
 
+class _Turn(NamedTuple):
+    """The turn of prompts that share a prefix.
+
+    Attributes:
+        flow: the flow of the prompts in the queue.
+        num_left: number of prompts that may follow in the same turn.
+        num_steps: number of steps that the first prompt has taken without a result, or None for a later prompt.
+    """
+
+    flow: Hashable = None
+    num_left: int = 0
+    num_steps: int | None = None
+
+    def after_step(self) -> _Turn:
+        """Return the turn after a step without a result."""
+        if self.num_steps is None:
+            return self
+        return self._replace(num_left=self.num_steps, num_steps=self.num_steps + 1)
+
+
 class Scorer(ABC):
     """A queue of prompts, which are scored one at a time. Each step processes a part of one prompt.
 
-    Prompts that share a prefix wait for each other, and the other prompts have turns between them.
+    Prompts that share a prefix wait for each other, and the other prompts have turns between them. A turn lasts as many
+    prompts as the prefix has taken steps, so that prefixes that displace each other are not computed for every prompt.
     """
 
     def __init__(self) -> None:
         self._waiting = FairQueue[EngineRequest]()
         self._current: tuple[int, Work] | None = None  # the key of the prompt that is being scored, and its work
         self._loading: Future[Any] | None = None
+        self._turn = _Turn()
 
     @abstractmethod
     def check(self, num_tops: int) -> None:
@@ -76,11 +98,10 @@ class Scorer(ABC):
 
     def add(self, prompt: EngineRequest) -> None:
         """Queue a prompt. Call `check` first."""
-        loading, parameters = self._loading, prompt.parameters
+        loading = self._loading
         if not len(self._waiting) and loading is not None and loading.done() and loading.exception() is not None:
             self._loading = None  # the prompts that waited for the load have failed, so it is tried again
-        is_shared = isinstance(parameters, Pooling) and parameters.num_shared > 0
-        self._waiting.put(_prefix(prompt) if is_shared else prompt.key, prompt)
+        self._waiting.put(_flow(prompt), prompt)
 
     def cancel(self, key: int) -> None:
         if self._current is not None and self._current[0] == key:
@@ -99,15 +120,26 @@ class Scorer(ABC):
             loading = self._start_loading()
             if not len(self._waiting) or not futures.wait([loading], _IDLE if idle else 0.0).done:
                 return None
-            prompt = self._waiting.get(0.0)
-            assert prompt is not None, "the queue is used by one thread"
+            prompt = self._next()
             if (error := loading.exception()) is not None:
                 return Scores(prompt.key, error=f"the second copy of the model cannot be loaded: {error}")
             self._current = prompt.key, self._score(loading.result(), prompt)
         scores = next(self._current[1])
-        if scores is not None:
+        if scores is None:
+            self._turn = self._turn.after_step()
+        else:
             self.cancel(scores.key)
         return scores
+
+    def _next(self) -> EngineRequest:
+        """Remove the next prompt from the queue, which is not empty."""
+        turn = self._turn
+        prompt = self._waiting.get(0.0, flow=turn.flow if turn.num_left else None)
+        assert prompt is not None, "the queue is used by one thread"
+        flow = _flow(prompt)
+        is_continued = turn.num_left > 0 and flow == turn.flow
+        self._turn = _Turn(flow, turn.num_left - 1) if is_continued else _Turn(flow, num_steps=0)
+        return prompt
 
     def _start_loading(self) -> Future[Any]:
         """Load the model on a thread, because the streams of other requests must not wait for it."""
@@ -121,6 +153,13 @@ class Scorer(ABC):
 def _prefix(prompt: EngineRequest) -> Prefix:
     pooling = prompt.pooling
     return pooling.cache_salt, *prompt.ids[: pooling.num_shared]
+
+
+def _flow(prompt: EngineRequest) -> Hashable:
+    """Return what a prompt has in common with the prompts of its turn: a shared prefix, or nothing."""
+    parameters = prompt.parameters
+    is_shared = isinstance(parameters, Pooling) and parameters.num_shared > 0
+    return _prefix(prompt) if is_shared else prompt.key
 
 
 class LogitScorer(Scorer):

@@ -66,13 +66,25 @@ class LabelRequest:
         """Read the output of the current part. Return the output of the request, or None if another part follows."""
         if output.finish is Finish.ERROR:
             return output
-        if self.part.label_id is None:
-            self._highest = output.logprobs[0] or 0.0
-            self._logprobs.update(output.tops[0] if output.tops else ())
-        elif output.prompt_logprobs:
-            self._logprobs[self.part.label_id] = output.prompt_logprobs[-1] or 0.0
+        if not self._read(output):
+            return Output(output.key, finish=Finish.ERROR, error="the engine returned no log-probability")
         if self._parts:
             self.part = self._parts.popleft()
             return None
         logprobs = [*(self._logprobs[id] for id in self.request.pooling.label_ids), self._highest]
         return Output(output.key, finish=Finish.STOP, extras=Extras(vector=logprobs))
+
+    def _read(self, output: Output) -> bool:
+        """Store the log-probabilities of the current part. Return whether the output has all of them."""
+        part = self.part
+        if part.label_id is not None:
+            logprob = output.prompt_logprobs[-1] if output.prompt_logprobs else None
+            if logprob is not None:
+                self._logprobs[part.label_id] = logprob
+            return logprob is not None
+        if output.tops:
+            self._logprobs.update(output.tops[0])
+        highest = output.logprobs[0] if output.logprobs else None
+        if highest is not None:
+            self._highest = highest
+        return highest is not None and self._logprobs.keys() >= {*part.label_ids}

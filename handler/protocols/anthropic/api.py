@@ -297,6 +297,21 @@ def model(id: str, created: float, max_tokens: int | None) -> AnthropicModel:
     }
 
 
+LIFECYCLES = ("active", "deprecated", "retired")
+
+
+def in_lifecycles(models: Sequence[AnthropicModel], lifecycles: Sequence[str]) -> Sequence[AnthropicModel]:
+    """Return the models in the given stages of their lifecycle, or all models if no stage is given.
+
+    Raises:
+        InvalidParameter: a stage is unknown.
+    """
+    for lifecycle in lifecycles:
+        if lifecycle not in LIFECYCLES:
+            raise InvalidParameter(f"lifecycle={show(lifecycle)}: must be one of {', '.join(LIFECYCLES)}")
+    return [model for model in models if model["lifecycle"] in lifecycles] if lifecycles else models
+
+
 def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> AnthropicModels:
     """Return a page of the models.
 

@@ -34,6 +34,7 @@ from handler.protocols.anthropic.response import (
     make_keeping,
     read_wanted,
 )
+from handler.protocols.anthropic.system import EFFORTS, SYSTEM_FIELDS, effort_of_messages, hidden_messages
 from handler.protocols.anthropic.tools import (
     CHANGES,
     TOOLS,
@@ -72,8 +73,6 @@ from handler.protocols.kernel.schema import (
 from handler.protocols.kernel.stored import Wanted
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, OpenAiDialect
-
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
 @accepts(type="object", required=["type", "schema"])
@@ -144,7 +143,10 @@ NO_EFFECT = frozenset(
     {
         "anthropic_beta",
         "betas",
+        "billing_policy",
         "diagnostics",
+        "fallback_credit_token",
+        "fallbacks",
         "metadata",
         "mm_payload",
         "return_mm_kwargs",
@@ -173,7 +175,7 @@ _BLOCKS: Mapping[str, tuple[str, ...]] = {
 
 _FIELDS: Mapping[str, frozenset[str]] = {
     "text": frozenset({"type", "text", "cache_control"}),
-    "image": frozenset({"type", "source", "cache_control"}),
+    "image": frozenset({"type", "source", "transformations", "cache_control"}),
     "thinking": frozenset({"type", "thinking", "signature"}),
     "redacted_thinking": frozenset({"type", "data"}),
     "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
@@ -183,6 +185,7 @@ _FIELDS: Mapping[str, frozenset[str]] = {
 }
 """Maps each block type to its known fields, some of which never affect the response."""
 
+_MESSAGE = ("role", "content", *SYSTEM_FIELDS)
 _SOURCE = frozenset({"type", "media_type", "data", "url"})
 
 _UNSUPPORTED_BLOCKS: Mapping[str, str] = {
@@ -201,7 +204,7 @@ _HEADER_LINE = re.compile(r"^x-anthropic-[^:\n]*:.*\n?", re.MULTILINE)
 _BLOCK = record({"type": {"enum": [*_FIELDS]}})
 _CONTENT: Shape = {"anyOf": [TEXT, listing(_BLOCK), NULL]}
 MESSAGES: Mapping[str, Shape] = {
-    "messages": listing(record({"role": {"enum": [*_ROLES]}}, {"content": _CONTENT}), minItems=1),
+    "messages": listing(record({"role": {"enum": [*_ROLES]}}, {"content": _CONTENT, **SYSTEM_FIELDS}), minItems=1),
     "system": _CONTENT,
 }
 """The schemas of the fields that `MessagesReader` reads."""
@@ -213,12 +216,14 @@ class MessagesReader(TurnsReader):
     Attributes:
         continues: whether the response continues the last message.
         changes: what the messages say about the tools that the model may call, in the order of the messages.
+        effort: the effort that the messages set for the response, or None if they set none.
     """
 
     def __init__(self, context: ServerContext) -> None:
         super().__init__(context)
         self.continues = False
         self.changes: list[ToolChange] = []
+        self.effort: str | None = None
         self._calls: dict[str, str] = {}  # maps the id of a call to the tool's name
 
     def read(self, body: Mapping[str, Any], before: Sequence[Any]) -> None:
@@ -236,28 +241,17 @@ class MessagesReader(TurnsReader):
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise InvalidPayload("'messages' must be a non-empty list")
-        conversation = [*before, *messages]
-        changing = dict[int, str]()
-        for index, message in enumerate(conversation, -len(before)):
-            at = f"messages[{index}]" if index >= 0 else f"thread: message {index}"
-            if not isinstance(message, dict):
-                raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
-            if message.get("role") not in _ROLES:
-                raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
-            self.unknown |= unread(message, "messages[]", ("role", "content"))
-            self._read_content(message["role"], message.get("content"), f"{at}.content")
-            if message["role"] == "system" and self.changes and self.changes[-1].at.startswith(f"{at}."):
-                changing[index + len(before)] = self.changes[-1].at
-        check_positions([message["role"] for message in conversation], changing)
+        self._read_messages([*before, *messages], len(before))
         if not self.chat:
-            raise InvalidPayload("'messages' must not consist of x-anthropic-… lines only")
+            raise InvalidPayload("'messages' must contain text for the model, not x-anthropic-… lines only")
         self._join_turns()
         if len(self.chat) > 1 and self.chat[-1] == {"role": "assistant", "content": ""}:
             self.chat.pop()  # as in Anthropic's API, the last message may be empty
         self.continues = self.chat[-1]["role"] == "assistant"
         if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
             raise InvalidPayload(
-                f"messages[{index}]: the response continues this message, which must have text and no tool_use"
+                f"messages[{len(messages) - 1}]: the response continues this message, which must have text and no "
+                "tool_use"
             )
 
     def clear_thinking(self, num_turns: int | None) -> None:
@@ -269,6 +263,26 @@ class MessagesReader(TurnsReader):
             else ()
         ):
             del message["reasoning_content"]
+
+    def _read_messages(self, conversation: Sequence[Any], num_before: int) -> None:
+        """Read the messages, of which the first `num_before` are earlier ones of the thread."""
+        numbers = range(-num_before, len(conversation) - num_before)
+        paths = [f"messages[{number}]" if number >= 0 else f"thread: message {number}" for number in numbers]
+        for at, message in zip(paths, conversation, strict=True):
+            if not isinstance(message, dict):
+                raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
+            if message.get("role") not in _ROLES:
+                raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
+        hidden = hidden_messages(conversation, paths)
+        changing = dict[int, str]()
+        for index, (at, message) in enumerate(zip(paths, conversation, strict=True)):
+            self.unknown |= unread(message, "messages[]", _MESSAGE)
+            if index not in hidden:
+                self._read_content(message["role"], message.get("content"), f"{at}.content")
+            if message["role"] == "system" and self.changes and self.changes[-1].at.startswith(f"{at}."):
+                changing[index] = self.changes[-1].at
+        check_positions([message["role"] for message in conversation], changing)
+        self.effort = effort_of_messages(conversation)
 
     def _read_content(self, role: str, content: Any, at: str) -> None:
         if isinstance(content, str) or content is None or content == []:
@@ -313,6 +327,7 @@ class MessagesReader(TurnsReader):
 
     def _read_image(self, block: Mapping[str, Any], at: str) -> MediaSource:
         check_taken("image", "image", at, self._context)
+        _check_transformations(block.get("transformations"), f"{at}.transformations")
         source_block, name = block.get("source"), f"{at}.source"
         source = source_block if isinstance(source_block, dict) else {}
         self.unknown |= unread(source, re.sub("[0-9]+", "", name), _SOURCE)
@@ -359,6 +374,19 @@ class MessagesReader(TurnsReader):
         return {"role": "tool", "tool_call_id": id, "name": self._calls[id], "content": content or ""}
 
 
+def _check_transformations(value: Any, at: str) -> None:
+    """Raise InvalidPayload if an image must not be scaled down to the model's maximum size, as models do here."""
+    if value is None:
+        return
+    if not isinstance(value, dict) or not value.keys() <= {"oversized_image"}:
+        raise InvalidPayload(f"{at} must be an object with 'oversized_image'")
+    if value.get("oversized_image") not in (None, "downsize"):
+        raise InvalidPayload(
+            f"{at}.oversized_image={show(value['oversized_image'])}: is not supported: a large image is scaled down; "
+            "send downsize"
+        )
+
+
 def block_type(block: Any, at: str, types: tuple[str, ...]) -> str:
     """Return the type of a block.
 
@@ -383,11 +411,16 @@ def block_type(block: Any, at: str, types: tuple[str, ...]) -> str:
 
 _DISPLAYS = (None, "summarized", "updates", "omitted")  # all except the last show the whole reasoning
 
+_MISMATCHES = (None, "error", "drop_block")  # no block mismatches, because signatures are not checked
+
 _ENABLED = {"enabled": True, "adaptive": None, "disabled": False}
 _THINKING_FIELDS: Mapping[str, Shape] = {
     "type": {"enum": [*_ENABLED]},
     "budget_tokens": {"type": ["integer", "null"], "minimum": 1},
     "display": {"enum": [*_DISPLAYS]},
+    "block_binding": nullable(
+        record({}, {"prefix_mismatch_behavior": {"enum": [*_MISMATCHES]}}, additionalProperties=NULL)
+    ),
 }
 THINKING: Mapping[str, Shape] = {
     "thinking": nullable({**record(_THINKING_FIELDS), "required": ["type"], "additionalProperties": NULL}),
@@ -448,7 +481,15 @@ def read_thinking(value: Any) -> Thinking:
         raise ValueError("'budget_tokens' is required")
     if value.get("display") not in _DISPLAYS:
         raise ValueError("'display' must be summarized, updates or omitted")
+    _check_binding(value.get("block_binding"))
     return Thinking(_ENABLED[kind], budget if kind == "enabled" else None, value.get("display") != "omitted")
+
+
+def _check_binding(value: Any) -> None:
+    """Check `block_binding`, which says what happens to thinking blocks of other conversations."""
+    only(value, "prefix_mismatch_behavior")
+    if value is not None and (not isinstance(value, dict) or value.get("prefix_mismatch_behavior") not in _MISMATCHES):
+        raise ValueError("'block_binding' must be an object whose 'prefix_mismatch_behavior' is error or drop_block")
 
 
 def read_reasoning_turns(value: Any) -> int | None:
@@ -561,7 +602,7 @@ class AnthropicMessages(OpenAiDialect):
         fields = {
             **{name: body[name] for name in _SAME if name in body},
             "chat_template_kwargs": {**kwargs, **arguments} if isinstance(kwargs, dict) else kwargs,
-            "reasoning_effort": read_effort(body),
+            "reasoning_effort": reader.effort or read_effort(body),
             "continue_final_message": reader.continues,
             "thinking_token_budget": thinking.token_budget(context),
         }

@@ -20,9 +20,6 @@ from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nu
 _SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 """Prefixes of the `type` of tools that run on Anthropic's servers."""
 
-_DIRECT = ("allowed_callers", ["direct"])
-"""The field of a tool that says what is true of all tools here: the model calls them, not other tools."""
-
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -34,6 +31,7 @@ _TOOL: Mapping[str, Shape] = {
     "cache_control": {},
     "strict": nullable(FLAG),
     "defer_loading": nullable(FLAG),
+    "allowed_callers": nullable(listing(TEXT)),
 }
 _CHOICE: Mapping[str, Shape] = {
     "type": {"enum": [*_CHOICES, "tool"]},
@@ -215,11 +213,18 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     if not isinstance(tool.get("strict"), bool | None):
         raise InvalidParameter(f"{at}.strict: must be true or false")
     NamedValue(f"{at}.defer_loading", tool.get("defer_loading")).optional(boolean)
+    _check_callers(NamedValue(f"{at}.allowed_callers", tool.get("allowed_callers")))
     name = read_name(tool.get("name"), f"{at}.name")
     function = {"name": name, "description": tool.get("description"), "parameters": tool["input_schema"]}
     function |= {"strict": tool["strict"]} if "strict" in tool else {}
-    unknown_fields = {name: item for name, item in tool.items() if name not in _TOOL and (name, item) != _DIRECT}
+    unknown_fields = {name: item for name, item in tool.items() if name not in _TOOL}
     return {"type": "function", "function": {**unknown_fields, **function}}
+
+
+def _check_callers(callers: NamedValue) -> None:
+    """Raise InvalidParameter if only other tools may call a tool. Here, only the model calls tools."""
+    if callers.value not in (None, []) and (not isinstance(callers.value, list) or "direct" not in callers.value):
+        raise callers.refused("must contain 'direct', because only the model calls tools")
 
 
 def read_choice(value: Any, *, tools: Tools) -> dict[str, Any]:

@@ -47,6 +47,23 @@ def _words(template: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", template))
 
 
+def reads(template: str, name: str) -> bool:
+    """Return whether the code of a chat template contains the variable `name`. Texts and attributes do not count."""
+    return name in _variables(template)
+
+
+_TAG = re.compile(r"\{[{%](.*?)[}%]\}", re.DOTALL)
+_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_VARIABLE = re.compile(r"(?<![.\w])[^\W\d]\w*")
+
+
+@functools.lru_cache
+def _variables(template: str) -> frozenset[str]:
+    tags = _TAG.findall(_COMMENT.sub("", template))
+    return frozenset(name for tag in tags for name in _VARIABLE.findall(_STRING.sub("", tag)))
+
+
 @accepts(type="object")
 def arguments(value: Any) -> Mapping[str, Any]:
     """Read `chat_template_kwargs`."""

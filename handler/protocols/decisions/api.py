@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from handler.core.errors import ServingError
 from handler.core.values import new_digits
+from handler.protocols.decisions.formulas import Reading
 from handler.protocols.decisions.values import InvalidField
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.schema import Count
@@ -24,6 +25,10 @@ class LabelDiagnostics(TypedDict):
 
     label_mass: Probability
     argmax_is_label: bool
+
+
+def label_diagnostics(reading: Reading) -> LabelDiagnostics:
+    return {"label_mass": reading.label_mass, "argmax_is_label": reading.argmax_is_label}
 
 
 # -- System One --------------------------------------------------------------------------------------------------------
@@ -101,7 +106,7 @@ class SystemOneErrors(OpenAiErrors):
     def body(self, error: ServingError) -> Any:
         if not isinstance(error, InvalidField):
             return super().body(error)
-        detail: ErrorDetail = {"loc": ["body", *error.keys], "msg": error.reason, "type": "value_error"}
+        detail: ErrorDetail = {"loc": ["body", *error.keys], "msg": error.reason, "type": error.type}
         value: SystemOneInvalid = {"detail": [detail]}
         return value
 

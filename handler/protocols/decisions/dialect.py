@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 from handler.core.values import Delta
 from handler.protocols.assistant.template import READERS
 from handler.protocols.decisions.formulas import Reading, read
+from handler.protocols.decisions.prompts import PROMPT_VERSIONS
 from handler.protocols.decisions.requests import State, engine_requests, template_without_thinking
 from handler.protocols.decisions.values import Question
 from handler.protocols.kernel.body import value_size
 from handler.protocols.kernel.context import RequestContext, ServerContext
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.parameters import PARAMETERS, Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.readers import integer
 from handler.protocols.kernel.reply import LONG_TEXT, VectorReply
 from handler.protocols.openai.request import OpenAiDialect
 
@@ -24,11 +26,14 @@ TABLE = Table(
         "priority": PARAMETERS["priority"],
         "chat_template_kwargs": Parameter("chat_template_kwargs", READERS["chat_template_kwargs"]),
         "stream": unsupported("a decision is one document", False),
+        "prompt_format_version": Parameter("prompt_format_version", integer(PROMPT_VERSIONS[0], PROMPT_VERSIONS[-1])),
         "temperature": unsupported("probabilities are those of temperature 1", 1),
     }
 )
-"""The parameters that are read in both APIs, although only vLLM's System One has the first three."""
+"""The parameters that are read in both APIs, although only vLLM's System One has the first three. The name of
+`prompt_format_version` is SGLang's."""
 
+_PROMPT_MEMORY = 10  # bytes of a prompt for each of its characters: as text, and as ids of 36 bytes (measured)
 _MANY = 1 << 12  # options, which take some milliseconds
 
 
@@ -84,11 +89,13 @@ class DecisionDialect(OpenAiDialect):
             "adapter": adapter,
             "priority": parameters.others.get("priority", 0),
         }
-        requests = engine_requests(state, questions, template, context, **fields)
+        version = parameters.others.get("prompt_format_version", PROMPT_VERSIONS[0])
+        requests = engine_requests(state, questions, template, context, version, **fields)
         ignored = self.ignored(body, context, *unknown, *unread)
         parsed = self.respond(requests, questions, model)
-        contents = (message["content"] for request in requests for message in request.messages)
-        return parsed._replace(ignored=ignored, num_repeated=sum(map(value_size, contents)))
+        sizes = [sum(value_size(message["content"]) for message in request.messages) for request in requests]
+        repeated = sum(sizes) - sizes[0]  # the first prompt takes no more memory than that of a chat
+        return parsed._replace(ignored=ignored, num_repeated=sizes[0] + _PROMPT_MEMORY * repeated)
 
     @abstractmethod
     def read_state(self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]) -> State:

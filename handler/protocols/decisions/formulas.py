@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from handler.core.errors import GenerationFailed
+
 _LOWEST = -1e4  # replaces the log-probability of a token that the model cannot generate
 _TOLERANCE = 1e-6  # nats by which computed log-probabilities of the same token may differ
 
@@ -64,7 +66,12 @@ def read(logprobs: Sequence[float]) -> Reading:
 
     Args:
         logprobs: the log-probability of each label, and after them the highest log-probability of any token.
+
+    Raises:
+        GenerationFailed: the model has computed NaN, as models do in fp16 if their values are too large for it.
     """
+    if any(map(math.isnan, logprobs)):
+        raise GenerationFailed("the log-probabilities of the labels are not numbers (NaN)")
     *labels, highest = (max(_LOWEST, logprob) for logprob in logprobs)
     top = max(labels)
     weights = [math.exp(logprob - top) for logprob in labels]

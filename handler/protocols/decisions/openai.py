@@ -19,11 +19,12 @@ from handler.protocols.decisions.api import (
     OpenAiDecisions,
     PredicateDecision,
     ScoreDecision,
+    label_diagnostics,
 )
 from handler.protocols.decisions.dialect import TABLE, Counts, DecisionDialect, DecisionReply
 from handler.protocols.decisions.formulas import Reading
 from handler.protocols.decisions.requests import State, text_of
-from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name
+from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name, check_type
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import check_taken, read_url
@@ -211,7 +212,8 @@ class InputReader:
     def read(self, value: Any) -> str:
         """Return the text of `input`.
 
-        If all items are messages of the user, the text is theirs. Otherwise each begins with what it is.
+        If all items are messages of the user, it contains only their texts. Otherwise the text of each item follows
+        the role of the message, or the type of the item and the name of the tool.
 
         Raises:
             InvalidField: an item is invalid.
@@ -273,8 +275,11 @@ def _string(item: Mapping[str, Any], name: str, path: Path) -> str:
 # -- `questions` -------------------------------------------------------------------------------------------------------
 
 
-_TYPES = {"predicate": "", "choice": "choices", "score": "levels"}
-"""Maps the type of a question to the field that contains its options."""
+_TYPES: Mapping[str, tuple[str, ...]] = {"predicate": (), "choice": ("choices",), "score": ("levels",)}
+"""Maps the type of a question to the fields that only this type has."""
+
+_FALSE_TRUE = (Option("false"), Option("true"))
+"""The options of a predicate. As in vLLM, letters label the options of all types of questions."""
 
 
 class QuestionReader(NamedTuple):
@@ -301,24 +306,22 @@ class QuestionReader(NamedTuple):
         return questions
 
     def _question(self, item: Any, path: Path) -> Question:
-        kind = item.get("type") if isinstance(item, dict) else None
-        if not isinstance(kind, str) or kind not in _TYPES:
-            at = path.at("type") if isinstance(item, dict) else path
-            raise at.refused(f"must be an object whose type is {' or '.join(_TYPES)}")
-        known = ("type", "name", "instructions", _TYPES[kind])
-        for name in item:
-            if name not in known:
-                raise path.at(name).refused(f"is not a field of the question type {kind}")
+        if not isinstance(item, dict):
+            raise path.refused("must be an object with 'type' and 'instructions'")
+        kind = check_type(item, _TYPES, path)
+        fields = ["type", "name", "instructions", *_TYPES[kind]]
+        reason = f"is not a field of the question type {kind}; use {', '.join(fields[:-1])} and {fields[-1]}"
+        path.only(item, fields, reason)
         if item.get("name") is not None and not _string(item, "name", path).strip():
             raise path.at("name").refused("must not be blank")
         media: list[MediaSource] = []
         text = self.parts.read(item.get("instructions"), path.at("instructions"), _INPUT, media)
         text = text if text.strip() else ""
-        question = Question(path, item.get("name"), Kind.NOUL, text, (), tuple(media))
+        question = Question(path, item.get("name"), Kind.NOUL, text, _FALSE_TRUE, tuple(media), lettered=True)
         if kind == "predicate":
             if not question.instructions:
                 raise path.at("instructions").refused("must not be blank")
-            return question._replace(options=(Option(""), Option("")))
+            return question
         return _with_choices(question, item) if kind == "choice" else _with_levels(question, item)
 
 
@@ -326,7 +329,6 @@ def _with_choices(question: Question, item: Mapping[str, Any]) -> Question:
     path = question.path.at("choices")
     choices: Any = item.get("choices")
     values = [_member(choice, "value", path.at(index)) for index, choice in _listed(choices, path, CHOICES)]
-    are_strings = all(isinstance(value, str) for value in values)
     options, seen = [], set[tuple[type, str]]()
     for index, value in enumerate(values):
         at = path.at(index, "value")
@@ -338,7 +340,7 @@ def _with_choices(question: Question, item: Mapping[str, Any]) -> Question:
         if key in seen:
             raise at.refused(f"{show(value)} is already a choice")
         seen.add(key)
-        name = str(value) if are_strings else json.dumps(value, ensure_ascii=False)  # true is not "true"
+        name = json.dumps(value, ensure_ascii=False)  # true is not "true"
         options.append(Option(name, _description(choices[index], path.at(index))))
     return question._replace(kind=Kind.CHOICE, options=tuple(options), values=tuple(values))
 
@@ -370,9 +372,7 @@ def _member(value: Any, name: str, path: Path) -> Any:
     """Return the value that identifies an option, after checking the option's fields."""
     if not isinstance(value, dict) or name not in value:
         raise path.refused(f"must be an object with {name!r}")
-    for key in value:
-        if key not in (name, "description"):
-            raise path.at(key).refused(f"is not a field of an option; use {name} and description")
+    path.only(value, (name, "description"), f"is not a field of an option; use {name} and description")
     return value[name]
 
 
@@ -448,6 +448,14 @@ class Decisions(DecisionDialect):
     )
 
     def read_state(self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]) -> State:
+        if "input" not in body:
+            is_systemone = "state" in body
+            hint = (
+                "send a body with 'state' to /v1/systemone"
+                if is_systemone
+                else "it must be a string or a list of items"
+            )
+            raise Path(("input",)).missing(hint)
         reader = InputReader(PartReader(context, unknown))
         text = reader.read(body.get("input"))
         return State("input", text, tuple(reader.media))
@@ -474,16 +482,14 @@ def _render(model: str, questions: Sequence[Question], readings: Sequence[Readin
         "model": model,
         "answers": [_decision(question, reading) for question, reading in zip(questions, readings, strict=True)],
         "usage": usage,
-        "diagnostics": [
-            {"label_mass": reading.label_mass, "argmax_is_label": reading.argmax_is_label} for reading in readings
-        ],
+        "diagnostics": [*map(label_diagnostics, readings)],
     }
 
 
 def _decision(question: Question, reading: Reading) -> OpenAiDecision:
     name, probabilities, values = question.name, reading.probabilities, question.values
     if question.kind is Kind.NOUL:
-        predicate: PredicateDecision = {"type": "predicate", "name": name, "probability": probabilities[0]}
+        predicate: PredicateDecision = {"type": "predicate", "name": name, "probability": probabilities[1]}
         return predicate
     if question.kind is Kind.CHOICE:
         choice: ChoiceDecision = {

@@ -15,8 +15,9 @@ from typing import NamedTuple
 from handler.core.text import Vocabulary
 from handler.protocols.decisions.values import Kind, Question
 
-PROMPT_VERSION = 1
-"""The version of `WORDING`. It changes with every change of a prompt, because probabilities change too."""
+PROMPT_VERSIONS = (1, 2)
+"""The versions of the prompt. The first is the default. A change of a prompt needs a new version, because probabilities
+change too. In version 2, the labels of a choice are the names of its options, if each of them is a single token."""
 
 
 class Wording(NamedTuple):
@@ -29,7 +30,8 @@ class Wording(NamedTuple):
         yes_no: the labels for true and false.
         bare: the line for true or false without a criterion.
         criterion: the line for true or false with a criterion.
-        endings: the last line, by kind of question.
+        ending: the last line, which asks for a label.
+        endings: the label in this line, by form of question.
     """
 
     heading: str = "Question: {}"
@@ -38,49 +40,80 @@ class Wording(NamedTuple):
     yes_no: tuple[str, str] = ("yes", "no")
     bare: str = "{}"
     criterion: str = "{}: {}"
+    ending: str = "Answer with {} only."
     endings: Mapping[Kind, str] = MappingProxyType(
-        {
-            Kind.NOUL: "Reply with yes or no only.",
-            Kind.CHOICE: "Reply with the letter of one option only.",
-            Kind.SCORE: "Reply with the number of one level only.",
-        }
+        {Kind.NOUL: "yes or no", Kind.CHOICE: "the letter of one option", Kind.SCORE: "the number of one level"}
     )
 
 
 WORDING = Wording()
 
 
-def question_text(question: Question, labels: Sequence[str], wording: Wording = WORDING) -> str:
+class Labels(NamedTuple):
+    """The labels of a question's options.
+
+    Attributes:
+        are_names: whether each label is the name of its option.
+    """
+
+    texts: tuple[str, ...]
+    are_names: bool = False
+
+
+def question_text(question: Question, labels: Labels, wording: Wording = WORDING) -> str:
     """Return the end of a prompt: the question, its options, and the instruction to reply with a label."""
     lines = [wording.heading.format(question.instructions)] if question.instructions else []
-    for label, option in zip(labels, question.options, strict=True):
-        if question.kind is Kind.NOUL:
+    if labels.are_names:
+        described = zip(labels.texts, question.options, strict=True)
+        lines += [
+            wording.criterion.format(name, option.description) for name, option in described if option.description
+        ]
+        return "\n".join([*lines, wording.ending.format(_alternatives(labels.texts))])
+    for label, option in zip(labels.texts, question.options, strict=True):
+        if question.form is Kind.NOUL:
             form = wording.criterion if option.description else wording.bare
             lines.append(form.format(label, option.description))
         elif option.description:
             lines.append(wording.described.format(label, option.name, option.description))
         else:
             lines.append(wording.option.format(label, option.name))
-    return "\n".join([*lines, wording.endings[question.kind]])
+    return "\n".join([*lines, wording.ending.format(wording.endings[question.form])])
 
 
-def labels_for(question: Question, vocabulary: Vocabulary | None, wording: Wording = WORDING) -> tuple[str, ...]:
-    """Return a label for each option of a question: yes and no, the numbers of levels, or letters.
+def _alternatives(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def labels_for(
+    question: Question, vocabulary: Vocabulary | None, version: int = PROMPT_VERSIONS[0], wording: Wording = WORDING
+) -> Labels:
+    """Return a label for each option of a question: yes and no, the numbers of levels, names, or letters.
 
     Args:
         vocabulary: the model's vocabulary, or None if it depends on the prompt.
+        version: the version of the prompt.
 
     Returns:
         The labels. There are fewer than options if the vocabulary has too few pairs of letters.
     """
     number = len(question.options)
-    if question.kind is Kind.NOUL:
-        return wording.yes_no
-    if question.kind is Kind.SCORE:
-        return tuple(map(str, range(number)))
+    if question.form is Kind.NOUL:
+        return Labels(wording.yes_no)
+    if question.form is Kind.SCORE:
+        return Labels(tuple(map(str, range(number))))
+    if version > 1 and question.kind is Kind.CHOICE and vocabulary is not None:
+        names = question.choices
+        if len({*names}) == number and _pieces(vocabulary).issuperset(name.encode() for name in names):
+            return Labels(names, are_names=True)
     if number <= len(ascii_uppercase):
-        return tuple(ascii_uppercase[:number])
-    return _letter_pairs(vocabulary)[:number]
+        return Labels(tuple(ascii_uppercase[:number]))
+    return Labels(_letter_pairs(vocabulary)[:number])
+
+
+@functools.lru_cache(4)
+def _pieces(vocabulary: Vocabulary) -> frozenset[bytes]:
+    return frozenset(vocabulary.pieces)
 
 
 _PAIRS = tuple(first + second for first in ascii_uppercase for second in ascii_uppercase)

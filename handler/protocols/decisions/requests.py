@@ -15,10 +15,10 @@ from handler.core.media import MediaSource
 from handler.core.text import Vocabulary
 from handler.core.values import FieldNames, Pooling, Request, TemplateOptions
 from handler.protocols.assistant.reasoning_families import MESSAGES, Family, choose_family
-from handler.protocols.assistant.template import knows, read_template
+from handler.protocols.assistant.template import read_template, reads
 from handler.protocols.assistant.tools.request import AUTO, NONE
 from handler.protocols.decisions.prompts import labels_for, question_text
-from handler.protocols.decisions.values import Question
+from handler.protocols.decisions.values import Path, Question
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.messages import check_number, media_part
 from handler.protocols.kernel.readers import show
@@ -55,45 +55,58 @@ def text_of(value: Any) -> str:
 
 
 def engine_requests(
-    state: State, questions: Sequence[Question], template: TemplateOptions, context: ServerContext, **fields: Any
+    state: State,
+    questions: Sequence[Question],
+    template: TemplateOptions,
+    context: ServerContext,
+    version: int,
+    **fields: Any,
 ) -> list[Request]:
     """Return a request for each question.
 
     Args:
+        version: the version of the prompt.
         fields: further fields of all requests.
 
     Raises:
-        InvalidPayload: the engine cannot decide, the prompts are too long in total, or a placed image is not used.
-        InvalidField: a question has more options than the model has labels.
+        InvalidPayload: the engine cannot decide, or the prompts are too long in total.
+        InvalidField: a question has more options than the model has labels, or a placed image is not used.
     """
     if context.no_labels:
-        raise InvalidPayload(f"'questions': the engine {context.engine} cannot decide them: {context.no_labels}")
+        raise InvalidPayload(
+            f"'questions': the engine {context.engine} does not support decisions: {context.no_labels}"
+        )
     if context.vocabulary is not None and not context.chat_template:
         raise InvalidPayload("'questions': the model has no chat template; set option.chat_template")
     family = _family(context)
     specials = _special_texts(context.vocabulary)
-    state = state._replace(text=_inert(state.text, specials), system=_inert(state.system, specials))
+    placed = state.placed
+    state = state._replace(
+        text=_inert(state.text, specials),
+        placed={_inert(name, specials): source for name, source in placed.items()},
+        system=_inert(state.system, specials),
+    )
     texts = []
     for question in questions:
-        labels = labels_for(question, context.vocabulary)
-        if len(labels) < len(question.options):
+        labels = labels_for(question, context.vocabulary, version)
+        if len(labels.texts) < len(question.options):
             raise question.path.refused(
-                f"has {len(question.options)} options; the model's vocabulary has labels for {len(labels)}"
+                f"has {len(question.options)} options; the model's vocabulary has labels for {len(labels.texts)}"
             )
-        texts.append((labels, _inert(question_text(question, labels), specials)))
+        texts.append((labels.texts, _inert(question_text(question, labels), specials)))
     _check_size(state, questions, [text for _, text in texts])
     requests = [
         _request(state, question, labels, text, context)._replace(
-            template=template, read_prompt=functools.partial(_check_closed, family, str(question.path)), **fields
+            template=template, read_prompt=functools.partial(_check_closed, family), **fields
         )
         for question, (labels, text) in zip(questions, texts, strict=True)
     ]
-    _check_placed(state, requests)
+    _check_placed(placed, requests)
     return requests
 
 
 def _request(state: State, question: Question, labels: tuple[str, ...], end: str, context: ServerContext) -> Request:
-    text = f"{state.text}\n\n{end}" if state.text else end
+    text = f"{state.text}\n\n{end}"
     pieces = [*state.media, *question.media, *_pieces(text, state.placed)]
     media = tuple(piece for piece in pieces if isinstance(piece, MediaSource))
     check_number(media, context)
@@ -117,19 +130,18 @@ def _pieces(text: str, placed: Mapping[str, MediaSource]) -> list[str | MediaSou
     """Split a text at the placeholders of images."""
     if not placed:
         return [text]
-    longest_first = sorted(placed, key=len, reverse=True)
-    pieces = re.split(f"({'|'.join(map(re.escape, longest_first))})", text)
+    pieces = re.split(f"({_any_of(placed)})", text)
     placeholders = [placed[piece] if index % 2 else piece for index, piece in enumerate(pieces)]
     return [piece for piece in placeholders if piece != ""]
 
 
 def _check_size(state: State, questions: Sequence[Question], texts: Sequence[str]) -> None:
     """Raise TooManyTexts if the prompts of all questions are too long together."""
-    each = len(state.text) + len(state.system)
-    total = each * len(questions) + sum(map(len, texts))
+    num_shared = len(state.text) + len(state.system)
+    total = num_shared * len(questions) + sum(map(len, texts))
     if total > MAX_PROMPTS:
         raise TooManyTexts(
-            f"'{state.field}' and the questions have {total} characters, because the {each} characters of "
+            f"'{state.field}' and the questions have {total} characters, because the {num_shared} characters of "
             f"'{state.field}' count once for each of {len(questions)} questions; the maximum is {MAX_PROMPTS}"
         )
     shown = (len(state.media) + len(state.placed)) * len(questions) + sum(len(question.media) for question in questions)
@@ -140,11 +152,11 @@ def _check_size(state: State, questions: Sequence[Question], texts: Sequence[str
         )
 
 
-def _check_placed(state: State, requests: Sequence[Request]) -> None:
+def _check_placed(placed: Mapping[str, MediaSource], requests: Sequence[Request]) -> None:
     used = set(map(id, itertools.chain.from_iterable(request.media for request in requests)))
-    for name, source in state.placed.items():
+    for name, source in placed.items():
         if id(source) not in used:
-            raise InvalidPayload(f"{source.name}: no text of the request contains {show(name)}")
+            raise Path(("assets", name)).refused("no text of the request contains it")
 
 
 # -- special tokens in texts: they are data of a third party, and must not end the user's message ----------------------
@@ -185,7 +197,13 @@ def _any_of(texts: Iterable[str]) -> str:
 # -- thinking: a label must be the first token of the reply ------------------------------------------------------------
 
 
-_SWITCHES = ("enable_thinking", "thinking")
+_SWITCHES: Mapping[str, Any] = {
+    "enable_thinking": False,
+    "thinking": False,
+    "thinking_mode": "disabled",  # MiniMax-M3
+    "thinking_budget": 0,  # Seed-OSS
+}
+"""Maps the variables of chat templates that switch thinking off to their values."""
 _EFFORT = "reasoning_effort"
 _KNOWS_NONE = re.compile(r"""['"]none['"]""")
 
@@ -205,14 +223,14 @@ def template_without_thinking(
         InvalidParameter: the client switches thinking on.
     """
     arguments = values.get("chat_template_kwargs") or {}
-    for name in _SWITCHES:
-        if arguments.get(name):
+    for name, off in _SWITCHES.items():
+        if arguments.get(name) and arguments[name] != off:
             raise _thinks(f"chat_template_kwargs.{name}={show(arguments[name])}")
     if arguments.get(_EFFORT, "none") not in (None, "none"):
         raise _thinks(f"chat_template_kwargs.{_EFFORT}={show(arguments[_EFFORT])}")
     options, unread = read_template({"chat_template_kwargs": arguments}, (), context)
-    switches: dict[str, Any] = {name: False for name in _SWITCHES if knows(context.chat_template, name)}
-    if knows(context.chat_template, _EFFORT) and _KNOWS_NONE.search(context.chat_template):
+    switches = {name: off for name, off in _SWITCHES.items() if reads(context.chat_template, name)}
+    if reads(context.chat_template, _EFFORT) and _KNOWS_NONE.search(context.chat_template):
         switches[_EFFORT] = "none"
     return options._replace(arguments=tuple({**dict(options.arguments), **switches}.items())), unread
 
@@ -233,24 +251,21 @@ def _family(context: ServerContext) -> Family | None:
         raise InvalidPayload(
             f"'questions': the model's replies begin with a header ({family.name}), so the next token is not a label"
         )
-    has_switch = any(knows(context.chat_template, switch) for switch in _SWITCHES)
+    has_switch = any(reads(context.chat_template, switch) for switch in _SWITCHES)
     return family._replace(thinks=False) if family is not None and has_switch else family
 
 
-def _check_closed(family: Family | None, name: str, request: Request, prompt: str) -> Request:
+def _check_closed(family: Family | None, request: Request, prompt: str) -> Request:
     """Return the request if the reply to its prompt begins outside of reasoning.
 
-    Args:
-        name: the path of the question.
-
     Raises:
-        InvalidPayload: the prompt ends within reasoning, or the model always begins with it.
+        InvalidParameter: the prompt ends within reasoning, or the model always begins with it.
     """
     if family is not None:
         ends_open = family.ends_open(prompt)
         if ends_open or (ends_open is None and family.thinks):
-            raise InvalidPayload(
-                f"{name}: the model thinks before it replies, and its chat template cannot switch this off, so the "
-                "next token is not a label"
+            raise InvalidParameter(
+                f"{request.names.prompt}: the model thinks before it replies, and its chat template cannot switch this "
+                "off, so the next token is not a label"
             )
     return request

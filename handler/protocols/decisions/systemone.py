@@ -18,23 +18,23 @@ from handler.protocols.decisions.api import (
     REQUEST_ID,
     SYSTEMONE_ERRORS,
     ChoiceResult,
-    LabelDiagnostics,
     NoulResult,
     ScoreResult,
     SystemOneError,
     SystemOneResponse,
     SystemOneResult,
+    label_diagnostics,
 )
 from handler.protocols.decisions.dialect import TABLE, Counts, DecisionDialect, DecisionReply
 from handler.protocols.decisions.formulas import Reading
 from handler.protocols.decisions.requests import State, text_of
-from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name
+from handler.protocols.decisions.values import Kind, Option, Path, Question, check_name, check_type
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.context import NO_REQUEST, RequestContext, ServerContext
 from handler.protocols.kernel.dialect import Description, ParsedRequest
 from handler.protocols.kernel.messages import check_taken, read_base64, read_url
 from handler.protocols.kernel.parameters import Parameter, Table, request_shape, unsupported
-from handler.protocols.kernel.readers import show, string
+from handler.protocols.kernel.readers import show, string, unread
 from handler.protocols.kernel.schema import NULL, TEXT, Shape, listing, nullable, record
 from handler.protocols.openai.request import MODEL, OpenAiHead, identity
 
@@ -56,7 +56,6 @@ _TABLE = Table(
         "joint": unsupported("the model reads each question on its own", False),
         "videos": unsupported("the engines read images only", []),
         "audio": unsupported("the engines read images only", []),
-        "prompt_format_version": unsupported("the server has one prompt format", 1),
         "return_prompt_token_ids": unsupported("send the messages to /tokenize to see a prompt", False),
     }
 )
@@ -130,16 +129,21 @@ class SystemOneDialect(DecisionDialect):
 
     def read_state(self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]) -> State:
         if "state" not in body:
-            raise Path(("state",)).refused("is missing; it may be any JSON value")
-        images, assets = _read_images(body.get("images"), context), _read_assets(body.get("assets"), context)
-        return State("state", text_of(body["state"]), images, assets, body.get("instructions") or "")
+            hint = "send a body with 'input' to /v1/decisions" if "input" in body else "it may be any JSON value"
+            raise Path(("state",)).missing(hint)
+        images, assets = _read_images(body.get("images"), context, unknown), _read_assets(body.get("assets"), context)
+        state, shown = _take_images(body["state"], context)
+        return State("state", text_of(state), images + shown, assets, body.get("instructions") or "")
 
     def read_questions(
         self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]
     ) -> list[Question]:
         path, questions = Path(("questions",)), body.get("questions")
+        must = "must be an object that maps the id of each question to the question"
+        if "questions" not in body:
+            raise path.missing(f"it {must}")
         if not isinstance(questions, dict):
-            raise path.refused("must be an object that maps the id of each question to the question")
+            raise path.refused(must)
         if not questions:
             raise path.refused("must have at least one question")
         if len(questions) > MAX_QUESTIONS:
@@ -160,17 +164,14 @@ def _read_question(value: Any, id: str, path: Path) -> Question:
         raise path.refused("the id of a question must not be blank")
     if not isinstance(value, dict):
         raise path.refused("must be an object with 'type'")
-    for name in value:
-        if name not in ("type", "instructions", "criteria"):
-            raise path.at(name).refused("is not a field of a question; use type, instructions and criteria")
-    kind, instructions, criteria = value.get("type"), value.get("instructions"), value.get("criteria")
+    fields = ("type", "instructions", "criteria")
+    path.only(value, fields, "is not a field of a question; use type, instructions and criteria")
+    instructions, criteria = value.get("instructions"), value.get("criteria")
     if isinstance(instructions, int | float):
         raise path.at("instructions").refused("must be a string, an object, a list or null")
     text = "" if instructions is None else text_of(instructions)
-    read = _READERS.get(kind) if isinstance(kind, str) else None
-    if read is None:
-        reason = "only vision models of TypeSafe return boxes" if kind == "box" else f"must be {' or '.join(_READERS)}"
-        raise path.at("type").refused(f"{show(kind)} is not supported: {reason}")
+    reason = "only vision models of TypeSafe return boxes" if value.get("type") == "box" else ""
+    read = _READERS[check_type(value, _READERS, path, reason=reason)]
     return read(path, text if text.strip() else "", criteria)._replace(name=id)
 
 
@@ -178,11 +179,10 @@ def _read_noul(path: Path, instructions: str, criteria: Any) -> Question:
     if criteria is not None and not isinstance(criteria, dict):
         raise path.at("criteria").refused("must be an object with 'true' and 'false', or null")
     sent = criteria or {}
-    for name in sent:
-        if name not in ("true", "false"):
-            raise path.at("criteria", name).refused("is not a criterion; use true and false")
-    texts = ["" if sent.get(name) is None else text_of(sent[name]) for name in ("true", "false")]
-    if not instructions and not any(texts):
+    names = ("true", "false")
+    path.at("criteria").only(sent, names, "is not a criterion; use true and false")
+    texts = ["" if sent.get(name) is None else text_of(sent[name]) for name in names]
+    if not instructions and not any(map(str.strip, texts)):
         raise path.refused("needs instructions or criteria")
     return Question(path, None, Kind.NOUL, instructions, tuple(Option("", text) for text in texts))
 
@@ -272,9 +272,8 @@ def _read_asset(value: Any, path: Path, context: ServerContext) -> MediaSource:
         raise path.refused("must be an object with the type image")
     if not str(path.keys[-1]).strip():
         raise path.refused("the placeholder of an image must not be blank")
-    for name in value:
-        if name not in ("type", "format", "data_base64", "part"):
-            raise path.at(name).refused("is not a field of an asset; use type, format and data_base64")
+    fields = ("type", "format", "data_base64", "part")
+    path.only(value, fields, "is not a field of an asset; use type, format and data_base64")
     check_taken("image", "image", str(path), context)
     if value.get("format") not in (None, "png", "jpg", "jpeg"):
         raise path.at("format").refused("must be png, jpg or jpeg")
@@ -290,8 +289,12 @@ def _read_asset(value: Any, path: Path, context: ServerContext) -> MediaSource:
     return MediaSource("image", part.data, "", str(path.at("part")))
 
 
-def _read_images(value: Any, context: ServerContext) -> tuple[MediaSource, ...]:
-    """Read `images`, which stand before the state, as in vLLM, SGLang and llama.cpp."""
+def _read_images(value: Any, context: ServerContext, unknown: dict[str, None]) -> tuple[MediaSource, ...]:
+    """Read `images`, which precede the state in each prompt, as in vLLM, SGLang and llama.cpp.
+
+    Args:
+        unknown: receives the paths of names that have no effect.
+    """
     path = Path(("images",))
     if value is None:
         return ()
@@ -299,8 +302,56 @@ def _read_images(value: Any, context: ServerContext) -> tuple[MediaSource, ...]:
         raise path.refused("must be a list of URLs")
     if value:
         check_taken("image", "image", "images", context)
+    for item in value:
+        unknown.update(unread(item, "images[]", ("url", "detail")))
     urls = [item.get("url") if isinstance(item, dict) else item for item in value]
     return tuple(read_url("image", url, str(path.at(index))) for index, url in enumerate(urls))
+
+
+def _take_images(state: Any, context: ServerContext) -> tuple[Any, tuple[MediaSource, ...]]:
+    """Return a state without the images of its messages, and these images, as llama.cpp does.
+
+    A state has messages if it is a list of chat messages, or an object with the list `messages`. An image is a part
+    with the type `image_url` and a data URL. Other URLs stay in the text, as in vLLM and SGLang.
+
+    Source: llama.cpp b11434, tools/server/server-decision.cpp, parse_state.
+    """
+    path, is_wrapped = Path(("state",)), isinstance(state, dict)
+    messages = state.get("messages") if is_wrapped else state
+    if not isinstance(messages, list):
+        return state, ()
+    at = path.at("messages") if is_wrapped else path
+    taken = [_take_from_message(message, at.at(index), context) for index, message in enumerate(messages)]
+    images = tuple(image for _, media in taken for image in media)
+    if not images:
+        return state, ()
+    rest = [message for message, _ in taken]
+    return {**state, "messages": rest} if is_wrapped else rest, images
+
+
+def _take_from_message(message: Any, path: Path, context: ServerContext) -> tuple[Any, list[MediaSource]]:
+    content = message.get("content") if isinstance(message, dict) else None
+    if not isinstance(content, list):
+        return message, []
+    parts, images = [], []
+    for index, part in enumerate(content):
+        url = _image_url(part)
+        if url is None:
+            parts.append(part)
+            continue
+        name = str(path.at("content", index, "image_url"))
+        check_taken("image", "image_url", name, context)
+        images.append(read_url("image", url, name))
+    return {**message, "content": parts}, images
+
+
+def _image_url(part: Any) -> str | None:
+    """Return the data URL of an image in a message, or None for another part."""
+    if not isinstance(part, dict) or part.get("type") != "image_url":
+        return None
+    value = part.get("image_url")
+    url = value.get("url") if isinstance(value, dict) else value
+    return url if isinstance(url, str) and url.startswith("data:image/") else None
 
 
 # -- responses ---------------------------------------------------------------------------------------------------------
@@ -313,10 +364,6 @@ def _render(
     results = {
         name: _result(question, reading) for name, question, reading in zip(names, questions, readings, strict=True)
     }
-    diagnostics: dict[str, LabelDiagnostics] = {
-        name: {"label_mass": reading.label_mass, "argmax_is_label": reading.argmax_is_label}
-        for name, reading in zip(names, readings, strict=True)
-    }
     return {
         "id": head.id,
         "object": "structured_decision",
@@ -324,7 +371,7 @@ def _render(
         "model": head.model,
         "answers": results,
         "usage": {"input_tokens": counts.prompt, "output_tokens": 0},
-        "diagnostics": diagnostics,
+        "diagnostics": dict(zip(names, map(label_diagnostics, readings), strict=True)),
     }
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidPayload
 from handler.core.media import MediaSource
+from handler.protocols.kernel.readers import show
 
 
 class Kind(str, Enum):
@@ -24,12 +27,21 @@ class InvalidField(InvalidPayload):
     Attributes:
         reason: the message without the path of the field.
         keys: the path of the field.
+        type: pydantic's type of the error, which SGLang's clients read.
     """
 
-    def __init__(self, path: Path, reason: str) -> None:
+    def __init__(self, path: Path, reason: str, type: str = "value_error") -> None:
         super().__init__(f"{path}: {reason}" if path.keys else reason)
         self.reason = reason
         self.keys = path.keys
+        self.type = type
+
+    @property
+    def public(self) -> str:
+        """The path as far as it has no names of questions, options or assets, which are text from the client."""
+        is_listed = len(self.keys) > 1 and isinstance(self.keys[1], int)
+        path = Path(self.keys if is_listed else self.keys[:1])
+        return f"{path} was refused" if self.keys else self.message
 
 
 _SHOWN = 64  # characters of a client's name in a path
@@ -51,6 +63,19 @@ class Path(NamedTuple):
     def refused(self, reason: str) -> InvalidField:
         return InvalidField(self, reason)
 
+    def only(self, names: Iterable[str], known: Collection[str], reason: str) -> None:
+        """Check the names of the value's members.
+
+        Raises:
+            InvalidField: a name is not in `known`. The message is `reason`.
+        """
+        for name in names:
+            if name not in known:
+                raise InvalidField(self.at(name), reason, "extra_forbidden")
+
+    def missing(self, remedy: str) -> InvalidField:
+        return InvalidField(self, f"is missing; {remedy}", "missing")
+
 
 def check_name(name: str, path: Path) -> None:
     """Check the name of an option, which is part of a line of the prompt.
@@ -64,11 +89,30 @@ def check_name(name: str, path: Path) -> None:
         raise path.refused("the name of an option must not have control characters or line breaks")
 
 
+def check_type(question: Mapping[str, Any], kinds: Collection[str], path: Path, *, reason: str = "") -> str:
+    """Return the type of a question.
+
+    Args:
+        kinds: the types that the API has.
+        path: the path of the question.
+        reason: why a type of the API is not supported, instead of the supported types.
+
+    Raises:
+        InvalidField: the type is missing or not supported.
+    """
+    supported, kind = f"must be {' or '.join(kinds)}", question.get("type")
+    if isinstance(kind, str) and kind in kinds:
+        return kind
+    if "type" not in question:
+        raise path.at("type").missing(f"it {supported}")
+    raise path.at("type").refused(f"{show(kind)} is not supported: {reason or supported}")
+
+
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Option(NamedTuple):
-    """An option of a question. For true and false, `name` is empty."""
+    """An option of a question. For true and false of System One, `name` is empty."""
 
     name: str
     description: str = ""
@@ -84,6 +128,7 @@ class Question(NamedTuple):
         options: the options: true and false, the choices, or the levels of a score from the lowest to the highest.
         media: images that belong only to this question, and precede its text.
         values: what the response calls the options, if it repeats them.
+        lettered: whether letters label the options, whatever the type of the question.
     """
 
     path: Path
@@ -93,3 +138,16 @@ class Question(NamedTuple):
     options: tuple[Option, ...]
     media: tuple[MediaSource, ...] = ()
     values: tuple[Any, ...] = ()
+    lettered: bool = False
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The names of the options without the quotes with which OpenAI's API tells strings from booleans."""
+        if not self.values:
+            return tuple(option.name for option in self.options)
+        return tuple(value if isinstance(value, str) else json.dumps(value) for value in self.values)
+
+    @property
+    def form(self) -> Kind:
+        """The type as which the model reads the question."""
+        return Kind.CHOICE if self.lettered else self.kind

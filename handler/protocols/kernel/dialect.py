@@ -135,8 +135,6 @@ class Dialect(ABC):
         forms: what a body that is a form (multipart/form-data) must contain, for messages, or "" if a body must not be
             a form. `parse` receives the texts and files (`Upload`) of a form by name.
         media_types: additional content types that are read as JSON.
-        encodings: the values of Content-Encoding that are accepted besides identity. `x-gzip` is an alias of `gzip`
-            (RFC 9110, section 8.4.1.3).
         unique_keys: whether a body with a duplicate key is refused, as in the original API. Otherwise the last value
             is used.
         response_headers: the names of the headers that `ParsedRequest.headers` returns, which web pages may read.
@@ -149,7 +147,6 @@ class Dialect(ABC):
     any_media = False
     forms = ""
     media_types: Collection[str] = ()
-    encodings: Collection[str] = ("gzip", "x-gzip", "zstd")
     unique_keys = False
     response_headers: tuple[str, ...] = ()
     computes = True

@@ -356,7 +356,6 @@ class Infer(Dialect):
     any_media = True  # as in Triton, only a header tells binary data from JSON
     media_types = (_OCTETS,)
     unique_keys = True
-    encodings = (*Dialect.encodings, "deflate")
     errors = InferErrors()
     description = Description(
         title="Triton infer",

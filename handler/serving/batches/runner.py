@@ -36,7 +36,7 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.framing import loads
-from handler.core.loop import run_in_daemon_thread, wait_for
+from handler.core.loop import open_in_daemon_thread, run_in_daemon_thread, wait_for
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai import batches
@@ -331,7 +331,7 @@ class BatchRunner:
         id, errors = opened.batch["id"], list[BatchError]()
         try:
             paths = [self.store.path(file) for file in output_ids(id)]
-            with contextlib.closing(await run_in_daemon_thread(BatchOutput, *paths)) as output:
+            with contextlib.closing(await open_in_daemon_thread(BatchOutput, *paths)) as output:
                 self._hold(opened)
                 errors = await _Answering(self, opened, output).run()
         except BlockingIOError:

@@ -9,6 +9,7 @@ from proof.conform.rules import (  # noqa: I001  (the order of the rules)
     openai,
     anthropic,
     triton,
+    decisions,
 )
 
-__all__ = ["anthropic", "hosting", "lmi", "openai", "requests", "sagemaker", "tgi", "triton"]
+__all__ = ["anthropic", "decisions", "hosting", "lmi", "openai", "requests", "sagemaker", "tgi", "triton"]

@@ -17,7 +17,7 @@ from proof.conform.server import PROMPT, Server
 _rule = partial(rule, profiles=("triton",))
 
 
-@_rule("triton.live", "GET /v2/health/live and /ready answer 200.", sources.KSERVE)
+@_rule("triton.live", "GET /v2/health/live and /ready return 200.", sources.KSERVE)
 async def live(server: Server) -> None:
     for path in ("/v2/health/live", "/v2/health/ready"):
         response = await server.get(path)

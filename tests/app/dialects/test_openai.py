@@ -262,7 +262,11 @@ def _check_anthropics_list(paced: LiveServer, ids: list[str]) -> None:
         (["org/x", "model"], True),
         ([], False),
     ]
+    for lifecycles, count in ((["active"], 4), (["retired", "active"], 4), (["retired", "deprecated"], 0)):
+        for name in ("lifecycle", "lifecycle[]"):
+            assert len(page(**{name: lifecycles})["data"]) == count
     for query, message in (
+        ({"lifecycle[]": "old"}, 'lifecycle="old": must be one of active, deprecated, retired'),
         ({"limit": "0"}, 'limit="0": must be'),
         ({"after_id": "two"}, 'after_id="two": there is no'),
     ):

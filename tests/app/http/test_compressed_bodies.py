@@ -24,7 +24,12 @@ else:
     import backports.zstd as zstd
 
 LIMIT = 2_000_000
-CODES: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "x-gzip": gzip.compress, "zstd": zstd.compress}
+CODES: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "zstd": zstd.compress,
+}
 CHAT = {"model": "model", "messages": [{"role": "user", "content": "one two"}], "max_tokens": 2}
 ROUTES: dict[str, Any] = {
     "/invocations": {"inputs": "one two", "parameters": {"max_new_tokens": 2}},
@@ -98,8 +103,13 @@ FAULTS: dict[str, tuple[str, bytes, int, str]] = {
     "a gzip bomb": ("gzip", gzip.compress(bytes(LIMIT + 1)), 413, f"more than {LIMIT} bytes (max_request_size)"),
     "a zstd bomb": ("zstd", zstd.compress(bytes(50 * LIMIT)), 413, f"more than {LIMIT} bytes (max_request_size)"),
     "not JSON": ("gzip", gzip.compress(b"{"), 400, "not valid JSON"),
-    "two": ("gzip, zstd", BODY, 415, "content-encoding 'gzip, zstd' is not supported; accepted: gzip, zstd"),
-    "deflate": ("deflate", zlib.compress(BODY), 415, "content-encoding 'deflate' is not supported"),
+    "two": (
+        "gzip, zstd",
+        BODY,
+        415,
+        "content-encoding 'gzip, zstd' is not supported; accepted: gzip, deflate, zstd, one at a time",
+    ),
+    "raw deflate": ("deflate", zlib.compress(BODY)[2:-4], 400, "it must begin with a gzip or zlib header"),
     "br": ("br", BODY, 415, "content-encoding 'br' is not supported"),
 }
 
@@ -113,6 +123,15 @@ def test_a_fault_has_its_status_in_the_form_of_the_route(server: LiveServer, fau
     found = post(server, "/invocations", body, encoding)
     assert found.status_code == {400: 424}.get(status, status), found.text
     assert post(server, "/generate", zstd.compress(BODY), "zstd").status_code == 200
+
+
+def test_several_lines_of_encodings_are_one_list(server: LiveServer) -> None:
+    """A proxy may add a line of its own. The first line alone was read."""
+    packed = gzip.compress(BODY)
+    for lines, status in ((("identity", "gzip"), 200), (("gzip", "identity"), 200), (("gzip", "gzip"), 415)):
+        headers = [("content-type", "application/json"), *(("content-encoding", line) for line in lines)]
+        found = http.post(f"{server.url}/generate", content=packed, headers=headers)
+        assert found.status_code == status, (lines, found.text)
 
 
 def test_routes_without_a_body_ignore_the_encoding(server: LiveServer) -> None:

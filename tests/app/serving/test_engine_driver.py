@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from handler.core.errors import InternalError, Overloaded
+from handler.core.errors import GenerationFailed, InternalError, Overloaded
 from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.engines.base import EngineConfig, Step
 from handler.engines.process.engine_process import Spec
@@ -38,14 +38,18 @@ class Silent(Scripted):
         return []
 
 
-def test_a_failing_sink_is_ended_with_an_error_and_the_others_go_on() -> None:
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(TypeError("cannot be written"), InternalError), (GenerationFailed("the model computed NaN"), GenerationFailed)],
+)
+def test_a_failing_sink_is_ended_with_an_error_and_the_others_go_on(error: Exception, kind: type[Exception]) -> None:
     bad: list[Delta] = []
     good: list[Delta] = []
 
     def fail_once(delta: Delta) -> None:
         bad.append(delta)
         if len(bad) == 1:
-            raise TypeError("cannot be written")
+            raise error
 
     async def story() -> None:
         driver = EngineDriver(Batcher(Scripted()))
@@ -56,7 +60,7 @@ def test_a_failing_sink_is_ended_with_an_error_and_the_others_go_on() -> None:
         driver.close()
 
     asyncio.run(story())
-    assert (bad[1].finish, type(bad[1].error), len(bad)) == (Finish.ERROR, InternalError, 2)
+    assert (bad[1].finish, type(bad[1].error), len(bad)) == (Finish.ERROR, kind, 2)
     assert [delta.finish for delta in good] == [None, Finish.LENGTH]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,41 @@ def test_a_start_that_fails_raises_and_ends_what_has_begun(tmp_path: Path, monke
         asyncio.run(story())
     assert states[-1] is State.CLOSED
     assert State.READY not in states
+
+
+def test_a_host_that_is_cancelled_twice_while_it_loads_leaves_nothing_behind() -> None:
+    """The model comes in spite of the cancellation, when nobody waits for it any more."""
+    loaded: list[ServedModel] = []
+
+    async def story() -> None:
+        begun, stopping = asyncio.Event(), asyncio.Event()
+
+        async def stubborn(*arguments: Any, **more: Any) -> ServedModel:
+            begun.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            loaded.append(await load_model(*arguments, **more))
+            return loaded[0]
+
+        async def block() -> None:
+            async with running(echo()):
+                raise AssertionError("it was cancelled")
+
+        async def closed() -> None:
+            while not loaded or loaded[0].availability.engine.state is not State.CLOSED:
+                await asyncio.sleep(0.01)
+
+        patched = mock.patch.object(start, "load_model", stubborn)
+        with patched, mock.patch.object(child_processes, "stop_all", stopping.set):
+            task = asyncio.ensure_future(block())
+            for event in (begun, stopping):
+                await event.wait()
+                task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await asyncio.wait_for(closed(), 60)
+
+    asyncio.run(story())
 
 
 def test_a_host_that_is_cancelled_while_it_loads_leaves_nothing_behind() -> None:

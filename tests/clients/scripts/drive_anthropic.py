@@ -25,6 +25,15 @@ def weather(city: str) -> str:
     return f"12 °C in {city}"
 
 
+def clock(city: str) -> str:
+    """The time.
+
+    Args:
+        city: its name
+    """
+    return f"12:00 in {city}"
+
+
 class AnthropicClient:
     def generate(self, url: str, prompt: str, options: dict[str, Any]) -> Any:
         what, arguments = _asked(prompt, options)
@@ -37,10 +46,13 @@ class AnthropicClient:
             if what == "count":
                 return client.messages.count_tokens(**arguments).model_dump()
             if what == "runner":
+                added = [beta_tool(clock)] if arguments.pop("adds", False) else []
                 runner = client.beta.messages.tool_runner(tools=[beta_tool(weather)], **arguments)
-                return [
-                    _answered(message, _calls(message) and runner.generate_tool_call_response()) for message in runner
-                ]
+                turns = []
+                for message in runner:
+                    turns.append(_answered(message, _calls(message) and runner.generate_tool_call_response()))
+                    _add(runner, added)
+                return turns
             if what == "gathered":
                 with client.messages.stream(**arguments) as stream:
                     return stream.get_final_message().model_dump()
@@ -50,10 +62,12 @@ class AnthropicClient:
         what, arguments = _asked(prompt, options)
         with Anthropic(**_client(url)) as client:
             if what == "runner":
+                added = [beta_tool(clock)] if arguments.pop("adds", False) else []
                 runner = client.beta.messages.tool_runner(tools=[beta_tool(weather)], stream=True, **arguments)
                 for stream in runner:
                     message = stream.get_final_message()
                     yield _answered(message, _calls(message) and runner.generate_tool_call_response())
+                    _add(runner, added)
                 return
             for event in client.messages.create(stream=True, **arguments):
                 yield event.model_dump()
@@ -69,11 +83,13 @@ class AnthropicClient:
             if what == "count":
                 return (await client.messages.count_tokens(**arguments)).model_dump()
             if what == "runner":
+                added = [beta_async_tool(_clock)] if arguments.pop("adds", False) else []
                 runner = client.beta.messages.tool_runner(tools=[beta_async_tool(_weather)], **arguments)
-                return [
-                    _answered(message, _calls(message) and await runner.generate_tool_call_response())
-                    async for message in runner
-                ]
+                turns = []
+                async for message in runner:
+                    turns.append(_answered(message, _calls(message) and await runner.generate_tool_call_response()))
+                    _add(runner, added)
+                return turns
             if what == "gathered":
                 async with client.messages.stream(**arguments) as stream:
                     return (await stream.get_final_message()).model_dump()
@@ -83,10 +99,12 @@ class AnthropicClient:
         what, arguments = _asked(prompt, options)
         async with AsyncAnthropic(**_client(url)) as client:
             if what == "runner":
+                added = [beta_async_tool(_clock)] if arguments.pop("adds", False) else []
                 runner = client.beta.messages.tool_runner(tools=[beta_async_tool(_weather)], stream=True, **arguments)
                 async for stream in runner:
                     message = await stream.get_final_message()
                     yield _answered(message, _calls(message) and await runner.generate_tool_call_response())
+                    _add(runner, added)
                 return
             async for event in await client.messages.create(stream=True, **arguments):
                 yield event.model_dump()
@@ -96,7 +114,21 @@ async def _weather(city: str) -> str:
     return weather(city)
 
 
+async def _clock(city: str) -> str:
+    return clock(city)
+
+
 _weather.__name__, _weather.__doc__ = weather.__name__, weather.__doc__
+_clock.__name__, _clock.__doc__ = clock.__name__, clock.__doc__
+
+
+def _add(runner: Any, tools: list[Any]) -> None:
+    """Add the tools to a runner in the middle of its conversation, and choose the first of them from now on."""
+    if tools:
+        runner.add_tools(*tools)
+        choice = {"type": "tool", "name": tools[0].name}
+        runner.set_messages_params(lambda params: {**params, "tool_choice": choice})
+        tools.clear()
 
 
 def _calls(message: Any) -> bool | None:

@@ -533,6 +533,21 @@ def test_what_aws_s_other_images_do_not_read_or_know_is_reported() -> None:
     assert found.model_id == "a/b"
 
 
+def test_a_variable_of_aws_s_images_with_another_effect_here_is_mapped_with_the_difference(tmp_path: Path) -> None:
+    given = {"SM_SGLANG_MODEL_PATH": "a/b", "SM_SGLANG_MEM_FRACTION_STATIC": "0.8"}
+    container = {"Image": "1.dkr.ecr.us-east-1.amazonaws.com/sglang:0.5.20", "Environment": given}
+    said = made(file(tmp_path, {**PLAIN.model, "PrimaryContainer": container}))
+    assert said["options"]["gpu_memory_utilization"] == 0.8
+    text = (tmp_path / "model.yaml").read_text()
+    assert "# Mapped, with another effect here:\n#   SM_SGLANG_MEM_FRACTION_STATIC=0.8: vLLM's share" in text
+
+
+def test_a_refused_option_with_a_value_that_changes_nothing_is_left_out() -> None:
+    found = variables({"SM_VLLM_MODEL": "a/b", "SM_VLLM_HOST": "0.0.0.0", "SM_VLLM_PORT": "8080"}, VLLM)
+    assert names(found.idle) == ["SM_VLLM_HOST", "SM_VLLM_PORT"]
+    assert "host" not in found.options
+
+
 def test_a_handler_of_lmi_tells_its_mode() -> None:
     found = variables({"OPTION_ENTRYPOINT": "djl_python.lmi_vllm.vllm_async_service"}, LMI)
     assert found.options["async_mode"] is True

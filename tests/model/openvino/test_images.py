@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from handler.serving.media.loader import place_media
 from tests.checkpoints.vision import CASES, FAMILIES
 from tests.checkpoints.vision_over_http import check_over_http
 from tests.process.engines.test_conformance import ids, start
-from tests.random_models import Answer, Compared
+from tests.random_models import Answer, Compared, unpack
 from tests.servers import serve
 
 pytestmark = pytest.mark.model
@@ -30,8 +29,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "engines" / "vision"
 @pytest.fixture(scope="module", params=FAMILIES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("vision")
-    with tarfile.open(GOLDEN / f"{request.param}.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
+    unpack(GOLDEN / f"{request.param}.tar.xz", directory)
     return directory / str(request.param)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from handler.scheduler.engine import join
 from tests.app.media.clips import clip_file
 from tests.checkpoints.audio import clip
 from tests.checkpoints.whisper import CASES, GAP, NUM_TOKENS, Answer, Case, prompt, start, transcribe, write_timed
+from tests.random_models import unpack
 from tests.servers import http, serve
 
 pytestmark = pytest.mark.model
@@ -34,8 +34,7 @@ ANSWERS = [Answer(**answer) for answer in json.loads((GOLDEN / "answers.json").r
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("whisper")
-    with tarfile.open(GOLDEN / "whisper.tar.xz") as archive:
-        archive.extractall(directory, filter="data")
+    unpack(GOLDEN / "whisper.tar.xz", directory)
     return directory / "openvino"
 
 

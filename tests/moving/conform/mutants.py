@@ -396,3 +396,90 @@ MUTANTS |= {
     "triton.unknown-input": refusals(status(500)),
     "triton.wrong-datatype": refusals(status(500)),
 }
+
+
+# -- decisions ---------------------------------------------------------------------------------------------------------
+
+
+def results(*keys: Any, to: Any = None) -> Mutate:
+    """Set a field of a question's result, or drop it, in both APIs."""
+
+    def mutate(request: Request, reply: Reply) -> None:
+        if isinstance(reply.value, dict) and "answers" in reply.value:
+            (drop if to is None else lambda *path: put(*path, to=to))("answers", *keys)(reply.value)
+
+    return mutate
+
+
+def decided(change: Callable[[Any], object]) -> Mutate:
+    """Change the document of a decision."""
+
+    def mutate(request: Request, reply: Reply) -> None:
+        if isinstance(reply.value, dict) and "answers" in reply.value:
+            change(reply.value)
+
+    return mutate
+
+
+def _in_reverse(value: Any) -> None:
+    listed = value["answers"]
+    value["answers"] = dict(reversed(listed.items())) if isinstance(listed, dict) else listed[::-1]
+
+
+def _of_sagemaker_only_chats(request: Request, reply: Reply) -> None:
+    if request.path == "/invocations":
+        reply.status = 400
+
+
+def _never_zstd(request: Request, reply: Reply) -> None:
+    if request.headers.get("content-encoding") == "zstd":
+        reply.status = 415
+
+
+def _never_default(request: Request, reply: Reply) -> None:
+    if b"jev-latest" in request.body:
+        reply.status = 404
+
+
+def _no_request_id(request: Request, reply: Reply) -> None:
+    reply.headers.pop("x-typesafe-request-id", None)
+
+
+_ESSAY, _THINKING = having(b'"essay"', status(501)), having(b"enable_thinking", status(200))
+_IMAGE = having(b"data:image/png", status(501))
+_WITHOUT_OPTIONS = (having(b'"criteria": {}', status(200)), having(b'"choices": []', status(200)))
+_ALL = {
+    "order": decided(_in_reverse),
+    "invocations": _of_sagemaker_only_chats,
+    "compressed": _never_zstd,
+    "image": _IMAGE,
+    "unknown-type": _ESSAY,
+    "thinking": _THINKING,
+    "no-options": all_of(*_WITHOUT_OPTIONS),
+    "no-questions": all_of(having(b'"questions": {}', status(200)), having(b'"questions": []', status(200))),
+    "no-state": refusals(status(200)),
+}
+MUTANTS |= {f"{group}.{name}": mutate for group in ("systemone", "decisions") for name, mutate in _ALL.items()}
+MUTANTS |= {
+    "systemone.result": results("anger", "legend"),
+    "systemone.probabilities": results("refund", "noul", to=1.0000000002),
+    "systemone.best": results("area", "choice", to="sales"),
+    "systemone.confidence": results("area", "confidence", to=1.01),
+    "systemone.formula": results("area", "confidence", to=0.5),
+    "systemone.legend": results("anger", "legend", to={"0": "calm"}),
+    "systemone.usage": decided(put("usage", "output_tokens", to=1.0)),
+    "systemone.error": refusals(status(400)),
+    "systemone.model": _never_default,
+    "systemone.request-id": _no_request_id,
+    "systemone.models": at("/v1/models", lambda reply: drop("models", 0, "description")(reply.value)),
+    "decisions.result": results(0, "name"),
+    "decisions.probabilities": results(1, "probabilities", 0, "probability", to=0.9),
+    "decisions.best": results(2, "score", to=1),
+    "decisions.confidence": results(1, "confidence", to=-0.1),
+    "decisions.usage": decided(put("usage", "total_tokens", to=1)),
+    "decisions.levels": results(2, "probabilities", 0, "label", to="angry"),
+    "decisions.error": refusals(field("value", {"error": "words alone"})),
+    "decisions.values": results(0, "probabilities", 0, "value", to="true"),
+    "decisions.unnamed": results(0, "name", to=""),
+    "decisions.json": having(b"input_json", status(400)),
+}

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Iterator
 
+from tests.moving.conform.decisions import Form
 from tests.moving.conform.mutants import MUTANTS
 from tests.moving.conform.wire import INPUTS, Refused, Reply, Request, infer, read, refusal, write
 
@@ -38,6 +39,7 @@ class Scripted:
         self.key = key
         self.gauge = gauge
         self.port = 0
+        self.form = Form()
         self.running = 0
         self.stopping = False
         self._ready = time.monotonic() + slow_start
@@ -195,6 +197,8 @@ class Scripted:
         if self.key and not self._has_key(request):
             status = 403 if self.breaks("key.right") else 401  # 401 ends the run
             return Reply({"error": {"message": "no key", "type": "e", "param": None, "code": None}}, status)
+        if request.method == "POST" and self.form.decides(request):
+            return self.form.reply(request)
         dialect = self._dialect(request.path)
         try:
             if request.method != "POST" or dialect is None:
@@ -282,7 +286,8 @@ class Scripted:
                 return Reply(self._metrics(), content_type="text/plain")
             case "GET", "/v1/models":
                 model = {"id": "model", "object": "model", "created": 0, "owned_by": "us"}
-                return Reply({"object": "list", "data": [model]})
+                listed = {"name": "model", "description": "", "release_date": "2026-11-29"}
+                return Reply({"object": "list", "data": [model], **({} if self.form.is_vllm else {"models": [listed]})})
             case "GET", "/info":
                 names = (
                     "model_id",
@@ -317,7 +322,7 @@ class Scripted:
                 if not self.breaks("adapters.delete"):
                     self._adapters.discard(name)
                 return Reply({"status": "unregistered"})
-            case "GET", path if self._dialect(path):
+            case "GET", path if self._dialect(path) or self.form.decides(request):
                 return Reply({"error": "Method Not Allowed"}, 405)
         return Reply({"code": 404, "type": "ResourceNotFoundException", "message": "not found"}, 404)
 

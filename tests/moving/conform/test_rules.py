@@ -23,12 +23,13 @@ from handler.cli import main
 from handler.core.errors import ConfigError
 from proof.conform import run as running
 from proof.conform import sources
-from proof.conform.dialects import PROFILES
+from proof.conform.dialects import GENERATING, PROFILES
 from proof.conform.rule import RULES
 from proof.conform.run import ConformPlan, Result, run
 from proof.conform.server import Asking, Command, ContainerRun, Limits
 from tests.app.server import serve
 from tests.doubles.downloads import serving
+from tests.moving.conform.decisions import Form
 from tests.moving.conform.mutants import ELSEWHERE, MUTANTS
 from tests.moving.conform.scripted import Scripted
 from tests.moving.conform.wire import Reply
@@ -46,7 +47,7 @@ LIFETIME = [rule for rule in RULES if rule.startswith(("start.", "stop."))]
 BREAKABLE = [
     (rule.id, profile)
     for rule in RULES.values()
-    for profile in rule.profiles[: 1 if rule.profiles == PROFILES else None]
+    for profile in rule.profiles[: 1 if rule.profiles == GENERATING else None]
     if rule.id not in LIFETIME
 ]
 """Rules with the profiles that may ask them in another way; those of all profiles ask alike."""
@@ -117,7 +118,18 @@ class Lacking(Scripted):
 
 CHAT, COMPLETION, MESSAGE = ("openai.chat",), ("openai.completion",), ("anthropic.message", "anthropic.usage")
 CHUNKS, EVENTS = ("openai.chunks",), ("anthropic.order", "anthropic.start", "anthropic.end", "anthropic.event-names")
+SYSTEM_ONE = ("systemone.result", "systemone.usage", "systemone.probabilities")
+DECISIONS = ("decisions.result", "decisions.usage", "decisions.probabilities", "decisions.levels")
 REQUIRED: dict[tuple[str, ...], str] = {
+    SYSTEM_ONE: "model answers usage usage.input_tokens usage.output_tokens answers.refund answers.refund.type "
+    "answers.refund.noul answers.area.choice answers.area.probabilities answers.area.confidence answers.anger.score "
+    "answers.anger.legend answers.anger.probabilities answers.anger.confidence",
+    DECISIONS: "model answers usage answers.0 answers.0.type answers.0.name answers.0.probability answers.1.choice "
+    "answers.1.confidence answers.1.probabilities answers.1.probabilities.0.value "
+    "answers.1.probabilities.0.probability answers.2.score answers.2.probabilities.0.label usage.input_tokens "
+    "usage.input_tokens_details usage.input_tokens_details.cached_tokens usage.output_tokens "
+    "usage.input_tokens_details.cache_write_tokens usage.output_tokens_details "
+    "usage.output_tokens_details.reasoning_tokens usage.total_tokens",
     CHAT: "id object created model choices choices.0.index choices.0.message choices.0.finish_reason",
     CHUNKS: "id object created model choices choices.0.index choices.0.delta",
     COMPLETION: "id object created model choices choices.0.index choices.0.text choices.0.finish_reason "
@@ -126,14 +138,17 @@ REQUIRED: dict[tuple[str, ...], str] = {
     EVENTS: "type index message.id message.type message.role message.model message.content message.usage.input_tokens "
     "message.usage.output_tokens content_block content_block.type content_block.text delta.type usage.output_tokens",
 }
-"""What the types of the packages openai 3.57 and anthropic 2.14 require, by the rules of one of which it must be."""
+"""What the types of the packages openai 3.57, anthropic 2.14 and typesafe-sdk 0.7.5 require.
+
+The key has the rules of which one must require it.
+"""
 
 
 @pytest.mark.parametrize(
     ("rules", "field"), [(rules, field) for rules, fields in REQUIRED.items() for field in fields.split()]
 )
 def test_a_field_that_sdks_require_has_a_rule(rules: tuple[str, ...], field: str) -> None:
-    profile = rules[0].partition(".")[0]
+    profile = RULES[rules[0]].profiles[0]
     path = [int(name) if name.isdecimal() else name for name in field.split(".")]
     results = ask(Lacking(profile, *path), profile, *rules, limits=SHORT)
     assert "failed" in {result.verdict for result in results.values()}
@@ -272,6 +287,47 @@ def test_a_server_that_holds_all_rules_passes(profile: str) -> None:
     assert {rule: result for rule, result in results.items() if result.verdict == "failed"} == {}
     left_out = {rule for rule, result in results.items() if result.verdict == "not asked"}
     assert left_out == ({*LIFETIME, "limits.long-stream"} if profile == "sagemaker" else set())
+
+
+class Vllm(Scripted):
+    """Decides as vLLM 0.33 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.form = Form(is_vllm=True)
+
+
+VLLM_DIFFERS = {
+    "systemone.formula", "systemone.error", "systemone.model", "systemone.request-id", "systemone.models",
+    "systemone.invocations", "systemone.compressed", "decisions.invocations", "decisions.compressed", "decisions.json",
+}  # fmt: skip
+
+
+def test_what_vllm_does_otherwise_is_documented(tmp_path: Path) -> None:
+    report = tmp_path / "report.md"
+    with scripted(Vllm()) as url:
+        assert main(["conform", url, "--profile", "decisions", "--output", str(report)]) == 1
+    failed, rules = report.read_text().split("## Rules")
+    lines = [line for line in rules.splitlines() if line.endswith("| failed |")]
+    assert {line.split(" | ")[0].removeprefix("| ") for line in lines} == VLLM_DIFFERS
+    assert failed.count("* documented difference: vLLM 0.33") == len(VLLM_DIFFERS)
+
+
+def test_rules_of_a_missing_route_are_not_asked() -> None:
+    class Without(Scripted):
+        """Has System One only, as SGLang's chat templates and llama.cpp's files have it."""
+
+        async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+            await super()._send(reply, writer)
+
+        async def _answer(self, request: Any, reader: Any, writer: Any) -> None:
+            request.path = request.path.replace("/v1/decisions", "/nowhere")
+            await super()._answer(request, reader, writer)
+
+    results = ask(Without(), "decisions", "systemone.order", "decisions", limits=LIMITS)
+    assert results.pop("systemone.order").verdict == "passed"
+    assert {result.verdict for result in results.values()} == {"not asked"}
+    assert {result.expected for result in results.values()} == {"the server has no /v1/decisions"}
 
 
 @pytest.mark.parametrize(
@@ -445,7 +501,7 @@ ANY = (
     "option.max_model_len=5000",
 )
 MODES = {
-    "rolling batch": ((), ("sagemaker", "lmi-0.28", "openai", "anthropic", "triton")),
+    "rolling batch": ((), ("sagemaker", "lmi-0.28", "openai", "anthropic", "triton", "decisions")),
     "async": (("option.lmi_version=0.38",), ("sagemaker", "lmi-0.38", "openai")),
     "tgi": (("option.tgi_compat=true", "option.tgi_metrics=true"), ("sagemaker", "tgi")),
 }

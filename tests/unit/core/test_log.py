@@ -121,6 +121,30 @@ write()
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("write", ["log.log_frequent(logger, 'a %d', (1,), dict)", "logger.info('a %d', 1)"])
+def test_a_line_whose_flush_fails_is_written_once(form: str, write: str) -> None:
+    """A pipe that is full for a moment, and not blocking, leaves the line in the stream's buffer."""
+    code = f"""
+import fcntl, logging, os, sys
+from handler.core import log
+receiver, sender = os.pipe()
+os.set_blocking(sender, False)
+size = fcntl.fcntl(sender, fcntl.F_GETPIPE_SZ)
+log.set_up({{"LMI_LOG_FORMAT": "{form}"}})
+logger = logging.getLogger("handler.x")
+logging.getLogger().handlers[0].setStream(os.fdopen(sender, "w", 1))
+os.write(sender, b"-" * size)
+{write}
+assert os.read(receiver, size) == b"-" * size
+logger.info("the end")
+print(os.read(receiver, size).decode())
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stderr == ""
+    assert [line.count("a 1") for line in ended.stdout.splitlines() if line.strip()] == [1, 0]
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
 def test_a_line_is_written_before_the_process_can_be_killed(form: str) -> None:
     code = """
 import logging, os, signal, sys

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 
 import pytest
 
-from handler.core.loop import start_now, wait_for
+from handler.core.loop import open_in_daemon_thread, start_now, wait_for
 from tests.doubles import terminal
 
 # -- a coroutine that begins at once: no task where it does not wait, and an ordinary one where it does ----------------
@@ -163,6 +164,55 @@ def test_the_result_or_error_of_what_ends_in_spite_of_its_limit_is_passed_on() -
             await wait_for(stubborn(ValueError("a bug")), 0.001)
 
     asyncio.run(story())
+
+
+# -- something that is opened on a thread ------------------------------------------------------------------------------
+
+
+class _Opened:
+    """A resource whose opening takes until `go` is set."""
+
+    def __init__(self, go: threading.Event, error: Exception | None = None) -> None:
+        self.closed = threading.Event()
+        go.wait(10)
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_what_a_thread_opens_is_closed_if_nobody_waits_any_more() -> None:
+    opened: list[_Opened] = []
+
+    def open_one(go: threading.Event) -> _Opened:
+        opened.append(_Opened(go))
+        return opened[0]
+
+    async def story() -> None:
+        go = threading.Event()
+        task = asyncio.ensure_future(open_in_daemon_thread(open_one, go))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert opened == []
+        go.set()
+
+    asyncio.run(story())
+    for _ in range(1000):
+        if opened:
+            break
+        threading.Event().wait(0.01)
+    assert opened[0].closed.wait(10)
+
+
+def test_what_a_thread_opens_is_returned_open_or_its_error_raised() -> None:
+    go = threading.Event()
+    go.set()
+    assert not asyncio.run(open_in_daemon_thread(_Opened, go)).closed.is_set()
+    with pytest.raises(ValueError, match="a bug"):
+        asyncio.run(open_in_daemon_thread(_Opened, go, ValueError("a bug")))
 
 
 # -- what is shown while a helper program runs -------------------------------------------------------------------------

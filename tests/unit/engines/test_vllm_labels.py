@@ -40,6 +40,21 @@ def test_selected_labels_take_one_request() -> None:
     assert vector(labels.take(selected((3, 2), -0.5))) == [-3.0, -2.0, -0.5]
 
 
+@pytest.mark.parametrize(
+    ("selects_ids", "output"),
+    [
+        (True, Output(1, finish=Finish.STOP)),
+        (True, selected((3,), -0.5)),
+        (True, selected((3, 2), -0.5)._replace(logprobs=(None,))),
+        (False, Output(1, (4,), (-1.0,), Finish.LENGTH)),
+        (False, Output(1, (4,), (-1.0,), Finish.LENGTH, prompt_logprobs=[None])),
+    ],
+)
+def test_an_output_without_a_log_probability_fails_only_its_request(selects_ids: bool, output: Output) -> None:
+    failed = LabelRequest(request(3, 2), None, selects_ids=selects_ids).take(output)
+    assert failed == Output(1, finish=Finish.ERROR, error="the engine returned no log-probability")
+
+
 def test_more_labels_than_vllm_allows_take_several_requests() -> None:
     ids = tuple(range(1, MAX_IDS + 3))
     labels = LabelRequest(request(*ids), None, selects_ids=True)

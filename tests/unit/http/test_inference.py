@@ -217,6 +217,20 @@ def test_the_first_of_several_headers_with_a_name_counts() -> None:
     assert headers_by_name(scope) == {"a": "1", "b": "é"}
 
 
+def test_the_values_of_a_list_are_joined() -> None:
+    lists = [
+        (b"content-encoding", b"gzip"), (b"accept", b"text/html"), (b"x-amzn-sagemaker-custom-attributes", b"a=1,b=2"),
+        (b"content-encoding", b"identity"), (b"x-amzn-sagemaker-custom-attributes", b"adapter=x"), (b"host", b"a"),
+        (b"accept", b"*/*"), (b"host", b"b"),
+    ]  # fmt: skip
+    assert headers_by_name({"headers": lists}) == {
+        "content-encoding": "gzip, identity",
+        "accept": "text/html, */*",
+        "x-amzn-sagemaker-custom-attributes": "a=1,b=2;adapter=x",
+        "host": "a",
+    }
+
+
 def test_the_path_of_a_request_has_its_query() -> None:
     assert path_of({"path": "/a", "query_string": b"b=c"}) == "/a?b=c"
     assert path_of({"path": "/a", "query_string": b""}) == "/a"

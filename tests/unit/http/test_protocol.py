@@ -232,10 +232,11 @@ def test_a_message_where_another_is_expected_is_refused_and_not_sent(
     assert errors[0].startswith(f"the application sent {refused['type']} where ")
 
 
-def test_a_leave_to_continue_does_not_wait() -> None:
+@pytest.mark.parametrize("expect", ["100-continue", "100-Continue, other", "100-continue\r\nExpect: other"])
+def test_a_leave_to_continue_does_not_wait(expect: str) -> None:
     async def story() -> None:
         async with connected(mirror) as connection:
-            connection.receive(b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+            connection.receive(f"POST / HTTP/1.1\r\nExpect: {expect}\r\nContent-Length: 2\r\n\r\n".encode())
             assert await connection.read_until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             connection.receive(b"ab")
             assert (await connection.read_until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")

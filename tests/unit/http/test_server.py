@@ -298,9 +298,11 @@ def greeting(
     access: Access = Access(),  # noqa: B008
     task: Task = Task.GENERATION,
     users: Formatters = Formatters(),  # noqa: B008
+    no_labels: str = "",
 ) -> str:
     listener: Any = SimpleNamespace(getsockname=lambda: address)
-    model: Any = SimpleNamespace(context=SimpleNamespace(task=task), config=SimpleNamespace(name="a b"))
+    context = SimpleNamespace(task=task, no_labels=no_labels)
+    model: Any = SimpleNamespace(context=context, config=SimpleNamespace(name="a b"))
     return _greeting(listener, access, model, users)
 
 
@@ -318,7 +320,7 @@ def test_a_ready_server_greets_with_an_address_that_works(
 ) -> None:
     first, *requests = greeting(address, Access(certfile=certfile)).splitlines()
     assert first == told
-    assert len(requests) == 6
+    assert len(requests) == 7
     near = told.partition("open ")[2].partition(" in a")[0].replace("it", told.split()[2].rstrip(";"))
     assert all(line.startswith(f"  curl -s {near}/") for line in requests)
     assert any("/v2/models/a%20b/generate" in line for line in requests)
@@ -327,6 +329,11 @@ def test_a_ready_server_greets_with_an_address_that_works(
 def test_the_greetings_requests_are_those_of_the_models_task() -> None:
     for task in Task:
         assert greeting(("127.0.0.1", 80), task=task).count("curl") == len(http_server._EXAMPLES[task])
+
+
+def test_the_greeting_has_a_decision_only_if_the_engine_can_decide() -> None:
+    assert "/v1/systemone" in greeting()
+    assert "/v1/systemone" not in greeting(no_labels="the engine returns no log-probabilities")
 
 
 def test_the_greeting_asks_for_a_key_without_showing_it(monkeypatch: pytest.MonkeyPatch) -> None:

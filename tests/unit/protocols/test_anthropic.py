@@ -627,3 +627,58 @@ def test_arguments_that_are_cut_off_or_too_deep_are_text(city: str) -> None:
     assert [block["type"] for block in value["content"]] == ["text"]
     assert value["content"][0]["text"].startswith('weather {"city": ')
     assert value["stop_reason"] in ("max_tokens", "model_context_window_exceeded")
+
+
+# -- fields of the betas that hold here without an effect --------------------------------------------------------
+
+
+@in_one_test(
+    "more",
+    [
+        {"thinking": {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}},
+        {"thinking": {"type": "adaptive", "block_binding": {}}},
+        {"thinking": {"type": "adaptive", "block_binding": None}},
+        {"tools": [tool("a", allowed_callers=["direct", "code_execution_20260120"])]},
+        {"tools": [tool("a", allowed_callers=[])]},
+    ],
+)
+def test_fields_that_ask_for_what_always_holds(more: dict[str, Any]) -> None:
+    able = replace(HERMES, chat_template=f"<think></think>{HERMES.chat_template}")
+    assert parse(body(**more), context=able).ignored == []
+
+
+@in_one_test(
+    ("more", "message"),
+    [
+        ({"thinking": {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "keep"}}},
+         "'block_binding' must be an object whose 'prefix_mismatch_behavior' is error or drop_block"),
+        ({"thinking": {"type": "adaptive", "block_binding": {"other": 1}}}, "has an unknown name 'other'"),
+        ({"thinking": {"type": "adaptive", "block_binding": 3}}, "'block_binding' must be an object"),
+        ({"tools": [tool("a", allowed_callers=["code_execution_20260120"])]},
+         'tools[0].allowed_callers=["code_execution_20260120"]: must contain \'direct\''),
+        ({"tools": [tool("a", allowed_callers="direct")]}, "tools[0].allowed_callers=\"direct\": must contain"),
+    ],
+)  # fmt: skip
+def test_fields_that_ask_for_what_never_holds(more: dict[str, Any], message: str) -> None:
+    assert message in value("anthropic_messages", body(**more))["error"]["message"]
+
+
+@in_one_test(
+    ("transformations", "message"),
+    [
+        (None, None),
+        ({}, None),
+        ({"oversized_image": "downsize"}, None),
+        ({"oversized_image": "error"}, 'transformations.oversized_image="error": is not supported'),
+        ({"other": 1}, "transformations must be an object with 'oversized_image'"),
+        (3, "transformations must be an object with 'oversized_image'"),
+    ],
+)
+def test_large_images_are_scaled_down(transformations: Any, message: str | None) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": "eA=="}
+    image = {"type": "image", "source": source, "transformations": transformations}
+    for content in ([image], [result([image])]):
+        asked = talk("a", [USE], content, tools=TOOLS)
+        found = answer("anthropic_messages", asked, context=replace(HERMES, no_media={"image": ""}))
+        error = json.loads(found.body).get("error", {}).get("message")
+        assert (error is None) if message is None else message in error

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from handler.config.config import Config
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import GenerationFailed, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import Upload
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Request
+from handler.engines.base import EngineConfig
+from handler.engines.openai.engine import capabilities
 from handler.protocols.decisions.formulas import Reading, read
+from handler.protocols.decisions.values import InvalidField
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from tests.one_test import in_one_test
@@ -74,9 +79,7 @@ def test_scores_and_confidence(probabilities: Any, score: float, confidence: flo
     assert reading.choice_confidence == pytest.approx(of_choice, abs=1e-4)
 
 
-@in_one_test(
-    "vector", [[0.0, 0.0, 1e-12], [-float("inf")] * 3, [-float("inf"), 0.0, 0.0], [float("nan")] * 3, [1e-9, 1e-9]]
-)
+@in_one_test("vector", [[0.0, 0.0, 1e-12], [-float("inf")] * 3, [-float("inf"), 0.0, 0.0], [1e-9, 1e-9]])
 def test_numbers_stay_within_0_and_1_whatever_the_engine_reports(vector: Any) -> None:
     reading = read(vector)
     numbers = (*reading.probabilities, reading.label_mass, reading.choice_confidence, reading.score_confidence)
@@ -94,7 +97,7 @@ def test_the_first_of_equal_options_wins() -> None:
 
 def test_a_choice_is_asked_with_letters() -> None:
     question = {"type": "choice", "instructions": "Which?", "criteria": {"a": None, "b": "bills", "c": {"k": "ü"}}}
-    ending = 'Question: Which?\nA: a\nB: b - bills\nC: c - {"k": "ü"}\nReply with the letter of one option only.'
+    ending = 'Question: Which?\nA: a\nB: b - bills\nC: c - {"k": "ü"}\nAnswer with the letter of one option only.'
     request = request_of(question, {"t": ["é"]})
     assert request.messages == ({"role": "user", "content": '{"t": ["é"]}\n\n' + ending},)
     assert request.pooling is not None
@@ -118,19 +121,32 @@ def test_other_questions_have_their_own_labels(question: Any, lines: list[str], 
 
 
 @in_one_test(
-    ("state", "text"), [("", ""), ([1], "[1]\n\n"), (None, "null\n\n"), (True, "true\n\n"), ("a b", "a b\n\n")]
+    ("state", "text"), [("", "\n\n"), ([1], "[1]\n\n"), (None, "null\n\n"), (True, "true\n\n"), ("a b", "a b\n\n")]
 )
 def test_any_state_becomes_text(state: Any, text: str) -> None:
     assert prompt_of(NOUL, state).startswith(f"{text}Question")
 
 
-def test_both_apis_ask_the_same_question_alike() -> None:
-    question = {"type": "predicate", "instructions": "Is it urgent?"}
+@in_one_test(
+    ("question", "lines"),
+    [
+        (PREDICATE, ["Question: It is urgent.", "A: false", "B: true"]),
+        (
+            {"type": "choice", "instructions": "", "choices": [{"value": "ü"}, {"value": True, "description": "c"}]},
+            ['A: "ü"', "B: true - c"],
+        ),
+        (
+            {"type": "score", "instructions": "", "levels": [{"label": "a"}, {"label": "b", "description": "c"}]},
+            ["A: a", "B: b - c"],
+        ),
+    ],
+)
+def test_letters_label_all_questions_of_openais_api(question: Any, lines: list[str]) -> None:
     (request,) = requests({"input": "s", "questions": [question]})
-    assert request.messages[-1]["content"] == prompt_of(NOUL)
-    levels = {"type": "score", "instructions": "i", "levels": [{"label": "a"}, {"label": "b", "description": "c"}]}
-    (request,) = requests({"input": "s", "questions": [levels]})
-    assert "\n0: a\n1: b - c\n" in request.messages[-1]["content"]
+    content = request.messages[-1]["content"]
+    assert content == "\n".join(["s", "", *lines, "Answer with the letter of one option only."])
+    assert request.pooling is not None
+    assert request.pooling.labels == ("A", "B")
 
 
 def test_instructions_are_a_system_message() -> None:
@@ -139,6 +155,59 @@ def test_instructions_are_a_system_message() -> None:
 
 
 PAIRS = [bytes((first, second)) for first in b"ABC" for second in range(ord("A"), ord("Z") + 1)]
+
+
+NAMES = replace(CONTEXT, vocabulary=Vocabulary([b"good", b"bad", b" poor", b"true", b"false"]))
+
+
+def asked(criteria: Any, version: int = 2) -> tuple[str, tuple[str, ...]]:
+    question = {"type": "choice", "instructions": "Which?", "criteria": criteria}
+    request = request_of(question, context=NAMES, prompt_format_version=version)
+    assert request.pooling is not None
+    return request.pooling.suffix, request.pooling.labels
+
+
+def test_in_version_2_a_choice_is_asked_with_its_names() -> None:
+    assert asked({"good": None, "bad": "broken"}) == (
+        "Question: Which?\nbad: broken\nAnswer with good or bad only.",
+        ("good", "bad"),
+    )
+    assert asked({"good": None}) == ("Question: Which?\nAnswer with good only.", ("good",))
+    text, labels = asked({"true": None, "good": None, "bad": None})
+    assert (text.splitlines()[-1], labels) == ("Answer with true, good or bad only.", ("true", "good", "bad"))
+    letters = ("Question: Which?\nA: good\nB: bad\nAnswer with the letter of one option only.", ("A", "B"))
+    assert asked({"good": None, "bad": None}, version=1) == letters
+
+
+@pytest.mark.parametrize("name", ["poor", "good bad", "awful"])  # a token only after a space, two tokens, none
+def test_in_version_2_a_choice_with_a_longer_name_is_asked_with_letters(name: str) -> None:
+    criteria = {"good": None, name: "x"}
+    assert asked(criteria) == asked(criteria, version=1)
+
+
+def test_in_version_2_openai_choices_are_asked_with_their_values() -> None:
+    def labels(*values: Any, **more: Any) -> tuple[str, ...]:
+        questions = [{"type": "choice", "instructions": "Which?", "choices": [{"value": value} for value in values]}]
+        (request,) = requests({"input": "s", "questions": questions, "prompt_format_version": 2, **more}, NAMES)
+        assert request.pooling is not None
+        return request.pooling.labels
+
+    assert labels("good", "bad") == ("good", "bad")
+    assert labels(True, False) == ("true", "false")
+    assert labels(True, "true") == ("A", "B")  # the second one is asked with its quotes
+
+
+def test_in_version_2_other_questions_are_as_in_version_1() -> None:
+    for question in (NOUL, {"type": "score", "instructions": "x", "criteria": ["bad", "good"]}):
+        both = [request_of(question, context=NAMES, prompt_format_version=version) for version in (1, 2)]
+        assert both[0].messages == both[1].messages
+        assert both[0].pooling == both[1].pooling
+
+
+@pytest.mark.parametrize("version", [0, 3, 1.5, "two"])
+def test_a_version_of_the_prompt_that_does_not_exist_is_refused(version: Any) -> None:
+    with pytest.raises(InvalidParameter, match=r"prompt_format_version.*must be an integer from 1 to 2"):
+        request_of(NOUL, prompt_format_version=version)
 
 
 def test_more_options_than_letters_get_pairs_of_letters_that_are_tokens() -> None:
@@ -171,6 +240,24 @@ def test_special_tokens_in_texts_are_no_special_tokens() -> None:
     assert value(SYSTEM_ONE, {"state": "x", "questions": {"q": question}}, context=context)["answers"]["q"][
         "probabilities"
     ].keys() == {"<|im_end|>", "b"}
+
+
+@in_one_test(
+    "body",
+    [
+        {"input": "x<|im_end|>\n<|im|>system", "questions": [{**PREDICATE, "instructions": "<|im|>?"}]},
+        {"input": [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "<|im|>"}],
+         "questions": [{"type": "choice", "instructions": "", "choices": [{"value": "<|im|>"}, {"value": True}]}]},
+        {"state": {"<|im|>": ["<|im_end|>"]}, "questions": {"q": {"type": "score", "criteria": ["<|im|>", "b"]}}},
+        {"state": "", "instructions": "<|im_end|>", "questions": {"q": {**NOUL, "criteria": {"true": "<|im|>"}}}},
+    ],
+)  # fmt: skip
+def test_no_text_of_either_api_ends_the_message(body: Any) -> None:
+    vocabulary = Vocabulary([b"a", b"<|im_end|>", b"<|im|>"], special={1, 2})
+    for request in requests(body, replace(CONTEXT, vocabulary=vocabulary)):
+        contents = [message["content"] for message in request.messages]
+        assert not any(mark in content for content in contents for mark in vocabulary.marks)
+        assert any("\u200b|im" in content for content in contents)
 
 
 # -- conversations -----------------------------------------------------------------------------------------------------
@@ -263,6 +350,50 @@ def test_images_stand_before_the_state_and_assets_in_their_places() -> None:
     assert second.pooling.suffix.startswith(" the same?")
 
 
+SHOWN = [
+    {"role": "system", "content": "Inspect the parcel."},
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": PIXEL}},
+            {"type": "text", "text": "Is it broken?"},
+            {"type": "image_url", "image_url": PIXEL},
+            {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}},
+        ],
+    },
+]
+
+
+@in_one_test(("state", "at"), [(SHOWN, "state[1]"), ({"messages": SHOWN, "plan": "pro"}, "state.messages[1]")])
+def test_images_of_messages_in_the_state_stand_before_it_as_in_llama_cpp(state: Any, at: str) -> None:
+    before = json.dumps(state)
+    request = request_of(NOUL, state, SIGHTED, images=[PIXEL])
+    names = [f"{at}.content[{index}].image_url" for index in (0, 2)]
+    assert [source.name for source in request.media] == ["images[0]", *names]
+    text = request.messages[-1]["content"][-1]["text"]
+    assert "base64" not in text
+    assert "Inspect the parcel." in text
+    assert "Is it broken?" in text
+    assert "https://example.com/a.png" in text, "not a data URL, so it is text as in vLLM and SGLang"
+    assert json.dumps(state) == before
+    with pytest.raises(InvalidPayload, match=rf"^{re.escape(names[0])}: 'image_url' is not supported"):
+        request_of(NOUL, state, replace(CONTEXT, no_media={"image": "the model accepts text only"}))
+
+
+@in_one_test(
+    "state",
+    [
+        [{"type": "image_url", "image_url": PIXEL}],
+        {"messages": {"role": "user", "content": [{"type": "image_url", "image_url": PIXEL}]}},
+        [{"role": "user", "content": PIXEL}, None, 1, {"content": [PIXEL, None, {"type": "image_url"}]}],
+    ],
+)
+def test_other_states_with_the_url_of_an_image_are_text(state: Any) -> None:
+    request = request_of(NOUL, state, SIGHTED)
+    assert request.media == ()
+    assert str(request.messages[-1]["content"]).startswith(json.dumps(state))
+
+
 @in_one_test("as_part", [lambda text: Upload(text.encode()), str])
 def test_the_document_of_a_form_has_at_most_1_mib(as_part: Any) -> None:
     def parse(size: int) -> Any:
@@ -274,10 +405,75 @@ def test_the_document_of_a_form_has_at_most_1_mib(as_part: Any) -> None:
         parse((1 << 20) + 1)
 
 
+@pytest.mark.parametrize("logprobs", [[math.nan, -1.0, -1.0], [-1.0, math.nan, -1.0], [-1.0, -1.0, math.nan]])
+def test_a_model_that_computes_nan_fails(logprobs: list[float]) -> None:
+    with pytest.raises(GenerationFailed, match="not numbers"):
+        read(logprobs)
+
+
+def test_the_longest_name_of_an_asset_is_replaced() -> None:
+    names = ("<a", "<ab", "<abc>", "b>")
+    assets = {name: {"type": "image", "data_base64": "AAAA"} for name in names}
+    (request,) = requests({"state": "<abc> <ab> <a b>", "assets": assets, "questions": {"q": NOUL}}, SIGHTED)
+    assert [source.name.removesuffix(".data_base64") for source in request.media] == [
+        f"assets.{name}" for name in ("<abc>", "<ab", "<a", "b>")
+    ]
+    texts = [part["text"] for part in request.messages[0]["content"] if part["type"] == "text"]
+    assert texts[:3] == [" ", "> ", " "]
+
+
+def test_an_asset_may_have_the_name_of_a_special_token() -> None:
+    context = replace(SIGHTED, vocabulary=Vocabulary([b"a", b"<image>"], {1}), chat_template="x")
+    asset = {"type": "image", "data_base64": "AAAA"}
+    (request,) = requests({"state": "see <image>", "assets": {"<image>": asset}, "questions": {"q": NOUL}}, context)
+    assert [part["type"] for part in request.messages[0]["content"]] == ["text", "image", "text"]
+
+
 def test_an_asset_that_no_text_contains_is_refused() -> None:
     asset = {"type": "image", "data_base64": "AAAA"}
     with pytest.raises(InvalidPayload, match="no text of the request contains"):
         requests({"state": "x", "assets": {"<image:1>": asset}, "questions": {"q": NOUL}}, SIGHTED)
+
+
+@pytest.mark.parametrize(
+    ("body", "log"),
+    [
+        ({"state": "", "questions": {"secret": {"type": "secret"}}}, "questions was refused"),
+        ({"state": "", "questions": {"q": {"type": "choice", "criteria": {"secret\n": ""}}}}, "questions was refused"),
+        (
+            {"state": "", "assets": {"secret": {"type": "image", "data_base64": "AAAA"}}, "questions": {"q": NOUL}},
+            "assets was refused",
+        ),
+        (
+            {
+                "input": "",
+                "questions": [
+                    PREDICATE,
+                    {"type": "choice", "instructions": "x", "choices": [{"value": "secret\n"}, {"value": "x"}]},
+                ],
+            },
+            "questions[1].choices[0].value was refused",
+        ),
+    ],
+)
+def test_the_log_of_a_refusal_has_no_names_of_the_client(body: dict[str, Any], log: str) -> None:
+    with pytest.raises(InvalidField) as refused:
+        requests(body, SIGHTED)
+    assert refused.value.public == log
+
+
+def test_the_log_of_a_long_prompt_has_no_id_of_a_question() -> None:
+    (request,) = requests({"state": "", "questions": {"secret": NOUL}})
+    error = PromptTooLong(request.names.prompt, 9, 8)
+    assert error.message.startswith("'state with questions.secret' has 9 tokens")
+    assert error.public.startswith("'state' has 9 tokens")
+    assert "secret" not in error.public
+    assert InvalidParameter(f"{request.names.prompt}: no").public == "state was refused"
+
+
+def test_fields_of_an_image_that_have_no_effect_are_reported() -> None:
+    body = {"state": "s", "questions": {"q": NOUL}, "images": [{"url": PIXEL, "max_dynamic_patch": 4}, PIXEL]}
+    assert SYSTEM_ONE.parse(body, SIGHTED).ignored == ["images[].max_dynamic_patch"]
 
 
 def test_images_of_a_question_belong_to_it_alone() -> None:
@@ -301,10 +497,14 @@ def test_the_state_counts_once_for_each_question() -> None:
 
 
 def test_the_copies_of_the_state_count_as_memory() -> None:
+    """Each has token ids, which take about ten bytes for a character. The first counts as that of a chat."""
     for context in (CONTEXT, SIGHTED):
         images = {} if context is CONTEXT else {"images": [PIXEL]}
-        body = {"state": "x" * 1000, "questions": {str(number): NOUL for number in range(20)}, **images}
-        assert 20_000 < SYSTEM_ONE.parse(body, context).num_repeated < 40_000
+        questions = {str(number): NOUL for number in range(20)}
+        body = {"state": "x" * 1000, "questions": questions, **images}
+        assert 200_000 < SYSTEM_ONE.parse(body, context).num_repeated < 400_000
+        alone = {**body, "questions": {"0": NOUL}}
+        assert 1000 < SYSTEM_ONE.parse(alone, context).num_repeated < 2000
 
 
 @in_one_test(
@@ -349,6 +549,22 @@ def test_thinking_is_switched_off() -> None:
 
 
 @in_one_test(
+    ("template", "arguments"),
+    [
+        ("{% if thinking %}", {"thinking": False}),
+        ("{%- set x = thinking_budget|default(-1) %}", {"thinking_budget": 0}),
+        ("{{ thinking_mode }}", {"thinking_mode": "disabled"}),
+        ("{{ message.thinking }}{{ message['thinking'] }}", {}),
+        ("{# thinking #}{{ 'thinking' }} thinking", {}),
+        ("{{ \"don't\" }}{% if enable_thinking %}'", {"enable_thinking": False}),
+    ],
+)
+def test_a_switch_is_a_variable_and_no_text(template: str, arguments: dict[str, Any]) -> None:
+    request = request_of(NOUL, context=replace(CONTEXT, chat_template=template))
+    assert dict(request.template.arguments) == arguments
+
+
+@in_one_test(
     ("template", "parser", "ending"),
     [
         ("<think></think>", None, "<assistant>\n<think>\n"),
@@ -360,7 +576,7 @@ def test_a_model_that_always_thinks_is_refused_by_the_question(template: str, pa
     context = replace(CONTEXT, chat_template=template, config=Config(reasoning_parser=parser))
     request = request_of(NOUL, context=context)
     assert request.read_prompt is not None
-    with pytest.raises(InvalidPayload, match=r"^questions\.q: the model thinks"):
+    with pytest.raises(InvalidParameter, match=r"^state with questions\.q: the model thinks"):
         request.read_prompt(request, f"text{ending}")
 
 
@@ -379,8 +595,12 @@ def test_harmony_and_engines_without_labels_are_refused() -> None:
     harmony = replace(CONTEXT, chat_template="<|start|>assistant<|channel|>analysis<|message|>")
     with pytest.raises(InvalidPayload, match="openai_gptoss"):
         request_of(NOUL, context=harmony)
-    with pytest.raises(InvalidPayload, match="the engine grpc cannot decide them: no"):
+    with pytest.raises(InvalidPayload, match="the engine grpc does not support decisions: no"):
         request_of(NOUL, context=ServerContext("grpc", no_labels="no"))
+    by_url = {"base_url": ("http://x/v1",), "base_url_kind": "lmi"}
+    able = capabilities(EngineConfig(Config(engine_options=by_url)))
+    with pytest.raises(InvalidPayload, match=r"a server of the kind lmi .* it decides itself, so send them there"):
+        request_of(NOUL, context=ServerContext("openai", no_labels=able.no_labels))
     with pytest.raises(InvalidPayload, match="'questions': the model has no chat template"):
         request_of(NOUL, context=ServerContext("openvino", vocabulary=Vocabulary([b"a"])))
 
@@ -413,7 +633,7 @@ def test_invocations_reads_both_apis_in_each_mode(mode: str) -> None:
     found = value(mode, {"state": "s", "questions": {"q": question}})
     assert found["answers"]["q"]["choice"] == "a"
     found = value(mode, {"input": "s", "questions": [PREDICATE]})
-    assert found["answers"] == [{"type": "predicate", "name": None, "probability": pytest.approx(2 / 3)}]
+    assert found["answers"] == [{"type": "predicate", "name": None, "probability": pytest.approx(1 / 3)}]
 
 
 def test_ignored_names_are_reported() -> None:

@@ -123,6 +123,58 @@ def test_the_probabilities_of_decisions_differ_by_nats(probability: float, cls: 
         assert class_between(decided(0.6), decided(probability)) is cls
 
 
+@pytest.mark.parametrize(
+    ("chosen", "probabilities", "cls"),
+    [
+        (0, [0.52, 0.48], Class.EQUAL),
+        (1, [0.48, 0.52], Class.TIE),
+        (1, [0.45, 0.55], Class.TIE),
+        (1, [0.5, 0.5], Class.TIE),  # of equally likely options, another one
+        (1, [0.3, 0.7], Class.TEXT),
+        (1, [0.52, 0.48], Class.TEXT),  # not the most likely option
+    ],
+)
+def test_a_choice_is_as_different_as_its_probabilities(chosen: int, probabilities: list[float], cls: Class) -> None:
+    def systemone(chosen: int, probabilities: list[float]) -> Response:
+        names = ["yes. maybe", "no"]
+        decision = {"choice": names[chosen], "probabilities": dict(zip(names, probabilities, strict=True))}
+        return answer({"answers": {"q": {"type": "choice", **decision}, "r": {"type": "noul", "noul": 0.5}}})
+
+    def openai(chosen: int, probabilities: list[float]) -> Response:
+        names: list[str | bool] = ["true", True]
+        rows = [{"value": name, "probability": p} for name, p in zip(names, probabilities, strict=True)]
+        decision = {"type": "choice", "choice": names[chosen], "probabilities": rows}
+        return answer({"answers": [{"type": "predicate", "probability": 0.5}, decision]})
+
+    for decided in (systemone, openai):
+        assert class_between(decided(0, [0.52, 0.48]), decided(chosen, probabilities)) is cls
+        assert class_between(decided(chosen, probabilities), decided(0, [0.52, 0.48])) is cls
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "cls"),
+    [
+        ({"score": 2, "confidence": 1}, {"score": 1.98, "confidence": 0.97}, Class.TIE),  # as JavaScript writes 2.0
+        ({"score": 2.0858}, {"score": 2.08579}, Class.TIE),
+        ({"score": 2}, {"score": 1}, Class.TEXT),
+        (
+            {"confidence": 0.2, "probabilities": {"a": 0.6}},
+            {"confidence": 0.52, "probabilities": {"a": 0.76}},
+            Class.TIE,
+        ),
+        ({"probabilities": {"a": 0.00004}}, {"probabilities": {"a": 0.0}}, Class.TIE),  # rounded to four places
+        ({"probabilities": {"a": 0.0004}}, {"probabilities": {"a": 0.0}}, Class.TEXT),
+        ({"argmax_is_label": True, "label_mass": 0.3}, {"argmax_is_label": False, "label_mass": 0.29}, Class.TIE),
+        ({"argmax_is_label": True, "label_mass": 0.3}, {"argmax_is_label": False, "label_mass": 0.1}, Class.TEXT),
+        ({"argmax_is_label": True}, {"argmax_is_label": "yes"}, Class.SHAPE),
+        ({"choice": "a", "probabilities": 7}, {"choice": "b", "probabilities": 7}, Class.TEXT),
+    ],
+)
+def test_what_is_computed_from_the_probabilities_of_a_decision(old: Any, new: Any, cls: Class) -> None:
+    for wrap in (lambda value: {"answers": {"q": value}}, lambda value: {"answers": [value]}):
+        assert class_between(answer(wrap(old)), answer(wrap(new))) is cls
+
+
 @pytest.mark.parametrize(("before", "cls"), [(-0.1, Class.TIE), (-0.12, Class.TIE), (-0.9, Class.TEXT)])
 def test_a_near_tie_after_other_probabilities_is_none(before: float, cls: Class) -> None:
     """By chance two models may be as sure of different tokens, but not of all tokens before."""

@@ -151,12 +151,9 @@ def test_other_content_types_are_refused_with_what_to_send(kind: str, route: str
 def test_tritons_routes_take_any_type_and_packed_bodies() -> None:
     infer = "/v2/models/{model}/infer"
     assert of({"content-type": "text/csv", "content-encoding": "gzip"}, infer).encoding == "gzip"
-    assert of({"content-encoding": "deflate"}, infer).encoding == "deflate"
-    with pytest.raises(UnsupportedMedia, match=r"^content-encoding 'br' is not supported; accepted: gzip, zstd, defl"):
-        of({"content-encoding": "br"}, infer)
-    assert of({"content-encoding": "gzip"}).encoding == "gzip"
-    with pytest.raises(UnsupportedMedia, match=r"^content-encoding 'deflate' is not supported; accepted: gzip, zstd$"):
-        of({"content-encoding": "deflate"})
+    assert of({"content-encoding": "deflate"}).encoding == "deflate"
+    with pytest.raises(UnsupportedMedia, match=r"^content-encoding 'br' is not supported; accepted: gzip, deflate, z"):
+        of({"content-encoding": "br"})
     assert of({"content-encoding": "identity"}).encoding == ""
 
 

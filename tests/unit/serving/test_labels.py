@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from handler.core.errors import InvalidParameter
 from handler.core.values import FieldNames, Pooling, Request
@@ -56,6 +58,60 @@ def test_labels_of_a_tokenizer_that_adds_a_first_token(loaded: dict[str, HfToken
     assert [tokenizer.vocabulary.pieces[id] for id in pooling.label_ids] == [b"A", b"B"]
 
 
+def spaced(prefix: str) -> Tokenizer:
+    """A tokenizer as Mistral has it, with a token for each label with a space and without.
+
+    Args:
+        prefix: where it adds a space: "first" for the beginning of a text, "always" for each of its parts, or "never".
+    """
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "A", "B", "▁A", "▁B", "]", ":"]
+    merges = [("▁", "A"), ("▁", "B")]
+    vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme=prefix, split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("prefix", ["first", "always", "never"])
+@pytest.mark.parametrize("end", ["<|im_end|>", "<|im_end|>A:", "<|im_end|>\\n", ":", "<|im_end|>" + "A " * 40 + ":"])
+def test_a_label_after_a_special_token_is_the_token_that_follows_the_prompt(
+    tmp_path: Path, prefix: str, end: str
+) -> None:
+    """Some tokenizers add a space only to the beginning of a text, which the end of a prompt is not."""
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}{{ '" + end + "' }}"
+    tokenizer = HfTokenizer(write(tmp_path, spaced(prefix), template))
+    question = request("Which?", "A", "B")
+    pooling, ids = encode(tokenizer, question)
+    text = tokenizer.encode_chat(question.messages).text
+    assert [tokenizer.ids(text + label) for label in "AB"] == [[*ids, id] for id in pooling.label_ids]
+
+
+INSTRUCT = (
+    "{% for message in messages %}{% if message['role'] == 'user' %}<|im_start|>{{ message['content'] }}END"
+    "{% else %} {{ message['content'] }}<|im_end|>{% endif %}{% endfor %}"
+)
+"""As in Mistral's templates, each reply begins with a space."""
+
+
+@pytest.mark.parametrize("end", ["]", "<|im_end|>"])
+@pytest.mark.parametrize("prefix", ["first", "always", "never"])
+def test_a_label_begins_with_the_space_that_the_template_writes_before_a_reply(
+    tmp_path: Path, prefix: str, end: str
+) -> None:
+    tokenizer = HfTokenizer(write(tmp_path, spaced(prefix), INSTRUCT.replace("END", end)))
+    pooling, _ = encode(tokenizer, request("Which?", "A", "B"))
+    assert [tokenizer.vocabulary.pieces[id] for id in pooling.label_ids] == [b" A", b" B"]
+
+
+def test_labels_have_no_space_if_they_are_not_tokens_with_it(tmp_path: Path) -> None:
+    tokenizer = HfTokenizer(write(tmp_path, sentence_piece(), INSTRUCT.replace("END", "]")))
+    pooling, _ = encode(tokenizer, request("Which?", "l", "o"))
+    assert [tokenizer.vocabulary.pieces[id] for id in pooling.label_ids] == [b"l", b"o"]
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -101,6 +157,18 @@ def test_nothing_is_shared_if_the_template_changes_the_question(tmp_path: Path) 
     template = "{% for message in messages %}{{ message['content'] | upper }}{% endfor %}"
     pooling, _ = encode(HfTokenizer(write(tmp_path, byte_level(), template)), request("Which?", "A"))
     assert pooling.num_shared == 0
+
+
+def test_nothing_is_shared_if_the_tokenizer_changes_the_question(tmp_path: Path) -> None:
+    """Qwen's tokenizer composes characters. Otherwise the position would depend on the length of the question."""
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    composing = HfTokenizer(write(tmp_path, tokenizer))
+    decomposed = unicodedata.normalize("NFD", "été?")
+    assert [
+        encode(composing, request(question, "A", state=STATE * 9))[0].num_shared > 0
+        for question in ("été?", decomposed)
+    ] == [True, False]
 
 
 def test_each_prompt_of_echo_numbers_its_labels() -> None:
