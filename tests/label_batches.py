@@ -54,8 +54,8 @@ def check_batch(engine: Engine, step: Callable[[], Iterable[Step]], texts: Seque
     for key, (text, at) in enumerate(places, 1):
         label_ids = (text.ids[at], *{3, 4, 5} - {text.ids[at]})
         shared = (0, at // 2, at - 1)[key % 3] if at else 0
-        labels = tuple(map(str, label_ids))
-        engine.add(EngineRequest(key, text.ids[:at], Pooling("labels", labels, label_ids=label_ids, num_shared=shared)))
+        pooling = Pooling("labels", labels=tuple(map(str, label_ids)), label_ids=label_ids, num_shared=shared)
+        engine.add(EngineRequest(key, text.ids[:at], pooling))
     started = {key: streams[key % len(streams)] for key in range(NUM_READS + 1, SIZE + 1)}
     for key, sampling in started.items():
         text, length = texts[key % len(texts)], 200 if key == SIZE else sampling.max_new_tokens

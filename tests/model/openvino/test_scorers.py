@@ -170,7 +170,7 @@ def test_neither_a_stored_prefix_nor_its_length_changes_the_numbers(demo_model: 
     requests = [labels(key, STATE + tail, len(STATE)) for key, tail in enumerate(QUESTIONS)]
     first, again = (read(scorer, *requests) for _ in range(2))
     assert first == again
-    (whole,) = read(scorer, labels(9, requests[0].ids, 0)).values()
+    (whole,) = read(scorer, labels(9, STATE + QUESTIONS[0], 0)).values()
     assert whole == pytest.approx(first[0], abs=1e-3)
 
 
