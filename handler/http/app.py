@@ -34,9 +34,9 @@ from handler.http.inference import (
     send_refusal,
     shows,
 )
-from handler.http.messages import INVOKE_SOCKET, Sockets
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
 from handler.http.security import OPEN, Access, AdmittedHead, AllowedHosts, ApiKeys, Cors, read_access
+from handler.http.sockets.routes import INVOKE_SOCKET, Sockets
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
 from handler.protocols import registry
@@ -96,14 +96,14 @@ class App:
                 Endpoint(
                     {"POST": Inference(model, dialect), **page.beside(path)},
                     errors=dialect.errors,
-                    socket=sockets.at(path, dialect.errors),
+                    socket=sockets.at(path),
                 ),
             )
             for path, dialect in model.admission.routes.dialects.items()
         ]
         self.routes = [
             *[Route(path, invoke) for path in INVOKE],
-            Route(INVOKE_SOCKET, Endpoint({}, socket=sockets.at("/invocations", model.preprocessor.dialect.errors))),
+            Route(INVOKE_SOCKET, Endpoint({}, socket=sockets.at(INVOKE_SOCKET))),
             *own,
             *(grpc_routes(model) if model.config.grpc_port else ()),
             *page.routes,

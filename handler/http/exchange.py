@@ -8,7 +8,7 @@ import logging
 import re
 import socket
 import struct
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
@@ -92,6 +92,20 @@ class Flow:
             self._transport.resume_reading()
 
 
+class Successor(asyncio.Protocol):
+    """A protocol that takes over the transport of an HTTP connection.
+
+    Attributes:
+        forget: removes the protocol from the connections of the server. Call it when the connection is lost.
+    """
+
+    forget: Callable[[], object]
+
+    def shutdown(self) -> None:
+        """Close the connection because the server is stopping."""
+        raise NotImplementedError
+
+
 class Connection(Protocol):
     """What an exchange uses of its connection.
 
@@ -112,7 +126,7 @@ class Connection(Protocol):
     def end_response(self, *, keep_alive: bool) -> None:
         """The response has been written."""
 
-    def switch(self, successor: asyncio.Protocol) -> None:
+    def switch(self, successor: Successor) -> None:
         """Pass the connection on to another protocol (see `Exchange.switch`)."""
 
 
@@ -383,7 +397,7 @@ class Exchange:
         self.phase = DISCONNECTED
         self._connection.transport.abort()
 
-    def switch(self, successor: asyncio.Protocol) -> None:
+    def switch(self, successor: Successor) -> None:
         """Pass the connection on to another protocol, which writes the response with status 101.
 
         Raises:

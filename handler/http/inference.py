@@ -89,8 +89,8 @@ class Endpoint:
     async def _refuse(self, scope: Scope, send: Send, *, is_offer: bool) -> None:
         if is_offer or not self.handlers:
             message = "this route has no WebSocket" if is_offer else "this route can only be used by a WebSocket"
-            error = (self.errors or SERVER).whole(UpgradeRequired(message))
-            return await send_refusal(scope, send, error, [(b"upgrade", b"websocket"), (b"connection", b"upgrade")])
+            response = (self.errors or SERVER).whole(UpgradeRequired(message))
+            return await send_refusal(scope, send, response, [(b"upgrade", b"websocket"), (b"connection", b"upgrade")])
         error = MethodNotAllowed("Request method is not allowed, please refer to API document.")
         allowed = [name for method in self.handlers for name in (method, *(("HEAD",) if method == "GET" else ()))]
         allow = [(b"allow", ", ".join(allowed).encode())]
@@ -99,8 +99,10 @@ class Endpoint:
 
 def offers_websocket(scope: Scope) -> bool:
     """Return whether a request offers to open a WebSocket."""
-    is_get = scope["method"] == "GET" and scope["http_version"] == "1.1"
-    return is_get and scope["headers_by_name"].get("upgrade", "").strip().lower() == "websocket"
+    if scope["method"] != "GET" or scope["http_version"] != "1.1":
+        return False
+    offer: str = scope["headers_by_name"].get("upgrade", "")
+    return offer.strip().lower() == "websocket"
 
 
 async def read_body(

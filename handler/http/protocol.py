@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
@@ -14,7 +15,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
 from handler.core.errors import BadRequest, ServingError, Unavailable
-from handler.http.exchange import EXCHANGE, STARTED, Exchange, Flow
+from handler.http.exchange import EXCHANGE, STARTED, Exchange, Flow, Successor
 from handler.http.parser import MAX_HEAD, RawHeaders, RequestHead, RequestParser
 from handler.protocols.kernel.errors import FRONT_END, SERVER, ErrorFormat, retry_headers
 
@@ -492,7 +493,7 @@ class Protocol(asyncio.Protocol):
         else:
             self._timer.set(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
-    def switch(self, successor: asyncio.Protocol) -> None:
+    def switch(self, successor: Successor) -> None:
         is_first = self._next is None and not (self._held or self._parser.in_head or self._parser.in_body)
         if not is_first or self._eof or self._last_words is not None or self.transport.is_closing():
             raise BadRequest("a request that upgrades the protocol must be the last one of its connection")
@@ -504,7 +505,9 @@ class Protocol(asyncio.Protocol):
         self.flow.resume_reading("held")
         self.flow.resume_reading()
         self.transport.set_protocol(successor)
-        self._server.connections.add(successor)  # type: ignore[arg-type]  # uvicorn only calls `shutdown`
+        connections: set[Any] = self._server.connections
+        connections.add(successor)
+        successor.forget = functools.partial(connections.discard, successor)
         successor.connection_made(self.transport)
 
     def note_whole(self, exchange: Exchange) -> None:

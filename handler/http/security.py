@@ -18,7 +18,7 @@ from handler.config.environment import is_loopback
 from handler.config.options.names import KEYS
 from handler.core.errors import ConfigError, Unauthorized
 from handler.core.values import new_uuid
-from handler.http.inference import SHARED, Endpoint, Headers, Inference, send_answer, send_refusal
+from handler.http.inference import SHARED, Endpoint, Headers, Inference, offers_websocket, send_answer, send_refusal
 from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
 from handler.protocols.registry import dialects
 from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key, request_id
@@ -352,17 +352,19 @@ class Cors:
         return self._any or origin.lower() in self._origins
 
     def is_forgery(self, scope: Scope) -> bool:
-        """Return whether a web page from another origin has sent a form or an empty body. Browsers send these without a
-        preflight request.
+        """Return whether a web page from another origin opens a WebSocket, or has sent a form or an empty body.
+
+        Browsers send these without a preflight request.
 
         Requests with a JSON content type require a preflight request, which the server refuses.
         """
         headers = scope["headers_by_name"]
         origin = headers.get("origin", "")
-        if not origin or scope["method"] in _READING or self._is_allowed(origin):
+        if not origin or self._is_allowed(origin) or origin.partition("://")[2] == headers.get("host"):
             return False
-        host = origin.partition("://")[2]
-        return host != headers.get("host") and "json" not in headers.get("content-type", "").partition(";")[0]
+        if scope["method"] in _READING:
+            return offers_websocket(scope)
+        return "json" not in headers.get("content-type", "").partition(";")[0]
 
     def is_preflight(self, scope: Scope) -> bool:
         """Return whether the request is a browser's preflight request."""

@@ -15,7 +15,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from handler.core.errors import Overloaded
-from handler.http.exchange import Flow
+from handler.http.exchange import Flow, Successor
 from handler.http.protocol import LINGER_SECONDS, LoopTurns, Timer
 from handler.serving.quota import BODY_MEMORY, Quota, Share
 
@@ -71,7 +71,7 @@ def handshake(scope: Scope) -> Response:
     return ServerProtocol(logger=_library_log).accept(Request(target, headers))
 
 
-class WebSocket(asyncio.Protocol):
+class WebSocket(Successor):
     """An open WebSocket connection. It answers pings while requests are running, because it is always read.
 
     Args:
@@ -124,6 +124,7 @@ class WebSocket(asyncio.Protocol):
         self._timer.set(min(FIRST_SECONDS, self._seconds_left()), self._tick)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.forget()
         self._protocol.receive_eof()
         self._end()
 
