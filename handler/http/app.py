@@ -36,7 +36,7 @@ from handler.http.inference import (
 )
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
 from handler.http.security import OPEN, Access, AdmittedHead, AllowedHosts, ApiKeys, Cors, read_access
-from handler.http.sockets.routes import INVOKE_SOCKET, Sockets
+from handler.http.sockets.routes import INVOKE_SOCKET, REALTIME, Sockets
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
 from handler.protocols import registry
@@ -103,7 +103,7 @@ class App:
         ]
         self.routes = [
             *[Route(path, invoke) for path in INVOKE],
-            Route(INVOKE_SOCKET, Endpoint({}, socket=sockets.at(INVOKE_SOCKET))),
+            *[Route(path, Endpoint({}, socket=sockets.at(path))) for path in (INVOKE_SOCKET, REALTIME)],
             *own,
             *(grpc_routes(model) if model.config.grpc_port else ()),
             *page.routes,

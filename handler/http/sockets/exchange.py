@@ -68,6 +68,7 @@ class Output:
 
     def __init__(self, socket: WebSocket, stream_id: str = "") -> None:
         self._socket = socket
+        self._exchange: MessageExchange | None = None
         self._before = b'{"stream_id":%b,' % dumps(stream_id) if stream_id else b""
 
     def event(self, event: bytes) -> None:
@@ -79,6 +80,15 @@ class Output:
     def error(self, event: dict[str, Any]) -> None:
         """Send the error that is the whole response."""
         self.event(dumps(event))
+
+    def connect(self, exchange: MessageExchange) -> None:
+        """Set the exchange whose response is sent."""
+        self._exchange = exchange
+
+    def disconnect(self) -> None:
+        """End the request as if its client had disconnected."""
+        if self._exchange is not None:
+            self._exchange.disconnect()
 
     def idle(self) -> None:
         """Show the client that a silent response is still being generated. Pings show this by default."""

@@ -44,6 +44,9 @@ class ResponsesReader:
     def __init__(self) -> None:
         self._kept: dict[str, Kept] = {}  # by the name of the lane, the least recently written first
 
+    def begin(self, session: Session) -> None:
+        """Do nothing, because the client speaks first."""
+
     async def read(self, session: Session, message: bytes) -> None:
         event = await session.decode(message)
         kind = event.get("type")

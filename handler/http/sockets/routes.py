@@ -10,12 +10,15 @@ from handler.core.errors import BadRequest
 from handler.http.exchange import EXCHANGE, Exchange
 from handler.http.inference import Handle, send_error
 from handler.http.sockets.connection import Limits, WebSocket, handshake
+from handler.http.sockets.realtime import RealtimeReader
 from handler.http.sockets.responses import ResponsesReader
 from handler.http.sockets.session import MessageReader, RouteReader, Session
 from handler.serving.model import ServedModel
 
 INVOKE_SOCKET = "/invocations-bidirectional-stream"
 """Path on which SageMaker opens a WebSocket, unless the caller of the endpoint names another one."""
+
+REALTIME = "/v1/realtime"
 
 _MAX_MESSAGE = 1 << 24  # maximum size of a message, in bytes
 _MAX_SECONDS = 3600.0  # maximum life of a connection, as in OpenAI's API
@@ -24,12 +27,15 @@ _MAX_SECONDS = 3600.0  # maximum life of a connection, as in OpenAI's API
 class FirstReader:
     """Reads the first message of SageMaker's WebSocket, which decides what all messages mean."""
 
+    def begin(self, session: Session) -> None:
+        """Do nothing, because the client speaks first."""
+
     async def read(self, session: Session, message: bytes) -> None:
         kind = None
         if b'"type"' in message:
             kind = (await session.decode(message)).get("type")
-        is_event = isinstance(kind, str) and kind.startswith("response.")
-        session.reader = ResponsesReader() if is_event else RouteReader("/invocations")
+        session.reader = _reader_of(kind)
+        session.reader.begin(session)
         await session.reader.read(session, message)
 
     def expire(self, session: Session) -> None:
@@ -63,13 +69,28 @@ class Sockets:
                 exchange.switch(session.socket)
             except BadRequest as error:
                 return await send_error(scope, send, error)
+            session.reader.begin(session)
             await session.run()
 
         return open_socket
+
+
+_REALTIME = ("session.", "conversation.", "input_audio_buffer.")
+
+
+def _reader_of(kind: object) -> MessageReader:
+    """Return the reader for clients whose first message is an event of a type."""
+    if isinstance(kind, str) and kind.startswith(_REALTIME):
+        return RealtimeReader()
+    if isinstance(kind, str) and kind.startswith("response."):
+        return ResponsesReader()
+    return RouteReader("/invocations")
 
 
 def reader_at(path: str) -> MessageReader:
     """Return a reader of the messages that clients send to a path."""
     if path == INVOKE_SOCKET:
         return FirstReader()
+    if path == REALTIME:
+        return RealtimeReader()
     return ResponsesReader() if path == "/v1/responses" else RouteReader(path)

@@ -63,6 +63,9 @@ class Lane:
 class MessageReader(Protocol):
     """What the messages of a WebSocket mean."""
 
+    def begin(self, session: Session) -> None:
+        """The connection is open."""
+
     async def read(self, session: Session, message: bytes) -> None:
         """Read a message, and start what it asks for.
 
@@ -84,6 +87,7 @@ class Session:
 
     Attributes:
         socket: the connection, set when it is opened.
+        scope: scope of the requests, without what each of them has of its own.
         memory: share of the memory quota for messages that wait, and for what the reader keeps.
         closed: set when the connection is closed.
     """
@@ -96,7 +100,7 @@ class Session:
         self.closed = asyncio.Event()
         self.reader = reader
         self._app = app
-        self._scope = request_scope(scope)
+        self.scope = request_scope(scope)
         self._messages = deque[bytes]()
         self._arrived = asyncio.Event()
         self._lanes = {"": Lane()}
@@ -108,7 +112,7 @@ class Session:
     @property
     def owner(self) -> str:
         """Return the owner of the key with which the WebSocket was opened, or "" without a key."""
-        return owner_of(self._scope["headers_by_name"])
+        return owner_of(self.scope["headers_by_name"])
 
     # -- what the connection does --------------------------------------------------------------------------------
 
@@ -216,13 +220,14 @@ class Session:
     async def respond(self, path: str, body: bytes, output: Output) -> None:
         """Send a request to the route with a path, and the events of its response to an output."""
         exchange = MessageExchange(self.socket, body, output)
+        output.connect(exchange)
         self._exchanges.add(exchange)
         self.socket.num_running = len(self._exchanges)
         self._num_requests += 1
-        id = f"{self._scope['request_id']}-{self._num_requests}"
+        id = f"{self.scope['request_id']}-{self._num_requests}"
         try:
-            headers_by_name = self._scope["headers_by_name"].copy()
-            scope = {**self._scope, "path": path, "request_id": id, "headers_by_name": headers_by_name}
+            headers_by_name = self.scope["headers_by_name"].copy()
+            scope = {**self.scope, "path": path, "request_id": id, "headers_by_name": headers_by_name}
             await exchange.run(self._app, scope)
         finally:
             self._exchanges.discard(exchange)
@@ -256,6 +261,9 @@ class RouteReader:
 
     def __init__(self, path: str) -> None:
         self._path = path
+
+    def begin(self, session: Session) -> None:
+        """Do nothing, because the client speaks first."""
 
     async def read(self, session: Session, message: bytes) -> None:
         name, body = "", message
