@@ -255,12 +255,12 @@ class ContainerSocket:
                 await self._flush()
 
     async def _flush(self) -> None:
-        for data in self._protocol.data_to_send():
-            if data:
-                self._writer.write(data)
-            elif self._writer.can_write_eof():
-                self._writer.write_eof()
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):  # the container has closed the connection
+            for data in self._protocol.data_to_send():
+                if data:
+                    self._writer.write(data)
+                elif self._writer.can_write_eof():
+                    self._writer.write_eof()
             await self._writer.drain()
 
 
