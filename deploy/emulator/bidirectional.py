@@ -47,7 +47,7 @@ PING_SECONDS = 60.0
 MAX_UNANSWERED = 5
 MAX_SECONDS = 1800.0  # maximum life of a stream
 _ACCEPT_SECONDS = 0.25  # SageMaker's maximum for the container to accept the WebSocket; the emulator only warns
-_ANSWER_SECONDS = 10.0
+_OPEN_SECONDS = 10.0
 _MAX_EVENT = 1 << 24  # bytes
 
 _ROUTE = re.compile(rf"/endpoints/([^/]+)/{PATH}")
@@ -330,13 +330,13 @@ class BidirectionalEmulator:
         """Open the container's WebSocket.
 
         Raises:
-            ApiError: the container refuses it, or does not answer.
+            ApiError: the container refuses it, or does not respond.
         """
         url = f"ws://{urlsplit(self._endpoint.container).netloc}{invocation.target}"
         began = time.monotonic()
         opening = ContainerSocket.open(url, {"X-Amzn-SageMaker-Request-Id": invocation.id})
         try:
-            container = await asyncio.wait_for(opening, _ANSWER_SECONDS)
+            container = await asyncio.wait_for(opening, _OPEN_SECONDS)
         except InvalidHandshake as error:
             response: Response | None = getattr(error, "response", None)
             status = 0 if response is None else response.status_code

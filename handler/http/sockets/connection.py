@@ -72,7 +72,7 @@ def handshake(scope: Scope) -> Response:
 
 
 class WebSocket(Successor):
-    """An open WebSocket connection. It answers pings while requests are running, because it is always read.
+    """An open WebSocket connection. Pings get pongs while requests are running, because it is always read.
 
     Args:
         response: response that accepts the handshake.
@@ -80,7 +80,7 @@ class WebSocket(Successor):
         memory: quota in which received bytes are counted.
 
     Attributes:
-        flow: flow control, set when the connection is made.
+        flow: flow control, set by `connection_made`.
         is_open: whether frames can be sent.
         num_running: number of requests that share the buffer of unsent bytes.
     """
@@ -106,7 +106,7 @@ class WebSocket(Successor):
         self._expires_at = self._loop.time() + limits.seconds
         self._held = bytearray()  # bytes that wait for a turn
         self._fragments: list[bytes] = []  # of the message that is being received
-        self._num_pings = 0  # pings that the client has not answered
+        self._num_pings = 0  # pings without a pong
         self._is_text = True  # whether that message is text
         self._has_messages = False
         self.num_running = 0
@@ -129,7 +129,7 @@ class WebSocket(Successor):
         self._end()
 
     def eof_received(self) -> bool:
-        """Close the connection, since a client that has closed its side cannot answer the closing handshake."""
+        """Close the connection, since a client that has closed its side cannot complete the closing handshake."""
         return False
 
     def shutdown(self) -> None:
@@ -147,7 +147,7 @@ class WebSocket(Successor):
         self.flow.resume_writing()
 
     def close(self, code: int, reason: str) -> None:
-        """Send a close frame, and close the connection when the client has answered it."""
+        """Send a close frame, and close the connection when the client has sent its own."""
         if self.is_open:
             self._protocol.send_close(code, reason)
             self._flush()
@@ -160,7 +160,7 @@ class WebSocket(Successor):
         return max(0.0, self._expires_at - self._loop.time())
 
     def _tick(self) -> None:
-        """Send a ping, unless the client has not sent a message, has not answered pings, or its time is over."""
+        """Send a ping, unless the client has not sent a message, has sent no pongs, or its time is over."""
         if not self.is_open:
             return self.transport.abort()
         if self._seconds_left() == 0:
@@ -267,7 +267,7 @@ class WebSocket(Successor):
             self._end()
 
     def _end(self) -> None:
-        """Release what the connection holds, and give the client a moment to answer the closing handshake."""
+        """Release what the connection holds, and give the client a moment for the closing handshake."""
         self._held.clear()
         self._fragments.clear()
         self._memory.close()

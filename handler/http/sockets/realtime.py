@@ -79,17 +79,17 @@ class Conversation:
             raise RealtimeError(f"a conversation has at most {_MAX_ITEMS} items", "conversation_too_long")
         ids = [*self.items]
         if previous is None:
-            place = len(ids)
+            index = len(ids)
         elif previous == "root":
-            place = 0
+            index = 0
         elif previous in self.items:
-            place = ids.index(previous) + 1
+            index = ids.index(previous) + 1
         else:
             raise _no_item(previous, "previous_item_id")
         items = [*self.items.items()]
-        items.insert(place, (item["id"], item))
+        items.insert(index, (item["id"], item))
         self.items = dict(items)
-        return ids[place - 1] if place else None
+        return ids[index - 1] if index else None
 
     def get(self, id: object) -> dict[str, Any]:
         """Return an item.
@@ -316,7 +316,7 @@ class TextTurn(Output):
         self._settings = settings
         self._metadata = metadata
         self._joins = joins
-        self._hidden = set[int]()  # places of items that the client is not shown, such as reasoning
+        self._hidden = set[int]()  # indices of items that the client is not shown, such as reasoning
         self._items: list[dict[str, Any]] = []
         self.id = f"resp_{new_digits()}"
         self.is_over = False

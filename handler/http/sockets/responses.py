@@ -24,7 +24,7 @@ _ENDS = tuple(b'{"type":"response.%b"' % kind for kind in (b"completed", b"incom
 _STATES = (b'{"type":"response.created"', b'{"type":"response.in_progress"', *_ENDS)
 _UNUSED = ("type", "stream", "background", "generate", "client_metadata")
 _PATH = "/v1/responses"
-_NOT_FOUND = "previous_response_not_found"
+_NO_PREVIOUS = "previous_response_not_found"
 
 
 class Kept(NamedTuple):
@@ -82,7 +82,7 @@ class ResponsesReader:
             del body["previous_response_id"]
         elif isinstance(previous, str) and not session.model.config.stores_responses:
             error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response in this connection")
-            return Output(session.socket, name).error(_refusal(error, _NOT_FOUND, "previous_response_id"))
+            return Output(session.socket, name).error(_refusal(error, _NO_PREVIOUS, "previous_response_id"))
         new = _items_of(body.get("input"))
         items = history + (new or b"")
         if new is not None and (history or not generates):
@@ -98,7 +98,7 @@ class ResponsesReader:
             self._forget(session.memory, name)
 
     async def _warm_up(self, session: Session, name: str, body: dict[str, Any], stream: _Stream) -> None:
-        """Let the engine read a prompt, and answer with a response without output."""
+        """Let the engine read a prompt, and send a response without output."""
         whole = _Whole(session.socket, name)
         await session.respond(_PATH, dumps_decoded({**body, "stream": False, "max_output_tokens": 1}), whole)
         if whole.response is None:
@@ -173,7 +173,7 @@ class _Stream(Output):
     def error(self, event: dict[str, Any]) -> None:
         error = event["error"]
         if event["status"] == HTTPStatus.NOT_FOUND and error.get("param") == "previous_response_id":
-            event = {**event, "status": 400, "error": {**error, "code": _NOT_FOUND}}
+            event = {**event, "status": 400, "error": {**error, "code": _NO_PREVIOUS}}
         super().error(event)
 
     def idle(self) -> None:
