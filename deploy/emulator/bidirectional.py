@@ -15,8 +15,10 @@ import hashlib
 import hmac
 import json
 import logging
+import os
 import re
 import struct
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -39,6 +41,7 @@ from deploy.emulator.endpoint import Endpoint
 from deploy.emulator.http2 import Http2Connection, tls_context
 from deploy.emulator.protocol import VARIANT, ApiError, model_error, validation_error
 from deploy.emulator.relay import CONTENT_TYPE, encode, encode_headers, internal_stream_failure, model_stream_error
+from deploy.emulator.serving import LocalPlan, Log, cannot_listen, endpoint_front
 
 log = logging.getLogger("deploy.emulator")
 
@@ -439,7 +442,7 @@ async def listening(
         directory: directory for the certificate and its key.
 
     Raises:
-        OSError: the port cannot be used.
+        DeployError: the server cannot listen on the host and port.
     """
     authority = trustme.CA()
     certificate = authority.issue_cert("localhost", host)
@@ -447,9 +450,33 @@ async def listening(
     certificate.private_key_and_cert_chain_pem.write_to_path(directory / "server.pem")
     context = tls_context(str(directory / "server.pem"))
     connect = functools.partial(Http2Connection, BidirectionalEmulator(endpoint, secret))
-    server = await asyncio.get_running_loop().create_server(connect, host, port, ssl=context)
+    try:
+        server = await asyncio.get_running_loop().create_server(connect, host, port, ssl=context)
+    except OSError as error:
+        raise cannot_listen(host, port, error) from None
     async with server:
         yield f"https://localhost:{server.sockets[0].getsockname()[1]}", directory / "certificate.pem"
+
+
+@contextlib.asynccontextmanager
+async def with_bidirectional_streams(
+    port: int, plan: LocalPlan, report: Callable[[str], None], log: Log
+) -> AsyncIterator[str]:
+    """Serve the API of the plan's endpoint together with bidirectional streams, and yield its URL (see `Front`).
+
+    Raises:
+        DeployError: the API cannot listen on the host and port.
+    """
+    with tempfile.TemporaryDirectory(prefix="lmi-bidirectional-") as directory:
+        streams = listening(plan.endpoint, plan.host, port, Path(directory), _secret_of)
+        async with streams as (url, certificate), endpoint_front(plan, report, log) as api:
+            report(f"bidirectional streams are at {url}; for AWS's SDK: export SSL_CERT_FILE={certificate}")
+            yield api
+
+
+def _secret_of(key: str) -> str | None:
+    """Return the secret key that belongs to an access key in this environment, or None."""
+    return os.environ.get("AWS_SECRET_ACCESS_KEY") if os.environ.get("AWS_ACCESS_KEY_ID") == key else None
 
 
 def _invalid(message: str) -> ApiError:
