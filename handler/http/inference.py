@@ -99,10 +99,10 @@ class Endpoint:
 
 def offers_websocket(scope: Scope) -> bool:
     """Return whether a request offers to open a WebSocket."""
-    if scope["method"] != "GET" or scope["http_version"] != "1.1":
-        return False
     offer: str = scope["headers_by_name"].get("upgrade", "")
-    return offer.strip().lower() == "websocket"
+    if offer.strip().lower() != "websocket":
+        return False
+    return bool(scope["method"] == "GET" and scope["http_version"] == "1.1")
 
 
 async def read_body(

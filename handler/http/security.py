@@ -164,6 +164,9 @@ def _no_password() -> str:
 # -- API keys: `Authorization: Bearer KEY` or Anthropic's `x-api-key: KEY`, on all routes except the open ones ---------
 
 
+_KEY_PROTOCOL = "openai-insecure-api-key."
+"""Start of the subprotocol in which browsers send a key, because they cannot set headers for a WebSocket."""
+
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
 KEY_HEADERS = ("authorization", "x-api-key")
 _RAW_KEY_HEADERS = tuple(name.encode() for name in KEY_HEADERS)
@@ -209,6 +212,8 @@ class ApiKeys:
         if self._keys is None:
             return True
         sent_keys = [scope["headers_by_name"].pop(name, "") for name in KEY_HEADERS]
+        if offers_websocket(scope) and not any(sent_keys):
+            sent_keys = ["", _key_of_subprotocols(scope["headers_by_name"].get("sec-websocket-protocol", ""))]
         scope["headers"] = _without_keys(scope["headers"])
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if owner := self._keys.owner(*sent_keys):
@@ -227,6 +232,12 @@ class ApiKeys:
         else:
             await send_refusal(scope, send, _error_format(route, routes).whole(error), CHALLENGE)
         return True
+
+
+def _key_of_subprotocols(header: str) -> str:
+    """Return the key among the subprotocols that a browser offers for a WebSocket, or "" without one."""
+    offered = (name.strip() for name in header.split(","))
+    return next((name.removeprefix(_KEY_PROTOCOL) for name in offered if name.startswith(_KEY_PROTOCOL)), "")
 
 
 def _without_keys(headers: Headers) -> Headers:

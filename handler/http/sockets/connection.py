@@ -13,6 +13,7 @@ from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
 
 from handler.core.errors import Overloaded
 from handler.http.exchange import Flow, Successor
@@ -22,11 +23,14 @@ from handler.serving.quota import BODY_MEMORY, Quota, Share
 PING_SECONDS = 25.0  # between two pings, from which a connection is noticed whose client has gone
 _MAX_UNANSWERED = 2  # pings without a pong, after which the client counts as gone
 FIRST_SECONDS = 60.0  # maximum seconds until the first message
+_LAST_SECONDS = 60.0  # maximum seconds for running responses when the life of a connection has ended
 _PIECE = 1 << 14  # bytes that are parsed in a turn, of which frames of two bytes take about 10 ms
 _MAX_HELD = 1 << 16  # received bytes that wait for a turn; beyond it, no more is read
 _MAX_FRAGMENTS = 1024  # maximum number of fragments of a message
 
-log = logging.getLogger("handler.websocket")
+_REALTIME = Subprotocol("realtime")
+"""The subprotocol that browsers offer for realtime sessions, beside one that holds their key."""
+
 _library_log = logging.getLogger("handler.websocket.library")
 _library_log.setLevel(logging.WARNING)  # it logs the end of each connection
 
@@ -68,7 +72,12 @@ def handshake(scope: Scope) -> Response:
     """
     headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     target = (scope["raw_path"] + b"?" + scope["query_string"]).decode("latin-1")
-    return ServerProtocol(logger=_library_log).accept(Request(target, headers))
+    return ServerProtocol(select_subprotocol=_select, logger=_library_log).accept(Request(target, headers))
+
+
+def _select(protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    """Return the subprotocol to use. A client's key must not be repeated."""
+    return _REALTIME if _REALTIME in offered else None
 
 
 class WebSocket(Successor):
@@ -95,13 +104,14 @@ class WebSocket(Successor):
         turns: LoopTurns,
         memory: Quota,
         limits: Limits,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._protocol = ServerProtocol(state=State.OPEN, max_size=limits.message, logger=_library_log)
         self._response = response
         self._receiver = receiver
         self._turns = turns
         self._memory = Share(memory)
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
         self._timer = Timer(self._loop)
         self._expires_at = self._loop.time() + limits.seconds
         self._held = bytearray()  # bytes that wait for a turn
@@ -109,6 +119,7 @@ class WebSocket(Successor):
         self._num_pings = 0  # pings without a pong
         self._is_text = True  # whether that message is text
         self._has_messages = False
+        self._is_expired = False
         self.num_running = 0
 
     @property
@@ -164,7 +175,7 @@ class WebSocket(Successor):
         if not self.is_open:
             return self.transport.abort()
         if self._seconds_left() == 0:
-            self._receiver.on_expiry()
+            self._expire()
         elif not self._has_messages:
             self.close(CloseCode.POLICY_VIOLATION, f"no message within {FIRST_SECONDS:g} s")
         elif self._num_pings == _MAX_UNANSWERED:
@@ -174,6 +185,14 @@ class WebSocket(Successor):
             self._protocol.send_ping(b"")
             self._flush()
             self._timer.set(min(PING_SECONDS, self._seconds_left()), self._tick)
+
+    def _expire(self) -> None:
+        """Let the receiver finish what is running, within a time limit."""
+        if self._is_expired:
+            return self.close(CloseCode.GOING_AWAY, "the connection has reached its maximum life")
+        self._is_expired = True
+        self._timer.set(_LAST_SECONDS, self._tick)
+        self._receiver.on_expiry()
 
     # -- frames from the client ----------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from handler.core.values import Task, new_digits
 from handler.http.sockets.exchange import Output
 from handler.http.sockets.session import Session
 from handler.http.sockets.transcription import AudioBuffer, FlatTranscription, Transcription, audio_settings
-from handler.http.urls import query_of
 
 RESPONSES = "/v1/responses"
 
@@ -121,8 +120,7 @@ class RealtimeReader:
 
     def begin(self, session: Session) -> None:
         """Send `session.created`, which clients of OpenAI and of vLLM both read."""
-        intent = dict(query_of(session.scope)).get("intent")
-        if intent == "transcription" or session.model.context.task is Task.TRANSCRIPTION:
+        if session.intent == "transcription" or session.model.context.task is Task.TRANSCRIPTION:
             self._transcription = Transcription()
         self.send(session, "session.created", id=self._id, created=int(time.time()), session=self._session(session))
 

@@ -62,10 +62,10 @@ class Sockets:
             if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS or not isinstance(exchange, Exchange):
                 return await send_error(scope, send, BadRequest(response.body.decode().partition("\n")[0]))
             limits = Limits(min(self._model.config.max_request_size, _MAX_MESSAGE), _MAX_SECONDS)
-            session = Session(self._model, self._app, scope, reader_at(path))
-            turns, memory = exchange.turns, self._model.admission.memory
-            session.socket = WebSocket(response, session, turns, memory, limits)
             try:
+                session = Session(self._model, self._app, scope, reader_at(path))
+                turns, memory = exchange.turns, self._model.admission.memory
+                session.socket = WebSocket(response, session, turns, memory, limits)
                 exchange.switch(session.socket)
             except BadRequest as error:
                 return await send_error(scope, send, error)

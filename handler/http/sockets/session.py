@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
+from urllib.parse import urlencode
 
 from starlette.types import ASGIApp, Scope
 
@@ -16,6 +17,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded, Se
 from handler.core.framing import dumps, dumps_decoded, is_too_deep
 from handler.http.sockets.connection import WebSocket
 from handler.http.sockets.exchange import MessageExchange, Output, error_event
+from handler.http.urls import query_of
 from handler.protocols.openai.api import ERRORS
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
@@ -87,6 +89,7 @@ class Session:
 
     Attributes:
         socket: the connection, set when it is opened.
+        intent: value of `intent` in the query string, with which realtime clients choose the kind of session.
         scope: scope of the requests, without what each of them has of its own.
         memory: share of the memory quota for messages that wait, and for what the reader keeps.
         closed: set when the connection is closed.
@@ -100,6 +103,7 @@ class Session:
         self.closed = asyncio.Event()
         self.reader = reader
         self._app = app
+        self.intent = dict(query_of(scope)).get("intent", "")
         self.scope = request_scope(scope)
         self._messages = deque[bytes]()
         self._arrived = asyncio.Event()
@@ -288,12 +292,20 @@ def _object_in(message: bytes) -> dict[str, Any]:
 
 
 def request_scope(scope: Scope) -> Scope:
-    """Return the scope of the requests that come as messages, without the headers of the handshake."""
+    """Return the scope of the requests that come as messages, without the headers of the handshake.
+
+    Of the query string, which may hold a key, only the adapter remains.
+
+    Raises:
+        BadRequest: the query string has too many parameters.
+    """
+    adapter = dict(query_of(scope)).get("adapter")
     headers = [(name, value) for name, value in scope["headers"] if not _OF_HANDSHAKE.fullmatch(name.decode("latin-1"))]
     by_name = {name: value for name, value in scope["headers_by_name"].items() if not _OF_HANDSHAKE.fullmatch(name)}
     return {
         **scope,
         "method": "POST",
+        "query_string": urlencode({"adapter": adapter}).encode() if adapter else b"",
         "headers": [*headers, (b"content-type", _JSON.encode())],
         "headers_by_name": {**by_name, "content-type": _JSON},
     }

@@ -284,3 +284,17 @@ def test_a_stopping_server_finishes_responses_and_closes_idle_connections() -> N
             assert closed.value.rcvd.code == 1001
             assert len([*busy]) == 19999
         assert server.wait(30) == 0
+
+
+def test_a_browsers_key_is_read_from_its_subprotocols(locked_server: LiveServer) -> None:
+    for key, admitted in (("secret-key-2", True), ("secret-key-3", False)):
+        offered: Any = ["realtime", f"openai-insecure-api-key.{key}", "openai-organization.x"]
+        if not admitted:
+            with pytest.raises(InvalidStatus) as refused:
+                open_socket(locked_server, "/v1/realtime", subprotocols=offered).__enter__()
+            assert refused.value.response.status_code == 401
+            continue
+        with open_socket(locked_server, "/v1/realtime?model=model&api-key=secret", subprotocols=offered) as client:
+            assert client.subprotocol == "realtime"
+            assert receive(client)["type"] == "session.created"
+    assert "secret" not in locked_server.log
