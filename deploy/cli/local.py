@@ -19,7 +19,7 @@ from typing import Any
 from deploy.cli.arguments import number, seconds
 from deploy.emulator.container import Command, Probing, command
 from deploy.emulator.endpoint import Endpoint, EndpointComponent, Limits
-from deploy.emulator.serving import LocalPlan, free_port, serve
+from deploy.emulator.serving import Front, LocalPlan, endpoint_front, free_port, serve
 from deploy.emulator.specification import OF_ADAPTERS, started, this_machine, with_arguments
 from deploy.errors import DeployError
 from deploy.spec.reading import read_spec
@@ -32,6 +32,7 @@ _CONFLICTING = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_SAGEMAKER"
 _NOT_WITH_AWS = {
     "endpoint_name": "endpoints have the names under which you create them",
     "adapters": "an adapter is a component that you create",
+    "bidirectional_port": "bidirectional streams are emulated only for one endpoint",
     "host": "the emulator accepts all keys, so it listens only on 127.0.0.1",
 }
 
@@ -143,6 +144,13 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--port", type=port, default=8081, help="port of the API, or 0 for any free port (default: %(default)s)"
     )
+    parser.add_argument(
+        "--bidirectional-port",
+        type=port,
+        metavar="PORT",
+        help="serve InvokeEndpointWithBidirectionalStream on this port, or on any free port for 0; needs the extra "
+        "`bidirectional`",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--endpoint-name", metavar="NAME", help=f"name (default: the specification's or else {_NAME})")
     parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
@@ -211,7 +219,23 @@ def _run(arguments: argparse.Namespace) -> int:
     def log(component: str, line: str) -> None:
         report(f"{component or 'container'} | {line}")
 
-    return asyncio.run(serve(plan, report=report, log=log, ready=ready))
+    front: Front = endpoint_front
+    if arguments.bidirectional_port is not None:
+        front = _bidirectional(arguments.bidirectional_port)
+    return asyncio.run(serve(plan, report=report, log=log, ready=ready, front=front))
+
+
+def _bidirectional(port: int) -> Front:
+    """Return a front with InvokeEndpointWithBidirectionalStream.
+
+    Raises:
+        DeployError: a package is missing.
+    """
+    try:
+        from deploy.emulator.bidirectional import with_bidirectional_streams
+    except ImportError as error:
+        raise DeployError(f"--bidirectional-port needs {error.name}: {install('lmi-handler[bidirectional]')}") from None
+    return partial(with_bidirectional_streams, port)
 
 
 def _plan(arguments: argparse.Namespace) -> LocalPlan:

@@ -392,6 +392,12 @@ class MethodNotAllowed(BadRequest):
     type = "MethodNotAllowedException"
 
 
+class UpgradeRequired(BadRequest):
+    """The route can only be used by a WebSocket, or cannot be used by one."""
+
+    status = 426
+
+
 class Conflict(BadRequest):
     status = 409
 

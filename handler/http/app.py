@@ -36,6 +36,7 @@ from handler.http.inference import (
 )
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
 from handler.http.security import OPEN, Access, AdmittedHead, AllowedHosts, ApiKeys, Cors, read_access
+from handler.http.sockets.routes import INVOKE_SOCKET, REALTIME, Sockets
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
 from handler.protocols import registry
@@ -87,13 +88,22 @@ class App:
         self._hosts = hosts or AllowedHosts(None)
         records = Records(model) if model.config.batch_transform else Inference(model)
         invoke = Endpoint({"POST": records})
+        sockets = Sockets(model, lambda scope, receive, send: self._inner(scope, receive, send))
         page = PageRoutes(model, lambda: self.routes, locked=bool(access.keys))
         own = [
-            Route(path, Endpoint({"POST": Inference(model, dialect), **page.beside(path)}, errors=dialect.errors))
+            Route(
+                path,
+                Endpoint(
+                    {"POST": Inference(model, dialect), **page.beside(path)},
+                    errors=dialect.errors,
+                    socket=sockets.at(path),
+                ),
+            )
             for path, dialect in model.admission.routes.dialects.items()
         ]
         self.routes = [
             *[Route(path, invoke) for path in INVOKE],
+            *[Route(path, Endpoint({}, socket=sockets.at(path))) for path in (INVOKE_SOCKET, REALTIME)],
             *own,
             *(grpc_routes(model) if model.config.grpc_port else ()),
             *page.routes,

@@ -8,14 +8,17 @@ import logging
 import re
 import socket
 import struct
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from http import HTTPStatus
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Send
 
 from handler.http.parser import RequestHead
+
+if TYPE_CHECKING:
+    from handler.http.protocol import LoopTurns
 
 EXCHANGE = "lmi.http.exchange"
 """Name of the ASGI extension whose value is the request's `Exchange`."""
@@ -25,7 +28,7 @@ _IN_NAMES = re.sub(rb"[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\\"]", b"", bytes(range(2
 _IN_VALUES = re.sub(rb"[\x00-\x08\x0a-\x1f\x7f]", b"", bytes(range(256)))
 _DROPPED = (b"transfer-encoding", b"connection")  # headers that a client of HTTP/1.0 does not get
 _LARGE_BODY = 1 << 16  # bytes of a body that wait for the application; beyond it, no more is read
-_ERROR: list[tuple[bytes, bytes]] = [
+FAILURE: list[tuple[bytes, bytes]] = [
     (b"content-type", b"text/plain; charset=utf-8"),
     (b"content-length", b"21"),
     (b"connection", b"close"),
@@ -89,6 +92,20 @@ class Flow:
             self._transport.resume_reading()
 
 
+class Successor(asyncio.Protocol):
+    """A protocol that takes over the transport of an HTTP connection.
+
+    Attributes:
+        forget: removes the protocol from the connections of the server. Call it when the connection is lost.
+    """
+
+    forget: Callable[[], object]
+
+    def shutdown(self) -> None:
+        """Close the connection because the server is stopping."""
+        raise NotImplementedError
+
+
 class Connection(Protocol):
     """What an exchange uses of its connection.
 
@@ -98,6 +115,7 @@ class Connection(Protocol):
 
     flow: Flow
     transport: asyncio.Transport
+    turns: LoopTurns
 
     @property
     def default_headers(self) -> list[tuple[bytes, bytes]]: ...
@@ -107,6 +125,9 @@ class Connection(Protocol):
 
     def end_response(self, *, keep_alive: bool) -> None:
         """The response has been written."""
+
+    def switch(self, successor: Successor) -> None:
+        """Pass the connection on to another protocol (see `Exchange.switch`)."""
 
 
 class Exchange:
@@ -239,7 +260,7 @@ class Exchange:
 
     async def _break_off(self) -> None:
         if self.phase == WAITING:
-            await self.send({"type": "http.response.start", "status": 500, "headers": _ERROR})
+            await self.send({"type": "http.response.start", "status": 500, "headers": FAILURE})
             await self.send({"type": "http.response.body", "body": b"Internal Server Error"})
         elif self.phase != DISCONNECTED:
             self.send_head()
@@ -351,6 +372,11 @@ class Exchange:
         """Return the number of bytes that were written but not yet accepted by the socket."""
         return self._connection.transport.get_write_buffer_size()
 
+    @property
+    def turns(self) -> LoopTurns:
+        """Return the turns that the connections of the server share."""
+        return self._connection.turns
+
     def send_whole(self) -> None:
         """Announce that the response will be sent only when it is complete. A client that closes its side of the
         connection is then treated as disconnected. It may only have half-closed the connection, but there is no write
@@ -371,6 +397,17 @@ class Exchange:
         self.phase = DISCONNECTED
         self._connection.transport.abort()
 
+    def switch(self, successor: Successor) -> None:
+        """Pass the connection on to another protocol, which writes the response with status 101.
+
+        Raises:
+            BadRequest: the client has sent more than the head, or has closed its side of the connection.
+        """
+        self._connection.switch(successor)
+        self.phase = COMPLETE
+        self._event.set()
+        self.scope["extensions"].clear()  # this breaks a reference cycle
+
     def resume(self) -> None:
         """Allow `write_chunk` again if the response has started, is not complete, and the socket accepts more data."""
         self.send_head()
@@ -382,7 +419,7 @@ class Exchange:
         if not self._reads_on:
             self._reads_on = True
             self._connection.flow.resume_reading()  # otherwise the client's disconnect would not be noticed
-        await _wait(self._event, seconds)
+        await wait_for_event(self._event, seconds)
 
     async def read(self) -> None:
         """Wait until the client has disconnected, or until the unread rest of the response fits into buffers."""
@@ -468,7 +505,7 @@ class AsgiExchange:
         """Wait until `wake` is called, the exchange is over, or `seconds` have passed."""
         if self._listener is None:
             self._listener = asyncio.ensure_future(self._listen())
-        await _wait(self._event, seconds)
+        await wait_for_event(self._event, seconds)
 
     async def send(self, message: Message) -> None:
         """Send a message of the response. Nothing is sent before the first suspension, because `BodyWriter` runs this
@@ -509,7 +546,7 @@ class AsgiExchange:
 AnyExchange = Exchange | AsgiExchange
 
 
-async def _wait(event: asyncio.Event, seconds: float | None) -> None:
+async def wait_for_event(event: asyncio.Event, seconds: float | None) -> None:
     """Wait until the event is set or `seconds` have passed, then clear the event."""
     timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, event.set)
     try:

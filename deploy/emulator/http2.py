@@ -1,0 +1,223 @@
+"""An HTTP/2 server over TLS whose requests and responses stream in both directions at once, as ASGI messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+
+log = logging.getLogger("deploy.emulator")
+
+Message = Mapping[str, Any]
+App = Callable[
+    [Mapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
+]
+
+
+class Stream:
+    """A request and its response.
+
+    Args:
+        connection: connection of the stream.
+        id: id of the stream.
+    """
+
+    def __init__(self, connection: Http2Connection, id: int) -> None:
+        self._connection = connection
+        self._id = id
+        self._messages = deque[tuple[Message, int]]()  # each with the bytes to acknowledge when it is taken
+        self._arrived = asyncio.Event()
+        self._is_closed = False
+        self.writable = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    def put(self, data: bytes, size: int, *, last: bool) -> None:
+        """Add a part of the request body.
+
+        Args:
+            size: number of bytes that count for flow control.
+        """
+        self._messages.append(({"type": "http.request", "body": data, "more_body": not last}, size))
+        self._arrived.set()
+
+    def close(self) -> None:
+        """Tell the application that the client has gone."""
+        self._is_closed = True
+        self._arrived.set()
+        self.writable.set()
+
+    async def receive(self) -> Message:
+        while not self._messages:
+            if self._is_closed:
+                return {"type": "http.disconnect"}
+            self._arrived.clear()
+            await self._arrived.wait()
+        message, size = self._messages.popleft()
+        self._connection.acknowledge(self._id, size)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Send a message of the response, and wait while the client does not read."""
+        if message["type"] == "http.response.start":
+            return self._connection.send_headers(self._id, message)
+        data, last = message.get("body", b""), not message.get("more_body", False)
+        while not self._is_closed:
+            size = self._connection.send_data(self._id, data, last=last)
+            if size == len(data):
+                return
+            data = data[size:]
+            self.writable.clear()
+            await self.writable.wait()
+
+
+class Http2Connection(asyncio.Protocol):
+    """A connection of a client.
+
+    Args:
+        app: ASGI application.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
+        self._streams: dict[int, Stream] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._h2.initiate_connection()
+        self._flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for stream in self._streams.values():
+            stream.close()
+
+    def pause_writing(self) -> None:
+        """Do nothing: the windows of HTTP/2 limit what is buffered."""
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            events = self._h2.receive_data(data)
+        except ProtocolError as error:
+            log.info("HTTP/2: %s", error)
+            self._flush()
+            return self.transport.close()
+        for event in events:
+            self._handle(event)
+        self._flush()
+
+    def _handle(self, event: object) -> None:
+        if isinstance(event, RequestReceived):
+            self._begin(event)
+        elif isinstance(event, DataReceived):
+            stream = self._streams.get(event.stream_id)
+            if stream is None:  # the response is complete, so that the rest of the request is dropped
+                self.acknowledge(event.stream_id, event.flow_controlled_length)
+            else:
+                stream.put(event.data, event.flow_controlled_length, last=False)
+        elif isinstance(event, StreamEnded) and event.stream_id in self._streams:
+            self._streams[event.stream_id].put(b"", 0, last=True)
+        elif isinstance(event, StreamReset) and event.stream_id in self._streams:
+            self._streams[event.stream_id].close()
+        elif isinstance(event, WindowUpdated | RemoteSettingsChanged):
+            for stream in self._streams.values():
+                stream.writable.set()
+        elif isinstance(event, ConnectionTerminated):
+            self.transport.close()
+
+    def _begin(self, event: RequestReceived) -> None:
+        fields = dict(event.headers)
+        path, _, query = fields[b":path"].partition(b"?")
+        headers = [(b"host", fields.get(b":authority", b""))]
+        scope = {
+            "type": "http",
+            "method": fields[b":method"].decode("latin-1"),
+            "path": path.decode("latin-1"),
+            "query_string": query,
+            "headers": headers + [item for item in event.headers if not item[0].startswith(b":")],
+            "server": self.transport.get_extra_info("sockname")[:2],
+        }
+        id = event.stream_id
+        stream = self._streams[id] = Stream(self, id)
+        stream.task = asyncio.ensure_future(self._run(id, scope, stream))
+
+    async def _run(self, id: int, scope: Mapping[str, Any], stream: Stream) -> None:
+        try:
+            await self._app(scope, stream.receive, stream.send)
+        except Exception:
+            log.exception("%s failed", scope["path"])
+        finally:
+            del self._streams[id]
+            self._reset(id)
+
+    def _reset(self, id: int) -> None:
+        """Tell the client that nothing more is read, unless the stream has ended."""
+        try:
+            self._h2.reset_stream(id)
+        except ProtocolError:  # the stream has ended, as it should
+            return
+        self._flush()
+
+    # -- what streams do -----------------------------------------------------------------------------------------
+
+    def acknowledge(self, id: int, size: int) -> None:
+        """Let the client send more, because bytes of its request have been taken."""
+        if size:
+            try:
+                self._h2.acknowledge_received_data(size, id)
+            except ProtocolError:  # the stream has ended
+                return
+            self._flush()
+
+    def send_headers(self, id: int, message: Message) -> None:
+        self._h2.send_headers(id, [(b":status", str(message["status"]).encode()), *message["headers"]])
+        self._flush()
+
+    def send_data(self, id: int, data: bytes, *, last: bool) -> int:
+        """Send as much data as the client accepts, and return the number of bytes."""
+        sent = 0
+        while sent < len(data) or (last and not data):
+            room = min(self._h2.local_flow_control_window(id), self._h2.max_outbound_frame_size)
+            part = data[sent : sent + room]
+            if not part and data:
+                break
+            sent += len(part)
+            self._h2.send_data(id, part, end_stream=last and sent == len(data))
+            if not data:
+                break
+        self._flush()
+        return sent
+
+    def _flush(self) -> None:
+        if data := self._h2.data_to_send():
+            self.transport.write(data)
+
+
+def tls_context(certificate: str) -> ssl.SSLContext:
+    """Return the TLS settings of an HTTP/2 server.
+
+    Args:
+        certificate: path of a PEM file with the certificate and its key.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    context.set_alpn_protocols(["h2"])
+    return context

@@ -1,0 +1,1 @@
+"""WebSockets, whose messages are requests for the routes of the server."""

@@ -1,0 +1,307 @@
+"""A WebSocket connection, which takes over the transport of the HTTP connection that it began on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from starlette.types import Scope
+from websockets.datastructures import Headers
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from handler.core.errors import Overloaded
+from handler.http.exchange import Flow, Successor
+from handler.http.protocol import LINGER_SECONDS, LoopTurns, Timer
+from handler.serving.quota import BODY_MEMORY, Quota, Share
+
+PING_SECONDS = 25.0  # between two pings, from which a connection is noticed whose client has gone
+_MAX_UNANSWERED = 2  # pings without a pong, after which the client counts as gone
+FIRST_SECONDS = 60.0  # maximum seconds until the first message
+_LAST_SECONDS = 60.0  # maximum seconds for running responses when the life of a connection has ended
+_PIECE = 1 << 14  # bytes that are parsed in a turn, of which frames of two bytes take about 10 ms
+_MAX_HELD = 1 << 16  # received bytes that wait for a turn; beyond it, no more is read
+_MAX_FRAGMENTS = 1024  # maximum number of fragments of a message
+
+_REALTIME = Subprotocol("realtime")
+"""The subprotocol that browsers offer for realtime sessions, beside one that holds their key."""
+
+_library_log = logging.getLogger("handler.websocket.library")
+_library_log.setLevel(logging.WARNING)  # it logs the end of each connection
+
+_TEXT = frozenset({Opcode.TEXT, Opcode.BINARY})
+
+
+class Limits(NamedTuple):
+    """The limits of a WebSocket connection.
+
+    Attributes:
+        message: maximum size of a message, in bytes.
+        seconds: maximum life of the connection, in seconds.
+    """
+
+    message: int
+    seconds: float
+
+
+class Receiver(Protocol):
+    """What a connection does with the messages of its client."""
+
+    def on_message(self, message: bytes) -> None:
+        """A message is complete. Binary messages are not distinguished from text."""
+
+    def on_expiry(self) -> None:
+        """The maximum life of the connection has been reached."""
+
+    def on_drain(self) -> None:
+        """The server is stopping."""
+
+    def on_close(self) -> None:
+        """The connection is closed or is being closed. No more can be sent."""
+
+
+def handshake(scope: Scope) -> Response:
+    """Return the response to a request that opens a WebSocket. It has status 101, or refuses the request.
+
+    See RFC 6455, section 4.2.
+    """
+    headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+    target = (scope["raw_path"] + b"?" + scope["query_string"]).decode("latin-1")
+    return ServerProtocol(select_subprotocol=_select, logger=_library_log).accept(Request(target, headers))
+
+
+def _select(protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
+    """Return the subprotocol to use. A client's key must not be repeated."""
+    return _REALTIME if _REALTIME in offered else None
+
+
+class WebSocket(Successor):
+    """An open WebSocket connection. Pings get pongs while requests are running, because it is always read.
+
+    Args:
+        response: response that accepts the handshake.
+        turns: turns that the connections of the server share.
+        memory: quota in which received bytes are counted.
+
+    Attributes:
+        flow: flow control, set by `connection_made`.
+        is_open: whether frames can be sent.
+        num_running: number of requests that share the buffer of unsent bytes.
+    """
+
+    flow: Flow
+    transport: asyncio.Transport
+
+    def __init__(
+        self,
+        response: Response,
+        receiver: Receiver,
+        turns: LoopTurns,
+        memory: Quota,
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._protocol = ServerProtocol(state=State.OPEN, max_size=limits.message, logger=_library_log)
+        self._response = response
+        self._receiver = receiver
+        self._turns = turns
+        self._memory = Share(memory)
+        self._loop = loop or asyncio.get_running_loop()
+        self._timer = Timer(self._loop)
+        self._expires_at = self._loop.time() + limits.seconds
+        self._held = bytearray()  # bytes that wait for a turn
+        self._fragments: list[bytes] = []  # of the message that is being received
+        self._num_pings = 0  # pings without a pong
+        self._is_text = True  # whether that message is text
+        self._has_messages = False
+        self._is_expired = False
+        self.num_running = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self._protocol.state is State.OPEN
+
+    # -- the connection ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        self.flow = Flow(transport)
+        transport.write(self._response.serialize())
+        self._timer.set(min(FIRST_SECONDS, self._seconds_left()), self._tick)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.forget()
+        self._protocol.receive_eof()
+        self._end()
+
+    def eof_received(self) -> bool:
+        """Close the connection, since a client that has closed its side cannot complete the closing handshake."""
+        return False
+
+    def shutdown(self) -> None:
+        """Close the connection because the server is stopping."""
+        self.close(CloseCode.GOING_AWAY, "the server is stopping")
+
+    def drain(self) -> None:
+        """Tell the receiver that the server is stopping."""
+        self._receiver.on_drain()
+
+    def pause_writing(self) -> None:
+        self.flow.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.flow.resume_writing()
+
+    def close(self, code: int, reason: str) -> None:
+        """Send a close frame, and close the connection when the client has sent its own."""
+        if self.is_open:
+            self._protocol.send_close(code, reason)
+            self._flush()
+
+    def abort(self) -> None:
+        """Close the connection immediately, without a close frame."""
+        self.transport.abort()
+
+    def _seconds_left(self) -> float:
+        return max(0.0, self._expires_at - self._loop.time())
+
+    def _tick(self) -> None:
+        """Send a ping, unless the client has not sent a message, has sent no pongs, or its time is over."""
+        if not self.is_open:
+            return self.transport.abort()
+        if self._seconds_left() == 0:
+            self._expire()
+        elif not self._has_messages:
+            self.close(CloseCode.POLICY_VIOLATION, f"no message within {FIRST_SECONDS:g} s")
+        elif self._num_pings == _MAX_UNANSWERED:
+            self.transport.abort()
+        else:
+            self._num_pings += 1
+            self._protocol.send_ping(b"")
+            self._flush()
+            self._timer.set(min(PING_SECONDS, self._seconds_left()), self._tick)
+
+    def _expire(self) -> None:
+        """Let the receiver finish what is running, within a time limit."""
+        if self._is_expired:
+            return self.close(CloseCode.GOING_AWAY, "the connection has reached its maximum life")
+        self._is_expired = True
+        self._timer.set(_LAST_SECONDS, self._tick)
+        self._receiver.on_expiry()
+
+    # -- frames from the client ----------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        self._held += data
+        if len(self._held) > _MAX_HELD:
+            self.flow.pause_reading("held")
+        if len(self._held) == len(data):
+            self._turns.soon(self._loop, self._advance, quick=len(data) <= _PIECE)
+
+    def _advance(self) -> bool:
+        """Parse the next received bytes. Return whether there were any."""
+        piece = bytes(self._held[:_PIECE])
+        del self._held[:_PIECE]
+        if not piece:
+            return False
+        self._turns.note_bytes(self._loop, len(piece))
+        if self._count(len(piece)):
+            self._protocol.receive_data(piece)
+            self._receive(self._protocol.events_received())
+            self._flush()
+        if len(self._held) <= _MAX_HELD:
+            self.flow.resume_reading("held")
+        if self._held:
+            self._turns.soon(self._loop, self._advance, later=True)
+        return True
+
+    def _count(self, size: int) -> bool:
+        """Count bytes of the message that is being received. Close the connection if too much memory is used."""
+        try:
+            self._memory.take(BODY_MEMORY * size)
+        except Overloaded as error:
+            self._fail(CloseCode.TRY_AGAIN_LATER, error.public)
+            return False
+        return True
+
+    def _receive(self, frames: Sequence[object]) -> None:
+        for frame in frames:
+            if not isinstance(frame, Frame):
+                continue
+            if frame.opcode in _TEXT or frame.opcode is Opcode.CONT:
+                self._take(frame)
+            elif frame.opcode is Opcode.PONG:
+                self._num_pings = 0
+
+    def _take(self, frame: Frame) -> None:
+        if not self.is_open:
+            return
+        self._fragments.append(bytes(frame.data))
+        if frame.opcode in _TEXT:
+            self._is_text = frame.opcode is Opcode.TEXT
+        if len(self._fragments) > _MAX_FRAGMENTS:
+            return self._fail(CloseCode.POLICY_VIOLATION, f"a message may have at most {_MAX_FRAGMENTS} fragments")
+        if not frame.fin:
+            return
+        message = b"".join(self._fragments)
+        self._fragments.clear()
+        self._memory.give_back()  # the receiver counts it now
+        self._has_messages = True
+        self._num_pings = 0
+        if self._is_text and not _is_utf8(message):
+            return self._fail(CloseCode.INVALID_DATA, "a text message is not valid UTF-8")
+        self._receiver.on_message(message)
+
+    def _fail(self, code: int, reason: str) -> None:
+        self._protocol.fail(code, reason)
+        self._flush()
+
+    # -- frames to the client ------------------------------------------------------------------------------------
+
+    def send_text(self, data: bytes) -> None:
+        """Send a message as one text frame, if the connection is open. This is the hot path, called once per token."""
+        if self._protocol.state is State.OPEN:
+            size = len(data)
+            if size < 126:
+                self.transport.write(b"\x81%c%b" % (size, data))
+            elif size < 1 << 16:
+                self.transport.write(b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), data))
+            else:
+                self._protocol.send_text(data)
+                self._flush()
+
+    def _flush(self) -> None:
+        """Write what the protocol has to send, and close the connection when it says so."""
+        for data in self._protocol.data_to_send():
+            if data:
+                self.transport.write(data)
+            else:
+                self.transport.close()
+        if not self.is_open:
+            self._end()
+
+    def _end(self) -> None:
+        """Release what the connection holds, and give the client a moment for the closing handshake."""
+        self._held.clear()
+        self._fragments.clear()
+        self._memory.close()
+        self.flow.resume_writing()
+        if self.transport.is_closing():
+            self._timer.clear()
+            self._timer.cancel_handle()
+        else:
+            self._timer.set(LINGER_SECONDS, self._tick)
+        self._receiver.on_close()
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

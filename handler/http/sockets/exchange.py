@@ -1,0 +1,233 @@
+"""Requests that come as messages of a WebSocket, and their responses as text frames."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from http import HTTPStatus
+from time import monotonic
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Scope
+
+from handler.core.framing import KEEP_ALIVE, dumps, loads
+from handler.http.exchange import COMPLETE, DISCONNECTED, EXCHANGE, STARTED, WAITING, wait_for_event
+from handler.http.sockets.connection import WebSocket
+
+_EVENT = b"data: "  # what comes before the JSON of a server-sent event
+_RETRY_HEADERS = (b"retry-after", b"retry-after-ms")
+
+log = logging.getLogger("handler.websocket")
+
+
+def events_in(data: bytes) -> Iterator[bytes]:
+    """Return the JSON of each server-sent event in whole events, without comments and the final [DONE]."""
+    for event in data.split(b"\n\n"):
+        start = event.find(_EVENT)
+        if start >= 0 and (value := event[start + len(_EVENT) :]) != b"[DONE]":
+            yield value
+
+
+def lines_in(data: bytes) -> Iterator[bytes]:
+    """Return the JSON of each line in whole lines."""
+    return filter(None, data.split(b"\n"))
+
+
+_SPLITS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
+    "text/event-stream": events_in,
+    "application/jsonlines": lines_in,
+}
+"""Maps the content types of streams to functions that return the JSON of their events."""
+
+
+def error_event(status: int, body: bytes, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """Return the event for an error response: the members of its JSON, its status, and when to try again.
+
+    Codex reads the headers beside the error, and openai's SDK reads them in it.
+    """
+    try:
+        value = loads(body)
+    except ValueError:
+        value = {"message": body.decode(errors="replace")}
+    event: dict[str, Any] = {**value, "type": "error", "status": status}
+    retries = {name.decode(): headers[name].decode() for name in _RETRY_HEADERS if name in headers}
+    if not retries:
+        return event
+    if isinstance(event.get("error"), dict):
+        event["error"] = {**event["error"], "headers": retries}
+    return {**event, "headers": retries}
+
+
+class Output:
+    """Sends the events of a response to the client of a WebSocket.
+
+    Args:
+        stream_id: name of the lane, which each event repeats, or "" for the default lane.
+    """
+
+    def __init__(self, socket: WebSocket, stream_id: str = "") -> None:
+        self._socket = socket
+        self._exchange: MessageExchange | None = None
+        self._before = b'{"stream_id":%b,' % dumps(stream_id) if stream_id else b""
+
+    def event(self, event: bytes) -> None:
+        """Send the JSON of an event, or of a whole response."""
+        if self._before:
+            event = self._before + (event[1:] if event.startswith(b"{") else b'"response":%b}' % event)
+        self._socket.send_text(event)
+
+    def error(self, event: dict[str, Any]) -> None:
+        """Send the error that is the whole response."""
+        self.event(dumps(event))
+
+    def connect(self, exchange: MessageExchange) -> None:
+        """Set the exchange whose response is sent."""
+        self._exchange = exchange
+
+    def disconnect(self) -> None:
+        """End the request as if its client had disconnected."""
+        if self._exchange is not None:
+            self._exchange.disconnect()
+
+    def idle(self) -> None:
+        """Show the client that a silent response is still being generated. Pings show this by default."""
+
+
+class MessageExchange:
+    """The exchange of a request that is a message of a WebSocket (see `Exchange`).
+
+    Args:
+        body: body of the request.
+        output: what sends the response.
+    """
+
+    has_body = True
+    memo: dict[object, Any] | None = None
+
+    def __init__(self, socket: WebSocket, body: bytes, output: Output) -> None:
+        self._socket = socket
+        self._body: bytes | None = body
+        self._output = output
+        self._event = asyncio.Event()
+        self._start: Message = {}
+        self._split: Callable[[bytes], Iterable[bytes]] | None = None  # of a stream
+        self._whole: list[bytes] = []  # the parts of another response
+        self.wake = self._event.set
+        self.phase = WAITING
+        self.is_paused = True
+        self.written_at = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase >= COMPLETE
+
+    @property
+    def num_unsent(self) -> int:
+        """Return this request's part of the bytes that the socket has not accepted."""
+        return self._socket.transport.get_write_buffer_size() // max(self._socket.num_running, 1)
+
+    # -- the request ---------------------------------------------------------------------------------------------
+
+    def take_body(self) -> bytes | None:
+        body, self._body = self._body, None
+        return body
+
+    async def receive(self) -> Message:
+        body = self.take_body()
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        while not self.is_over:
+            await self.wait()
+        return {"type": "http.disconnect"}
+
+    def disconnect(self) -> None:
+        """Tell the application that the socket is closed."""
+        self.is_paused = True
+        self.phase = DISCONNECTED
+        self._event.set()
+
+    # -- the response --------------------------------------------------------------------------------------------
+
+    async def run(self, app: ASGIApp, scope: Scope) -> None:
+        """Call the application. If it fails, the response is status 500."""
+        try:
+            await app({**scope, "extensions": {EXCHANGE: self}}, self.receive, self.send)
+        except Exception as error:
+            log.error("Exception in ASGI application\n", exc_info=error)
+        if self.phase < COMPLETE:
+            self._output.error(error_event(500, b"Internal Server Error", {}))
+
+    async def send(self, message: Message) -> None:
+        if self._socket.flow.write_paused and not self.is_over:
+            await self._socket.flow.drain()
+        if self.is_over:
+            return
+        if self.phase == WAITING:
+            self.phase = STARTED
+            self._start = message
+            if message["status"] == HTTPStatus.OK:
+                self._split = _SPLITS.get(self._headers().get(b"content-type", b"").decode().partition(";")[0])
+            return
+        body, last = message.get("body", b""), not message.get("more_body", False)
+        if self._split is not None:
+            self._send_events(body)
+        else:
+            self._whole.append(body)
+        if last:
+            self._end()
+
+    def _headers(self) -> dict[bytes, bytes]:
+        return {name.lower(): value for name, value in self._start.get("headers", ())}
+
+    def _end(self) -> None:
+        status = self._start["status"]
+        whole = b"".join(self._whole)
+        if self._split is not None:
+            pass
+        elif status >= HTTPStatus.BAD_REQUEST:
+            self._output.error(error_event(status, whole, self._headers()))
+        else:
+            self._output.event(whole)
+        self.is_paused = True
+        self.phase = COMPLETE
+        self._event.set()
+
+    def _send_events(self, data: bytes) -> None:
+        self.written_at = monotonic()
+        if data == KEEP_ALIVE:
+            return self._output.idle()
+        assert self._split is not None, "the response is a stream"
+        for event in self._split(data):
+            self._output.event(event)
+
+    # -- operations that ASGI lacks ------------------------------------------------------------------------------
+
+    def send_whole(self) -> None:
+        """Do nothing, because a client that closes its side of a WebSocket has disconnected."""
+
+    def send_head(self) -> None:
+        """Do nothing, because a message has no head."""
+
+    def drop(self) -> None:
+        """Close the connection immediately."""
+        self.disconnect()
+        self._socket.abort()
+
+    def resume(self) -> None:
+        can_write = self.phase == STARTED and self._split is not None
+        self.is_paused = not can_write or self._socket.flow.write_paused
+
+    async def wait(self, seconds: float | None = None) -> None:
+        await wait_for_event(self._event, seconds)
+
+    async def read(self) -> None:
+        """Wait until the client has disconnected, or until the unread rest of the response fits into buffers."""
+        if self._socket.flow.write_paused:
+            await self._socket.flow.drain()
+
+    def write_chunk(self, data: bytes) -> bool:
+        if self.is_paused or self._split is None or self._socket.flow.write_paused:
+            return False
+        self._send_events(data)
+        return True

@@ -1,0 +1,551 @@
+"""Realtime sessions over a WebSocket: text turns and transcription in OpenAI's protocol, transcription in vLLM's.
+
+A text turn is a request for /v1/responses whose input is the conversation, and a transcription is a request for
+/v1/audio/transcriptions. See https://developers.openai.com/api/docs/guides/realtime and
+vllm/entrypoints/speech_to_text/realtime.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from handler.core.errors import InvalidPayload, ServingError
+from handler.core.framing import dumps_decoded, loads
+from handler.core.values import Task, new_digits
+from handler.http.sockets.exchange import Output
+from handler.http.sockets.session import Session
+from handler.http.sockets.transcription import AudioBuffer, FlatTranscription, Transcription, audio_settings
+
+RESPONSES = "/v1/responses"
+
+_MAX_ITEMS = 1024  # maximum number of items of a conversation
+_SETTINGS = ("instructions", "tools", "tool_choice", "max_output_tokens", "parallel_tool_calls", "reasoning")
+"""The fields of a session and of `response.create` that a request for /v1/responses has too."""
+
+_ACCEPTED = {
+    "type": ("realtime",),
+    "output_modalities": (["text"],),
+    "tracing": (None,),
+    "prompt": (None,),
+    "include": (None, []),
+    "truncation": (None, "disabled"),
+}
+"""Maps further fields to the values that have no effect. Other values are refused."""
+
+_OUT_OF_BAND = "out-of-band"
+"""The lane of responses that are not added to the conversation."""
+
+
+class RealtimeError(InvalidPayload):
+    """An event is refused.
+
+    Args:
+        code: code of the error in OpenAI's API.
+    """
+
+    def __init__(self, message: str, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class Conversation:
+    """The items of a conversation, in order.
+
+    Attributes:
+        items: items by id, in the form of OpenAI's Realtime API.
+    """
+
+    def __init__(self) -> None:
+        self.items: dict[str, dict[str, Any]] = {}
+
+    def add(self, item: dict[str, Any], previous: str | None) -> str | None:
+        """Add an item after another one, and return the id of that one.
+
+        Args:
+            previous: id of the item before it, "root" for the beginning, or None for the end.
+
+        Raises:
+            RealtimeError: the item cannot be added.
+        """
+        if item["id"] in self.items:
+            raise RealtimeError(f"item.id={item['id']!r:.100}: an item with this id exists", "invalid_value", "item.id")
+        if len(self.items) >= _MAX_ITEMS:
+            raise RealtimeError(f"a conversation has at most {_MAX_ITEMS} items", "conversation_too_long")
+        ids = [*self.items]
+        if previous is None:
+            index = len(ids)
+        elif previous == "root":
+            index = 0
+        elif previous in self.items:
+            index = ids.index(previous) + 1
+        else:
+            raise _no_item(previous, "previous_item_id")
+        items = [*self.items.items()]
+        items.insert(index, (item["id"], item))
+        self.items = dict(items)
+        return ids[index - 1] if index else None
+
+    def get(self, id: object) -> dict[str, Any]:
+        """Return an item.
+
+        Raises:
+            RealtimeError: no item has this id.
+        """
+        if not isinstance(id, str) or id not in self.items:
+            raise _no_item(id, "item_id")
+        return self.items[id]
+
+
+def _no_item(id: object, param: str) -> RealtimeError:
+    return RealtimeError(f"{param}={id!r:.100}: no item of the conversation has this id", "item_not_found", param)
+
+
+class RealtimeReader:
+    """Reads the events of realtime sessions (see `MessageReader`)."""
+
+    def __init__(self) -> None:
+        self._id = f"sess_{new_digits()}"
+        self.conversation_id = f"conv_{new_digits()}"
+        self._settings: dict[str, Any] = {"output_modalities": ["text"], "instructions": "", "tools": []}
+        self._conversation = Conversation()
+        self._turn: TextTurn | None = None  # the response that the conversation waits for
+        self._num_events = itertools.count(1)
+        self._audio = AudioBuffer()
+        self._transcription: Transcription | None = None
+
+    def begin(self, session: Session) -> None:
+        """Send `session.created`, which clients of OpenAI and of vLLM both read."""
+        if session.intent == "transcription" or session.model.context.task is Task.TRANSCRIPTION:
+            self._transcription = Transcription()
+        self.send(session, "session.created", id=self._id, created=int(time.time()), session=self._session(session))
+
+    async def read(self, session: Session, message: bytes) -> None:
+        event = await session.decode(message)
+        kind, id = event.get("type"), event.get("event_id")
+        if isinstance(kind, str) and kind == "session.update" and "model" in event and "session" not in event:
+            session.reader = FlatTranscription(session)
+            return await session.reader.read(session, message)
+        handle = _HANDLERS.get(kind) if isinstance(kind, str) else None
+        try:
+            if handle is None:
+                raise RealtimeError(f"type={kind!r:.100}: no such event", "unknown_event", "type")
+            handle(self, session, event)
+        except ServingError as error:
+            self.fail(session, error, id)
+
+    def expire(self, session: Session) -> None:
+        self.fail(session, RealtimeError("the session has reached its maximum life; open a new one", "session_expired"))
+
+    # -- events of the server ------------------------------------------------------------------------------------
+
+    def send(self, session: Session, kind: str, /, **fields: Any) -> None:
+        event = {"type": kind, "event_id": f"event_{next(self._num_events)}", **fields}
+        session.socket.send_text(dumps_decoded(event))
+
+    def fail(self, session: Session, error: ServingError, id: object = None) -> None:
+        """Send an error.
+
+        Args:
+            id: id of the client's event.
+        """
+        body = {
+            "type": "invalid_request_error",
+            "code": getattr(error, "code", None) or "invalid_value",
+            "message": error.message,
+            "param": getattr(error, "param", None),
+            "event_id": id if isinstance(id, str) else None,
+        }
+        self.send(session, "error", error=body)
+
+    def _session(self, session: Session) -> dict[str, Any]:
+        kind = "realtime" if self._transcription is None else "transcription"
+        audio = {} if self._transcription is None else {"audio": {"input": self._transcription.settings}}
+        text = self._settings if self._transcription is None else {}
+        model = session.model.config.name
+        return {"type": kind, "object": "realtime.session", "id": self._id, "model": model, **text, **audio}
+
+    # -- events of the client ------------------------------------------------------------------------------------
+
+    def _update(self, session: Session, event: Mapping[str, Any]) -> None:
+        new = _object(event, "session")
+        if new.get("type") == "transcription":
+            if self._conversation.items:
+                raise RealtimeError("session.type: the session has a conversation", "invalid_value", "session.type")
+            self._transcription = audio_settings(new, self._transcription or Transcription())
+        else:
+            _check_model(session, new, "session.")
+            settings = _read_settings(new, "session.")
+            self._settings = {**self._settings, **settings}
+            self._transcription = None
+        self.send(session, "session.updated", session=self._session(session))
+
+    def _add_item(self, session: Session, event: Mapping[str, Any]) -> None:
+        item = _read_item(_object(event, "item"))
+        self._add(session, item, event.get("previous_item_id"))
+
+    def _add(self, session: Session, item: dict[str, Any], previous: Any = None) -> None:
+        size = len(dumps_decoded(item))
+        session.memory.take(size)
+        try:
+            before = self._conversation.add(item, previous)
+        except ServingError:
+            session.memory.give_back(size)
+            raise
+        for kind in ("conversation.item.added", "conversation.item.done"):
+            self.send(session, kind, previous_item_id=before, item=item)
+
+    def _delete_item(self, session: Session, event: Mapping[str, Any]) -> None:
+        item = self._conversation.get(event.get("item_id"))
+        del self._conversation.items[item["id"]]
+        session.memory.give_back(len(dumps_decoded(item)))
+        self.send(session, "conversation.item.deleted", item_id=item["id"])
+
+    def _show_item(self, session: Session, event: Mapping[str, Any]) -> None:
+        item = self._conversation.get(event.get("item_id"))
+        self.send(session, "conversation.item.retrieved", item=item)
+
+    def _refuse_truncation(self, session: Session, event: Mapping[str, Any]) -> None:
+        raise RealtimeError(
+            "conversation.item.truncate cuts audio output, which is not supported", "not_supported", "type"
+        )
+
+    def _respond(self, session: Session, event: Mapping[str, Any]) -> None:
+        if self._transcription is not None:
+            raise RealtimeError("a transcription session has no responses", "not_supported", "type")
+        fields = _object(event, "response") if event.get("response") is not None else {}
+        is_out_of_band = fields.get("conversation", "auto") == "none"
+        if fields.get("conversation", "auto") not in ("auto", "none"):
+            raise RealtimeError("response.conversation: must be auto or none", "invalid_value", "response.conversation")
+        if self._turn is not None and not is_out_of_band:
+            code = "conversation_already_has_active_response"
+            raise RealtimeError("the conversation has an active response; cancel it, or wait for its end", code)
+        items = [*self._conversation.items.values()]
+        if "input" in fields:
+            items = [self._input_item(item) for item in _list(fields, "input")]
+        settings = {**self._settings, **_read_settings(fields, "response.")}
+        body = _request_body(settings, items, fields.get("metadata"))
+        turn = TextTurn(self, session, settings, fields.get("metadata"), joins=not is_out_of_band)
+        if not is_out_of_band:
+            self._turn = turn
+        work = functools.partial(self._run, session, dumps_decoded(body), turn)
+        session.start(_OUT_OF_BAND if is_out_of_band else "", work)
+
+    def _input_item(self, item: Any) -> dict[str, Any]:
+        if isinstance(item, dict) and item.get("type") == "item_reference":
+            return self._conversation.get(item.get("id"))
+        return _read_item(item)
+
+    async def _run(self, session: Session, body: bytes, turn: TextTurn) -> None:
+        try:
+            if not turn.is_over:
+                await session.respond(RESPONSES, body, turn)
+        finally:
+            if self._turn is turn:
+                self._turn = None
+
+    def _cancel(self, session: Session, event: Mapping[str, Any]) -> None:
+        turn, id = self._turn, event.get("response_id")
+        if turn is None or (id is not None and id != turn.id):
+            raise RealtimeError("no such response is active", "response_cancel_not_active", "response_id")
+        turn.cancel()
+
+    def finish(self, session: Session, items: Sequence[dict[str, Any]]) -> None:
+        """Add the items of a response to the conversation."""
+        try:
+            for item in items:
+                session.memory.take(len(dumps_decoded(item)))
+                self._conversation.add(item, None)
+        except ServingError as error:
+            self.fail(session, error)
+
+    # -- audio ---------------------------------------------------------------------------------------------------
+
+    def _heard(self) -> Transcription:
+        if self._transcription is None:
+            message = "the model does not read audio; open a session of type transcription on a model that transcribes"
+            raise RealtimeError(message, "not_supported", "type")
+        return self._transcription
+
+    def _append(self, session: Session, event: Mapping[str, Any]) -> None:
+        self._audio.append(session.memory, self._heard(), event.get("audio"))
+
+    def _clear(self, session: Session, event: Mapping[str, Any]) -> None:
+        self._audio.take(session.memory)
+        self.send(session, "input_audio_buffer.cleared")
+
+    def _commit(self, session: Session, event: Mapping[str, Any]) -> None:
+        heard = self._heard()
+        audio = self._audio.take(session.memory)
+        if not audio:
+            raise RealtimeError("the buffer has no audio", "input_audio_buffer_commit_empty")
+        previous = next(reversed(self._conversation.items), None)
+        id = f"item_{new_digits()}"
+        self.send(session, "input_audio_buffer.committed", item_id=id, previous_item_id=previous)
+        content = [{"type": "input_audio", "transcript": None}]
+        item = {"id": id, "object": "realtime.item", "type": "message", "role": "user", "content": content}
+        self._add(session, {**item, "status": "completed"})
+        work = functools.partial(heard.run, session, audio, functools.partial(self.send, session), id)
+        session.start("", work)
+
+
+class TextTurn(Output):
+    """A response of the conversation, whose events are those of /v1/responses in other words.
+
+    Args:
+        settings: settings of the session, with those of the response.
+        joins: whether its items are added to the conversation.
+
+    Attributes:
+        id: id of the response.
+        is_over: whether `response.done` has been sent.
+    """
+
+    def __init__(
+        self, reader: RealtimeReader, session: Session, settings: Mapping[str, Any], metadata: object, *, joins: bool
+    ) -> None:
+        super().__init__(session.socket)
+        self._reader = reader
+        self._session = session
+        self._settings = settings
+        self._metadata = metadata
+        self._joins = joins
+        self._hidden = set[int]()  # indices of items that the client is not shown, such as reasoning
+        self._items: list[dict[str, Any]] = []
+        self.id = f"resp_{new_digits()}"
+        self.is_over = False
+
+    def cancel(self) -> None:
+        """End the response."""
+        self._done("cancelled", {"type": "cancelled", "reason": "client_cancelled"})
+        self.disconnect()
+
+    def event(self, event: bytes) -> None:
+        if not self.is_over:
+            self._translate(loads(event))
+
+    def error(self, event: dict[str, Any]) -> None:
+        if self.is_over:
+            return
+        error = event.get("error", event)
+        kind = "invalid_request_error" if event["status"] < 500 else "server_error"
+        if not self._items:
+            self._begin()
+        self._done(
+            "failed",
+            {"type": "failed", "error": {"type": kind, "code": error.get("code"), "message": error.get("message")}},
+        )
+
+    def _begin(self) -> None:
+        self._send("response.created", response=self._response("in_progress"))
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        self._reader.send(self._session, kind, **fields)
+
+    def _translate(self, event: dict[str, Any]) -> None:
+        kind = event["type"].removeprefix("response.")
+        if kind == "created":
+            return self._begin()
+        if kind in ("completed", "incomplete", "failed"):
+            return self._end(event["response"])
+        if event.get("output_index") in self._hidden or kind == "in_progress":
+            return
+        if kind.startswith("output_item"):
+            return self._item(kind, event)
+        fields = {
+            name: value for name, value in event.items() if name not in ("type", "sequence_number", "logprobs", "part")
+        }
+        if "part" in event:
+            fields["part"] = {"type": "text", "text": event["part"]["text"]}
+        self._send(event["type"], response_id=self.id, **fields)
+
+    def _item(self, kind: str, event: dict[str, Any]) -> None:
+        if event["item"]["type"] == "reasoning":
+            self._hidden.add(event["output_index"])
+            return
+        item = _output_item(event["item"])
+        index = event["output_index"] - len(self._hidden)
+        self._send(event["type"], response_id=self.id, output_index=index, item=item)
+        if kind == "output_item.done":
+            self._items.append(item)
+        if self._joins:
+            word = "added" if kind == "output_item.added" else "done"
+            self._send(f"conversation.item.{word}", previous_item_id=None, item=item)
+
+    def _end(self, response: Mapping[str, Any]) -> None:
+        details = None
+        if response["status"] == "incomplete":
+            reason = (response["incomplete_details"] or {}).get("reason", "interrupted")
+            details = {"type": "incomplete", "reason": reason}
+        elif response["status"] == "failed":
+            details = {"type": "failed", "error": {"type": "server_error", **response["error"]}}
+        self._done(response["status"], details, response["usage"])
+
+    def _done(self, status: str, details: object = None, usage: Mapping[str, Any] | None = None) -> None:
+        self.is_over = True
+        if self._joins:
+            self._reader.finish(self._session, self._items)
+        self._send("response.done", response=self._response(status, details, usage))
+
+    def _response(self, status: str, details: object = None, usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        limit = self._settings.get("max_output_tokens", "inf")
+        return {
+            "id": self.id,
+            "object": "realtime.response",
+            "status": status,
+            "status_details": details,
+            "output": self._items,
+            "conversation_id": self._reader.conversation_id if self._joins else None,
+            "output_modalities": ["text"],
+            "max_output_tokens": limit,
+            "metadata": self._metadata,
+            "usage": None if usage is None else _usage(usage),
+        }
+
+
+def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
+    num_in, num_out = usage["input_tokens"], usage["output_tokens"]
+    cached = usage["input_tokens_details"]["cached_tokens"]
+    details = {"text_tokens": num_in, "audio_tokens": 0, "image_tokens": 0, "cached_tokens": cached}
+    return {
+        "total_tokens": num_in + num_out,
+        "input_tokens": num_in,
+        "output_tokens": num_out,
+        "input_token_details": details,
+        "output_token_details": {"text_tokens": num_out, "audio_tokens": 0},
+    }
+
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+
+def _object(event: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = event.get(name)
+    if not isinstance(value, dict):
+        raise RealtimeError(f"{name}: must be an object", "invalid_type", name)
+    return value
+
+
+def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
+    value = fields[name]
+    if not isinstance(value, list):
+        raise RealtimeError(f"response.{name}: must be a list", "invalid_type", f"response.{name}")
+    return value
+
+
+def _check_model(session: Session, fields: Mapping[str, Any], prefix: str) -> None:
+    if (model := fields.get("model")) is not None and model not in session.model.config.model_name:
+        raise RealtimeError(f"{prefix}model={model!r:.100}: not served here", "model_not_found", f"{prefix}model")
+
+
+def _read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the settings of a session or a response.
+
+    Raises:
+        RealtimeError: a setting is not supported.
+    """
+    settings = {}
+    for name, value in fields.items():
+        at = f"{prefix}{name}"
+        if name in _SETTINGS:
+            settings[name] = value
+        elif name in _ACCEPTED:
+            if value not in _ACCEPTED[name]:
+                raise RealtimeError(f"{at}={value!r:.100}: is not supported", "not_supported", at)
+        elif name == "audio":
+            _check_no_audio(value, at)
+        elif name not in ("model", "input", "conversation", "metadata", "id", "object"):
+            raise RealtimeError(f"{at}: is not supported", "unknown_parameter", at)
+    limit = settings.get("max_output_tokens", "inf")
+    if limit != "inf" and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        at = f"{prefix}max_output_tokens"
+        raise RealtimeError(f"{at}={limit!r:.100}: must be a positive integer or inf", "invalid_value", at)
+    return settings
+
+
+def _check_no_audio(value: Any, at: str) -> None:
+    """Refuse audio settings that ask for something. Sessions of text accept only `null`."""
+    parts = value.values() if isinstance(value, dict) else [value]
+    if any(part not in (None, {}) for part in parts):
+        raise RealtimeError(f'{at}: the session has no audio; output_modalities is ["text"]', "not_supported", at)
+
+
+_PARTS = {"user": ("input_text", "input_image"), "system": ("input_text",), "assistant": ("output_text", "text")}
+"""Maps roles to the types of their parts."""
+
+
+def _read_item(value: Any) -> dict[str, Any]:
+    """Return an item with an id and a status.
+
+    Raises:
+        RealtimeError: the item is invalid.
+    """
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in ("message", "function_call", "function_call_output"):
+        message = "item.type: must be message, function_call or function_call_output"
+        raise RealtimeError(message, "invalid_value", "item.type")
+    id = value.get("id")
+    if id is not None and (not isinstance(id, str) or not 0 < len(id) <= 256):
+        raise RealtimeError("item.id: must be a string of 1 to 256 characters", "invalid_value", "item.id")
+    if kind == "message":
+        _check_parts(value)
+    item = {**value, "object": "realtime.item", "status": value.get("status") or "completed"}
+    return {**item, "id": id or f"item_{new_digits()}"}
+
+
+def _check_parts(item: Mapping[str, Any]) -> None:
+    role, content = item.get("role"), item.get("content")
+    parts = _PARTS.get(role) if isinstance(role, str) else None
+    if parts is None:
+        raise RealtimeError("item.role: must be user, system or assistant", "invalid_value", "item.role")
+    if not isinstance(content, list):
+        raise RealtimeError("item.content: must be a list of parts", "invalid_type", "item.content")
+    for number, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") not in parts:
+            at = f"item.content[{number}].type"
+            raise RealtimeError(f"{at}: must be {' or '.join(parts)}", "not_supported", at)
+
+
+def _request_body(settings: Mapping[str, Any], items: Sequence[Mapping[str, Any]], metadata: object) -> dict[str, Any]:
+    """Return the body of a request for /v1/responses."""
+    body = {name: value for name, value in settings.items() if name in _SETTINGS and value not in (None, "", [])}
+    if body.get("max_output_tokens") == "inf":
+        del body["max_output_tokens"]
+    if metadata is not None:
+        body["metadata"] = metadata
+    return {**body, "input": [*map(_input_item, items)], "stream": True, "store": False}
+
+
+def _input_item(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item as /v1/responses reads it."""
+    fields = {name: value for name, value in item.items() if name != "object"}
+    if item["type"] == "message" and item["role"] == "assistant":
+        fields["content"] = [{"type": "output_text", "text": part.get("text", "")} for part in item["content"]]
+    return fields
+
+
+def _output_item(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item of a response as realtime clients read it."""
+    fields = {**item, "object": "realtime.item"}
+    if item["type"] == "message":
+        fields["content"] = [{"type": "output_text", "text": part["text"]} for part in item["content"]]
+    return fields
+
+
+_HANDLERS = {
+    "session.update": RealtimeReader._update,
+    "conversation.item.create": RealtimeReader._add_item,
+    "conversation.item.delete": RealtimeReader._delete_item,
+    "conversation.item.retrieve": RealtimeReader._show_item,
+    "conversation.item.truncate": RealtimeReader._refuse_truncation,
+    "response.create": RealtimeReader._respond,
+    "response.cancel": RealtimeReader._cancel,
+    "input_audio_buffer.append": RealtimeReader._append,
+    "input_audio_buffer.clear": RealtimeReader._clear,
+    "input_audio_buffer.commit": RealtimeReader._commit,
+}
+"""Maps the types of client events to methods of the reader."""

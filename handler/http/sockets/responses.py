@@ -1,0 +1,219 @@
+"""OpenAI's Responses over a WebSocket: lanes, and the newest response of each lane in the connection's memory.
+
+See https://developers.openai.com/api/docs/guides/websocket-mode.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded, ServingError
+from handler.core.framing import dumps, dumps_decoded, loads
+from handler.http.sockets.connection import WebSocket
+from handler.http.sockets.exchange import Output, error_event
+from handler.http.sockets.session import InvalidLane, Session, TooManyLanes, lane_name
+from handler.protocols.openai.api import ERRORS
+from handler.serving.quota import Share
+
+_ENDS = tuple(b'{"type":"response.%b"' % kind for kind in (b"completed", b"incomplete", b"failed"))
+_STATES = (b'{"type":"response.created"', b'{"type":"response.in_progress"', *_ENDS)
+_UNUSED = ("type", "stream", "background", "generate", "client_metadata")
+_PATH = "/v1/responses"
+_NO_PREVIOUS = "previous_response_not_found"
+
+
+class Kept(NamedTuple):
+    """The newest response of a lane.
+
+    Attributes:
+        items: the items of its conversation as JSON, with a comma after each: the input, then the output.
+    """
+
+    id: str
+    items: bytes
+
+
+class ResponsesReader:
+    """Reads OpenAI's events, of which `response.create` creates a response in a lane."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Kept] = {}  # by the name of the lane, the least recently written first
+
+    def begin(self, session: Session) -> None:
+        """Do nothing, because the client speaks first."""
+
+    async def read(self, session: Session, message: bytes) -> None:
+        event = await session.decode(message)
+        kind = event.get("type")
+        if kind == "response.create":
+            self._start(session, event)
+        elif kind == "response.steer":
+            session.socket.send_text(dumps(_not_steered(event)))
+        elif kind != "response.processed":  # Codex reports what it has processed
+            raise InvalidParameter(f"type={kind!r:.100}: must be response.create")
+
+    def expire(self, session: Session) -> None:
+        error = InvalidPayload("the connection has reached its maximum life; open a new one")
+        session.refuse(error, code="websocket_connection_limit_reached")
+
+    def _start(self, session: Session, event: dict[str, Any]) -> None:
+        output = Output(session.socket)
+        try:
+            name = lane_name(event)
+            output = Output(session.socket, name)
+            session.start(name, functools.partial(self._create, session, name, event))
+        except (InvalidLane, TooManyLanes) as error:
+            code = "invalid_stream_id" if isinstance(error, InvalidLane) else "websocket_stream_limit_reached"
+            output.error(_refusal(error, code, "stream_id"))
+
+    async def _create(self, session: Session, name: str, event: dict[str, Any]) -> None:
+        """Create a response, which continues a response of this connection if there is one."""
+        previous, generates = event.get("previous_response_id"), event.get("generate") is not False
+        body = {field: value for field, value in event.items() if field not in _UNUSED}
+        parent = self._find(previous)
+        history = b""
+        if parent is not None:
+            history = self._kept[parent].items
+            del body["previous_response_id"]
+        elif isinstance(previous, str) and not session.model.config.stores_responses:
+            error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response in this connection")
+            return Output(session.socket, name).error(_refusal(error, _NO_PREVIOUS, "previous_response_id"))
+        new = _items_of(body.get("input"))
+        items = history + (new or b"")
+        if new is not None and (history or not generates):
+            body["input"] = loads(b"[%b]" % items.rstrip(b","))
+        stream = _Stream(session.socket, name, previous=None if parent is None else previous)
+        if generates:
+            await session.respond(_PATH, dumps_decoded({**body, "stream": True}), stream)
+        else:
+            await self._warm_up(session, name, body, stream)
+        if stream.response is not None and stream.response["status"] != "failed":
+            self._keep(session.memory, name, stream.response, items)
+        elif parent == name:
+            self._forget(session.memory, name)
+
+    async def _warm_up(self, session: Session, name: str, body: dict[str, Any], stream: _Stream) -> None:
+        """Let the engine read a prompt, and send a response without output."""
+        whole = _Whole(session.socket, name)
+        await session.respond(_PATH, dumps_decoded({**body, "stream": False, "max_output_tokens": 1}), whole)
+        if whole.response is None:
+            return
+        response = whole.response
+        usage = {**response["usage"], "output_tokens": 0, "total_tokens": response["usage"]["input_tokens"]}
+        response = {
+            **response,
+            "output": [],
+            "incomplete_details": None,
+            "max_output_tokens": body.get("max_output_tokens"),
+        }
+        begun = {**response, "status": "in_progress", "completed_at": None, "usage": None}
+        ended = {**response, "status": "completed", "completed_at": int(time.time()), "usage": usage}
+        numbers = itertools.count()
+        for kind, state in (("created", begun), ("in_progress", begun), ("completed", ended)):
+            event = {"type": f"response.{kind}", "sequence_number": next(numbers), "response": state}
+            stream.event(dumps(event))
+
+    def _find(self, id: object) -> str | None:
+        """Return the lane whose newest response has an id, or None."""
+        return next((name for name, kept in self._kept.items() if kept.id == id), None)
+
+    def _keep(self, memory: Share, name: str, response: Mapping[str, Any], items: bytes) -> None:
+        """Keep the newest response of a lane. If there is not enough memory, drop those of other lanes first."""
+        self._forget(memory, name)
+        items += b"".join(dumps(item) + b"," for item in response["output"])
+        while True:
+            try:
+                memory.take(len(items))
+                break
+            except Overloaded:
+                if not self._kept:
+                    return
+                self._forget(memory, next(iter(self._kept)))
+        self._kept[name] = Kept(response["id"], items)
+
+    def _forget(self, memory: Share, name: str) -> None:
+        kept = self._kept.pop(name, None)
+        if kept is not None:
+            memory.give_back(len(kept.items))
+
+
+class _Stream(Output):
+    """The events of a response.
+
+    Args:
+        previous: id of the response that is continued from the connection's memory, or None.
+
+    Attributes:
+        response: the response, when it has ended.
+    """
+
+    def __init__(self, socket: WebSocket, stream_id: str, *, previous: str | None = None) -> None:
+        super().__init__(socket, stream_id)
+        self._previous = previous
+        self._in_progress = b""
+        self.response: Mapping[str, Any] | None = None
+
+    def event(self, event: bytes) -> None:
+        if event.startswith(_STATES):
+            value = loads(event)
+            if self._previous is not None:
+                value["response"]["previous_response_id"] = self._previous
+                event = dumps(value)
+            if event.startswith(_ENDS):
+                self.response = value["response"]
+            else:
+                self._in_progress = event
+        super().event(event)
+
+    def error(self, event: dict[str, Any]) -> None:
+        error = event["error"]
+        if event["status"] == HTTPStatus.NOT_FOUND and error.get("param") == "previous_response_id":
+            event = {**event, "status": 400, "error": {**error, "code": _NO_PREVIOUS}}
+        super().error(event)
+
+    def idle(self) -> None:
+        """Repeat the last state of the response, because Codex does not count pings."""
+        super().event(self._in_progress)
+
+
+class _Whole(Output):
+    """A response that is used instead of being sent. Errors are sent.
+
+    Attributes:
+        response: the response, or None if it is an error.
+    """
+
+    response: dict[str, Any] | None = None
+
+    def event(self, event: bytes) -> None:
+        self.response = loads(event)
+
+
+def _refusal(error: ServingError, code: str, param: str) -> dict[str, Any]:
+    """Return the event for a message that is refused."""
+    response = ERRORS.whole(error)
+    event = error_event(response.status, response.body, {})
+    event["error"] = {**event["error"], "code": code, "param": param}
+    return event
+
+
+def _not_steered(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the response to `response.steer`, which no engine supports."""
+    steer = {name: event[name] for name in ("previous_response_id", "input") if name in event}
+    message = "the model cannot be steered while it generates a response"
+    error = {"type": "invalid_request_error", "code": "steering_not_supported", "message": message}
+    return {"type": "response.steer.failed", "sequence_number": 0, "steer": steer, "error": error}
+
+
+def _items_of(input: object) -> bytes | None:
+    """Return the items of a request's input as JSON, with a comma after each, or None if the input is invalid."""
+    if isinstance(input, str):
+        input = [{"type": "message", "role": "user", "content": input}]
+    if input is not None and not isinstance(input, list):
+        return None
+    return b"".join(dumps_decoded(item) + b"," for item in input or ())

@@ -1,0 +1,267 @@
+"""Transcription over a WebSocket: audio is appended to a buffer, and committed audio is transcribed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from handler.core.errors import InvalidPayload, ServingError
+from handler.core.framing import dumps, dumps_decoded, loads
+from handler.http.sockets.exchange import Output
+from handler.http.sockets.session import Session
+from handler.serving.quota import Share
+
+PATH = "/v1/audio/transcriptions"
+MAX_SECONDS = 600.0  # maximum length of the audio in a buffer
+
+_RATES = (16000, 24000)
+_CODES = {"audio/pcm": (1, 16), "audio/pcma": (6, 8), "audio/pcmu": (7, 8)}
+"""Maps formats to their number in a WAV file, and to their bits per sample."""
+
+Send = Callable[..., None]
+
+
+class AudioError(InvalidPayload):
+    """Audio, or a setting for audio, is refused.
+
+    Args:
+        code: code of the error.
+    """
+
+    def __init__(self, message: str, code: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class Transcription:
+    """The settings of a transcription session, and its requests.
+
+    Attributes:
+        kind: format of the audio, such as "audio/pcm".
+        rate: samples per second.
+        fields: fields of the requests, such as the language.
+    """
+
+    def __init__(self, kind: str = "audio/pcm", rate: int = 24000, fields: Mapping[str, Any] | None = None) -> None:
+        self.kind = kind
+        self.rate = rate
+        self.fields = fields or {}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as OpenAI's API shows them."""
+        format = {"type": self.kind, **({"rate": self.rate} if self.kind == "audio/pcm" else {})}
+        return {"format": format, "transcription": {**self.fields}, "turn_detection": None, "noise_reduction": None}
+
+    @property
+    def sample_size(self) -> int:
+        """Return the number of bytes of a sample."""
+        return _CODES[self.kind][1] // 8
+
+    def file(self, audio: bytes) -> bytes:
+        """Return a WAV file with samples of the format."""
+        code, bits = _CODES[self.kind]
+        size = bits // 8
+        head = struct.pack("<HHIIHH", code, 1, self.rate, self.rate * size, size, bits)
+        chunks = b"fmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", len(audio)) + audio
+        return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+    async def run(self, session: Session, audio: bytes, send: Send, item: str) -> None:
+        """Transcribe audio, and send the events of OpenAI's API for its item."""
+        await self.transcribe(session, audio, _Transcript(session, send, item))
+
+    async def transcribe(self, session: Session, audio: bytes, output: Output) -> None:
+        file = base64.b64encode(self.file(audio)).decode()
+        await session.respond(PATH, dumps_decoded({**self.fields, "file": file, "stream": True}), output)
+
+
+def audio_settings(session: Mapping[str, Any], earlier: Transcription) -> Transcription:
+    """Return the settings of `session.update` for a transcription session.
+
+    Raises:
+        AudioError: a setting is not supported.
+    """
+    for name in session:
+        if name not in ("type", "audio", "include", "id", "object", "model"):
+            raise AudioError(f"session.{name}: is not supported", "not_supported", f"session.{name}")
+    if session.get("include"):
+        raise AudioError("session.include: is not supported", "not_supported", "session.include")
+    audio = session.get("audio") or {}
+    settings = (audio.get("input") if isinstance(audio, dict) else None) or {}
+    if not isinstance(settings, dict):
+        raise AudioError("session.audio.input: must be an object", "invalid_type", "session.audio.input")
+    for name in ("turn_detection", "noise_reduction"):
+        if settings.get(name) is not None:
+            at = f"session.audio.input.{name}"
+            raise AudioError(f"{at}: must be null; the client commits its audio", "not_supported", at)
+    kind, rate = _format(settings.get("format"), earlier)
+    fields = settings.get("transcription")
+    return Transcription(kind, rate, earlier.fields if fields is None else _fields(fields))
+
+
+def _format(value: Any, earlier: Transcription) -> tuple[str, int]:
+    at = "session.audio.input.format"
+    if value is None:
+        return earlier.kind, earlier.rate
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in _CODES:
+        raise AudioError(f"{at}.type: must be {', '.join(_CODES)}", "not_supported", f"{at}.type")
+    if kind != "audio/pcm":
+        return kind, 8000
+    rate = value.get("rate", 24000)
+    if rate not in _RATES:
+        raise AudioError(f"{at}.rate: must be {' or '.join(map(str, _RATES))}", "not_supported", f"{at}.rate")
+    return kind, int(rate)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    at = "session.audio.input.transcription"
+    if not isinstance(value, dict):
+        raise AudioError(f"{at}: must be an object", "invalid_type", at)
+    for name in value:
+        if name not in ("model", "language", "prompt"):
+            raise AudioError(f"{at}.{name}: is not supported", "not_supported", f"{at}.{name}")
+    return {name: field for name, field in value.items() if field is not None}
+
+
+class AudioBuffer:
+    """The audio that a client has appended and not committed."""
+
+    def __init__(self) -> None:
+        self._audio = bytearray()
+
+    def append(self, memory: Share, heard: Transcription, value: object) -> None:
+        """Append audio.
+
+        Args:
+            value: the audio as base64.
+
+        Raises:
+            ServingError: the audio is invalid, or there is too much of it.
+        """
+        try:
+            audio = base64.b64decode(value, validate=True) if isinstance(value, str) else b""
+        except (binascii.Error, ValueError):
+            audio = b""
+        if not audio:
+            raise AudioError("audio: must be base64 of at least one sample", "invalid_audio", "audio")
+        if len(audio) % heard.sample_size:
+            raise AudioError(f"audio: each sample has {heard.sample_size} bytes", "invalid_audio_format", "audio")
+        if len(self._audio) + len(audio) > MAX_SECONDS * heard.rate * heard.sample_size:
+            raise AudioError(
+                f"the buffer has at most {MAX_SECONDS:g} s of audio; commit it", "buffer_overflow", "audio"
+            )
+        memory.take(len(audio))
+        self._audio += audio
+
+    def take(self, memory: Share) -> bytes:
+        """Remove the audio from the buffer, and return it."""
+        audio = bytes(self._audio)
+        self._audio.clear()
+        memory.give_back(len(audio))
+        return audio
+
+
+class _Transcript(Output):
+    """The events of a transcript for an item of the conversation."""
+
+    def __init__(self, session: Session, send: Send, item: str) -> None:
+        super().__init__(session.socket)
+        self._send = send
+        self._item = {"item_id": item, "content_index": 0}
+
+    def event(self, event: bytes) -> None:
+        value = loads(event)
+        word = "conversation.item.input_audio_transcription"
+        if value["type"] == "transcript.text.delta":
+            self._send(f"{word}.delta", **self._item, delta=value["delta"])
+        elif value["type"] == "transcript.text.done":
+            self._send(f"{word}.completed", **self._item, transcript=value["text"], usage=value["usage"])
+        else:
+            self._fail(value)
+
+    def error(self, event: dict[str, Any]) -> None:
+        self._fail(event)
+
+    def _fail(self, event: Mapping[str, Any]) -> None:
+        error = event.get("error", {})
+        fields = {name: error.get(name) for name in ("type", "code", "message")}
+        self._send("conversation.item.input_audio_transcription.failed", **self._item, error=fields)
+
+
+# -- vLLM's protocol ---------------------------------------------------------------------------------------------------
+
+
+class FlatTranscription:
+    """Reads the events of vLLM's clients, whose audio has 16,000 samples per second (see `MessageReader`)."""
+
+    def __init__(self, session: Session) -> None:
+        self._heard = Transcription(rate=16000)
+        self._audio = AudioBuffer()
+        self._is_checked = False
+
+    def begin(self, session: Session) -> None:
+        """Do nothing, because the session has begun."""
+
+    async def read(self, session: Session, message: bytes) -> None:
+        try:
+            self._read(session, await session.decode(message))
+        except ServingError as error:
+            self._fail(session, error.message, getattr(error, "code", "invalid_json"))
+
+    def expire(self, session: Session) -> None:
+        self._fail(session, "the session has reached its maximum life", "session_expired")
+
+    def _read(self, session: Session, event: Mapping[str, Any]) -> None:
+        kind = event.get("type")
+        if kind == "session.update":
+            self._update(session, event)
+        elif kind == "input_audio_buffer.append":
+            self._audio.append(session.memory, self._heard, event.get("audio"))
+        elif kind != "input_audio_buffer.commit":
+            raise AudioError(f"Unknown event type: {kind!r:.100}", "unknown_event")
+        elif not self._is_checked:
+            raise AudioError("send session.update with the model first", "model_not_validated")
+        elif event.get("final"):
+            audio = self._audio.take(session.memory)
+            if not audio:
+                raise AudioError("the buffer has no audio", "invalid_audio")
+            session.start("", lambda: self._heard.transcribe(session, audio, _FlatTranscript(session.socket)))
+
+    def _update(self, session: Session, event: Mapping[str, Any]) -> None:
+        model = event.get("model")
+        if not isinstance(model, str):
+            raise AudioError("session.update needs a model", "invalid_event")
+        if model not in session.model.config.model_name:
+            raise AudioError(f"The model `{model:.100}` does not exist.", "model_not_found")
+        self._is_checked = True
+
+    def _fail(self, session: Session, message: str, code: str) -> None:
+        session.socket.send_text(dumps({"type": "error", "error": message, "code": code}))
+
+
+class _FlatTranscript(Output):
+    """The events of a transcript for vLLM's clients."""
+
+    def event(self, event: bytes) -> None:
+        value = loads(event)
+        if value["type"] == "transcript.text.delta":
+            super().event(dumps({"type": "transcription.delta", "delta": value["delta"]}))
+        elif value["type"] == "transcript.text.done":
+            usage = value["usage"]
+            counts = {
+                "prompt_tokens": usage["input_tokens"],
+                "completion_tokens": usage["output_tokens"],
+                "total_tokens": usage["total_tokens"],
+            }
+            super().event(dumps({"type": "transcription.done", "text": value["text"], "usage": counts}))
+        else:
+            self.error(value)
+
+    def error(self, event: dict[str, Any]) -> None:
+        message = (event.get("error") or {}).get("message", "the audio could not be transcribed")
+        super().event(dumps({"type": "error", "error": message, "code": "processing_error"}))

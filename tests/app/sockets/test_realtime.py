@@ -1,0 +1,221 @@
+"""Realtime sessions: text turns in OpenAI's protocol, transcription in OpenAI's and in vLLM's."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.app.server import serve
+from tests.app.sockets.client import open_socket, receive, send, until
+from tests.servers import LiveServer
+
+PATH = "/v1/realtime"
+
+
+def say(text: str, **fields: Any) -> dict[str, Any]:
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}], **fields}
+    return {"type": "conversation.item.create", "item": item}
+
+
+RESPOND = {"type": "response.create", "response": {"output_modalities": ["text"], "max_output_tokens": 4}}
+
+
+def test_a_text_turn_has_the_events_of_the_api(echo_server: LiveServer) -> None:
+    with open_socket(echo_server, f"{PATH}?model=model") as client:
+        update = {"type": "session.update", "session": {"type": "realtime", "instructions": "Short."}}
+        send(client, update, say("hello"), RESPOND)  # the SDK sends them at once
+        events = until(client, "response.done")
+    assert [event["type"] for event in events] == [
+        "session.created",
+        "session.updated",
+        "conversation.item.added",
+        "conversation.item.done",
+        "response.created",
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * 4,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "conversation.item.done",
+        "response.done",
+    ]
+    assert len({event["event_id"] for event in events}) == len(events)
+    done = events[-1]["response"]
+    assert (done["status"], done["status_details"]["reason"]) == ("incomplete", "max_output_tokens")
+    (item,) = done["output"]
+    assert item["content"][0]["text"] == "".join(event["delta"] for event in events if "delta" in event)
+    assert done["usage"]["total_tokens"] == done["usage"]["input_tokens"] + 4
+
+
+def test_a_conversation_goes_on(echo_server: LiveServer) -> None:
+    with open_socket(echo_server, PATH) as client:
+        send(client, say("red"), RESPOND)
+        first = until(client, "response.done")[-1]["response"]
+        send(client, say("green"), RESPOND)
+        second = until(client, "response.done")[-1]["response"]
+        assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"] + 3
+        alone = {**RESPOND, "response": {**RESPOND["response"], "conversation": "none", "input": [say("blue")["item"]]}}
+        send(client, alone)
+        apart = until(client, "response.done")[-1]["response"]
+        assert (apart["conversation_id"], apart["usage"]["input_tokens"]) == (None, first["usage"]["input_tokens"])
+
+
+def test_items_are_inserted_shown_and_deleted(echo_server: LiveServer) -> None:
+    with open_socket(echo_server, PATH) as client:
+        receive(client)
+        send(client, say("b", id="b"), {**say("a", id="a"), "previous_item_id": "root"})
+        send(client, {**say("c", id="c"), "previous_item_id": "a"})
+        events = [receive(client) for _ in range(6)]
+        assert [event["previous_item_id"] for event in events] == [None, None, None, None, "a", "a"]
+        send(client, {"type": "conversation.item.retrieve", "item_id": "c"})
+        assert receive(client)["item"]["content"] == [{"type": "input_text", "text": "c"}]
+        send(client, {"type": "conversation.item.delete", "item_id": "c"})
+        assert receive(client)["type"] == "conversation.item.deleted"
+        send(client, {"type": "conversation.item.retrieve", "item_id": "c", "event_id": "mine"})
+        error = receive(client)["error"]
+        assert (error["code"], error["param"], error["event_id"]) == ("item_not_found", "item_id", "mine")
+
+
+def test_one_response_at_a_time_and_its_cancel(echo_server: LiveServer) -> None:
+    with open_socket(echo_server, PATH) as client:
+        send(client, say("word " * 10), {"type": "response.create"}, {"type": "response.create"})
+        events = until(client, "error")
+        assert events[-1]["error"]["code"] == "conversation_already_has_active_response"
+        send(client, {"type": "response.cancel"})
+        done = until(client, "response.done")[-1]["response"]
+        assert (done["status"], done["status_details"]["reason"]) == ("cancelled", "client_cancelled")
+        send(client, {"type": "response.cancel"})
+        assert until(client, "error")[-1]["error"]["code"] == "response_cancel_not_active"
+        send(client, RESPOND)
+        assert until(client, "response.done")[-1]["response"]["status"] == "incomplete"
+
+
+REFUSED = [
+    ({"type": "session.update", "session": {"output_modalities": ["audio"]}}, "session.output_modalities"),
+    ({"type": "session.update", "session": {"audio": {"output": {"voice": "x"}}}}, "session.audio"),
+    ({"type": "session.update", "session": {"temperature": 1}}, "session.temperature"),
+    ({"type": "session.update", "session": {"max_output_tokens": 0}}, "session.max_output_tokens"),
+    ({"type": "session.update", "session": {"model": "other"}}, "session.model"),
+    ({"type": "session.update"}, "session"),
+    (say("x", role="tool"), "item.role"),
+    (say("x", content="x"), "item.content"),
+    (say("x", content=[{"type": "input_audio", "audio": ""}]), "item.content[0].type"),
+    ({"type": "conversation.item.create", "item": {"type": "mcp_call"}}, "item.type"),
+    ({**say("x"), "previous_item_id": "none"}, "previous_item_id"),
+    ({"type": "conversation.item.truncate"}, "type"),
+    ({"type": "input_audio_buffer.append", "audio": "AAAA"}, "type"),
+    ({"type": "response.create", "response": {"conversation": "new"}}, "response.conversation"),
+    ({"type": "response.create", "response": {"output_modalities": ["audio"]}}, "response.output_modalities"),
+    ({"type": "nothing"}, "type"),
+    ({}, "type"),
+]
+
+
+@pytest.mark.parametrize(("event", "param"), REFUSED)
+def test_what_is_not_supported_is_refused_by_name(echo_server: LiveServer, event: Any, param: str) -> None:
+    with open_socket(echo_server, PATH) as client:
+        receive(client)
+        send(client, event)
+        error = receive(client)
+        assert (error["type"], error["error"]["param"]) == ("error", param)
+        send(client, say("x"))
+        assert receive(client)["type"] == "conversation.item.added"
+
+
+def test_a_refused_response_fails_and_leaves_the_session_open(echo_server: LiveServer) -> None:
+    with open_socket(echo_server, PATH) as client:
+        send(client, {"type": "response.create", "response": {"tools": [{"type": "mcp"}]}})
+        done = until(client, "response.done")[-1]["response"]
+        assert (done["status"], done["status_details"]["error"]["type"]) == ("failed", "invalid_request_error")
+        send(client, say("x"), RESPOND)
+        assert until(client, "response.done")[-1]["response"]["status"] == "incomplete"
+
+
+# -- transcription -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def hearing_server() -> Iterator[LiveServer]:
+    with serve("--engine", "echo", "-o", "option.task=automatic-speech-recognition") as server:
+        yield server
+
+
+def audio(seconds: float, rate: int, size: int = 2) -> str:
+    return base64.b64encode(bytes(int(seconds * rate) * size)).decode()
+
+
+@pytest.mark.parametrize(
+    ("format", "rate", "size"),
+    [
+        (None, 24000, 2),
+        ({"type": "audio/pcm", "rate": 16000}, 16000, 2),
+        ({"type": "audio/pcmu"}, 8000, 1),
+        ({"type": "audio/pcma"}, 8000, 1),
+    ],
+)
+def test_committed_audio_is_transcribed(hearing_server: LiveServer, format: Any, rate: int, size: int) -> None:
+    settings = {"format": format, "transcription": {"language": "en"}, "turn_detection": None}
+    append = {"type": "input_audio_buffer.append", "audio": audio(0.5, rate, size)}
+    with open_socket(hearing_server, f"{PATH}?intent=transcription") as client:
+        created = receive(client)
+        assert created["session"]["type"] == "transcription"
+        send(client, {"type": "session.update", "session": {"type": "transcription", "audio": {"input": settings}}})
+        updated = receive(client)["session"]["audio"]["input"]
+        assert (updated["turn_detection"], updated["transcription"]) == (None, {"language": "en"})
+        send(client, append, append, {"type": "input_audio_buffer.commit"})
+        events = until(
+            client,
+            "conversation.item.input_audio_transcription.completed",
+            "conversation.item.input_audio_transcription.failed",
+        )
+    assert [event["type"] for event in events[:3]] == [
+        "input_audio_buffer.committed", "conversation.item.added", "conversation.item.done",
+    ]  # fmt: skip
+    assert events[-1]["type"].endswith("completed"), events[-1]
+    assert {event["item_id"] for event in events if "item_id" in event} == {events[0]["item_id"]}
+
+
+def test_vllms_client_is_answered_in_its_own_words(hearing_server: LiveServer) -> None:
+    with open_socket(hearing_server, PATH) as client:
+        created = receive(client)
+        assert (created["type"], type(created["id"]), type(created["created"])) == ("session.created", str, int)
+        send(client, {"type": "session.update", "model": "model"}, {"type": "input_audio_buffer.commit"})
+        send(client, {"type": "input_audio_buffer.append", "audio": audio(1, 16000)})
+        send(client, {"type": "input_audio_buffer.commit", "final": True})
+        events = until(client, "transcription.done", "error")
+        assert events[-1]["type"] == "transcription.done", events[-1]
+        assert events[-1]["text"] == "".join(event["delta"] for event in events[:-1])
+        send(client, {"type": "session.update", "model": "other"})
+        assert receive(client)["code"] == "model_not_found"
+        send(client, {"type": "input_audio_buffer.append", "audio": "?"})
+        assert receive(client)["code"] == "invalid_audio"
+        send(client, {"type": "nothing"})
+        assert receive(client)["code"] == "unknown_event"
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        ({"type": "input_audio_buffer.commit"}, "input_audio_buffer_commit_empty"),
+        ({"type": "input_audio_buffer.append", "audio": "AAAA"}, "invalid_audio_format"),
+        ({"type": "input_audio_buffer.append", "audio": "%"}, "invalid_audio"),
+        ({"type": "response.create"}, "not_supported"),
+        (
+            {
+                "type": "session.update",
+                "session": {"type": "transcription", "audio": {"input": {"turn_detection": {"type": "server_vad"}}}},
+            },
+            "not_supported",
+        ),
+    ],
+)
+def test_audio_that_cannot_be_used_is_refused(hearing_server: LiveServer, event: Any, code: str) -> None:
+    with open_socket(hearing_server, PATH) as client:
+        receive(client)
+        send(client, event)
+        assert receive(client)["error"]["code"] == code

@@ -1,0 +1,204 @@
+"""A WebSocket's time: pings, a client that is silent, the end of its life; and the memory that it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from websockets.datastructures import Headers
+from websockets.http11 import Response
+
+from handler.http.protocol import LoopTurns
+from handler.http.sockets.connection import FIRST_SECONDS, PING_SECONDS, Limits, WebSocket
+from handler.serving.quota import BODY_MEMORY, Quota
+from tests.unit.http.connection import Clock, settle
+
+PONG, CLOSE, PING = 0x8A, 0x88, 0x89
+
+
+class Transport(asyncio.Transport):
+    """Keeps what is written, and when it is closed tells its protocol, as a real one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.ended = ""
+        self.socket: WebSocket | None = None
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return bool(self.ended)
+
+    def close(self) -> None:
+        self._end("closed")
+
+    def abort(self) -> None:
+        self._end("aborted")
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def _end(self, how: str) -> None:
+        if not self.ended and self.socket is not None:
+            self.ended = how
+            self.socket.connection_lost(None)
+
+    def frames(self) -> list[tuple[int, bytes]]:
+        """The frames since the last call."""
+        frames, data = [], self.written
+        while data:
+            size = data[1]
+            frames.append((data[0], data[2 : 2 + size]))
+            data = data[2 + size :]
+        self.written = b""
+        return frames
+
+
+def quota(most: int) -> Quota:
+    return Quota(most, 0, most, "too much")
+
+
+class Receiver:
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+
+    def on_message(self, message: bytes) -> None:
+        self.heard.append(message)
+
+    def on_expiry(self) -> None:
+        self.heard.append("expiry")
+
+    def on_drain(self) -> None:
+        self.heard.append("drain")
+
+    def on_close(self) -> None:
+        self.heard.append("close")
+
+
+class Opened:
+    """A connection that has been opened at time 0."""
+
+    def __init__(self, seconds: float = 1000.0, memory: Quota | None = None) -> None:
+        self.clock, self.receiver, self.transport = Clock(), Receiver(), Transport()
+        self.memory = memory or quota(1 << 20)
+        loop: Any = self.clock
+        response = Response(101, "Switching Protocols", Headers())
+        limits = Limits(1 << 16, seconds)
+        self.socket = WebSocket(response, self.receiver, LoopTurns(), self.memory, limits, loop)
+        self.socket.forget = lambda: self.receiver.heard.append("forgotten")
+        self.transport.socket = self.socket
+        self.socket.connection_made(self.transport)
+        assert self.transport.written.startswith(b"HTTP/1.1 101 ")
+        self.transport.written = b""
+
+    async def receive(self, opcode: int, data: bytes, first: int = 0x80) -> None:
+        assert len(data) < 126
+        self.socket.data_received(bytes([first | opcode, 0x80 | len(data)]) + bytes(4) + data)
+        await settle()
+
+
+def story(tell: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(tell())  # type: ignore[arg-type]
+
+
+def test_a_client_that_sends_nothing_is_closed() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        opened.clock.advance(FIRST_SECONDS - 1)
+        assert opened.transport.frames() == []
+        opened.clock.advance(1)
+        ((first, data),) = opened.transport.frames()
+        assert (first, struct.unpack("!H", data[:2])) == (CLOSE, (1008,))
+        opened.clock.advance(10)  # it does not answer
+        assert opened.transport.ended == "aborted"
+        assert opened.receiver.heard.count("forgotten") == 1
+
+    story(tell)
+
+
+def test_a_client_that_answers_pings_stays() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        await opened.receive(1, b"hello")
+        opened.clock.advance(FIRST_SECONDS)
+        for _ in range(20):
+            assert [first for first, _ in opened.transport.frames()] == [PING]
+            await opened.receive(10, b"")
+            opened.clock.advance(PING_SECONDS)
+        assert opened.transport.ended == ""
+        assert opened.receiver.heard == [b"hello"]
+
+    story(tell)
+
+
+def test_a_client_that_is_gone_is_noticed_by_its_pongs() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        await opened.receive(1, b"hello")
+        opened.clock.advance(FIRST_SECONDS + 1.5 * PING_SECONDS)
+        assert [first for first, _ in opened.transport.frames()] == [PING, PING]
+        assert opened.transport.ended == ""
+        opened.clock.advance(PING_SECONDS)
+        assert opened.transport.ended == "aborted"
+        assert "close" in opened.receiver.heard
+
+    story(tell)
+
+
+def test_the_life_of_a_connection_ends() -> None:
+    async def tell() -> None:
+        opened = Opened(seconds=100.0)
+        await opened.receive(1, b"hello")
+        opened.clock.advance(99)
+        assert "expiry" not in opened.receiver.heard
+        opened.clock.advance(1)
+        assert opened.receiver.heard.count("expiry") == 1
+
+    story(tell)
+
+
+def test_a_receiver_that_does_not_close_in_time_is_closed() -> None:
+    async def tell() -> None:
+        opened = Opened(seconds=100.0)
+        await opened.receive(1, b"hello")
+        opened.clock.advance(100)
+        opened.clock.advance(1000)
+        assert opened.transport.ended != ""
+        assert opened.receiver.heard.count("expiry") == 1
+
+    story(tell)
+
+
+def test_fragments_hold_memory_until_the_message_is_complete() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        await opened.receive(1, b"x" * 100, first=0)
+        assert opened.memory.taken >= 100 * BODY_MEMORY
+        await opened.receive(0, b"y")
+        assert opened.memory.taken == 0
+        assert opened.receiver.heard == [b"x" * 100 + b"y"]
+        await opened.receive(1, b"x" * 100, first=0)
+        opened.transport.abort()
+        assert opened.memory.taken == 0
+
+    story(tell)
+
+
+def test_a_message_without_room_closes_the_connection_and_gives_its_memory_back() -> None:
+    async def tell() -> None:
+        memory = quota(400)
+        opened = Opened(memory=memory)
+        await opened.receive(1, b"x" * 100, first=0)
+        await opened.receive(0, b"x" * 100, first=0)
+        ((first, data),) = opened.transport.frames()
+        assert (first, struct.unpack("!H", data[:2])) == (CLOSE, (1013,))
+        assert memory.taken == 0
+
+    story(tell)
