@@ -18,7 +18,9 @@ KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 
 
 def open_socket(server: LiveServer, path: str, **options: Any) -> ClientConnection:
-    return connect(server.url.replace("http", "ws", 1) + path, open_timeout=SECONDS, max_size=None, **options)
+    url = server.url.replace("http", "ws", 1) + path
+    connection: ClientConnection = connect(url, open_timeout=SECONDS, max_size=None, **options)
+    return connection
 
 
 def send(connection: ClientConnection, *events: Any) -> None:

@@ -18,7 +18,7 @@ from tests.servers import ANSWER_LIMIT, LiveServer, wait_for
 INVOKE = "/invocations-bidirectional-stream"
 CHAT = {"messages": [{"role": "user", "content": "a plain question"}], "max_tokens": 5}
 
-STREAMS = {
+STREAMS: dict[tuple[str, str], dict[str, Any]] = {
     ("/invocations", INVOKE): {"inputs": "a plain question", "parameters": {"max_new_tokens": 5}, "stream": True},
     ("/invocations", f"{INVOKE}?key=value"): {**CHAT, "stream": True},
     ("/v1/chat/completions", "/v1/chat/completions"): {**CHAT, "stream": True},

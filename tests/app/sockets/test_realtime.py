@@ -20,7 +20,8 @@ def say(text: str, **fields: Any) -> dict[str, Any]:
     return {"type": "conversation.item.create", "item": item}
 
 
-RESPOND = {"type": "response.create", "response": {"output_modalities": ["text"], "max_output_tokens": 4}}
+SHORT: dict[str, Any] = {"output_modalities": ["text"], "max_output_tokens": 4}
+RESPOND = {"type": "response.create", "response": SHORT}
 
 
 def test_a_text_turn_has_the_events_of_the_api(echo_server: LiveServer) -> None:
@@ -59,7 +60,7 @@ def test_a_conversation_goes_on(echo_server: LiveServer) -> None:
         send(client, say("green"), RESPOND)
         second = until(client, "response.done")[-1]["response"]
         assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"] + 3
-        alone = {**RESPOND, "response": {**RESPOND["response"], "conversation": "none", "input": [say("blue")["item"]]}}
+        alone = {**RESPOND, "response": {**SHORT, "conversation": "none", "input": [say("blue")["item"]]}}
         send(client, alone)
         apart = until(client, "response.done")[-1]["response"]
         assert (apart["conversation_id"], apart["usage"]["input_tokens"]) == (None, first["usage"]["input_tokens"])
