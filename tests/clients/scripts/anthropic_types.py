@@ -58,8 +58,9 @@ class Catalogue:
             self.types[name] = {}
             hints = typing_extensions.get_type_hints(declared, include_extras=True)
             self.types[name]["fields"] = {field: self.form(hint) for field, hint in hints.items()}
+            origins: dict[str, Any] = {field: typing.get_origin(hint) for field, hint in hints.items()}
             self.types[name]["required"] = [
-                field for field, hint in hints.items() if typing.get_origin(hint) is typing_extensions.Required
+                field for field, origin in origins.items() if origin is typing_extensions.Required
             ]
         return name
 
