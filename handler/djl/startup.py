@@ -69,6 +69,7 @@ _RECOMMENDED_SIZE = "32"
 _EMBEDDED_ONLY = {
     **dict.fromkeys(("option.tgi_metrics", "option.cloudwatch_metrics_interval"), "DJL Serving has its own metrics"),
     **{key: "DJL Serving has no such routes" for key in KNOWN if key.startswith("option.batches_")},
+    **{key: "DJL Serving has no WebSockets" for key in KNOWN if key.startswith("option.websockets_")},
     "option.enable_tokenizer_info_endpoint": "DJL Serving has no such route",
     "option.grpc_port": "DJL Serving has its own ports",
     "option.batch_transform": "DJL Serving sends the real status of a refused request",

@@ -19,7 +19,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, Forbidden, InvalidPayload, ModelNotFound, RouteNotFound
+from handler.core.errors import ConfigError, InvalidPayload, ModelNotFound, RouteNotFound
 from handler.http.batch_routes import BatchRoutes
 from handler.http.custom import FASTAPI, CustomCode, missing_of
 from handler.http.exchange import EXCHANGE, AsgiExchange
@@ -27,7 +27,6 @@ from handler.http.foreign_routes import TgiRoutes, TritonRoutes, VllmRoutes
 from handler.http.inference import (
     Endpoint,
     Inference,
-    headers_by_name,
     send_answer,
     send_error,
     send_json,
@@ -35,7 +34,8 @@ from handler.http.inference import (
     shows,
 )
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
-from handler.http.security import OPEN, Access, AdmittedHead, AllowedHosts, ApiKeys, Cors, read_access
+from handler.http.security import OPEN, Access, AdmittedHead, AllowedHosts, Checks, read_access
+from handler.http.sockets.asgi import AsgiSocket, http_scope
 from handler.http.sockets.routes import INVOKE_SOCKET, REALTIME, Sockets
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
@@ -53,7 +53,7 @@ from handler.protocols.kernel.errors import HttpResponse
 from handler.serving.admission import INVOKE, canonical_path
 from handler.serving.check import check
 from handler.serving.engine import read_sources
-from handler.serving.head import ATTRIBUTES, in_attributes, request_id
+from handler.serving.head import ATTRIBUTES, in_attributes
 from handler.serving.model import ServedModel
 from handler.serving.start import running
 from handler.serving.user_code import model_formatters
@@ -74,6 +74,7 @@ class App:
         access: the API keys and origins that are allowed to use the application.
         hosts: allowed values of the Host header. By default, all values are allowed.
         handlers: the user's handlers and middleware, which replace routes and run around them.
+        sockets: opens WebSockets, and may have opened some while the model was loaded.
     """
 
     def __init__(
@@ -82,13 +83,13 @@ class App:
         access: Access = OPEN,
         hosts: AllowedHosts | None = None,
         handlers: Handlers | None = None,
+        sockets: Sockets | None = None,
     ) -> None:
         self._model = model
         self._rendered = Budgeted(model.metrics.render)
-        self._hosts = hosts or AllowedHosts(None)
         records = Records(model) if model.config.batch_transform else Inference(model)
         invoke = Endpoint({"POST": records})
-        sockets = Sockets(model, lambda scope, receive, send: self._inner(scope, receive, send))
+        sockets = sockets or Sockets(model.config)
         page = PageRoutes(model, lambda: self.routes, locked=bool(access.keys))
         own = [
             Route(
@@ -125,10 +126,10 @@ class App:
             **dict.fromkeys(registry.PATHS, self._not_found),
             **{route.path: route.app for route in reversed(self.routes) if "{" not in route.path},
         }
-        self._keys = ApiKeys(access.keys, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
-        self._cors = Cors(access.origins)
+        self._checks = Checks(access, hosts, {("GET", "/ping"), ("GET", "/health"), *OPEN_PATHS})
         is_custom = handlers is not None or model.handle is not None
         self._inner: ASGIApp = CustomCode(handlers, model, self._route) if is_custom else self._route
+        sockets.serve(model, self._inner)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "only HTTP requests are supported"
@@ -138,37 +139,30 @@ class App:
         elif not await self._admits(scope, send):
             return
         elif memo is not None:  # for this application only, because another one may admit other clients
-            memo[self] = AdmittedHead(scope, has_keys=self._keys.are_checked)
+            memo[self] = AdmittedHead(scope, has_keys=self._checks.keys.are_checked)
         await self._inner(scope, receive, send)
 
     async def _admits(self, scope: Scope, send: Send) -> bool:
         """Return whether a request may reach the routes. If not, send the response."""
-        headers = scope["headers_by_name"] = headers_by_name(scope)
-        scope["request_id"] = request_id(headers)
-        scope["path"] = canonical_path(scope["path"])
-        host = headers.get("host", "")
-        if not self._hosts.admits(host):
-            await send_error(scope, send, Forbidden(self._hosts.refusal(host)))
+        error = self._checks.refusal(scope)
+        if error is not None:
+            await send_error(scope, send, error)
             return False
-        self._cors.prepare(scope)
-        if self._cors.is_preflight(scope):
-            await self._cors.answer_preflight(scope, send)
+        if self._checks.cors.is_preflight(scope):
+            await self._checks.cors.answer_preflight(scope, send)
             return False
-        if self._cors.is_forgery(scope):
-            message = "a page of another origin may only send JSON as application/json, unless --allow-origin allows it"
-            await send_error(scope, send, Forbidden(message))
-            return False
-        has_key = self._keys.admits(scope)
+        headers = scope["headers_by_name"]
+        has_key = self._checks.keys.admits(scope)
         if scope["path"] == "/invocations" and (path := in_attributes(headers, "route")) is not None:
             # A client that may only invoke must not reach routes like /adapters.
             if self._model.admission.routes.has(path):
                 scope["path"] = canonical_path(path)
             elif has_key:
-                error = InvalidPayload(f"header {ATTRIBUTES}: {self._model.admission.routes.refusal(path)}")
-                with self._model.refused(error, id=scope["request_id"]) as task:
+                invalid = InvalidPayload(f"header {ATTRIBUTES}: {self._model.admission.routes.refusal(path)}")
+                with self._model.refused(invalid, id=scope["request_id"]) as task:
                     await send_answer(scope, send, task.take_whole())
                 return False
-        return has_key or not await self._keys.refuse(scope, send, self.routes)
+        return has_key or not await self._checks.keys.refuse(scope, send, self.routes)
 
     def _route(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Call the application for the path. Fixed paths are looked up, because the router tries its routes in turn."""
@@ -370,32 +364,36 @@ class MountedApp:
         self._access = access
         self._model: ServedModel | None = None
         self._handlers: Handlers | None = None
+        self._sockets = Sockets(config)
         self._apps: dict[str, App] = {}  # by the server's address, which determines the allowed hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             return await self._live(receive, send)
-        if scope["type"] == "websocket":
-            return await send({"type": "websocket.close"})
         if self._model is None:
             raise RuntimeError("the model is not loaded: the ASGI server must run the lifespan protocol")
         address = str((scope.get("server") or ("",))[0])
         if address not in self._apps:
-            self._apps[address] = App(
-                self._model, self._access, AllowedHosts.of(self._access, address, address), self._handlers
-            )
+            hosts = AllowedHosts.of(self._access, address, address)
+            self._apps[address] = App(self._model, self._access, hosts, self._handlers, self._sockets)
         root, path = scope.get("root_path", "").rstrip("/"), scope["path"]
+        inner = {**scope, "path": path.removeprefix(root) if path.startswith(f"{root}/") else path, "root_path": ""}
+        if scope["type"] == "websocket":
+            return await self._open_socket(self._apps[address], inner, receive, send)
         exchange = AsgiExchange(receive, send, scope["http_version"])
-        inner = {
-            **scope,
-            "path": path.removeprefix(root) if path.startswith(f"{root}/") else path,
-            "root_path": "",
-            "extensions": {**(scope.get("extensions") or {}), EXCHANGE: exchange},
-        }
+        inner["extensions"] = {**(scope.get("extensions") or {}), EXCHANGE: exchange}
         try:
             await self._apps[address](inner, receive, exchange.send)
         finally:
             exchange.close()
+
+    async def _open_socket(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()  # websocket.connect
+        socket = AsgiSocket(scope, receive, send)
+        try:
+            await app({**http_scope(scope), "extensions": {EXCHANGE: socket}}, receive, socket.send)
+        finally:
+            await socket.finish()
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup

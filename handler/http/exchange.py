@@ -50,19 +50,14 @@ _BY_CLOSE = 2  # by the end of the connection, because the client uses HTTP/1.0
 _BY_HEAD = 3  # by the end of the head, because the request method is HEAD
 
 
-class Flow:
-    """The flow control of a connection.
-
-    Args:
-        transport: transport of the connection.
+class WriteFlow:
+    """The flow control of what is written to a connection.
 
     Attributes:
         write_paused: whether the socket accepts no more data.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._reasons = set[str]()  # for which the connection is not read
+    def __init__(self) -> None:
         self._writable = asyncio.Event()
         self.write_paused = False
 
@@ -77,6 +72,19 @@ class Flow:
     async def drain(self) -> None:
         """Wait until the socket accepts more data."""
         await self._writable.wait()
+
+
+class Flow(WriteFlow):
+    """The flow control of a connection in both directions.
+
+    Args:
+        transport: transport of the connection.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._reasons = set[str]()  # for which the connection is not read
 
     def pause_reading(self, reason: str = "body") -> None:
         """Stop reading until it is resumed for each reason."""

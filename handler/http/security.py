@@ -16,11 +16,21 @@ from starlette.types import Scope, Send
 from handler.config import environment
 from handler.config.environment import is_loopback
 from handler.config.options.names import KEYS
-from handler.core.errors import ConfigError, Unauthorized
+from handler.core.errors import ConfigError, Forbidden, Unauthorized
 from handler.core.values import new_uuid
-from handler.http.inference import SHARED, Endpoint, Headers, Inference, offers_websocket, send_answer, send_refusal
+from handler.http.inference import (
+    SHARED,
+    Endpoint,
+    Headers,
+    Inference,
+    headers_by_name,
+    offers_websocket,
+    send_answer,
+    send_refusal,
+)
 from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
 from handler.protocols.registry import dialects
+from handler.serving.admission import canonical_path
 from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key, request_id
 
 _ORIGINS = "CORS_ALLOW_ORIGIN"  # as in TGI and TEI
@@ -397,6 +407,41 @@ class Cors:
                 headers.append((b"access-control-allow-headers", names.encode()))
         await send({"type": "http.response.start", "status": 204 if is_allowed else 403, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
+
+
+# -- all checks that need no model -------------------------------------------------------------------------------------
+
+
+class Checks:
+    """The checks of a request's head that need no model.
+
+    Args:
+        open_paths: methods and paths that need no key.
+
+    Attributes:
+        cors: origins of web pages that may call the server.
+        keys: API keys.
+    """
+
+    def __init__(self, access: Access, hosts: AllowedHosts | None, open_paths: Iterable[tuple[str, str]] = ()) -> None:
+        self._hosts = hosts or AllowedHosts(None)
+        self.cors = Cors(access.origins)
+        self.keys = ApiKeys(access.keys, open_paths)
+
+    def refusal(self, scope: Scope) -> Forbidden | None:
+        """Read the head into the scope. Return the error for a host or origin that is not allowed, or None."""
+        headers = scope["headers_by_name"] = headers_by_name(scope)
+        scope["request_id"] = request_id(headers)
+        scope["path"] = canonical_path(scope["path"])
+        host = headers.get("host", "")
+        if not self._hosts.admits(host):
+            return Forbidden(self._hosts.refusal(host))
+        self.cors.prepare(scope)
+        if self.cors.is_forgery(scope):
+            return Forbidden(
+                "a page of another origin may only send JSON as application/json, unless --allow-origin allows it"
+            )
+        return None
 
 
 # -- heads that come again ---------------------------------------------------------------------------------------------

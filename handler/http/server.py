@@ -28,10 +28,11 @@ from handler.core.values import Task
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import State
 from handler.http.app import App, users_functions
-from handler.http.inference import headers_by_name, send_answer, send_json
+from handler.http.inference import headers_by_name, offers_websocket, send_answer, send_json
 from handler.http.protocol import LoopTurns, Protocol
-from handler.http.security import OPEN, Access, AllowedHosts, warning_of
+from handler.http.security import OPEN, Access, AllowedHosts, Checks, warning_of
 from handler.http.sockets.connection import WebSocket
+from handler.http.sockets.routes import EarlySockets, Sockets
 from handler.plugins.functions import Formatters
 from handler.protocols.api import ModelState
 from handler.protocols.kernel.errors import FRONT_END
@@ -225,13 +226,15 @@ async def _serve(
     signals: loop.StopSignals,
 ) -> int:
     app, progress, times = StartingApp(config.name), Progress(), StartTimes()
+    sockets = Sockets(config)
+    app.open_sockets = EarlySockets(config, sockets, Checks(access, hosts), app.refuse)
     grpc = await _serve_grpc(config, listener.getsockname()[0], app, access) if config.grpc_port else None
     server = HttpServer(app, access, keep_alive_timeout=config.keep_alive_timeout)
     signals.listen(server.signalled)
     listener.listen(BACKLOG)  # uvicorn does so too, but an engine may be ready and announced earlier
     # uvloop accepts one connection per socket in each iteration, so a burst would wait for as many iterations
-    sockets = [listener, *(listener.dup() for _ in range(_ACCEPTS - 1))]
-    serving = asyncio.ensure_future(server.serve(sockets=sockets))
+    listeners = [listener, *(listener.dup() for _ in range(_ACCEPTS - 1))]
+    serving = asyncio.ensure_future(server.serve(sockets=listeners))
 
     def announce(spec: Spec) -> None:
         times.files_are_here()
@@ -248,7 +251,7 @@ async def _serve(
             print(_greeting(listener, access, model, formatters), file=sys.stderr, flush=True)
 
     start = functools.partial(running, config, formatters, signals=True, wait_ready=False)
-    make = functools.partial(App, access=access, hosts=hosts, handlers=formatters.handlers)
+    make = functools.partial(App, access=access, hosts=hosts, handlers=formatters.handlers, sockets=sockets)
     hosting = asyncio.ensure_future(_host(start(announce=announce, on_state=changed), app, make, serving))
     try:
         await asyncio.wait({serving, hosting}, return_when=asyncio.FIRST_COMPLETED)
@@ -364,13 +367,18 @@ def _reader(users: Formatters) -> str:
 
 
 class StartingApp:
-    """An ASGI application that responds to all requests with 503 until `open` sets the real application."""
+    """An ASGI application that responds to all requests with 503 until `open` sets the real application.
+
+    Attributes:
+        open_sockets: application that opens WebSockets until then, or None if they are refused too.
+    """
 
     def __init__(self, model_name: str) -> None:
+        self.open_sockets: ASGIApp | None = None
         self._model_name = model_name
         self._draining = False
         self._model: ServedModel | None = None
-        self._app: ASGIApp = self._refuse
+        self._app: ASGIApp = self._start
 
     def open(self, model: ServedModel, app: ASGIApp) -> None:
         """Pass all later requests to `app`."""
@@ -400,8 +408,15 @@ class StartingApp:
         if self._model is not None:
             self._model.give_up()
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["request_id"] = request_id(headers_by_name(scope))
+    async def _start(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["headers_by_name"] = headers_by_name(scope)
+        if self.open_sockets is None or self._draining or not offers_websocket(scope):
+            return await self.refuse(scope, receive, send)
+        await self.open_sockets(scope, receive, send)
+
+    async def refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond with status 503."""
+        scope["request_id"] = request_id(scope["headers_by_name"])
         if scope["path"] == "/ping":
             state = "stopping" if self._draining else "loading"
             value: ModelState = {"status": "Unhealthy", "state": state}

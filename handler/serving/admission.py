@@ -119,7 +119,7 @@ class Admission:
         self.preprocessor = preprocessor
         dialects = registry.routes(config.root_schema, preprocessor.context.task)
         self.routes = InferenceRoutes(config.model_name, dialects)
-        self.memory = _memory(config)
+        self.memory = memory_quota(config)
         self.tasks: weakref.WeakSet[Any] = weakref.WeakSet()
         self.gate = gate
         handle = preprocessor.formatters.handle
@@ -178,8 +178,8 @@ class Admission:
 _SMALL = 1 << 20  # bytes; a part of the memory is reserved for requests that need no more, as for 256 KiB of body
 
 
-def _memory(config: Config) -> Quota:
-    """Return the memory quota of all requests."""
+def memory_quota(config: Config) -> Quota:
+    """Return a quota for the memory of all requests."""
     spare = config.requests_total_bytes // 4
     words = "all requests together need too much memory (option.requests_total_bytes)"
     return Quota(config.requests_total_bytes - spare, spare, _SMALL, words, beside=spare)

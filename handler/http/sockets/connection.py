@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from starlette.types import Scope
 from websockets.datastructures import Headers
+from websockets.extensions import Extension
+from websockets.extensions.permessage_deflate import ServerPerMessageDeflateFactory
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.protocol import State
@@ -16,17 +18,18 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from handler.core.errors import Overloaded
-from handler.http.exchange import Flow, Successor
+from handler.http.exchange import Flow, Successor, WriteFlow
 from handler.http.protocol import LINGER_SECONDS, LoopTurns, Timer
 from handler.serving.quota import BODY_MEMORY, Quota, Share
 
 PING_SECONDS = 25.0  # between two pings, from which a connection is noticed whose client has gone
 _MAX_UNANSWERED = 2  # pings without a pong, after which the client counts as gone
 FIRST_SECONDS = 60.0  # maximum seconds until the first message
-_LAST_SECONDS = 60.0  # maximum seconds for running responses when the life of a connection has ended
+LAST_SECONDS = 60.0  # maximum seconds for running responses when the life of a connection has ended
 _PIECE = 1 << 14  # bytes that are parsed in a turn, of which frames of two bytes take about 10 ms
 _MAX_HELD = 1 << 16  # received bytes that wait for a turn; beyond it, no more is read
 _MAX_FRAGMENTS = 1024  # maximum number of fragments of a message
+_MAX_UNREAD_PONGS = 256  # maximum number of pongs for a client that does not read
 
 _REALTIME = Subprotocol("realtime")
 """The subprotocol that browsers offer for realtime sessions, beside one that holds their key."""
@@ -38,7 +41,7 @@ _TEXT = frozenset({Opcode.TEXT, Opcode.BINARY})
 
 
 class Limits(NamedTuple):
-    """The limits of a WebSocket connection.
+    """The limits of a WebSocket.
 
     Attributes:
         message: maximum size of a message, in bytes.
@@ -62,53 +65,112 @@ class Receiver(Protocol):
         """The server is stopping."""
 
     def on_close(self) -> None:
-        """The connection is closed or is being closed. No more can be sent."""
+        """The connection is closed or is being closed, so no more can be sent. This is called once."""
 
 
-def handshake(scope: Scope) -> Response:
-    """Return the response to a request that opens a WebSocket. It has status 101, or refuses the request.
+class Socket(Protocol):
+    """What sends to the client of an open WebSocket.
 
-    See RFC 6455, section 4.2.
+    Attributes:
+        flow: flow control of what is sent.
+        num_running: number of requests that share the buffer of unsent bytes.
+    """
+
+    flow: WriteFlow
+    num_running: int
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether messages can be sent."""
+
+    @property
+    def num_unsent(self) -> int:
+        """Return the number of bytes that the client's side has not accepted yet."""
+
+    def serve(self, receiver: Receiver, memory: Quota) -> None:
+        """Pass the messages of the client to a receiver, and count them in a quota until then."""
+
+    def send_text(self, data: bytes) -> None:
+        """Send a message as one text frame, if the connection is open."""
+
+    def close(self, code: int, reason: str) -> None:
+        """Send a close frame, if the connection is open."""
+
+    def shutdown(self) -> None:
+        """Close the connection because the server is stopping."""
+
+    def abort(self) -> None:
+        """Close the connection immediately, without a close frame."""
+
+
+class Handshake(NamedTuple):
+    """The response to a request that opens a WebSocket.
+
+    Attributes:
+        response: response with status 101, or a refusal.
+        extensions: extensions that the client and the server both support.
+    """
+
+    response: Response
+    extensions: Sequence[Extension]
+
+
+def shake_hands(scope: Scope, *, compresses: bool = False) -> Handshake:
+    """Return the response to a request that opens a WebSocket. See RFC 6455, section 4.2.
+
+    Args:
+        compresses: whether messages may be compressed, if the client offers it (RFC 7692).
     """
     headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     target = (scope["raw_path"] + b"?" + scope["query_string"]).decode("latin-1")
-    return ServerProtocol(select_subprotocol=_select, logger=_library_log).accept(Request(target, headers))
+    extensions = [_COMPRESSION] if compresses else None
+    protocol = ServerProtocol(extensions=extensions, select_subprotocol=_select, logger=_library_log)
+    return Handshake(protocol.accept(Request(target, headers)), protocol.extensions)
+
+
+_COMPRESSION = ServerPerMessageDeflateFactory(
+    server_max_window_bits=12, client_max_window_bits=12, compress_settings={"memLevel": 5}
+)
+"""Compression with small windows, which needs 64 KiB of memory per connection, as in the library's own server."""
+
+
+def choose_subprotocol(offered: Iterable[str]) -> Subprotocol | None:
+    """Return the subprotocol to use. A client's key must not be repeated."""
+    return _REALTIME if _REALTIME in offered else None
 
 
 def _select(protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
-    """Return the subprotocol to use. A client's key must not be repeated."""
-    return _REALTIME if _REALTIME in offered else None
+    return choose_subprotocol(offered)
 
 
 class WebSocket(Successor):
     """An open WebSocket connection. Pings get pongs while requests are running, because it is always read.
 
     Args:
-        response: response that accepts the handshake.
+        handshake: handshake that accepts the connection.
         turns: turns that the connections of the server share.
-        memory: quota in which received bytes are counted.
+        memory: quota in which a message is counted while it is received.
 
     Attributes:
         flow: flow control, set by `connection_made`.
-        is_open: whether frames can be sent.
         num_running: number of requests that share the buffer of unsent bytes.
     """
 
     flow: Flow
     transport: asyncio.Transport
+    _receiver: Receiver
 
     def __init__(
         self,
-        response: Response,
-        receiver: Receiver,
+        handshake: Handshake,
         turns: LoopTurns,
         memory: Quota,
         limits: Limits,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._protocol = ServerProtocol(state=State.OPEN, max_size=limits.message, logger=_library_log)
-        self._response = response
-        self._receiver = receiver
+        self._protocol.extensions = [*handshake.extensions]
+        self._response = handshake.response
         self._turns = turns
         self._memory = Share(memory)
         self._loop = loop or asyncio.get_running_loop()
@@ -116,15 +178,33 @@ class WebSocket(Successor):
         self._expires_at = self._loop.time() + limits.seconds
         self._held = bytearray()  # bytes that wait for a turn
         self._fragments: list[bytes] = []  # of the message that is being received
-        self._num_pings = 0  # pings without a pong
+        self._num_pings = 0  # pings of the server without a pong
+        self._num_unread_pongs = 0  # pongs since the socket has accepted no more data
         self._is_text = True  # whether that message is text
         self._has_messages = False
         self._is_expired = False
+        self._has_ended = False
         self.num_running = 0
 
     @property
     def is_open(self) -> bool:
         return self._protocol.state is State.OPEN
+
+    @property
+    def num_unsent(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def serve(self, receiver: Receiver, memory: Quota) -> None:
+        """Pass the messages of the client to a receiver. This may be called again, with another one.
+
+        Args:
+            memory: quota in which a message is counted while it is received.
+        """
+        self._receiver = receiver
+        size = self._memory.size
+        self._memory.close()
+        self._memory = Share(memory)
+        self._count(size)
 
     # -- the connection ------------------------------------------------------------------------------------------
 
@@ -137,7 +217,11 @@ class WebSocket(Successor):
     def connection_lost(self, exc: Exception | None) -> None:
         self.forget()
         self._protocol.receive_eof()
-        self._end()
+        if not self._has_ended:
+            self._end()
+        self.flow.resume_writing()
+        self._timer.clear()
+        self._timer.cancel_handle()
 
     def eof_received(self) -> bool:
         """Close the connection, since a client that has closed its side cannot complete the closing handshake."""
@@ -156,6 +240,7 @@ class WebSocket(Successor):
 
     def resume_writing(self) -> None:
         self.flow.resume_writing()
+        self._num_unread_pongs = 0
 
     def close(self, code: int, reason: str) -> None:
         """Send a close frame, and close the connection when the client has sent its own."""
@@ -191,7 +276,7 @@ class WebSocket(Successor):
         if self._is_expired:
             return self.close(CloseCode.GOING_AWAY, "the connection has reached its maximum life")
         self._is_expired = True
-        self._timer.set(_LAST_SECONDS, self._tick)
+        self._timer.set(LAST_SECONDS, self._tick)
         self._receiver.on_expiry()
 
     # -- frames from the client ----------------------------------------------------------------------------------
@@ -210,7 +295,7 @@ class WebSocket(Successor):
         if not piece:
             return False
         self._turns.note_bytes(self._loop, len(piece))
-        if self._count(len(piece)):
+        if self._count(BODY_MEMORY * len(piece)):
             self._protocol.receive_data(piece)
             self._receive(self._protocol.events_received())
             self._flush()
@@ -221,9 +306,9 @@ class WebSocket(Successor):
         return True
 
     def _count(self, size: int) -> bool:
-        """Count bytes of the message that is being received. Close the connection if too much memory is used."""
+        """Count memory for the message that is being received. Close the connection if too much memory is used."""
         try:
-            self._memory.take(BODY_MEMORY * size)
+            self._memory.take(size)
         except Overloaded as error:
             self._fail(CloseCode.TRY_AGAIN_LATER, error.public)
             return False
@@ -237,9 +322,15 @@ class WebSocket(Successor):
                 self._take(frame)
             elif frame.opcode is Opcode.PONG:
                 self._num_pings = 0
+            elif frame.opcode is Opcode.PING and self.flow.write_paused:
+                self._num_unread_pongs += 1
+                if self._num_unread_pongs > _MAX_UNREAD_PONGS:
+                    self.abort()
 
     def _take(self, frame: Frame) -> None:
         if not self.is_open:
+            return
+        if self._protocol.extensions and not self._inflated(len(frame.data)):
             return
         self._fragments.append(bytes(frame.data))
         if frame.opcode in _TEXT:
@@ -256,6 +347,11 @@ class WebSocket(Successor):
         if self._is_text and not _is_utf8(message):
             return self._fail(CloseCode.INVALID_DATA, "a text message is not valid UTF-8")
         self._receiver.on_message(message)
+
+    def _inflated(self, size: int) -> bool:
+        """Count a frame that may have been compressed. Return whether there is enough memory for it."""
+        self._turns.note_bytes(self._loop, size)
+        return self._count(BODY_MEMORY * size)
 
     def _fail(self, code: int, reason: str) -> None:
         self._protocol.fail(code, reason)
@@ -282,21 +378,27 @@ class WebSocket(Successor):
                 self.transport.write(data)
             else:
                 self.transport.close()
-        if not self.is_open:
+        if not self.is_open and not self._has_ended:
             self._end()
 
     def _end(self) -> None:
         """Release what the connection holds, and give the client a moment for the closing handshake."""
+        self._has_ended = True
         self._held.clear()
         self._fragments.clear()
         self._memory.close()
         self.flow.resume_writing()
-        if self.transport.is_closing():
-            self._timer.clear()
-            self._timer.cancel_handle()
-        else:
-            self._timer.set(LINGER_SECONDS, self._tick)
+        self._timer.set(LINGER_SECONDS, self._tick)
         self._receiver.on_close()
+
+
+class CompressedWebSocket(WebSocket):
+    """A WebSocket whose messages may be compressed in both directions."""
+
+    def send_text(self, data: bytes) -> None:
+        if self.is_open:
+            self._protocol.send_text(data)
+            self._flush()
 
 
 def _is_utf8(data: bytes) -> bool:

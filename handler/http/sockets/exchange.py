@@ -11,11 +11,15 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
+from handler.core.errors import ServingError
 from handler.core.framing import KEEP_ALIVE, dumps, loads
 from handler.http.exchange import COMPLETE, DISCONNECTED, EXCHANGE, STARTED, WAITING, wait_for_event
-from handler.http.sockets.connection import WebSocket
+from handler.http.sockets.connection import Socket
+from handler.protocols.kernel.errors import retry_headers
+from handler.protocols.openai.api import ERRORS
 
-_EVENT = b"data: "  # what comes before the JSON of a server-sent event
+_DATA = b"data: "  # field of a server-sent event that has the JSON
+_DONE = b"data: [DONE]"
 _RETRY_HEADERS = (b"retry-after", b"retry-after-ms")
 
 log = logging.getLogger("handler.websocket")
@@ -24,9 +28,9 @@ log = logging.getLogger("handler.websocket")
 def events_in(data: bytes) -> Iterator[bytes]:
     """Return the JSON of each server-sent event in whole events, without comments and the final [DONE]."""
     for event in data.split(b"\n\n"):
-        start = event.find(_EVENT)
-        if start >= 0 and (value := event[start + len(_EVENT) :]) != b"[DONE]":
-            yield value
+        start = event.find(_DATA)
+        if start >= 0 and event[start:] != _DONE:
+            yield event[start + len(_DATA) :]
 
 
 def lines_in(data: bytes) -> Iterator[bytes]:
@@ -59,6 +63,19 @@ def error_event(status: int, body: bytes, headers: Mapping[bytes, bytes]) -> dic
     return {**event, "headers": retries}
 
 
+def refusal_event(error: ServingError, **fields: Any) -> dict[str, Any]:
+    """Return the event for an error in OpenAI's format.
+
+    Args:
+        fields: further fields of the error.
+    """
+    response = ERRORS.whole(error)
+    headers = {name.encode(): value.encode() for name, value in retry_headers(response.status, response.retry_after)}
+    event = error_event(response.status, response.body, headers)
+    event["error"].update(fields)
+    return event
+
+
 class Output:
     """Sends the events of a response to the client of a WebSocket.
 
@@ -66,7 +83,7 @@ class Output:
         stream_id: name of the lane, which each event repeats, or "" for the default lane.
     """
 
-    def __init__(self, socket: WebSocket, stream_id: str = "") -> None:
+    def __init__(self, socket: Socket, stream_id: str = "") -> None:
         self._socket = socket
         self._exchange: MessageExchange | None = None
         self._before = b'{"stream_id":%b,' % dumps(stream_id) if stream_id else b""
@@ -105,7 +122,7 @@ class MessageExchange:
     has_body = True
     memo: dict[object, Any] | None = None
 
-    def __init__(self, socket: WebSocket, body: bytes, output: Output) -> None:
+    def __init__(self, socket: Socket, body: bytes, output: Output) -> None:
         self._socket = socket
         self._body: bytes | None = body
         self._output = output
@@ -125,7 +142,7 @@ class MessageExchange:
     @property
     def num_unsent(self) -> int:
         """Return this request's part of the bytes that the socket has not accepted."""
-        return self._socket.transport.get_write_buffer_size() // max(self._socket.num_running, 1)
+        return self._socket.num_unsent // max(self._socket.num_running, 1)
 
     # -- the request ---------------------------------------------------------------------------------------------
 
@@ -181,17 +198,17 @@ class MessageExchange:
         return {name.lower(): value for name, value in self._start.get("headers", ())}
 
     def _end(self) -> None:
-        status = self._start["status"]
-        whole = b"".join(self._whole)
-        if self._split is not None:
-            pass
-        elif status >= HTTPStatus.BAD_REQUEST:
-            self._output.error(error_event(status, whole, self._headers()))
-        else:
-            self._output.event(whole)
+        if self._split is None:
+            self._send_whole(self._start["status"], b"".join(self._whole))
         self.is_paused = True
         self.phase = COMPLETE
         self._event.set()
+
+    def _send_whole(self, status: int, body: bytes) -> None:
+        if status >= HTTPStatus.BAD_REQUEST:
+            self._output.error(error_event(status, body, self._headers()))
+        else:
+            self._output.event(body)
 
     def _send_events(self, data: bytes) -> None:
         self.written_at = monotonic()

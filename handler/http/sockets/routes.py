@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from http import HTTPStatus
 
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from handler.core.errors import BadRequest
+from handler.config.config import Config
+from handler.core.errors import BadRequest, Overloaded, ServingError, Unavailable
+from handler.core.values import Task
 from handler.http.exchange import EXCHANGE, Exchange
-from handler.http.inference import Handle, send_error
-from handler.http.sockets.connection import Limits, WebSocket, handshake
+from handler.http.inference import Endpoint, Handle, send_error
+from handler.http.security import Checks
+from handler.http.sockets.asgi import AsgiSocket
+from handler.http.sockets.connection import CompressedWebSocket, Limits, Socket, WebSocket, shake_hands
 from handler.http.sockets.realtime import RealtimeReader
 from handler.http.sockets.responses import ResponsesReader
-from handler.http.sockets.session import MessageReader, RouteReader, Session
+from handler.http.sockets.session import MessageReader, RouteReader, Session, Waiting, request_scope
+from handler.http.urls import query_of
+from handler.protocols.registry import routes
+from handler.serving.admission import memory_quota
 from handler.serving.model import ServedModel
 
 INVOKE_SOCKET = "/invocations-bidirectional-stream"
@@ -21,11 +30,17 @@ INVOKE_SOCKET = "/invocations-bidirectional-stream"
 REALTIME = "/v1/realtime"
 
 _MAX_MESSAGE = 1 << 24  # maximum size of a message, in bytes
-_MAX_SECONDS = 3600.0  # maximum life of a connection, as in OpenAI's API
 
 
 class FirstReader:
-    """Reads the first message of SageMaker's WebSocket, which decides what all messages mean."""
+    """Reads the first message of SageMaker's WebSocket, which decides what all messages mean.
+
+    Args:
+        intent: value of `intent` in the query string.
+    """
+
+    def __init__(self, intent: str = "") -> None:
+        self._intent = intent
 
     def begin(self, session: Session) -> None:
         """Do nothing, because the client speaks first."""
@@ -34,7 +49,7 @@ class FirstReader:
         kind = None
         if b'"type"' in message:
             kind = (await session.decode(message)).get("type")
-        session.reader = _reader_of(kind)
+        session.reader = _reader_of(kind, self._intent)
         session.reader.begin(session)
         await session.reader.read(session, message)
 
@@ -43,54 +58,139 @@ class FirstReader:
 
 
 class Sockets:
-    """Opens the WebSockets of a served model.
+    """Opens WebSockets. They can be opened before the model is loaded, and their messages are refused until then.
 
-    Args:
-        app: application that has the routes of the requests.
+    Attributes:
+        num_open: number of open connections.
     """
 
-    def __init__(self, model: ServedModel, app: ASGIApp) -> None:
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._model: ServedModel | None = None
+        self._app: ASGIApp | None = None
+        self._memory = memory_quota(config)  # until there is a model
+        self._waiting = set[Waiting]()
+        self.num_open = 0
+
+    def serve(self, model: ServedModel, app: ASGIApp) -> None:
+        """Serve the open and the later connections.
+
+        Args:
+            app: application that has the routes of the requests.
+        """
         self._model = model
         self._app = app
+        self._memory = model.admission.memory
+        model.metrics.websockets.set_function(lambda: self.num_open)
+        for waiting in self._waiting:
+            waiting.over.set()
 
     def at(self, path: str) -> Handle:
         """Return the handler of requests that open a WebSocket at a path."""
 
         async def open_socket(scope: Scope, receive: Receive, send: Send) -> None:
-            exchange = scope["extensions"][EXCHANGE]
-            response = handshake(scope)
-            if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS or not isinstance(exchange, Exchange):
-                return await send_error(scope, send, BadRequest(response.body.decode().partition("\n")[0]))
-            limits = Limits(min(self._model.config.max_request_size, _MAX_MESSAGE), _MAX_SECONDS)
             try:
-                session = Session(self._model, self._app, scope, reader_at(path))
-                turns, memory = exchange.turns, self._model.admission.memory
-                session.socket = WebSocket(response, session, turns, memory, limits)
-                exchange.switch(session.socket)
-            except BadRequest as error:
+                query = dict(query_of(scope))
+                socket = await self._open(scope, compresses=path != INVOKE_SOCKET)
+            except ServingError as error:
                 return await send_error(scope, send, error)
-            session.reader.begin(session)
-            await session.run()
+            self.num_open += 1
+            try:
+                await self._run(socket, request_scope(scope, query.get("adapter")), reader_at(path, query))
+            finally:
+                self.num_open -= 1
 
         return open_socket
+
+    async def _open(self, scope: Scope, *, compresses: bool) -> Socket:
+        """Accept a WebSocket.
+
+        Args:
+            compresses: whether messages may be compressed, if the option allows it.
+
+        Raises:
+            ServingError: the WebSocket is refused.
+        """
+        if self.num_open >= self._config.websockets_max:
+            raise Overloaded(f"{self.num_open} WebSockets are open (option.websockets_max)")
+        limits = Limits(min(self._config.max_request_size, _MAX_MESSAGE), self._config.websockets_seconds)
+        exchange = scope["extensions"][EXCHANGE]
+        if isinstance(exchange, AsgiSocket):
+            await exchange.accept(limits)
+            return exchange
+        if not isinstance(exchange, Exchange):
+            raise BadRequest("this server has no WebSockets")
+        handshake = shake_hands(scope, compresses=compresses and self._config.websockets_compression)
+        if handshake.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            raise BadRequest(handshake.response.body.decode().partition("\n")[0])
+        kind = CompressedWebSocket if handshake.extensions else WebSocket
+        socket = kind(handshake, exchange.turns, self._memory, limits)
+        exchange.switch(socket)
+        return socket
+
+    async def _run(self, socket: Socket, scope: Scope, reader: MessageReader) -> None:
+        """Serve a connection until it is closed."""
+        if self._model is None:
+            await self._wait(socket)
+        if self._model is None or self._app is None or not socket.is_open:
+            return
+        session = Session(self._model, self._app, scope, reader, socket)
+        socket.serve(session, self._memory)
+        await session.run()
+
+    async def _wait(self, socket: Socket) -> None:
+        """Refuse the messages of a connection until there is a model, or the connection is closed."""
+        waiting = Waiting(socket, Unavailable(f"Model is not ready: {self._config.name}"))
+        socket.serve(waiting, self._memory)
+        self._waiting.add(waiting)
+        try:
+            await waiting.over.wait()
+        finally:
+            self._waiting.discard(waiting)
+
+
+class EarlySockets:
+    """An ASGI application that opens WebSockets while the model loads, on all paths that have one for some model.
+
+    Args:
+        checks: checks of the heads of requests.
+        refuse: application for requests that open no WebSocket.
+    """
+
+    def __init__(self, config: Config, sockets: Sockets, checks: Checks, refuse: ASGIApp) -> None:
+        dialects = {path: dialect for task in Task for path, dialect in routes(config.root_schema, task).items()}
+        self._checks = checks
+        self._routes = [
+            *[Route(path, Endpoint({}, socket=sockets.at(path))) for path in (INVOKE_SOCKET, REALTIME)],
+            *[Route(path, Endpoint({}, dialect.errors, sockets.at(path))) for path, dialect in dialects.items()],
+        ]
+        self._router = Router(self._routes, default=refuse, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._checks.refusal(scope)
+        if error is not None:
+            return await send_error(scope, send, error)
+        if self._checks.keys.admits(scope) or not await self._checks.keys.refuse(scope, send, self._routes):
+            await self._router(scope, receive, send)
 
 
 _REALTIME = ("session.", "conversation.", "input_audio_buffer.")
 
 
-def _reader_of(kind: object) -> MessageReader:
+def _reader_of(kind: object, intent: str) -> MessageReader:
     """Return the reader for clients whose first message is an event of a type."""
     if isinstance(kind, str) and kind.startswith(_REALTIME):
-        return RealtimeReader()
+        return RealtimeReader(intent)
     if isinstance(kind, str) and kind.startswith("response."):
         return ResponsesReader()
     return RouteReader("/invocations")
 
 
-def reader_at(path: str) -> MessageReader:
+def reader_at(path: str, query: Mapping[str, str]) -> MessageReader:
     """Return a reader of the messages that clients send to a path."""
+    intent = query.get("intent", "")
     if path == INVOKE_SOCKET:
-        return FirstReader()
+        return FirstReader(intent)
     if path == REALTIME:
-        return RealtimeReader()
+        return RealtimeReader(intent)
     return ResponsesReader() if path == "/v1/responses" else RouteReader(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import logging
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -15,13 +16,11 @@ from starlette.types import ASGIApp, Scope
 
 from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded, ServingError
 from handler.core.framing import dumps, dumps_decoded, is_too_deep
-from handler.http.sockets.connection import WebSocket
-from handler.http.sockets.exchange import MessageExchange, Output, error_event
-from handler.http.urls import query_of
-from handler.protocols.openai.api import ERRORS
+from handler.http.sockets.connection import CloseCode, Socket
+from handler.http.sockets.exchange import MessageExchange, Output, refusal_event
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
-from handler.serving.quota import Share
+from handler.serving.quota import BODY_MEMORY, Share
 from handler.serving.request.stages import PARSE_INLINE
 
 MAX_RUNNING = 16  # maximum number of requests of a WebSocket that run at the same time, as in OpenAI's API
@@ -31,6 +30,8 @@ _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 _LANE = b'"stream_id"'
 _OF_HANDSHAKE = re.compile(r"upgrade|connection|content-.*|transfer-encoding|expect|sec-websocket-.*")
 _JSON = "application/json"
+
+log = logging.getLogger("handler.websocket")
 
 Work = Callable[[], Awaitable[None]]
 
@@ -53,12 +54,12 @@ class Lane:
     """The work of a WebSocket that is done in order.
 
     Attributes:
-        waiting: work that has not begun.
+        waiting: work that has not begun, and the memory that its message needs, in bytes.
         running: task that does the work, or None while there is none.
     """
 
     def __init__(self) -> None:
-        self.waiting = deque[Work]()
+        self.waiting = deque[tuple[Work, int]]()
         self.running: asyncio.Task[None] | None = None
 
 
@@ -79,34 +80,61 @@ class MessageReader(Protocol):
         """Tell the client that the connection has reached its maximum life."""
 
 
+class Waiting:
+    """Refuses the messages of a WebSocket while the model loads. It implements `Receiver`.
+
+    Args:
+        error: reason for the refusal.
+
+    Attributes:
+        over: set when the model has been loaded, or when the connection is closed.
+    """
+
+    def __init__(self, socket: Socket, error: ServingError) -> None:
+        self._socket = socket
+        self._error = error
+        self.over = asyncio.Event()
+
+    def on_message(self, message: bytes) -> None:
+        refuse(self._socket, self._error)
+
+    def on_expiry(self) -> None:
+        self._socket.shutdown()
+
+    def on_drain(self) -> None:
+        self._socket.shutdown()
+
+    def on_close(self) -> None:
+        self.over.set()
+
+
 class Session:
     """The requests of a WebSocket. It implements `Receiver`.
 
     Args:
         app: application that has the routes of the requests.
-        scope: scope of the request that has opened the WebSocket, after the checks of its head.
+        scope: scope of the requests (see `request_scope`).
         reader: what the messages mean.
 
     Attributes:
-        socket: the connection, set when it is opened.
-        intent: value of `intent` in the query string, with which realtime clients choose the kind of session.
+        socket: the connection.
         scope: scope of the requests, without what each of them has of its own.
-        memory: share of the memory quota for messages that wait, and for what the reader keeps.
+        memory: share of the memory quota for messages that wait or run, and for what the reader keeps.
         closed: set when the connection is closed.
     """
 
-    socket: WebSocket
-
-    def __init__(self, model: ServedModel, app: ASGIApp, scope: Scope, reader: MessageReader) -> None:
+    def __init__(self, model: ServedModel, app: ASGIApp, scope: Scope, reader: MessageReader, socket: Socket) -> None:
         self.model = model
         self.memory = Share(model.admission.memory)
         self.closed = asyncio.Event()
         self.reader = reader
+        self.scope = scope
+        self.socket = socket
         self._app = app
-        self.intent = dict(query_of(scope)).get("intent", "")
-        self.scope = request_scope(scope)
         self._messages = deque[bytes]()
         self._arrived = asyncio.Event()
+        self._size = 0  # bytes of memory for the message that is being read, unless its work counts them
+        self._is_reading = False
         self._lanes = {"": Lane()}
         self._running = asyncio.Semaphore(MAX_RUNNING)
         self._exchanges = set[MessageExchange]()
@@ -125,9 +153,9 @@ class Session:
         try:
             if num_waiting >= _MAX_WAITING:
                 raise Overloaded(f"{num_waiting} messages of this connection are waiting; send more after responses")
-            self.memory.take(len(message))
+            self.memory.take(BODY_MEMORY * len(message))
         except ServingError as error:
-            return self.refuse(error)
+            return refuse(self.socket, error)
         self._messages.append(message)
         self._arrived.set()
 
@@ -152,6 +180,7 @@ class Session:
 
     async def run(self) -> None:
         """Read the messages in order, until the connection is closed and its requests have ended."""
+        self.reader.begin(self)
         try:
             while not self.closed.is_set():
                 await self._arrived.wait()
@@ -165,12 +194,19 @@ class Session:
             self.memory.close()
 
     async def _read(self, message: bytes) -> None:
+        """Read a message when the client has read the responses to earlier ones."""
+        self._size = BODY_MEMORY * len(message)
+        self._is_reading = True
+        if self.socket.flow.write_paused:
+            await self.socket.flow.drain()
         try:
             await self.reader.read(self, message)
         except ServingError as error:
-            self.refuse(error)
+            self.socket.send_text(dumps(refusal_event(error)))
         finally:
-            self.memory.give_back(len(message))
+            self._is_reading = False
+            self.memory.give_back(self._size)
+        self._close_if_idle()
 
     async def decode(self, message: bytes) -> dict[str, Any]:
         """Return the JSON object in a message.
@@ -182,31 +218,24 @@ class Session:
             return _object_in(message)
         return await self.model.admission.run(len(message), functools.partial(_object_in, message), self.owner)
 
-    def refuse(self, error: ServingError, **fields: Any) -> None:
-        """Send an error as an event.
-
-        Args:
-            fields: fields that the event has besides those of the error format.
-        """
-        response = ERRORS.whole(error)
-        event = error_event(response.status, response.body, {})
-        event["error"].update(fields)
-        self.socket.send_text(dumps(event))
-
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def start(self, name: str, work: Work) -> None:
-        """Do work after the earlier work of its lane.
+    def start(self, name: str, work: Work, held: int = 0) -> None:
+        """Do the work that the message being read asks for, after the earlier work of its lane.
+
+        Args:
+            held: memory that the work holds and that is counted already, besides that of the message, in bytes.
 
         Raises:
-            InvalidParameter: there are too many lanes.
+            TooManyLanes: there are too many lanes.
         """
         lane = self._lanes.get(name)
         if lane is None:
             if len(self._lanes) > MAX_LANES:
                 raise TooManyLanes
             lane = self._lanes[name] = Lane()
-        lane.waiting.append(work)
+        lane.waiting.append((work, self._size + held))
+        self._size = 0
         if lane.running is None:
             lane.running = asyncio.ensure_future(self._run(lane))
 
@@ -216,10 +245,22 @@ class Session:
             while lane.waiting:
                 async with self._running:
                     if lane.waiting:  # the connection may have been closed
-                        await lane.waiting.popleft()()
+                        await self._do(*lane.waiting.popleft())
         finally:
             lane.running = None
             self._close_if_idle()
+
+    async def _do(self, work: Work, size: int) -> None:
+        """Do work, and release the memory of its message."""
+        try:
+            await work()
+        except ServingError as error:
+            self.socket.send_text(dumps(refusal_event(error)))
+        except Exception as error:
+            log.error("Exception in a message of a WebSocket\n", exc_info=error)
+            self.socket.close(CloseCode.INTERNAL_ERROR, "internal error")
+        finally:
+            self.memory.give_back(size)
 
     async def respond(self, path: str, body: bytes, output: Output) -> None:
         """Send a request to the route with a path, and the events of its response to an output."""
@@ -238,8 +279,17 @@ class Session:
             self.socket.num_running = len(self._exchanges)
 
     def _close_if_idle(self) -> None:
-        if self._is_draining and not self._messages and all(lane.running is None for lane in self._lanes.values()):
+        is_idle = not (self._messages or self._is_reading)
+        if self._is_draining and is_idle and all(lane.running is None for lane in self._lanes.values()):
             self.socket.shutdown()
+
+
+def refuse(socket: Socket, error: ServingError) -> None:
+    """Refuse a message at once. A client that sends more without reading the refusals is disconnected."""
+    if socket.flow.write_paused:
+        socket.abort()
+    else:
+        socket.send_text(dumps(refusal_event(error)))
 
 
 def lane_name(value: dict[str, Any]) -> str:
@@ -291,15 +341,13 @@ def _object_in(message: bytes) -> dict[str, Any]:
     return value
 
 
-def request_scope(scope: Scope) -> Scope:
+def request_scope(scope: Scope, adapter: str | None) -> Scope:
     """Return the scope of the requests that come as messages, without the headers of the handshake.
 
-    Of the query string, which may hold a key, only the adapter remains.
-
-    Raises:
-        BadRequest: the query string has too many parameters.
+    Args:
+        scope: scope of the handshake, after the checks of its head.
+        adapter: value of `adapter` in the query string, which is all that remains of it, because it may hold a key.
     """
-    adapter = dict(query_of(scope)).get("adapter")
     headers = [(name, value) for name, value in scope["headers"] if not _OF_HANDSHAKE.fullmatch(name.decode("latin-1"))]
     by_name = {name: value for name, value in scope["headers_by_name"].items() if not _OF_HANDSHAKE.fullmatch(name)}
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,11 +25,12 @@ _CODES = {"audio/pcm": (1, 16), "audio/pcma": (6, 8), "audio/pcmu": (7, 8)}
 Send = Callable[..., None]
 
 
-class AudioError(InvalidPayload):
-    """Audio, or a setting for audio, is refused.
+class EventError(InvalidPayload):
+    """An event of a realtime session is refused.
 
     Args:
-        code: code of the error.
+        code: code of the error in OpenAI's API.
+        param: the field that is refused.
     """
 
     def __init__(self, message: str, code: str, param: str | None = None) -> None:
@@ -83,21 +85,21 @@ def audio_settings(session: Mapping[str, Any], earlier: Transcription) -> Transc
     """Return the settings of `session.update` for a transcription session.
 
     Raises:
-        AudioError: a setting is not supported.
+        EventError: a setting is not supported.
     """
     for name in session:
         if name not in ("type", "audio", "include", "id", "object", "model"):
-            raise AudioError(f"session.{name}: is not supported", "not_supported", f"session.{name}")
+            raise EventError(f"session.{name}: is not supported", "not_supported", f"session.{name}")
     if session.get("include"):
-        raise AudioError("session.include: is not supported", "not_supported", "session.include")
+        raise EventError("session.include: is not supported", "not_supported", "session.include")
     audio = session.get("audio") or {}
     settings = (audio.get("input") if isinstance(audio, dict) else None) or {}
     if not isinstance(settings, dict):
-        raise AudioError("session.audio.input: must be an object", "invalid_type", "session.audio.input")
+        raise EventError("session.audio.input: must be an object", "invalid_type", "session.audio.input")
     for name in ("turn_detection", "noise_reduction"):
         if settings.get(name) is not None:
             at = f"session.audio.input.{name}"
-            raise AudioError(f"{at}: must be null; the client commits its audio", "not_supported", at)
+            raise EventError(f"{at}: must be null; the client commits its audio", "not_supported", at)
     kind, rate = _format(settings.get("format"), earlier)
     fields = settings.get("transcription")
     return Transcription(kind, rate, earlier.fields if fields is None else _fields(fields))
@@ -109,22 +111,22 @@ def _format(value: Any, earlier: Transcription) -> tuple[str, int]:
         return earlier.kind, earlier.rate
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in _CODES:
-        raise AudioError(f"{at}.type: must be {', '.join(_CODES)}", "not_supported", f"{at}.type")
+        raise EventError(f"{at}.type: must be {', '.join(_CODES)}", "not_supported", f"{at}.type")
     if kind != "audio/pcm":
         return kind, 8000
     rate = value.get("rate", 24000)
     if rate not in _RATES:
-        raise AudioError(f"{at}.rate: must be {' or '.join(map(str, _RATES))}", "not_supported", f"{at}.rate")
+        raise EventError(f"{at}.rate: must be {' or '.join(map(str, _RATES))}", "not_supported", f"{at}.rate")
     return kind, int(rate)
 
 
 def _fields(value: Any) -> dict[str, Any]:
     at = "session.audio.input.transcription"
     if not isinstance(value, dict):
-        raise AudioError(f"{at}: must be an object", "invalid_type", at)
+        raise EventError(f"{at}: must be an object", "invalid_type", at)
     for name in value:
         if name not in ("model", "language", "prompt"):
-            raise AudioError(f"{at}.{name}: is not supported", "not_supported", f"{at}.{name}")
+            raise EventError(f"{at}.{name}: is not supported", "not_supported", f"{at}.{name}")
     return {name: field for name, field in value.items() if field is not None}
 
 
@@ -134,7 +136,7 @@ class AudioBuffer:
     def __init__(self) -> None:
         self._audio = bytearray()
 
-    def append(self, memory: Share, heard: Transcription, value: object) -> None:
+    def append(self, memory: Share, settings: Transcription, value: object) -> None:
         """Append audio.
 
         Args:
@@ -148,21 +150,20 @@ class AudioBuffer:
         except (binascii.Error, ValueError):
             audio = b""
         if not audio:
-            raise AudioError("audio: must be base64 of at least one sample", "invalid_audio", "audio")
-        if len(audio) % heard.sample_size:
-            raise AudioError(f"audio: each sample has {heard.sample_size} bytes", "invalid_audio_format", "audio")
-        if len(self._audio) + len(audio) > MAX_SECONDS * heard.rate * heard.sample_size:
-            raise AudioError(
+            raise EventError("audio: must be base64 of at least one sample", "invalid_audio", "audio")
+        if len(audio) % settings.sample_size:
+            raise EventError(f"audio: each sample has {settings.sample_size} bytes", "invalid_audio_format", "audio")
+        if len(self._audio) + len(audio) > MAX_SECONDS * settings.rate * settings.sample_size:
+            raise EventError(
                 f"the buffer has at most {MAX_SECONDS:g} s of audio; commit it", "buffer_overflow", "audio"
             )
         memory.take(len(audio))
         self._audio += audio
 
-    def take(self, memory: Share) -> bytes:
-        """Remove the audio from the buffer, and return it."""
+    def take(self) -> bytes:
+        """Remove the audio from the buffer, and return it. The caller gives its memory back."""
         audio = bytes(self._audio)
         self._audio.clear()
-        memory.give_back(len(audio))
         return audio
 
 
@@ -200,7 +201,7 @@ class FlatTranscription:
     """Reads the events of vLLM's clients, whose audio has 16,000 samples per second (see `MessageReader`)."""
 
     def __init__(self, session: Session) -> None:
-        self._heard = Transcription(rate=16000)
+        self._transcription = Transcription(rate=16000)
         self._audio = AudioBuffer()
         self._is_checked = False
 
@@ -221,23 +222,25 @@ class FlatTranscription:
         if kind == "session.update":
             self._update(session, event)
         elif kind == "input_audio_buffer.append":
-            self._audio.append(session.memory, self._heard, event.get("audio"))
+            self._audio.append(session.memory, self._transcription, event.get("audio"))
         elif kind != "input_audio_buffer.commit":
-            raise AudioError(f"Unknown event type: {kind!r:.100}", "unknown_event")
+            raise EventError(f"Unknown event type: {kind!r:.100}", "unknown_event")
         elif not self._is_checked:
-            raise AudioError("send session.update with the model first", "model_not_validated")
+            raise EventError("send session.update with the model first", "model_not_validated")
         elif event.get("final"):
-            audio = self._audio.take(session.memory)
+            audio = self._audio.take()
             if not audio:
-                raise AudioError("the buffer has no audio", "invalid_audio")
-            session.start("", lambda: self._heard.transcribe(session, audio, _FlatTranscript(session.socket)))
+                raise EventError("the buffer has no audio", "invalid_audio")
+            output = _FlatTranscript(session.socket)
+            work = functools.partial(self._transcription.transcribe, session, audio, output)
+            session.start("", work, len(audio))
 
     def _update(self, session: Session, event: Mapping[str, Any]) -> None:
         model = event.get("model")
         if not isinstance(model, str):
-            raise AudioError("session.update needs a model", "invalid_event")
+            raise EventError("session.update needs a model", "invalid_event")
         if model not in session.model.config.model_name:
-            raise AudioError(f"The model `{model:.100}` does not exist.", "model_not_found")
+            raise EventError(f"The model `{model:.100}` does not exist.", "model_not_found")
         self._is_checked = True
 
     def _fail(self, session: Session, message: str, code: str) -> None:

@@ -77,6 +77,7 @@ class Metrics(RequestCounter):
         self._by_outcome = {outcome: requests.labels(outcome) for outcome in OUTCOMES}
         self._prompt_tokens = Counter("lmi_prompt_tokens", "Prompt tokens accepted", registry=registry)
         registry.register(gauges)
+        self.websockets = Gauge("lmi_websockets", "Open WebSockets of the embedded server", registry=registry)
         self.ready = Gauge("lmi_engine_ready", "1 while the engine can serve", registry=registry)
         queued = Gauge("lmi_queued_requests", "Requests waiting for the engine", registry=registry)
         queued.set_function(gauges.queued)

@@ -47,6 +47,7 @@ OURS = {
     "lmi_engine_restarts": "counter",
     "lmi_engine_ready": "gauge",
     "lmi_queued_requests": "gauge",
+    "lmi_websockets": "gauge",
     "lmi_active_sequences": "gauge",
     "lmi_time_to_first_token_seconds": "histogram",
     "lmi_time_per_output_token_seconds": "histogram",

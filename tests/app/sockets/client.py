@@ -40,6 +40,18 @@ def until(connection: ClientConnection, *kinds: str) -> list[Any]:
     return events
 
 
+def frame(opcode: int, data: bytes = b"", *, first: int = 0x80, masked: bool = True) -> bytes:
+    """A frame whose first byte has these bits besides the opcode."""
+    size = len(data)
+    head = bytes([first | opcode])
+    mask = 0x80 if masked else 0
+    if size < 126:
+        head += bytes([mask | size])
+    else:
+        head += bytes([mask | 127]) + struct.pack("!Q", size)
+    return head + (bytes(4) if masked else b"") + data  # a mask of zeros changes nothing
+
+
 class Wire:
     """One connection after its handshake, byte by byte."""
 
@@ -49,14 +61,7 @@ class Wire:
 
     def frame(self, opcode: int, data: bytes = b"", *, first: int = 0x80, masked: bool = True) -> None:
         """Send a frame whose first byte has these bits besides the opcode."""
-        size = len(data)
-        head = bytes([first | opcode])
-        mask = 0x80 if masked else 0
-        if size < 126:
-            head += bytes([mask | size])
-        else:
-            head += bytes([mask | 127]) + struct.pack("!Q", size)
-        self.socket.sendall(head + (bytes(4) if masked else b"") + data)  # a mask of zeros changes nothing
+        self.socket.sendall(frame(opcode, data, first=first, masked=masked))
 
     def read(self) -> tuple[int, bytes]:
         """The next frame: its first byte and its data. (0, b"") at the end of the connection."""
@@ -97,9 +102,11 @@ def offer(path: str, headers: Sequence[str] = ()) -> bytes:
 
 
 @contextlib.contextmanager
-def wire(server: LiveServer, path: str = "/invocations-bidirectional-stream") -> Iterator[Wire]:
+def wire(
+    server: LiveServer, path: str = "/invocations-bidirectional-stream", headers: Sequence[str] = ()
+) -> Iterator[Wire]:
     with socket.create_connection(("127.0.0.1", server.port), SECONDS) as connection:
-        connection.sendall(offer(path))
+        connection.sendall(offer(path, headers))
         head = b""
         while b"\r\n\r\n" not in head:
             head += connection.recv(1 << 16)

@@ -14,9 +14,11 @@ from unittest import mock
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
 
 from handler.http.app import create_app
 from tests.app.server import AppServer, serve
+from tests.app.sockets.client import open_socket, receive, send
 from tests.app.test_http import CANCELLED
 from tests.engines_by_url.golden import GOLDEN, ask, assert_equal, one_of_each
 from tests.environment import clean_environment
@@ -201,3 +203,37 @@ async def handle(inputs):
         assert answers == {"whole": "whole", "stream": "one\ntwo\n"}
         engines = server.post({"inputs": "a b", "parameters": {"max_new_tokens": 2}})
         assert engines.json() == {"generated_text": " a b"}
+
+
+# -- WebSockets --------------------------------------------------------------------------------------------------------
+
+
+def test_a_socket_has_the_messages_of_our_own_server(mounted: Hypercorn, own: AppServer) -> None:
+    body = {"prompt": "once upon a time", "max_tokens": 3, "stream": True}
+    texts = []
+    for server in (mounted, own):
+        with open_socket(server, "/v1/completions") as client:
+            send(client, body, {**body, "stream_id": "a"}, {"prompt": 5})
+            events = [receive(client) for _ in range(7)]
+            texts.append(sorted(event["choices"][0]["text"] for event in events if "choices" in event))
+            assert [event["status"] for event in events if event.get("type") == "error"] == [400]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 6
+
+
+def test_a_socket_of_an_asgi_server_is_refused_with_a_status(mounted: Hypercorn) -> None:
+    for path, status in (("/v1/load_lora_adapter", 426), ("/nothing", 404)):
+        with pytest.raises(InvalidStatus) as refused:
+            open_socket(mounted, path).__enter__()
+        assert refused.value.response.status_code == status
+
+
+def test_a_client_of_an_asgi_server_that_leaves_ends_its_requests(slow: Hypercorn) -> None:
+    before = slow.metric(CANCELLED)
+    with open_socket(slow, "/llm/v1/completions") as client:
+        send(client, {"prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": True, "stream": True})
+        receive(client)
+        assert slow.metric("lmi_websockets") == 1
+    wait_for(lambda: slow.metric(CANCELLED) == before + 1, 10, "the request goes on")
+    wait_for(lambda: slow.metric("lmi_websockets") == 0, 10, "the connection is open")
+    assert "Traceback" not in slow.log

@@ -11,7 +11,7 @@ from websockets.datastructures import Headers
 from websockets.http11 import Response
 
 from handler.http.protocol import LoopTurns
-from handler.http.sockets.connection import FIRST_SECONDS, PING_SECONDS, Limits, WebSocket
+from handler.http.sockets.connection import FIRST_SECONDS, PING_SECONDS, Handshake, Limits, WebSocket
 from handler.serving.quota import BODY_MEMORY, Quota
 from tests.unit.http.connection import Clock, settle
 
@@ -89,9 +89,9 @@ class Opened:
         self.clock, self.receiver, self.transport = Clock(), Receiver(), Transport()
         self.memory = memory or quota(1 << 20)
         loop: Any = self.clock
-        response = Response(101, "Switching Protocols", Headers())
-        limits = Limits(1 << 16, seconds)
-        self.socket = WebSocket(response, self.receiver, LoopTurns(), self.memory, limits, loop)
+        handshake = Handshake(Response(101, "Switching Protocols", Headers()), ())
+        self.socket = WebSocket(handshake, LoopTurns(), self.memory, Limits(1 << 16, seconds), loop)
+        self.socket.serve(self.receiver, self.memory)
         self.socket.forget = lambda: self.receiver.heard.append("forgotten")
         self.transport.socket = self.socket
         self.socket.connection_made(self.transport)

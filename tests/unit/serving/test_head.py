@@ -22,7 +22,7 @@ from handler.protocols.kernel.dialect import BinaryBody
 from handler.protocols.openai.audio import Transcriptions
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from handler.serving import admission, quota
-from handler.serving.admission import INVOKE, InferenceRoutes, _memory
+from handler.serving.admission import INVOKE, InferenceRoutes, memory_quota
 from handler.serving.head import (
     ATTRIBUTES,
     OWNER,
@@ -270,7 +270,7 @@ def test_routes_are_found_by_their_template_and_model() -> None:
 
 
 def test_a_quarter_of_the_memory_is_left_to_small_requests() -> None:
-    quota = _memory(Config(requests_total_bytes=1000 << 20))
+    quota = memory_quota(Config(requests_total_bytes=1000 << 20))
     assert quota.most == 750 << 20
     quota.change(0, 750 << 20)
     quota.change(0, 1 << 20)
