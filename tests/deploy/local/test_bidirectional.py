@@ -223,8 +223,12 @@ def test_a_container_that_is_not_there_is_a_model_error(loop: Loop, tmp_path: Pa
 def test_a_container_that_does_not_accept_is_a_model_error(
     loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
     async def silent() -> asyncio.Server:
-        return await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        return await asyncio.start_server(leave, "127.0.0.1", 0)
 
     monkeypatch.setattr(bidirectional, "OPEN_SECONDS", 0.2)
     server = loop.run(silent())
