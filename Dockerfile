@@ -113,7 +113,8 @@ LABEL org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.title="lmi-handler cpu" \
       org.opencontainers.image.description="LLM serving for SageMaker: the embedded server with OpenVINO" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
+      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
+      com.amazonaws.sagemaker.capabilities.bidirectional-streaming="true"
 EXPOSE 8080
 # SageMaker pings by itself and knows no HEALTHCHECK. Root, as SageMaker asks for. `serve` comes as the argument.
 ENTRYPOINT ["/opt/lmi-handler/venv/bin/python", "-m", "handler.container"]
@@ -170,7 +171,8 @@ LABEL org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.title="lmi-handler trtllm" \
       org.opencontainers.image.description="LLM serving for SageMaker: TensorRT-LLM behind DJL Serving" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true"
+      com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
+      com.amazonaws.sagemaker.capabilities.bidirectional-streaming="true"
 EXPOSE 8080
 ENTRYPOINT ["/usr/bin/python3", "-m", "handler.container"]
 CMD ["serve"]
@@ -205,6 +207,7 @@ LABEL org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.description="LLM serving for SageMaker: AWS's LMI image with another handler" \
       org.opencontainers.image.licenses="Apache-2.0" \
       com.amazonaws.sagemaker.capabilities.accept-bind-to-port="true" \
+      com.amazonaws.sagemaker.capabilities.bidirectional-streaming="true" \
       com.amazonaws.sagemaker.capabilities.multi-models="false"
 EXPOSE 8080
 ENTRYPOINT ["/usr/bin/python3", "-m", "handler.container"]

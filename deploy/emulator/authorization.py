@@ -147,6 +147,10 @@ _UNLISTED = {"sagemaker:CallWithBearerToken"}
 """Actions from AWS's guides that are missing from the packaged reference. They apply to no specific resource."""
 
 
+_UNLISTED_LIKE = {"InvokeEndpointWithBidirectionalStream": "InvokeEndpointWithResponseStream"}
+"""Actions that are missing from the packaged reference, and the actions that apply to the same resources."""
+
+
 class Where:
     """The region, partition and account of a call, and the domain of AWS's services in that partition."""
 
@@ -221,7 +225,7 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
 def _resource_types(action: str) -> Mapping[str, Any]:
     """Return the reference's rules for an action, by resource type. The type "" stands for no specific resource."""
     prefix, _, name = action.partition(":")
-    privilege = reference()[prefix]["privileges"].get(name)
+    privilege = reference()[prefix]["privileges"].get(_UNLISTED_LIKE.get(name, name))
     if privilege is None:
         raise Unexplained(f"{action} is not in the service authorization reference")
     types: Mapping[str, Any] = privilege["resource_types"]
@@ -482,6 +486,7 @@ def needs_of_invocation(
         "invocations": ["InvokeEndpoint"],
         # The reference lists an action for this route, while the API model says that InvokeEndpoint is required.
         "invocations-response-stream": ["InvokeEndpointWithResponseStream", "InvokeEndpoint"],
+        "invocations-bidirectional-stream": ["InvokeEndpointWithBidirectionalStream"],
         "async-invocations": ["InvokeEndpointAsync"],
         "openai/v1/chat/completions": ["InvokeEndpoint", "InvokeEndpointWithResponseStream"],
     }.get(match["route"])

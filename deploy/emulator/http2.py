@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections import deque
@@ -11,6 +12,7 @@ from typing import Any
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
     DataReceived,
@@ -73,9 +75,9 @@ class Stream:
         return message
 
     async def send(self, message: Message) -> None:
-        """Send a message of the response, and wait while the client does not read."""
+        """Send a message of the response, and wait while the client does not read. After its end, do nothing."""
         if message["type"] == "http.response.start":
-            return self._connection.send_headers(self._id, message)
+            return None if self._is_closed else self._connection.send_headers(self._id, message)
         data, last = message.get("body", b""), not message.get("more_body", False)
         while not self._is_closed:
             size = self._connection.send_data(self._id, data, last=last)
@@ -91,27 +93,48 @@ class Http2Connection(asyncio.Protocol):
 
     Args:
         app: ASGI application.
+        connections: the open connections, which include this one while it is open.
     """
 
     transport: asyncio.Transport
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, connections: set[Http2Connection]) -> None:
         self._app = app
+        self._connections = connections
+        self._is_paused = False
         self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding=None))
         self._streams: dict[int, Stream] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        self._connections.add(self)
         self._h2.initiate_connection()
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
         for stream in self._streams.values():
             stream.close()
 
     def pause_writing(self) -> None:
-        """Do nothing: the windows of HTTP/2 limit what is buffered."""
+        """Keep data back: clients may open windows of gigabytes."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._wake()
+
+    async def close(self) -> None:
+        """Cancel all streams, and end the connection."""
+        tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        with contextlib.suppress(ProtocolError):  # the client has ended the connection
+            self._h2.close_connection()
+        self._flush()
+        self.transport.close()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -138,14 +161,17 @@ class Http2Connection(asyncio.Protocol):
         elif isinstance(event, StreamReset) and event.stream_id in self._streams:
             self._streams[event.stream_id].close()
         elif isinstance(event, WindowUpdated | RemoteSettingsChanged):
-            for stream in self._streams.values():
-                stream.writable.set()
+            self._wake()
         elif isinstance(event, ConnectionTerminated):
             self.transport.close()
 
+    def _wake(self) -> None:
+        for stream in self._streams.values():
+            stream.writable.set()
+
     def _begin(self, event: RequestReceived) -> None:
         fields = dict(event.headers)
-        path, _, query = fields[b":path"].partition(b"?")
+        path, _, query = fields.get(b":path", b"").partition(b"?")
         headers = [(b"host", fields.get(b":authority", b""))]
         scope = {
             "type": "http",
@@ -160,18 +186,20 @@ class Http2Connection(asyncio.Protocol):
         stream.task = asyncio.ensure_future(self._run(id, scope, stream))
 
     async def _run(self, id: int, scope: Mapping[str, Any], stream: Stream) -> None:
+        code = ErrorCodes.INTERNAL_ERROR
         try:
             await self._app(scope, stream.receive, stream.send)
+            code = ErrorCodes.NO_ERROR
         except Exception:
             log.exception("%s failed", scope["path"])
         finally:
             del self._streams[id]
-            self._reset(id)
+            self._reset(id, code)
 
-    def _reset(self, id: int) -> None:
+    def _reset(self, id: int, code: ErrorCodes) -> None:
         """Tell the client that nothing more is read, unless the stream has ended."""
         try:
-            self._h2.reset_stream(id)
+            self._h2.reset_stream(id, code)
         except ProtocolError:  # the stream has ended, as it should
             return
         self._flush()
@@ -193,16 +221,17 @@ class Http2Connection(asyncio.Protocol):
 
     def send_data(self, id: int, data: bytes, *, last: bool) -> int:
         """Send as much data as the client accepts, and return the number of bytes."""
+        if not data:
+            self._h2.send_data(id, b"", end_stream=last)
         sent = 0
-        while sent < len(data) or (last and not data):
+        while sent < len(data) and not self._is_paused:
             room = min(self._h2.local_flow_control_window(id), self._h2.max_outbound_frame_size)
             part = data[sent : sent + room]
-            if not part and data:
+            if not part:
                 break
             sent += len(part)
             self._h2.send_data(id, part, end_stream=last and sent == len(data))
-            if not data:
-                break
+            self._flush()
         self._flush()
         return sent
 

@@ -198,9 +198,9 @@ async def listening(endpoint: Endpoint, host: str, port: int) -> AsyncIterator[s
         await runner.cleanup()
 
 
-def cannot_listen(host: str, port: int, error: OSError) -> DeployError:
+def cannot_listen(host: str, port: int, error: OSError, option: str = "--port") -> DeployError:
     text = os.strerror(error.errno) if error.errno else str(error)
-    advice = "Choose another port with --port, or --port 0 for any free port."
+    advice = f"Choose another port with {option}, or {option} 0 for any free port."
     return DeployError(f"cannot listen on {host}:{port}: {text}", advice)
 
 

@@ -229,6 +229,9 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         # Streaming is an action of its own, although the API's description says that InvokeEndpoint allows it.
         Row("Invoke", "sagemaker:InvokeEndpoint InvokeEndpointWithResponseStream",
             lambda a: [] if a.spec.asynchronous else [*a.endpoint(), *a.components()]),
+        # This operation cannot name a component.
+        Row("InvokeBothWays", "sagemaker:InvokeEndpointWithBidirectionalStream",
+            lambda a: [] if a.spec.asynchronous or a.spec.components else a.endpoint()),
         # The client looks up the endpoint's only component.
         Row("ComponentsListed", "sagemaker:ListInferenceComponents", lambda a: ["*"] if a.spec.components else []),
         Row("ComponentsShown", "sagemaker:DescribeInferenceComponent", Arns.components),

@@ -30,6 +30,7 @@ def test_image_is_run_as_sagemaker_runs_it(name: str) -> None:
     assert stage.values("EXPOSE") == ["8080"]
     assert stage.values("USER") == stage.values("HEALTHCHECK") == stage.values("VOLUME") == []
     assert stage.labels()["com.amazonaws.sagemaker.capabilities.accept-bind-to-port"] == "true"
+    assert stage.labels()["com.amazonaws.sagemaker.capabilities.bidirectional-streaming"] == "true"
     assert stage.labels()["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert stage.labels().get("com.amazonaws.sagemaker.capabilities.multi-models", "false") == "false"
 
