@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -230,7 +231,8 @@ class FlatTranscription:
             audio = self._audio.take(session.memory)
             if not audio:
                 raise AudioError("the buffer has no audio", "invalid_audio")
-            session.start("", lambda: self._heard.transcribe(session, audio, _FlatTranscript(session.socket)))
+            output = _FlatTranscript(session.socket)
+            session.start("", functools.partial(self._heard.transcribe, session, audio, output))
 
     def _update(self, session: Session, event: Mapping[str, Any]) -> None:
         model = event.get("model")
@@ -238,6 +240,13 @@ class FlatTranscription:
             raise AudioError("session.update needs a model", "invalid_event")
         if model not in session.model.config.model_name:
             raise AudioError(f"The model `{model:.100}` does not exist.", "model_not_found")
+        if event.get("include"):
+            raise AudioError("include: is not supported", "invalid_event")
+        fields = {name: event[name] for name in ("language", "prompt") if event.get(name) is not None}
+        for name, value in fields.items():
+            if not isinstance(value, str):
+                raise AudioError(f"{name}: must be a string", "invalid_event")
+        self._heard = Transcription(rate=16000, fields=fields)
         self._is_checked = True
 
     def _fail(self, session: Session, message: str, code: str) -> None:
@@ -250,7 +259,7 @@ class _FlatTranscript(Output):
     def event(self, event: bytes) -> None:
         value = loads(event)
         if value["type"] == "transcript.text.delta":
-            super().event(dumps({"type": "transcription.delta", "delta": value["delta"]}))
+            super().event(dumps({"type": "transcription.delta", "delta": value["delta"], "logprobs": None}))
         elif value["type"] == "transcript.text.done":
             usage = value["usage"]
             counts = {
