@@ -94,6 +94,13 @@ class Conversation:
         return self.items[id]
 
 
+def _is_flat(event: Mapping[str, Any]) -> bool:
+    """Return whether only clients of vLLM send an event."""
+    if event.get("type") == "session.update":
+        return "model" in event and "session" not in event
+    return event.get("type") == "input_audio_buffer.commit" and "final" in event
+
+
 def _no_item(id: object, param: str) -> EventError:
     return EventError(f"{param}={id!r:.100}: no item of the conversation has this id", "item_not_found", param)
 
@@ -125,7 +132,7 @@ class RealtimeReader:
     async def read(self, session: Session, message: bytes) -> None:
         event = await session.decode(message)
         kind, id = event.get("type"), event.get("event_id")
-        if isinstance(kind, str) and kind == "session.update" and "model" in event and "session" not in event:
+        if _is_flat(event):
             session.reader = FlatTranscription(session)
             return await session.reader.read(session, message)
         handle = _HANDLERS.get(kind) if isinstance(kind, str) else None

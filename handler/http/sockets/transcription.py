@@ -241,6 +241,13 @@ class FlatTranscription:
             raise EventError("session.update needs a model", "invalid_event")
         if model not in session.model.config.model_name:
             raise EventError(f"The model `{model:.100}` does not exist.", "model_not_found")
+        if event.get("include"):
+            raise EventError("include: is not supported", "invalid_event")
+        fields = {name: event[name] for name in ("language", "prompt") if event.get(name) is not None}
+        for name, value in fields.items():
+            if not isinstance(value, str):
+                raise EventError(f"{name}: must be a string", "invalid_event")
+        self._transcription = Transcription(rate=16000, fields=fields)
         self._is_checked = True
 
     def _fail(self, session: Session, message: str, code: str) -> None:
@@ -253,7 +260,7 @@ class _FlatTranscript(Output):
     def event(self, event: bytes) -> None:
         value = loads(event)
         if value["type"] == "transcript.text.delta":
-            super().event(dumps({"type": "transcription.delta", "delta": value["delta"]}))
+            super().event(dumps({"type": "transcription.delta", "delta": value["delta"], "logprobs": None}))
         elif value["type"] == "transcript.text.done":
             usage = value["usage"]
             counts = {

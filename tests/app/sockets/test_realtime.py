@@ -191,12 +191,26 @@ def test_vllms_client_is_answered_in_its_own_words(hearing_server: LiveServer) -
         events = until(client, "transcription.done", "error")
         assert events[-1]["type"] == "transcription.done", events[-1]
         assert events[-1]["text"] == "".join(event["delta"] for event in events[:-1])
+        assert {event["logprobs"] for event in events[:-1]} == {None}
         send(client, {"type": "session.update", "model": "other"})
         assert receive(client)["code"] == "model_not_found"
+        send(client, {"type": "session.update", "model": "model", "include": ["x"]})
+        refused = receive(client)
+        assert (refused["code"], "include" in refused["error"]) == ("invalid_event", True)
+        send(client, {"type": "session.update", "model": "model", "language": ["en"]})
+        assert receive(client) == {"type": "error", "error": "language: must be a string", "code": "invalid_event"}
         send(client, {"type": "input_audio_buffer.append", "audio": "?"})
         assert receive(client)["code"] == "invalid_audio"
         send(client, {"type": "nothing"})
         assert receive(client)["code"] == "unknown_event"
+
+
+def test_vllms_client_must_send_its_model_first(hearing_server: LiveServer) -> None:
+    with open_socket(hearing_server, PATH) as client:
+        receive(client)
+        send(client, {"type": "input_audio_buffer.commit", "final": True})
+        refused = receive(client)
+        assert (type(refused["error"]), refused["code"]) == (str, "model_not_validated")
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,12 @@ class Model:
         if rule and "structural_tag" not in rule:  # a structural tag keeps the format's marks
             text = _in_array(text)
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        events = [event(token) for token in ids]
+        limit = request.body["max_tokens"]
+        events, last = [event(token) for token in ids[: limit - 1]], event(tiny.EOS[0], finish="stop")
+        if len(ids) >= limit:
+            last = event(ids[limit - 1], finish="length")
         writes = [b"".join(events[start : start + _AT_ONCE]) for start in range(0, len(events), _AT_ONCE)]
-        return [HEAD, *writes, event(tiny.EOS[0], finish="stop") + DONE]
+        return [HEAD, *writes, last + DONE]
 
 
 def _in_array(calls: str) -> str:
