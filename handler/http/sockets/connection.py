@@ -68,9 +68,11 @@ class Receiver(Protocol):
 def handshake(scope: Scope) -> Response:
     """Return the response to a request that opens a WebSocket. It has status 101, or refuses the request.
 
-    See RFC 6455, section 4.2.
+    A body is refused, because it might arrive together with the head or later. See RFC 6455, section 4.2.
     """
     headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+    if "transfer-encoding" in headers or headers.get_all("content-length") not in ([], ["0"]):
+        return Response(400, "Bad Request", Headers(), b"a request that opens a WebSocket must have no body")
     target = (scope["raw_path"] + b"?" + scope["query_string"]).decode("latin-1")
     return ServerProtocol(select_subprotocol=_select, logger=_library_log).accept(Request(target, headers))
 
@@ -80,8 +82,44 @@ def _select(protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprot
     return _REALTIME if _REALTIME in offered else None
 
 
+class _Parts:
+    """The fragments of the message that is being received.
+
+    Attributes:
+        size: total size, in bytes.
+        is_text: whether it is a text message.
+    """
+
+    def __init__(self) -> None:
+        self._fragments: list[bytes] = []
+        self.size = 0
+        self.is_text = True
+
+    def __len__(self) -> int:
+        return len(self._fragments)
+
+    def add(self, frame: Frame) -> None:
+        if frame.opcode in _TEXT:
+            self.is_text = frame.opcode is Opcode.TEXT
+        self._fragments.append(bytes(frame.data))
+        self.size += len(frame.data)
+
+    def take(self) -> bytes:
+        """Remove the fragments, and return the message."""
+        message = b"".join(self._fragments)
+        self.clear()
+        return message
+
+    def clear(self) -> None:
+        self._fragments.clear()
+        self.size = 0
+
+
 class WebSocket(Successor):
-    """An open WebSocket connection. Pings get pongs while requests are running, because it is always read.
+    """An open WebSocket connection. Pings get pongs while requests are running, because it is read then too.
+
+    It is not read while the client does not read: responses to its pings and messages would otherwise use ever more
+    memory.
 
     Args:
         response: response that accepts the handshake.
@@ -115,11 +153,11 @@ class WebSocket(Successor):
         self._timer = Timer(self._loop)
         self._expires_at = self._loop.time() + limits.seconds
         self._held = bytearray()  # bytes that wait for a turn
-        self._fragments: list[bytes] = []  # of the message that is being received
+        self._parts = _Parts()
         self._num_pings = 0  # pings without a pong
-        self._is_text = True  # whether that message is text
         self._has_messages = False
         self._is_expired = False
+        self._has_ended = False
         self.num_running = 0
 
     @property
@@ -138,6 +176,8 @@ class WebSocket(Successor):
         self.forget()
         self._protocol.receive_eof()
         self._end()
+        self._timer.clear()
+        self._timer.cancel_handle()
 
     def eof_received(self) -> bool:
         """Close the connection, since a client that has closed its side cannot complete the closing handshake."""
@@ -153,9 +193,11 @@ class WebSocket(Successor):
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
+        self.flow.pause_reading("unread")
 
     def resume_writing(self) -> None:
         self.flow.resume_writing()
+        self.flow.resume_reading("unread")
 
     def close(self, code: int, reason: str) -> None:
         """Send a close frame, and close the connection when the client has sent its own."""
@@ -171,20 +213,27 @@ class WebSocket(Successor):
         return max(0.0, self._expires_at - self._loop.time())
 
     def _tick(self) -> None:
-        """Send a ping, unless the client has not sent a message, has sent no pongs, or its time is over."""
+        """Send a ping, unless the client has not sent a message, has sent no pongs, or its time is over.
+
+        A client that does not read cannot send pongs. The kernel closes its connection (`http/server.py`).
+        """
         if not self.is_open:
             return self.transport.abort()
         if self._seconds_left() == 0:
             self._expire()
         elif not self._has_messages:
             self.close(CloseCode.POLICY_VIOLATION, f"no message within {FIRST_SECONDS:g} s")
-        elif self._num_pings == _MAX_UNANSWERED:
+        elif self._num_pings == _MAX_UNANSWERED and not self.flow.write_paused:
             self.transport.abort()
         else:
+            self._ping()
+            self._timer.set(min(PING_SECONDS, self._seconds_left()), self._tick)
+
+    def _ping(self) -> None:
+        if not self.flow.write_paused:
             self._num_pings += 1
             self._protocol.send_ping(b"")
             self._flush()
-            self._timer.set(min(PING_SECONDS, self._seconds_left()), self._tick)
 
     def _expire(self) -> None:
         """Let the receiver finish what is running, within a time limit."""
@@ -197,6 +246,8 @@ class WebSocket(Successor):
     # -- frames from the client ----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self._protocol.eof_sent:  # they are read only so that the client is not reset, and reads the close frame
+            return
         self._held += data
         if len(self._held) > _MAX_HELD:
             self.flow.pause_reading("held")
@@ -213,6 +264,7 @@ class WebSocket(Successor):
         if self._count(len(piece)):
             self._protocol.receive_data(piece)
             self._receive(self._protocol.events_received())
+            self._memory.set(BODY_MEMORY * (self._parts.size + len(self._protocol.reader.buffer)))
             self._flush()
         if len(self._held) <= _MAX_HELD:
             self.flow.resume_reading("held")
@@ -221,7 +273,7 @@ class WebSocket(Successor):
         return True
 
     def _count(self, size: int) -> bool:
-        """Count bytes of the message that is being received. Close the connection if too much memory is used."""
+        """Count received bytes, before they are parsed. Close the connection if too much memory is used."""
         try:
             self._memory.take(BODY_MEMORY * size)
         except Overloaded as error:
@@ -241,19 +293,16 @@ class WebSocket(Successor):
     def _take(self, frame: Frame) -> None:
         if not self.is_open:
             return
-        self._fragments.append(bytes(frame.data))
-        if frame.opcode in _TEXT:
-            self._is_text = frame.opcode is Opcode.TEXT
-        if len(self._fragments) > _MAX_FRAGMENTS:
+        self._parts.add(frame)
+        if len(self._parts) > _MAX_FRAGMENTS:
             return self._fail(CloseCode.POLICY_VIOLATION, f"a message may have at most {_MAX_FRAGMENTS} fragments")
         if not frame.fin:
             return
-        message = b"".join(self._fragments)
-        self._fragments.clear()
-        self._memory.give_back()  # the receiver counts it now
+        message = self._parts.take()
+        self._memory.set(0)  # the receiver counts it now
         self._has_messages = True
         self._num_pings = 0
-        if self._is_text and not _is_utf8(message):
+        if self._parts.is_text and not _is_utf8(message):
             return self._fail(CloseCode.INVALID_DATA, "a text message is not valid UTF-8")
         self._receiver.on_message(message)
 
@@ -275,27 +324,41 @@ class WebSocket(Successor):
                 self._protocol.send_text(data)
                 self._flush()
 
+    def send(self, data: bytes) -> None:
+        """Send a message as text, or as binary data if it is not UTF-8."""
+        if _is_utf8(data):
+            self.send_text(data)
+        elif self.is_open:
+            self._protocol.send_binary(data)
+            self._flush()
+
     def _flush(self) -> None:
         """Write what the protocol has to send, and close the connection when it says so."""
         for data in self._protocol.data_to_send():
             if data:
                 self.transport.write(data)
-            else:
+            elif self._protocol.close_rcvd is not None:
                 self.transport.close()
+            elif self.transport.can_write_eof() and not self.transport.is_closing():
+                self.transport.write_eof()
         if not self.is_open:
             self._end()
 
     def _end(self) -> None:
-        """Release what the connection holds, and give the client a moment for the closing handshake."""
+        """Release what the connection holds, once, and give the client a moment for the closing handshake.
+
+        Bytes that still arrive are read. Otherwise the kernel would reset the connection, and the client might lose the
+        close frame.
+        """
+        if self._has_ended:
+            return
+        self._has_ended = True
         self._held.clear()
-        self._fragments.clear()
+        self._parts.clear()
         self._memory.close()
-        self.flow.resume_writing()
-        if self.transport.is_closing():
-            self._timer.clear()
-            self._timer.cancel_handle()
-        else:
-            self._timer.set(LINGER_SECONDS, self._tick)
+        self.flow.resume_reading("held")
+        self.resume_writing()
+        self._timer.set(LINGER_SECONDS, self._tick)
         self._receiver.on_close()
 
 

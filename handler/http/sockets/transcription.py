@@ -125,16 +125,27 @@ def _fields(value: Any) -> dict[str, Any]:
     for name in value:
         if name not in ("model", "language", "prompt"):
             raise AudioError(f"{at}.{name}: is not supported", "not_supported", f"{at}.{name}")
+        if not isinstance(value[name], str | None):
+            raise AudioError(f"{at}.{name}: must be a string", "invalid_type", f"{at}.{name}")
     return {name: field for name, field in value.items() if field is not None}
 
 
 class AudioBuffer:
-    """The audio that a client has appended and not committed."""
+    """The audio that a client has appended and not committed.
 
-    def __init__(self) -> None:
+    Args:
+        memory: memory that the audio holds.
+    """
+
+    def __init__(self, memory: Share) -> None:
         self._audio = bytearray()
+        self._memory = memory
 
-    def append(self, memory: Share, heard: Transcription, value: object) -> None:
+    @property
+    def size(self) -> int:
+        return len(self._audio)
+
+    def append(self, heard: Transcription, value: object) -> None:
         """Append audio.
 
         Args:
@@ -155,14 +166,14 @@ class AudioBuffer:
             raise AudioError(
                 f"the buffer has at most {MAX_SECONDS:g} s of audio; commit it", "buffer_overflow", "audio"
             )
-        memory.take(len(audio))
+        self._memory.take(len(audio))
         self._audio += audio
 
-    def take(self, memory: Share) -> bytes:
+    def take(self) -> bytes:
         """Remove the audio from the buffer, and return it."""
         audio = bytes(self._audio)
         self._audio.clear()
-        memory.give_back(len(audio))
+        self._memory.give_back()
         return audio
 
 
@@ -201,7 +212,7 @@ class FlatTranscription:
 
     def __init__(self, session: Session) -> None:
         self._heard = Transcription(rate=16000)
-        self._audio = AudioBuffer()
+        self._audio = AudioBuffer(session.hold(0))
         self._is_checked = False
 
     def begin(self, session: Session) -> None:
@@ -221,16 +232,17 @@ class FlatTranscription:
         if kind == "session.update":
             self._update(session, event)
         elif kind == "input_audio_buffer.append":
-            self._audio.append(session.memory, self._heard, event.get("audio"))
+            self._audio.append(self._heard, event.get("audio"))
         elif kind != "input_audio_buffer.commit":
             raise AudioError(f"Unknown event type: {kind!r:.100}", "unknown_event")
         elif not self._is_checked:
             raise AudioError("send session.update with the model first", "model_not_validated")
         elif event.get("final"):
-            audio = self._audio.take(session.memory)
+            audio = self._audio.take()
             if not audio:
                 raise AudioError("the buffer has no audio", "invalid_audio")
-            session.start("", lambda: self._heard.transcribe(session, audio, _FlatTranscript(session.socket)))
+            output = _FlatTranscript(session.socket)
+            session.start("", len(audio), lambda: self._heard.transcribe(session, audio, output))
 
     def _update(self, session: Session, event: Mapping[str, Any]) -> None:
         model = event.get("model")
