@@ -397,8 +397,9 @@ async def _to_container(container: ContainerSocket, signature: EventSignature, r
             if not message.get("more_body", False):
                 return await container.close()
     except (ParserError, StopIteration) as error:
+        await container.close(CloseCode.GOING_AWAY)
         raise validation_error(f"The event stream is invalid: {error}") from error
-    except ApiError:
+    except Exception:
         await container.close(CloseCode.GOING_AWAY)
         raise
 
