@@ -13,10 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import orjson
-
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import decoded_as_json, dumps, dumps_decoded, loads
+from handler.core.framing import decoded_as_json, dumps, dumps_decoded, loads, raw
 from handler.core.values import Task, new_digits
 from handler.http.sockets.exchange import Output
 from handler.http.sockets.session import Session
@@ -245,7 +243,7 @@ class RealtimeReader:
     def _add(self, session: Session, item: Item, previous: Any = None) -> None:
         before = self._conversation.add(item, previous, session.hold)
         for kind in ("conversation.item.added", "conversation.item.done"):
-            self.send(session, kind, previous_item_id=before, item=orjson.Fragment(item.shown))
+            self.send(session, kind, previous_item_id=before, item=raw(item.shown))
 
     async def _delete_item(self, session: Session, event: Mapping[str, Any], size: int) -> None:
         item = self._conversation.get(event.get("item_id"))
@@ -254,7 +252,7 @@ class RealtimeReader:
 
     async def _show_item(self, session: Session, event: Mapping[str, Any], size: int) -> None:
         item = self._conversation.get(event.get("item_id"))
-        self.send(session, "conversation.item.retrieved", item=orjson.Fragment(item.shown))
+        self.send(session, "conversation.item.retrieved", item=raw(item.shown))
 
     async def _refuse_truncation(self, session: Session, event: Mapping[str, Any], size: int) -> None:
         raise RealtimeError(
@@ -573,7 +571,7 @@ def _request_body(settings: Mapping[str, Any], items: Sequence[Item], metadata: 
     body = {name: value for name, value in settings.items() if name in _SETTINGS and value not in (None, "", [], "inf")}
     if metadata is not None:
         body["metadata"] = metadata
-    input = orjson.Fragment(b"[%b]" % b",".join(item.body for item in items))
+    input = raw(b"[%b]" % b",".join(item.body for item in items))
     return dumps({**body, "input": input, "stream": True, "store": False})
 
 

@@ -12,10 +12,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-import orjson
-
 from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded, ServingError
-from handler.core.framing import dumps, dumps_decoded, loads
+from handler.core.framing import dumps, dumps_decoded, loads, raw
 from handler.http.sockets.connection import WebSocket
 from handler.http.sockets.exchange import Output, error_event
 from handler.http.sockets.session import InvalidLane, Session, TooManyLanes, lane_name
@@ -228,7 +226,7 @@ def _prepared(body: dict[str, Any], history: bytes, *, is_list: bool) -> tuple[b
     new = _items_of(body.get("input"))
     items = history + (new or b"")
     if new is not None and is_list:
-        body["input"] = orjson.Fragment(b"[%b]" % items.removesuffix(b","))
+        body["input"] = raw(b"[%b]" % items.removesuffix(b","))
     return items, dumps_decoded(body)
 
 
