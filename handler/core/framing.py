@@ -45,6 +45,11 @@ def encoded(value: Any, depth: int = 0) -> Any:
     return orjson.Fragment(data[depth : len(data) - depth])
 
 
+def raw(data: bytes) -> Any:
+    """Return JSON for embedding in another value that is encoded later."""
+    return orjson.Fragment(data)
+
+
 def rewritten(text: str) -> Any:
     """Return a compact copy of a JSON document to embed in another value. Integers retain all their digits."""
     return decoded_as_json(json.loads(text))

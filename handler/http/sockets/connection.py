@@ -122,6 +122,8 @@ def shake_hands(scope: Scope, *, compresses: bool = False) -> Handshake:
         compresses: whether messages may be compressed, if the client offers it (RFC 7692).
     """
     headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+    if "transfer-encoding" in headers or headers.get_all("content-length") not in ([], ["0"]):
+        return Response(400, "Bad Request", Headers(), b"a request that opens a WebSocket must have no body")
     target = (scope["raw_path"] + b"?" + scope["query_string"]).decode("latin-1")
     extensions = [_COMPRESSION] if compresses else None
     protocol = ServerProtocol(extensions=extensions, select_subprotocol=_select, logger=_library_log)
@@ -143,8 +145,44 @@ def _select(protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprot
     return choose_subprotocol(offered)
 
 
+class _Parts:
+    """The fragments of the message that is being received.
+
+    Attributes:
+        size: total size, in bytes.
+        is_text: whether it is a text message.
+    """
+
+    def __init__(self) -> None:
+        self._fragments: list[bytes] = []
+        self.size = 0
+        self.is_text = True
+
+    def __len__(self) -> int:
+        return len(self._fragments)
+
+    def add(self, frame: Frame) -> None:
+        if frame.opcode in _TEXT:
+            self.is_text = frame.opcode is Opcode.TEXT
+        self._fragments.append(bytes(frame.data))
+        self.size += len(frame.data)
+
+    def take(self) -> bytes:
+        """Remove the fragments, and return the message."""
+        message = b"".join(self._fragments)
+        self.clear()
+        return message
+
+    def clear(self) -> None:
+        self._fragments.clear()
+        self.size = 0
+
+
 class WebSocket(Successor):
-    """An open WebSocket connection. Pings get pongs while requests are running, because it is always read.
+    """An open WebSocket connection. Pings get pongs while requests are running, because it is read then too.
+
+    It is not read while the client does not read: responses to its pings and messages would otherwise use ever more
+    memory.
 
     Args:
         handshake: handshake that accepts the connection.
@@ -177,10 +215,8 @@ class WebSocket(Successor):
         self._timer = Timer(self._loop)
         self._expires_at = self._loop.time() + limits.seconds
         self._held = bytearray()  # bytes that wait for a turn
-        self._fragments: list[bytes] = []  # of the message that is being received
+        self._parts = _Parts()
         self._num_pings = 0  # pings of the server without a pong
-        self._num_unread_pongs = 0  # pongs since the socket has accepted no more data
-        self._is_text = True  # whether that message is text
         self._has_messages = False
         self._is_expired = False
         self._has_ended = False
@@ -217,8 +253,7 @@ class WebSocket(Successor):
     def connection_lost(self, exc: Exception | None) -> None:
         self.forget()
         self._protocol.receive_eof()
-        if not self._has_ended:
-            self._end()
+        self._end()
         self.flow.resume_writing()
         self._timer.clear()
         self._timer.cancel_handle()
@@ -237,10 +272,11 @@ class WebSocket(Successor):
 
     def pause_writing(self) -> None:
         self.flow.pause_writing()
+        self.flow.pause_reading("unread")
 
     def resume_writing(self) -> None:
         self.flow.resume_writing()
-        self._num_unread_pongs = 0
+        self.flow.resume_reading("unread")
 
     def close(self, code: int, reason: str) -> None:
         """Send a close frame, and close the connection when the client has sent its own."""
@@ -256,20 +292,27 @@ class WebSocket(Successor):
         return max(0.0, self._expires_at - self._loop.time())
 
     def _tick(self) -> None:
-        """Send a ping, unless the client has not sent a message, has sent no pongs, or its time is over."""
+        """Send a ping, unless the client has not sent a message, has sent no pongs, or its time is over.
+
+        A client that does not read cannot send pongs. The kernel closes its connection (`http/server.py`).
+        """
         if not self.is_open:
             return self.transport.abort()
         if self._seconds_left() == 0:
             self._expire()
         elif not self._has_messages:
             self.close(CloseCode.POLICY_VIOLATION, f"no message within {FIRST_SECONDS:g} s")
-        elif self._num_pings == _MAX_UNANSWERED:
+        elif self._num_pings == _MAX_UNANSWERED and not self.flow.write_paused:
             self.transport.abort()
         else:
+            self._ping()
+            self._timer.set(min(PING_SECONDS, self._seconds_left()), self._tick)
+
+    def _ping(self) -> None:
+        if not self.flow.write_paused:
             self._num_pings += 1
             self._protocol.send_ping(b"")
             self._flush()
-            self._timer.set(min(PING_SECONDS, self._seconds_left()), self._tick)
 
     def _expire(self) -> None:
         """Let the receiver finish what is running, within a time limit."""
@@ -282,6 +325,8 @@ class WebSocket(Successor):
     # -- frames from the client ----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self._protocol.eof_sent:  # they are read only so that the client is not reset, and reads the close frame
+            return
         self._held += data
         if len(self._held) > _MAX_HELD:
             self.flow.pause_reading("held")
@@ -298,6 +343,7 @@ class WebSocket(Successor):
         if self._count(BODY_MEMORY * len(piece)):
             self._protocol.receive_data(piece)
             self._receive(self._protocol.events_received())
+            self._memory.set(BODY_MEMORY * (self._parts.size + len(self._protocol.reader.buffer)))
             self._flush()
         if len(self._held) <= _MAX_HELD:
             self.flow.resume_reading("held")
@@ -306,7 +352,7 @@ class WebSocket(Successor):
         return True
 
     def _count(self, size: int) -> bool:
-        """Count memory for the message that is being received. Close the connection if too much memory is used."""
+        """Count memory for received bytes, before they are parsed. Close the connection if too much memory is used."""
         try:
             self._memory.take(size)
         except Overloaded as error:
@@ -332,19 +378,16 @@ class WebSocket(Successor):
             return
         if self._protocol.extensions and not self._inflated(len(frame.data)):
             return
-        self._fragments.append(bytes(frame.data))
-        if frame.opcode in _TEXT:
-            self._is_text = frame.opcode is Opcode.TEXT
-        if len(self._fragments) > _MAX_FRAGMENTS:
+        self._parts.add(frame)
+        if len(self._parts) > _MAX_FRAGMENTS:
             return self._fail(CloseCode.POLICY_VIOLATION, f"a message may have at most {_MAX_FRAGMENTS} fragments")
         if not frame.fin:
             return
-        message = b"".join(self._fragments)
-        self._fragments.clear()
-        self._memory.give_back()  # the receiver counts it now
+        message = self._parts.take()
+        self._memory.set(0)  # the receiver counts it now
         self._has_messages = True
         self._num_pings = 0
-        if self._is_text and not _is_utf8(message):
+        if self._parts.is_text and not _is_utf8(message):
             return self._fail(CloseCode.INVALID_DATA, "a text message is not valid UTF-8")
         self._receiver.on_message(message)
 
@@ -371,23 +414,40 @@ class WebSocket(Successor):
                 self._protocol.send_text(data)
                 self._flush()
 
+    def send(self, data: bytes) -> None:
+        """Send a message as text, or as binary data if it is not UTF-8."""
+        if _is_utf8(data):
+            self.send_text(data)
+        elif self.is_open:
+            self._protocol.send_binary(data)
+            self._flush()
+
     def _flush(self) -> None:
         """Write what the protocol has to send, and close the connection when it says so."""
         for data in self._protocol.data_to_send():
             if data:
                 self.transport.write(data)
-            else:
+            elif self._protocol.close_rcvd is not None:
                 self.transport.close()
-        if not self.is_open and not self._has_ended:
+            elif self.transport.can_write_eof() and not self.transport.is_closing():
+                self.transport.write_eof()
+        if not self.is_open:
             self._end()
 
     def _end(self) -> None:
-        """Release what the connection holds, and give the client a moment for the closing handshake."""
+        """Release what the connection holds, once, and give the client a moment for the closing handshake.
+
+        Bytes that still arrive are read. Otherwise the kernel would reset the connection, and the client might lose the
+        close frame.
+        """
+        if self._has_ended:
+            return
         self._has_ended = True
         self._held.clear()
-        self._fragments.clear()
+        self._parts.clear()
         self._memory.close()
-        self.flow.resume_writing()
+        self.flow.resume_reading("held")
+        self.resume_writing()
         self._timer.set(LINGER_SECONDS, self._tick)
         self._receiver.on_close()
 

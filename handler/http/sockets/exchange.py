@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Message, Scope
 
@@ -18,8 +18,8 @@ from handler.http.sockets.connection import Socket
 from handler.protocols.kernel.errors import retry_headers
 from handler.protocols.openai.api import ERRORS
 
-_DATA = b"data: "  # field of a server-sent event that has the JSON
-_DONE = b"data: [DONE]"
+_EVENT = b"data:"  # what comes before the JSON of a server-sent event
+_EVENT_END, _LINE_END = b"\n\n", b"\n"
 _RETRY_HEADERS = (b"retry-after", b"retry-after-ms")
 
 log = logging.getLogger("handler.websocket")
@@ -27,22 +27,34 @@ log = logging.getLogger("handler.websocket")
 
 def events_in(data: bytes) -> Iterator[bytes]:
     """Return the JSON of each server-sent event in whole events, without comments and the final [DONE]."""
-    for event in data.split(b"\n\n"):
-        start = event.find(_DATA)
-        if start >= 0 and event[start:] != _DONE:
-            yield event[start + len(_DATA) :]
+    for event in data.split(_EVENT_END):
+        start = event.find(_EVENT)
+        if start >= 0 and (value := event[start + len(_EVENT) :].strip()) != b"[DONE]":
+            yield value
 
 
 def lines_in(data: bytes) -> Iterator[bytes]:
     """Return the JSON of each line in whole lines."""
-    return filter(None, data.split(b"\n"))
+    return filter(None, data.split(_LINE_END))
 
 
-_SPLITS: dict[str, Callable[[bytes], Iterator[bytes]]] = {
-    "text/event-stream": events_in,
-    "application/jsonlines": lines_in,
+class Splitter(NamedTuple):
+    """How the events of a stream are separated.
+
+    Attributes:
+        events: returns the JSON of each event in whole events.
+        end: what each event ends with.
+    """
+
+    events: Callable[[bytes], Iterator[bytes]]
+    end: bytes
+
+
+_SPLITTERS = {
+    "text/event-stream": Splitter(events_in, _EVENT_END),
+    "application/jsonlines": Splitter(lines_in, _LINE_END),
 }
-"""Maps the content types of streams to functions that return the JSON of their events."""
+"""Maps the content types of streams to their splitters."""
 
 
 def error_event(status: int, body: bytes, headers: Mapping[bytes, bytes]) -> dict[str, Any]:
@@ -53,7 +65,9 @@ def error_event(status: int, body: bytes, headers: Mapping[bytes, bytes]) -> dic
     try:
         value = loads(body)
     except ValueError:
-        value = {"message": body.decode(errors="replace")}
+        value = body.decode(errors="replace")
+    if not isinstance(value, dict):  # a user's middleware may send any error
+        value = {"message": value}
     event: dict[str, Any] = {**value, "type": "error", "status": status}
     retries = {name.decode(): headers[name].decode() for name in _RETRY_HEADERS if name in headers}
     if not retries:
@@ -90,9 +104,18 @@ class Output:
 
     def event(self, event: bytes) -> None:
         """Send the JSON of an event, or of a whole response."""
-        if self._before:
-            event = self._before + (event[1:] if event.startswith(b"{") else b'"response":%b}' % event)
+        if self._before and event.startswith(b"{") and event != b"{}":
+            event = self._before + event[1:]
+        elif self._before:
+            event = b'%b"response":%b}' % (self._before, event)
         self._socket.send_text(event)
+
+    def text(self, text: bytes) -> None:
+        """Send a whole response that is not JSON. It may be no text, which is sent as a binary message."""
+        if self._before:
+            self.event(dumps(text.decode(errors="replace")))
+        else:
+            self._socket.send(text)
 
     def error(self, event: dict[str, Any]) -> None:
         """Send the error that is the whole response."""
@@ -128,8 +151,8 @@ class MessageExchange:
         self._output = output
         self._event = asyncio.Event()
         self._start: Message = {}
-        self._split: Callable[[bytes], Iterable[bytes]] | None = None  # of a stream
-        self._whole: list[bytes] = []  # the parts of another response
+        self._splitter: Splitter | None = None  # of a stream
+        self._parts: list[bytes] = []  # of another response, or of an event that is not complete
         self.wake = self._event.set
         self.phase = WAITING
         self.is_paused = True
@@ -184,22 +207,34 @@ class MessageExchange:
             self.phase = STARTED
             self._start = message
             if message["status"] == HTTPStatus.OK:
-                self._split = _SPLITS.get(self._headers().get(b"content-type", b"").decode().partition(";")[0])
+                self._splitter = _SPLITTERS.get(self._content_type())
             return
         body, last = message.get("body", b""), not message.get("more_body", False)
-        if self._split is not None:
+        if self._splitter is not None:
             self._send_events(body)
         else:
-            self._whole.append(body)
+            self._parts.append(body)
         if last:
             self._end()
 
     def _headers(self) -> dict[bytes, bytes]:
         return {name.lower(): value for name, value in self._start.get("headers", ())}
 
+    def _content_type(self) -> str:
+        return self._headers().get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+
     def _end(self) -> None:
-        if self._split is None:
-            self._send_whole(self._start["status"], b"".join(self._whole))
+        status = self._start["status"]
+        whole = b"".join(self._parts)
+        if self._splitter is not None:
+            for event in self._splitter.events(whole):  # the last one has no end
+                self._output.event(event)
+        elif status >= HTTPStatus.BAD_REQUEST:
+            self._output.error(error_event(status, whole, self._headers()))
+        elif self._content_type() == "application/json":
+            self._output.event(whole.strip())
+        else:
+            self._output.text(whole)
         self.is_paused = True
         self.phase = COMPLETE
         self._event.set()
@@ -214,9 +249,19 @@ class MessageExchange:
         self.written_at = monotonic()
         if data == KEEP_ALIVE:
             return self._output.idle()
-        assert self._split is not None, "the response is a stream"
-        for event in self._split(data):
+        assert self._splitter is not None, "the response is a stream"
+        end = self._splitter.end
+        if self._parts or not data.endswith(end):
+            data = self._whole_events(data, end)
+        for event in self._splitter.events(data):
             self._output.event(event)
+
+    def _whole_events(self, data: bytes, end: bytes) -> bytes:
+        """Return the events that are complete with `data`. Custom code may cut its stream anywhere."""
+        joined = b"".join([*self._parts, data]).replace(b"\r\n", b"\n")
+        whole, _, rest = joined.rpartition(end)
+        self._parts = [rest] if rest else []
+        return whole
 
     # -- operations that ASGI lacks ------------------------------------------------------------------------------
 
@@ -232,7 +277,7 @@ class MessageExchange:
         self._socket.abort()
 
     def resume(self) -> None:
-        can_write = self.phase == STARTED and self._split is not None
+        can_write = self.phase == STARTED and self._splitter is not None
         self.is_paused = not can_write or self._socket.flow.write_paused
 
     async def wait(self, seconds: float | None = None) -> None:
@@ -244,7 +289,7 @@ class MessageExchange:
             await self._socket.flow.drain()
 
     def write_chunk(self, data: bytes) -> bool:
-        if self.is_paused or self._split is None or self._socket.flow.write_paused:
+        if self.is_paused or self._splitter is None or self._socket.flow.write_paused:
             return False
         self._send_events(data)
         return True

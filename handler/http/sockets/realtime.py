@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
-from handler.core.framing import dumps_decoded, loads
+from handler.core.framing import decoded_as_json, dumps, dumps_decoded, loads, raw
 from handler.core.values import Task, new_digits
 from handler.http.sockets.exchange import Output
 from handler.http.sockets.session import Session
@@ -25,6 +25,7 @@ from handler.http.sockets.transcription import (
     Transcription,
     audio_settings,
 )
+from handler.serving.quota import Share
 
 RESPONSES = "/v1/responses"
 
@@ -46,44 +47,78 @@ _OUT_OF_BAND = "out-of-band"
 """The lane of responses that are not added to the conversation."""
 
 
+class Item(NamedTuple):
+    """An item of a conversation. It is encoded once, because it may be large.
+
+    Attributes:
+        shown: the item as realtime clients read it, as JSON.
+        body: the item as /v1/responses reads it, as JSON.
+    """
+
+    id: str
+    shown: bytes
+    body: bytes
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Item:
+        """Encode an item."""
+        return cls(fields["id"], dumps_decoded(fields), dumps_decoded(_input_item(fields)))
+
+    @property
+    def size(self) -> int:
+        return len(self.shown) + len(self.body)
+
+
 class Conversation:
     """The items of a conversation, in order.
 
     Attributes:
-        items: items by id, in the form of OpenAI's Realtime API.
+        items: items by id.
     """
 
     def __init__(self) -> None:
-        self.items: dict[str, dict[str, Any]] = {}
+        self.items: dict[str, Item] = {}
+        self._memory: dict[str, Share] = {}  # of each item
 
-    def add(self, item: dict[str, Any], previous: str | None) -> str | None:
+    def add(self, item: Item, previous: str | None, hold: Callable[[int], Share]) -> str | None:
         """Add an item after another one, and return the id of that one.
 
         Args:
             previous: id of the item before it, "root" for the beginning, or None for the end.
+            hold: returns a share of the memory quota.
 
         Raises:
-            EventError: the item cannot be added.
+            ServingError: the item cannot be added.
         """
-        if item["id"] in self.items:
-            raise EventError(f"item.id={item['id']!r:.100}: an item with this id exists", "invalid_value", "item.id")
-        if len(self.items) >= _MAX_ITEMS:
-            raise EventError(f"a conversation has at most {_MAX_ITEMS} items", "conversation_too_long")
+        if item.id in self.items:
+            raise EventError(f"item.id={item.id!r:.100}: an item with this id exists", "invalid_value", "item.id")
+        self.check_room()
         ids = [*self.items]
         if previous is None:
             index = len(ids)
         elif previous == "root":
             index = 0
-        elif previous in self.items:
+        elif isinstance(previous, str) and previous in self.items:
             index = ids.index(previous) + 1
         else:
             raise _no_item(previous, "previous_item_id")
+        self._memory[item.id] = hold(item.size)
         items = [*self.items.items()]
-        items.insert(index, (item["id"], item))
+        items.insert(index, (item.id, item))
         self.items = dict(items)
         return ids[index - 1] if index else None
 
-    def get(self, id: object) -> dict[str, Any]:
+    def check_room(self) -> None:
+        """Raise EventError if no item can be added."""
+        if len(self.items) >= _MAX_ITEMS:
+            raise EventError(f"a conversation has at most {_MAX_ITEMS} items", "conversation_too_long")
+
+    def remove(self, item: Item) -> None:
+        """Remove an item."""
+        del self.items[item.id]
+        self._memory.pop(item.id).close()
+
+    def get(self, id: object) -> Item:
         """Return an item.
 
         Raises:
@@ -112,6 +147,9 @@ class RealtimeReader:
         intent: value of `intent` in the query string, with which clients choose the kind of session.
     """
 
+    _audio: AudioBuffer
+    _memory: Share  # of the settings
+
     def __init__(self, intent: str = "") -> None:
         self._intent = intent
         self._id = f"sess_{new_digits()}"
@@ -120,11 +158,11 @@ class RealtimeReader:
         self._conversation = Conversation()
         self._turn: TextTurn | None = None  # the response that the conversation waits for
         self._num_events = itertools.count(1)
-        self._audio = AudioBuffer()
         self._transcription: Transcription | None = None
 
     def begin(self, session: Session) -> None:
         """Send `session.created`, which clients of OpenAI and of vLLM both read."""
+        self._audio, self._memory = AudioBuffer(session.hold(0)), session.hold(0)
         if self._intent == "transcription" or session.model.context.task is Task.TRANSCRIPTION:
             self._transcription = Transcription()
         self.send(session, "session.created", id=self._id, created=int(time.time()), session=self._session(session))
@@ -139,7 +177,7 @@ class RealtimeReader:
         try:
             if handle is None:
                 raise EventError(f"type={kind!r:.100}: no such event", "unknown_event", "type")
-            handle(self, session, event)
+            await handle(self, session, event, len(message))
         except ServingError as error:
             self.fail(session, error, id)
 
@@ -176,54 +214,57 @@ class RealtimeReader:
 
     # -- events of the client ------------------------------------------------------------------------------------
 
-    def _update(self, session: Session, event: Mapping[str, Any]) -> None:
+    async def _update(self, session: Session, event: Mapping[str, Any], size: int) -> None:
         new = _object(event, "session")
         if new.get("type") == "transcription":
-            if self._conversation.items:
-                raise EventError("session.type: the session has a conversation", "invalid_value", "session.type")
-            self._transcription = audio_settings(new, self._transcription or Transcription())
+            self._transcribe(session, new, size)
         else:
             _check_model(session, new, "session.")
-            settings = _read_settings(new, "session.")
-            self._settings = {**self._settings, **settings}
+            settings = await session.call(size, functools.partial(_read_settings, new, "session."))
+            settings = {**self._settings, **settings}
+            self._memory.set(len(dumps(settings)))
+            self._settings = settings
             self._transcription = None
         self.send(session, "session.updated", session=self._session(session))
 
-    def _add_item(self, session: Session, event: Mapping[str, Any]) -> None:
-        item = _read_item(_object(event, "item"))
+    def _transcribe(self, session: Session, new: Mapping[str, Any], size: int) -> None:
+        """Change the settings of a transcription session."""
+        if self._conversation.items and self._transcription is None:
+            raise EventError("session.type: the session has a conversation", "invalid_value", "session.type")
+        earlier = self._transcription or Transcription()
+        settings = audio_settings(new, earlier)
+        if self._audio.size and (settings.kind, settings.rate) != (earlier.kind, earlier.rate):
+            at = "session.audio.input.format"
+            raise EventError(
+                f"{at}: the buffer has audio of another format; commit or clear it", "invalid_value", at
+            )
+        self._memory.set(size)
+        self._transcription = settings
+
+    async def _add_item(self, session: Session, event: Mapping[str, Any], size: int) -> None:
+        item = await session.call(size, functools.partial(_read_item, _object(event, "item")))
         self._add(session, item, event.get("previous_item_id"))
 
-    def _add(self, session: Session, item: dict[str, Any], previous: Any = None) -> None:
-        before = self._insert(session, item, previous)
+    def _add(self, session: Session, item: Item, previous: Any = None) -> None:
+        before = self._conversation.add(item, previous, session.hold)
         for kind in ("conversation.item.added", "conversation.item.done"):
-            self.send(session, kind, previous_item_id=before, item=item)
+            self.send(session, kind, previous_item_id=before, item=raw(item.shown))
 
-    def _insert(self, session: Session, item: dict[str, Any], previous: Any = None) -> str | None:
-        """Add an item to the conversation, count its memory, and return the id of the item before it."""
-        size = len(dumps_decoded(item))
-        session.memory.take(size)
-        try:
-            return self._conversation.add(item, previous)
-        except ServingError:
-            session.memory.give_back(size)
-            raise
-
-    def _delete_item(self, session: Session, event: Mapping[str, Any]) -> None:
+    async def _delete_item(self, session: Session, event: Mapping[str, Any], size: int) -> None:
         item = self._conversation.get(event.get("item_id"))
-        del self._conversation.items[item["id"]]
-        session.memory.give_back(len(dumps_decoded(item)))
-        self.send(session, "conversation.item.deleted", item_id=item["id"])
+        self._conversation.remove(item)
+        self.send(session, "conversation.item.deleted", item_id=item.id)
 
-    def _show_item(self, session: Session, event: Mapping[str, Any]) -> None:
+    async def _show_item(self, session: Session, event: Mapping[str, Any], size: int) -> None:
         item = self._conversation.get(event.get("item_id"))
-        self.send(session, "conversation.item.retrieved", item=item)
+        self.send(session, "conversation.item.retrieved", item=raw(item.shown))
 
-    def _refuse_truncation(self, session: Session, event: Mapping[str, Any]) -> None:
+    async def _refuse_truncation(self, session: Session, event: Mapping[str, Any], size: int) -> None:
         raise EventError(
             "conversation.item.truncate cuts audio output, which is not supported", "not_supported", "type"
         )
 
-    def _respond(self, session: Session, event: Mapping[str, Any]) -> None:
+    async def _respond(self, session: Session, event: Mapping[str, Any], size: int) -> None:
         if self._transcription is not None:
             raise EventError("a transcription session has no responses", "not_supported", "type")
         fields = _object(event, "response") if event.get("response") is not None else {}
@@ -233,18 +274,28 @@ class RealtimeReader:
         if self._turn is not None and not is_out_of_band:
             code = "conversation_already_has_active_response"
             raise EventError("the conversation has an active response; cancel it, or wait for its end", code)
+        turn, body = await session.call(
+            size, functools.partial(self._turn_of, session, fields, joins=not is_out_of_band)
+        )
+        lane = _OUT_OF_BAND if is_out_of_band else ""
+        session.start(lane, len(body), functools.partial(self._run, session, body, turn))
+        if not is_out_of_band:
+            self._turn = turn
+
+    def _turn_of(self, session: Session, fields: Mapping[str, Any], *, joins: bool) -> tuple[TextTurn, bytes]:
+        """Return the turn for the fields of a response, and the body of its request."""
         items = [*self._conversation.items.values()]
         if "input" in fields:
             items = [self._input_item(item) for item in _list(fields, "input")]
+        size, limit = sum(len(item.body) for item in items), session.model.config.max_request_size
+        if size > limit:
+            raise EventError(f"the items have {size} bytes together; at most {limit} are allowed", "input_too_long")
         settings = {**self._settings, **_read_settings(fields, "response.")}
-        body = _request_body(settings, items, fields.get("metadata"))
-        turn = TextTurn(self, session, settings, fields.get("metadata"), joins=not is_out_of_band)
-        if not is_out_of_band:
-            self._turn = turn
-        work = functools.partial(self._run, session, dumps_decoded(body), turn)
-        session.start(_OUT_OF_BAND if is_out_of_band else "", work)
+        metadata = None if fields.get("metadata") is None else decoded_as_json(fields["metadata"])
+        turn = TextTurn(self, session, settings, metadata, joins=joins)
+        return turn, _request_body(settings, items, metadata)
 
-    def _input_item(self, item: Any) -> dict[str, Any]:
+    def _input_item(self, item: Any) -> Item:
         if isinstance(item, dict) and item.get("type") == "item_reference":
             return self._conversation.get(item.get("id"))
         return _read_item(item)
@@ -257,7 +308,7 @@ class RealtimeReader:
             if self._turn is turn:
                 self._turn = None
 
-    def _cancel(self, session: Session, event: Mapping[str, Any]) -> None:
+    async def _cancel(self, session: Session, event: Mapping[str, Any], size: int) -> None:
         turn, id = self._turn, event.get("response_id")
         if turn is None or (id is not None and id != turn.id):
             raise EventError("no such response is active", "response_cancel_not_active", "response_id")
@@ -267,7 +318,7 @@ class RealtimeReader:
         """Add the items of a response to the conversation."""
         try:
             for item in items:
-                self._insert(session, item)
+                self._conversation.add(Item.of(item), None, session.hold)
         except ServingError as error:
             self.fail(session, error)
 
@@ -279,26 +330,27 @@ class RealtimeReader:
             raise EventError(message, "not_supported", "type")
         return self._transcription
 
-    def _append(self, session: Session, event: Mapping[str, Any]) -> None:
-        self._audio.append(session.memory, self._need_transcription(), event.get("audio"))
+    async def _append(self, session: Session, event: Mapping[str, Any], size: int) -> None:
+        self._audio.append(self._need_transcription(), event.get("audio"))
 
-    def _clear(self, session: Session, event: Mapping[str, Any]) -> None:
-        session.memory.give_back(len(self._audio.take()))
+    async def _clear(self, session: Session, event: Mapping[str, Any], size: int) -> None:
+        self._audio.take()
         self.send(session, "input_audio_buffer.cleared")
 
-    def _commit(self, session: Session, event: Mapping[str, Any]) -> None:
-        transcription = self._need_transcription()
-        audio = self._audio.take()
-        if not audio:
+    async def _commit(self, session: Session, event: Mapping[str, Any], size: int) -> None:
+        heard = self._need_transcription()
+        if not self._audio.size:
             raise EventError("the buffer has no audio", "input_audio_buffer_commit_empty")
-        previous = next(reversed(self._conversation.items), None)
         id = f"item_{new_digits()}"
-        self.send(session, "input_audio_buffer.committed", item_id=id, previous_item_id=previous)
         content = [{"type": "input_audio", "transcript": None}]
-        item = {"id": id, "object": "realtime.item", "type": "message", "role": "user", "content": content}
-        self._add(session, {**item, "status": "completed"})
-        work = functools.partial(transcription.run, session, audio, functools.partial(self.send, session), id)
-        session.start("", work, len(audio))
+        fields = {"id": id, "object": "realtime.item", "type": "message", "role": "user", "content": content}
+        self._conversation.check_room()
+        audio = self._audio.take()
+        work = functools.partial(heard.run, session, audio, functools.partial(self.send, session), id)
+        session.start("", len(audio), work)
+        previous = next(reversed(self._conversation.items), None)
+        self.send(session, "input_audio_buffer.committed", item_id=id, previous_item_id=previous)
+        self._add(session, Item.of({**fields, "status": "completed"}))
 
 
 class TextTurn(Output):
@@ -451,7 +503,7 @@ def _check_model(session: Session, fields: Mapping[str, Any], prefix: str) -> No
 
 
 def _read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the settings of a session or a response.
+    """Return the settings of a session or a response, most of them as JSON.
 
     Raises:
         EventError: a setting is not supported.
@@ -460,7 +512,8 @@ def _read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     for name, value in fields.items():
         at = f"{prefix}{name}"
         if name in _SETTINGS:
-            settings[name] = value
+            is_raw = name == "max_output_tokens" or value in (None, "", [])
+            settings[name] = value if is_raw else decoded_as_json(value)
         elif name in _ACCEPTED:
             if value not in _ACCEPTED[name]:
                 raise EventError(f"{at}={value!r:.100}: is not supported", "not_supported", at)
@@ -469,7 +522,7 @@ def _read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
         elif name not in ("model", "input", "conversation", "metadata", "id", "object"):
             raise EventError(f"{at}: is not supported", "unknown_parameter", at)
     limit = settings.get("max_output_tokens", "inf")
-    if limit != "inf" and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+    if limit != "inf" and (isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 1 << 63):
         at = f"{prefix}max_output_tokens"
         raise EventError(f"{at}={limit!r:.100}: must be a positive integer or inf", "invalid_value", at)
     return settings
@@ -486,7 +539,7 @@ _PARTS = {"user": ("input_text", "input_image"), "system": ("input_text",), "ass
 """Maps roles to the types of their parts."""
 
 
-def _read_item(value: Any) -> dict[str, Any]:
+def _read_item(value: Any) -> Item:
     """Return an item with an id and a status.
 
     Raises:
@@ -502,7 +555,7 @@ def _read_item(value: Any) -> dict[str, Any]:
     if kind == "message":
         _check_parts(value)
     item = {**value, "object": "realtime.item", "status": value.get("status") or "completed"}
-    return {**item, "id": id or f"item_{new_digits()}"}
+    return Item.of({**item, "id": id or f"item_{new_digits()}"})
 
 
 def _check_parts(item: Mapping[str, Any]) -> None:
@@ -518,14 +571,13 @@ def _check_parts(item: Mapping[str, Any]) -> None:
             raise EventError(f"{at}: must be {' or '.join(parts)}", "not_supported", at)
 
 
-def _request_body(settings: Mapping[str, Any], items: Sequence[Mapping[str, Any]], metadata: object) -> dict[str, Any]:
+def _request_body(settings: Mapping[str, Any], items: Sequence[Item], metadata: object) -> bytes:
     """Return the body of a request for /v1/responses."""
-    body = {name: value for name, value in settings.items() if name in _SETTINGS and value not in (None, "", [])}
-    if body.get("max_output_tokens") == "inf":
-        del body["max_output_tokens"]
+    body = {name: value for name, value in settings.items() if name in _SETTINGS and value not in (None, "", [], "inf")}
     if metadata is not None:
         body["metadata"] = metadata
-    return {**body, "input": [*map(_input_item, items)], "stream": True, "store": False}
+    input = raw(b"[%b]" % b",".join(item.body for item in items))
+    return dumps({**body, "input": input, "stream": True, "store": False})
 
 
 def _input_item(item: Mapping[str, Any]) -> dict[str, Any]:

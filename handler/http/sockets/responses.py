@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded
-from handler.core.framing import dumps, dumps_decoded, loads
+from handler.core.framing import dumps, dumps_decoded, loads, raw
 from handler.http.sockets.connection import Socket
 from handler.http.sockets.exchange import Output, refusal_event
 from handler.http.sockets.session import InvalidLane, Session, TooManyLanes, lane_name
@@ -31,10 +31,12 @@ class Kept(NamedTuple):
 
     Attributes:
         items: the items of its conversation as JSON, with a comma after each: the input, then the output.
+        memory: memory that the items hold.
     """
 
     id: str
     items: bytes
+    memory: Share
 
 
 class ResponsesReader:
@@ -50,9 +52,9 @@ class ResponsesReader:
         event = await session.decode(message)
         kind = event.get("type")
         if kind == "response.create":
-            self._start(session, event)
+            self._start(session, event, len(message))
         elif kind == "response.steer":
-            session.socket.send_text(dumps(_not_steered(event)))
+            session.socket.send_text(dumps_decoded(_not_steered(event)))
         elif kind != "response.processed":  # Codex reports what it has processed
             raise InvalidParameter(f"type={kind!r:.100}: must be response.create")
 
@@ -60,17 +62,19 @@ class ResponsesReader:
         error = InvalidPayload("the connection has reached its maximum life; open a new one")
         session.socket.send_text(dumps(refusal_event(error, code="websocket_connection_limit_reached")))
 
-    def _start(self, session: Session, event: dict[str, Any]) -> None:
+    def _start(self, session: Session, event: dict[str, Any], size: int) -> None:
         output = Output(session.socket)
         try:
             name = lane_name(event)
             output = Output(session.socket, name)
-            session.start(name, functools.partial(self._create, session, name, event))
+            session.start(name, size, functools.partial(self._create, session, name, event, size))
         except (InvalidLane, TooManyLanes) as error:
             code = "invalid_stream_id" if isinstance(error, InvalidLane) else "websocket_stream_limit_reached"
             output.error(refusal_event(error, code=code, param="stream_id"))
+        except Overloaded as error:
+            output.error(refusal_event(error))
 
-    async def _create(self, session: Session, name: str, event: dict[str, Any]) -> None:
+    async def _create(self, session: Session, name: str, event: dict[str, Any], size: int) -> None:
         """Create a response, which continues a response of this connection if there is one."""
         previous, generates = event.get("previous_response_id"), event.get("generate") is not False
         body = {field: value for field, value in event.items() if field not in _UNUSED}
@@ -83,24 +87,23 @@ class ResponsesReader:
             error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response in this connection")
             event = refusal_event(error, code=_NO_PREVIOUS, param="previous_response_id")
             return Output(session.socket, name).error(event)
-        new = _items_of(body.get("input"))
-        items = history + (new or b"")
-        if new is not None and (history or not generates):
-            body["input"] = loads(b"[%b]" % items.rstrip(b","))
+        changes = {"stream": True} if generates else {"stream": False, "max_output_tokens": 1}
+        prepare = functools.partial(_prepared, {**body, **changes}, history, is_list=bool(history) or not generates)
+        items, data = await session.call(size + len(history), prepare)
         stream = _Stream(session.socket, name, previous=None if parent is None else previous)
         if generates:
-            await session.respond(_PATH, dumps_decoded({**body, "stream": True}), stream)
+            await session.respond(_PATH, data, stream)
         else:
-            await self._warm_up(session, name, body, stream)
+            await self._warm_up(session, name, body, data, stream)
         if stream.response is not None and stream.response["status"] != "failed":
-            self._keep(session.memory, name, stream.response, items)
+            self._keep(session, name, stream.response, items)
         elif parent == name:
-            self._forget(session.memory, name)
+            self._forget(name)
 
-    async def _warm_up(self, session: Session, name: str, body: dict[str, Any], stream: _Stream) -> None:
+    async def _warm_up(self, session: Session, name: str, body: dict[str, Any], data: bytes, stream: _Stream) -> None:
         """Let the engine read a prompt, and send a response without output."""
         whole = _Whole(session.socket, name)
-        await session.respond(_PATH, dumps_decoded({**body, "stream": False, "max_output_tokens": 1}), whole)
+        await session.respond(_PATH, data, whole)
         if whole.response is None:
             return
         response = whole.response
@@ -122,24 +125,24 @@ class ResponsesReader:
         """Return the lane whose newest response has an id, or None."""
         return next((name for name, kept in self._kept.items() if kept.id == id), None)
 
-    def _keep(self, memory: Share, name: str, response: Mapping[str, Any], items: bytes) -> None:
+    def _keep(self, session: Session, name: str, response: Mapping[str, Any], items: bytes) -> None:
         """Keep the newest response of a lane. If there is not enough memory, drop those of other lanes first."""
-        self._forget(memory, name)
+        self._forget(name)
         items += b"".join(dumps(item) + b"," for item in response["output"])
         while True:
             try:
-                memory.take(len(items))
+                memory = session.hold(len(items))
                 break
             except Overloaded:
                 if not self._kept:
                     return
-                self._forget(memory, next(iter(self._kept)))
-        self._kept[name] = Kept(response["id"], items)
+                self._forget(next(iter(self._kept)))
+        self._kept[name] = Kept(response["id"], items, memory)
 
-    def _forget(self, memory: Share, name: str) -> None:
+    def _forget(self, name: str) -> None:
         kept = self._kept.pop(name, None)
         if kept is not None:
-            memory.give_back(len(kept.items))
+            kept.memory.close()
 
 
 class _Stream(Output):
@@ -171,14 +174,16 @@ class _Stream(Output):
         super().event(event)
 
     def error(self, event: dict[str, Any]) -> None:
-        error = event["error"]
-        if event["status"] == HTTPStatus.NOT_FOUND and error.get("param") == "previous_response_id":
+        error = event.get("error")
+        is_missing = event["status"] == HTTPStatus.NOT_FOUND and isinstance(error, dict)
+        if is_missing and error["param"] == "previous_response_id":
             event = {**event, "status": 400, "error": {**error, "code": _NO_PREVIOUS}}
         super().error(event)
 
     def idle(self) -> None:
         """Repeat the last state of the response, because Codex does not count pings."""
-        super().event(self._in_progress)
+        if self._in_progress:
+            super().event(self._in_progress)
 
 
 class _Whole(Output):
@@ -200,6 +205,20 @@ def _not_steered(event: Mapping[str, Any]) -> dict[str, Any]:
     message = "the model cannot be steered while it generates a response"
     error = {"type": "invalid_request_error", "code": "steering_not_supported", "message": message}
     return {"type": "response.steer.failed", "sequence_number": 0, "steer": steer, "error": error}
+
+
+def _prepared(body: dict[str, Any], history: bytes, *, is_list: bool) -> tuple[bytes, bytes]:
+    """Return the items of a conversation, and the body of the request for the next response.
+
+    Args:
+        history: items before the input of the body.
+        is_list: whether the input must be a list.
+    """
+    new = _items_of(body.get("input"))
+    items = history + (new or b"")
+    if new is not None and is_list:
+        body["input"] = raw(b"[%b]" % items.removesuffix(b","))
+    return items, dumps_decoded(body)
 
 
 def _items_of(input: object) -> bytes | None:

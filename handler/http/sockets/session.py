@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import logging
 import re
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlencode
 
 from starlette.types import ASGIApp, Scope
 
-from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded, ServingError
-from handler.core.framing import dumps, dumps_decoded, is_too_deep
-from handler.http.sockets.connection import CloseCode, Socket
+from handler.core.errors import InternalError, InvalidParameter, InvalidPayload, Overloaded, ServingError
+from handler.core.framing import dumps, dumps_decoded
+from handler.http.sockets.connection import Socket
 from handler.http.sockets.exchange import MessageExchange, Output, refusal_event
+from handler.protocols.kernel.body import decode
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
-from handler.serving.quota import BODY_MEMORY, Share
+from handler.serving.quota import Share
 from handler.serving.request.stages import PARSE_INLINE
 
 MAX_RUNNING = 16  # maximum number of requests of a WebSocket that run at the same time, as in OpenAI's API
@@ -31,9 +32,21 @@ _LANE = b'"stream_id"'
 _OF_HANDSHAKE = re.compile(r"upgrade|connection|content-.*|transfer-encoding|expect|sec-websocket-.*")
 _JSON = "application/json"
 
+T = TypeVar("T")
+
 log = logging.getLogger("handler.websocket")
 
-Work = Callable[[], Awaitable[None]]
+
+class Work(NamedTuple):
+    """Work that a message asks for.
+
+    Attributes:
+        do: does the work.
+        memory: memory that the work holds until its end.
+    """
+
+    do: Callable[[], Awaitable[None]]
+    memory: Share
 
 
 class TooManyLanes(InvalidParameter):
@@ -53,13 +66,17 @@ class InvalidLane(InvalidParameter):
 class Lane:
     """The work of a WebSocket that is done in order.
 
+    Args:
+        name: name of the lane, or "" for the default lane.
+
     Attributes:
         waiting: work that has not begun, and the memory that its message needs, in bytes.
         running: task that does the work, or None while there is none.
     """
 
-    def __init__(self) -> None:
-        self.waiting = deque[tuple[Work, int]]()
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.waiting = deque[Work]()
         self.running: asyncio.Task[None] | None = None
 
 
@@ -119,19 +136,18 @@ class Session:
     Attributes:
         socket: the connection.
         scope: scope of the requests, without what each of them has of its own.
-        memory: share of the memory quota for messages that wait or run, and for what the reader keeps.
         closed: set when the connection is closed.
     """
 
     def __init__(self, model: ServedModel, app: ASGIApp, scope: Scope, reader: MessageReader, socket: Socket) -> None:
         self.model = model
-        self.memory = Share(model.admission.memory)
         self.closed = asyncio.Event()
         self.reader = reader
         self.scope = scope
         self.socket = socket
         self._app = app
-        self._messages = deque[bytes]()
+        self._messages = deque[tuple[bytes, Share]]()
+        self._shares = weakref.WeakSet[Share]()
         self._arrived = asyncio.Event()
         self._size = 0  # bytes of memory for the message that is being read, unless its work counts them
         self._is_reading = False
@@ -139,6 +155,7 @@ class Session:
         self._running = asyncio.Semaphore(MAX_RUNNING)
         self._exchanges = set[MessageExchange]()
         self._num_requests = 0
+        self._is_reading = False
         self._is_draining = False
 
     @property
@@ -153,10 +170,10 @@ class Session:
         try:
             if num_waiting >= _MAX_WAITING:
                 raise Overloaded(f"{num_waiting} messages of this connection are waiting; send more after responses")
-            self.memory.take(BODY_MEMORY * len(message))
+            memory = self.hold(len(message))
         except ServingError as error:
             return refuse(self.socket, error)
-        self._messages.append(message)
+        self._messages.append((message, memory))
         self._arrived.set()
 
     def on_expiry(self) -> None:
@@ -186,27 +203,50 @@ class Session:
                 await self._arrived.wait()
                 self._arrived.clear()
                 while self._messages:
-                    await self._read(self._messages.popleft())
+                    await self._read(*self._messages.popleft())
+                    self._close_if_idle()
             running = [lane.running for lane in self._lanes.values() if lane.running is not None]
             if running:
                 await asyncio.wait(running)
         finally:
-            self.memory.close()
+            for memory in [*self._shares]:
+                memory.close()
 
-    async def _read(self, message: bytes) -> None:
-        """Read a message when the client has read the responses to earlier ones."""
-        self._size = BODY_MEMORY * len(message)
+    def hold(self, size: int) -> Share:
+        """Return a share of the memory quota. It is closed with the session, or earlier by the caller.
+
+        Each message and each value that a reader keeps has a share of its own, because a share may take any amount
+        while others take little. Together they hold at most half of the quota, so that the rest is for neighbours.
+
+        Raises:
+            Overloaded: there is not enough memory.
+        """
+        memory, limit = Share(self.model.admission.memory), self.model.admission.memory.most // 2
+        if size + sum(share.size for share in self._shares) > max(limit, size):
+            raise Overloaded("the messages and items of this connection together need too much memory")
+        memory.take(size)
+        self._shares.add(memory)
+        return memory
+
+    async def _read(self, message: bytes, memory: Share) -> None:
+        """Read a message, and wait until the client has read what was sent for it at once."""
         self._is_reading = True
-        if self.socket.flow.write_paused:
-            await self.socket.flow.drain()
         try:
             await self.reader.read(self, message)
-        except ServingError as error:
-            self.socket.send_text(dumps(refusal_event(error)))
+        except Exception as error:
+            self._fail(error)
         finally:
+            if self.socket.flow.write_paused:
+                await self.socket.flow.drain()
             self._is_reading = False
-            self.memory.give_back(self._size)
-        self._close_if_idle()
+            memory.close()
+
+    def _fail(self, error: Exception, lane: str = "") -> None:
+        """Send an error that has ended the work of a message. It must not end that of others."""
+        if not isinstance(error, ServingError):
+            log.error("a bug in the server: a message could not be processed", exc_info=error)
+            error = InternalError.of(error)
+        Output(self.socket, lane).error(refusal_event(error))
 
     async def decode(self, message: bytes) -> dict[str, Any]:
         """Return the JSON object in a message.
@@ -214,28 +254,36 @@ class Session:
         Raises:
             InvalidPayload: the message is not a JSON object.
         """
-        if len(message) < PARSE_INLINE:
-            return _object_in(message)
-        return await self.model.admission.run(len(message), functools.partial(_object_in, message), self.owner)
+        return await self.call(len(message), functools.partial(_object_in, message))
+
+    async def call(self, size: int, use: Callable[[], T]) -> T:
+        """Call a function that processes `size` bytes, on a thread if they are many."""
+        if size < PARSE_INLINE:
+            return use()
+        return await self.model.admission.run(size, use, self.owner)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def start(self, name: str, work: Work, held: int = 0) -> None:
-        """Do the work that the message being read asks for, after the earlier work of its lane.
+    def start(self, name: str, size: int, do: Callable[[], Awaitable[None]]) -> None:
+        """Do work after the earlier work of its lane, unless the connection is closed.
 
         Args:
-            held: memory that the work holds and that is counted already, besides that of the message, in bytes.
+            name: name of the lane.
+            size: bytes of the memory quota that the work holds.
 
         Raises:
-            TooManyLanes: there are too many lanes.
+            InvalidParameter: there are too many lanes.
+            Overloaded: there is not enough memory.
         """
+        if self.closed.is_set():
+            return
         lane = self._lanes.get(name)
+        if lane is None and len(self._lanes) > MAX_LANES:
+            raise TooManyLanes
+        work = Work(do, self.hold(size))
         if lane is None:
-            if len(self._lanes) > MAX_LANES:
-                raise TooManyLanes
-            lane = self._lanes[name] = Lane()
-        lane.waiting.append((work, self._size + held))
-        self._size = 0
+            lane = self._lanes[name] = Lane(name)
+        lane.waiting.append(work)
         if lane.running is None:
             lane.running = asyncio.ensure_future(self._run(lane))
 
@@ -245,25 +293,26 @@ class Session:
             while lane.waiting:
                 async with self._running:
                     if lane.waiting:  # the connection may have been closed
-                        await self._do(*lane.waiting.popleft())
+                        await self._do(lane, lane.waiting.popleft())
         finally:
             lane.running = None
             self._close_if_idle()
 
-    async def _do(self, work: Work, size: int) -> None:
-        """Do work, and release the memory of its message."""
+    async def _do(self, lane: Lane, work: Work) -> None:
         try:
-            await work()
-        except ServingError as error:
-            self.socket.send_text(dumps(refusal_event(error)))
+            await work.do()
         except Exception as error:
-            log.error("Exception in a message of a WebSocket\n", exc_info=error)
-            self.socket.close(CloseCode.INTERNAL_ERROR, "internal error")
+            self._fail(error, lane.name)
         finally:
-            self.memory.give_back(size)
+            work.memory.close()
 
     async def respond(self, path: str, body: bytes, output: Output) -> None:
-        """Send a request to the route with a path, and the events of its response to an output."""
+        """Send a request to the route with a path, and the events of its response to an output.
+
+        Nothing is sent if the connection is closed.
+        """
+        if self.closed.is_set():
+            return
         exchange = MessageExchange(self.socket, body, output)
         output.connect(exchange)
         self._exchanges.add(exchange)
@@ -279,8 +328,10 @@ class Session:
             self.socket.num_running = len(self._exchanges)
 
     def _close_if_idle(self) -> None:
-        is_idle = not (self._messages or self._is_reading)
-        if self._is_draining and is_idle and all(lane.running is None for lane in self._lanes.values()):
+        """Close the connection if the server is stopping, and each message has got its response."""
+        if not self._is_draining or self._messages or self._is_reading:
+            return
+        if all(lane.running is None for lane in self._lanes.values()):
             self.socket.shutdown()
 
 
@@ -325,19 +376,17 @@ class RouteReader:
             value = await session.decode(message)
             name = lane_name(value)
             body = dumps_decoded(value) if name else message
-        session.start(name, functools.partial(session.respond, self._path, body, Output(session.socket, name)))
+        output = Output(session.socket, name)
+        session.start(name, len(message), functools.partial(session.respond, self._path, body, output))
 
     def expire(self, session: Session) -> None:
         """Do nothing, because the close frame says why the connection is closed."""
 
 
 def _object_in(message: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(message)
-    except (ValueError, RecursionError) as error:
-        raise InvalidPayload(f"the message is not valid JSON: {error}") from None
-    if not isinstance(value, dict) or is_too_deep(value, message):
-        raise InvalidPayload("the message must be a JSON object of at most 200 levels")
+    value = decode(message, unique_keys=False)
+    if not isinstance(value, dict):
+        raise InvalidPayload("the message must be a JSON object")
     return value
 
 

@@ -127,16 +127,27 @@ def _fields(value: Any) -> dict[str, Any]:
     for name in value:
         if name not in ("model", "language", "prompt"):
             raise EventError(f"{at}.{name}: is not supported", "not_supported", f"{at}.{name}")
+        if not isinstance(value[name], str | None):
+            raise EventError(f"{at}.{name}: must be a string", "invalid_type", f"{at}.{name}")
     return {name: field for name, field in value.items() if field is not None}
 
 
 class AudioBuffer:
-    """The audio that a client has appended and not committed."""
+    """The audio that a client has appended and not committed.
 
-    def __init__(self) -> None:
+    Args:
+        memory: memory that the audio holds.
+    """
+
+    def __init__(self, memory: Share) -> None:
         self._audio = bytearray()
+        self._memory = memory
 
-    def append(self, memory: Share, settings: Transcription, value: object) -> None:
+    @property
+    def size(self) -> int:
+        return len(self._audio)
+
+    def append(self, settings: Transcription, value: object) -> None:
         """Append audio.
 
         Args:
@@ -157,13 +168,14 @@ class AudioBuffer:
             raise EventError(
                 f"the buffer has at most {MAX_SECONDS:g} s of audio; commit it", "buffer_overflow", "audio"
             )
-        memory.take(len(audio))
+        self._memory.take(len(audio))
         self._audio += audio
 
     def take(self) -> bytes:
-        """Remove the audio from the buffer, and return it. The caller gives its memory back."""
+        """Remove the audio from the buffer, and return it."""
         audio = bytes(self._audio)
         self._audio.clear()
+        self._memory.give_back()
         return audio
 
 
@@ -202,7 +214,7 @@ class FlatTranscription:
 
     def __init__(self, session: Session) -> None:
         self._transcription = Transcription(rate=16000)
-        self._audio = AudioBuffer()
+        self._audio = AudioBuffer(session.hold(0))
         self._is_checked = False
 
     def begin(self, session: Session) -> None:
@@ -222,7 +234,7 @@ class FlatTranscription:
         if kind == "session.update":
             self._update(session, event)
         elif kind == "input_audio_buffer.append":
-            self._audio.append(session.memory, self._transcription, event.get("audio"))
+            self._audio.append(self._transcription, event.get("audio"))
         elif kind != "input_audio_buffer.commit":
             raise EventError(f"Unknown event type: {kind!r:.100}", "unknown_event")
         elif not self._is_checked:
@@ -232,8 +244,7 @@ class FlatTranscription:
             if not audio:
                 raise EventError("the buffer has no audio", "invalid_audio")
             output = _FlatTranscript(session.socket)
-            work = functools.partial(self._transcription.transcribe, session, audio, output)
-            session.start("", work, len(audio))
+            session.start("", len(audio), functools.partial(self._transcription.transcribe, session, audio, output))
 
     def _update(self, session: Session, event: Mapping[str, Any]) -> None:
         model = event.get("model")

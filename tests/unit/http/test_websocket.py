@@ -10,7 +10,7 @@ from typing import Any
 from websockets.datastructures import Headers
 from websockets.http11 import Response
 
-from handler.http.protocol import LoopTurns
+from handler.http.protocol import LINGER_SECONDS, LoopTurns
 from handler.http.sockets.connection import FIRST_SECONDS, PING_SECONDS, Handshake, Limits, WebSocket
 from handler.serving.quota import BODY_MEMORY, Quota
 from tests.unit.http.connection import Clock, settle
@@ -25,6 +25,8 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.ended = ""
+        self.is_half_closed = False
+        self.is_read = True
         self.socket: WebSocket | None = None
 
     def write(self, data: Any) -> None:
@@ -39,11 +41,17 @@ class Transport(asyncio.Transport):
     def abort(self) -> None:
         self._end("aborted")
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.is_half_closed = True
+
     def pause_reading(self) -> None:
-        pass
+        self.is_read = False
 
     def resume_reading(self) -> None:
-        pass
+        self.is_read = True
 
     def _end(self, how: str) -> None:
         if not self.ended and self.socket is not None:
@@ -200,5 +208,66 @@ def test_a_message_without_room_closes_the_connection_and_gives_its_memory_back(
         ((first, data),) = opened.transport.frames()
         assert (first, struct.unpack("!H", data[:2])) == (CLOSE, (1013,))
         assert memory.taken == 0
+
+    story(tell)
+
+
+def test_pings_hold_no_memory() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        for _ in range(100):
+            await opened.receive(9, b"x" * 125)
+        assert opened.memory.taken == 0
+        await opened.receive(1, b"x" * 10, first=0)
+        for _ in range(100):
+            await opened.receive(9, b"x" * 125)
+        assert opened.memory.taken == 10 * BODY_MEMORY
+
+    story(tell)
+
+
+def test_a_client_that_does_not_read_is_not_read_and_gets_no_pings() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        await opened.receive(1, b"hello")
+        opened.socket.pause_writing()
+        assert not opened.transport.is_read
+        opened.clock.advance(FIRST_SECONDS + 10 * PING_SECONDS)
+        assert (opened.transport.frames(), opened.transport.ended) == ([], "")
+        opened.socket.resume_writing()
+        assert opened.transport.is_read
+        opened.clock.advance(PING_SECONDS)
+        assert [first for first, _ in opened.transport.frames()] == [PING]
+
+    story(tell)
+
+
+def test_a_refused_client_can_read_the_close_frame_while_it_sends() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        opened.socket.data_received(b"\x81\xff" + (1 << 40).to_bytes(8, "big") + bytes(4))
+        await settle()
+        assert [first for first, _ in opened.transport.frames()] == [CLOSE]
+        assert opened.transport.is_half_closed
+        for _ in range(100):
+            opened.socket.data_received(bytes(1 << 16))
+            assert opened.transport.is_read
+        assert opened.transport.ended == ""
+        opened.clock.advance(LINGER_SECONDS)
+        assert opened.transport.ended == "aborted"
+        assert opened.receiver.heard == ["close", "forgotten"]
+
+    story(tell)
+
+
+def test_a_client_that_goes_on_after_the_close_frame_is_cut_off() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        await opened.receive(1, b"hello")
+        opened.socket.close(1001, "")
+        for _ in range(4):
+            opened.clock.advance(LINGER_SECONDS / 2)
+            await opened.receive(9, b"")
+        assert opened.transport.ended == "aborted"
 
     story(tell)
