@@ -11,9 +11,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
+from handler.core.errors import ServingError
 from handler.core.framing import KEEP_ALIVE, dumps, loads
 from handler.http.exchange import COMPLETE, DISCONNECTED, EXCHANGE, STARTED, WAITING, wait_for_event
 from handler.http.sockets.connection import WebSocket
+from handler.protocols.openai.api import ERRORS
 
 _EVENT = b"data: "  # what comes before the JSON of a server-sent event
 _RETRY_HEADERS = (b"retry-after", b"retry-after-ms")
@@ -57,6 +59,18 @@ def error_event(status: int, body: bytes, headers: Mapping[bytes, bytes]) -> dic
     if isinstance(event.get("error"), dict):
         event["error"] = {**event["error"], "headers": retries}
     return {**event, "headers": retries}
+
+
+def refusal_event(error: ServingError, **fields: Any) -> dict[str, Any]:
+    """Return the event for a message that reaches no route.
+
+    Args:
+        fields: fields of the error, which replace those of OpenAI's error format.
+    """
+    response = ERRORS.whole(error)
+    event = error_event(response.status, response.body, {})
+    event["error"] = {**event["error"], **fields}
+    return event
 
 
 class Output:
@@ -183,11 +197,9 @@ class MessageExchange:
     def _end(self) -> None:
         status = self._start["status"]
         whole = b"".join(self._whole)
-        if self._split is not None:
-            pass
-        elif status >= HTTPStatus.BAD_REQUEST:
+        if status >= HTTPStatus.BAD_REQUEST:
             self._output.error(error_event(status, whole, self._headers()))
-        else:
+        elif self._split is None:
             self._output.event(whole)
         self.is_paused = True
         self.phase = COMPLETE

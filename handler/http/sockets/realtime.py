@@ -13,12 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import InvalidPayload, ServingError
+from handler.core.errors import ServingError
 from handler.core.framing import dumps_decoded, loads
 from handler.core.values import Task, new_digits
 from handler.http.sockets.exchange import Output
 from handler.http.sockets.session import Session
-from handler.http.sockets.transcription import AudioBuffer, FlatTranscription, Transcription, audio_settings
+from handler.http.sockets.transcription import AudioBuffer, EventError, FlatTranscription, Transcription, audio_settings
 
 RESPONSES = "/v1/responses"
 
@@ -40,19 +40,6 @@ _OUT_OF_BAND = "out-of-band"
 """The lane of responses that are not added to the conversation."""
 
 
-class RealtimeError(InvalidPayload):
-    """An event is refused.
-
-    Args:
-        code: code of the error in OpenAI's API.
-    """
-
-    def __init__(self, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.param = param
-
-
 class Conversation:
     """The items of a conversation, in order.
 
@@ -70,12 +57,12 @@ class Conversation:
             previous: id of the item before it, "root" for the beginning, or None for the end.
 
         Raises:
-            RealtimeError: the item cannot be added.
+            EventError: the item cannot be added.
         """
         if item["id"] in self.items:
-            raise RealtimeError(f"item.id={item['id']!r:.100}: an item with this id exists", "invalid_value", "item.id")
+            raise EventError(f"item.id={item['id']!r:.100}: an item with this id exists", "invalid_value", "item.id")
         if len(self.items) >= _MAX_ITEMS:
-            raise RealtimeError(f"a conversation has at most {_MAX_ITEMS} items", "conversation_too_long")
+            raise EventError(f"a conversation has at most {_MAX_ITEMS} items", "conversation_too_long")
         ids = [*self.items]
         if previous is None:
             index = len(ids)
@@ -94,15 +81,15 @@ class Conversation:
         """Return an item.
 
         Raises:
-            RealtimeError: no item has this id.
+            EventError: no item has this id.
         """
         if not isinstance(id, str) or id not in self.items:
             raise _no_item(id, "item_id")
         return self.items[id]
 
 
-def _no_item(id: object, param: str) -> RealtimeError:
-    return RealtimeError(f"{param}={id!r:.100}: no item of the conversation has this id", "item_not_found", param)
+def _no_item(id: object, param: str) -> EventError:
+    return EventError(f"{param}={id!r:.100}: no item of the conversation has this id", "item_not_found", param)
 
 
 class RealtimeReader:
@@ -133,13 +120,13 @@ class RealtimeReader:
         handle = _HANDLERS.get(kind) if isinstance(kind, str) else None
         try:
             if handle is None:
-                raise RealtimeError(f"type={kind!r:.100}: no such event", "unknown_event", "type")
+                raise EventError(f"type={kind!r:.100}: no such event", "unknown_event", "type")
             handle(self, session, event)
         except ServingError as error:
             self.fail(session, error, id)
 
     def expire(self, session: Session) -> None:
-        self.fail(session, RealtimeError("the session has reached its maximum life; open a new one", "session_expired"))
+        self.fail(session, EventError("the session has reached its maximum life; open a new one", "session_expired"))
 
     # -- events of the server ------------------------------------------------------------------------------------
 
@@ -175,7 +162,7 @@ class RealtimeReader:
         new = _object(event, "session")
         if new.get("type") == "transcription":
             if self._conversation.items:
-                raise RealtimeError("session.type: the session has a conversation", "invalid_value", "session.type")
+                raise EventError("session.type: the session has a conversation", "invalid_value", "session.type")
             self._transcription = audio_settings(new, self._transcription or Transcription())
         else:
             _check_model(session, new, "session.")
@@ -210,20 +197,20 @@ class RealtimeReader:
         self.send(session, "conversation.item.retrieved", item=item)
 
     def _refuse_truncation(self, session: Session, event: Mapping[str, Any]) -> None:
-        raise RealtimeError(
+        raise EventError(
             "conversation.item.truncate cuts audio output, which is not supported", "not_supported", "type"
         )
 
     def _respond(self, session: Session, event: Mapping[str, Any]) -> None:
         if self._transcription is not None:
-            raise RealtimeError("a transcription session has no responses", "not_supported", "type")
+            raise EventError("a transcription session has no responses", "not_supported", "type")
         fields = _object(event, "response") if event.get("response") is not None else {}
         is_out_of_band = fields.get("conversation", "auto") == "none"
         if fields.get("conversation", "auto") not in ("auto", "none"):
-            raise RealtimeError("response.conversation: must be auto or none", "invalid_value", "response.conversation")
+            raise EventError("response.conversation: must be auto or none", "invalid_value", "response.conversation")
         if self._turn is not None and not is_out_of_band:
             code = "conversation_already_has_active_response"
-            raise RealtimeError("the conversation has an active response; cancel it, or wait for its end", code)
+            raise EventError("the conversation has an active response; cancel it, or wait for its end", code)
         items = [*self._conversation.items.values()]
         if "input" in fields:
             items = [self._input_item(item) for item in _list(fields, "input")]
@@ -251,7 +238,7 @@ class RealtimeReader:
     def _cancel(self, session: Session, event: Mapping[str, Any]) -> None:
         turn, id = self._turn, event.get("response_id")
         if turn is None or (id is not None and id != turn.id):
-            raise RealtimeError("no such response is active", "response_cancel_not_active", "response_id")
+            raise EventError("no such response is active", "response_cancel_not_active", "response_id")
         turn.cancel()
 
     def finish(self, session: Session, items: Sequence[dict[str, Any]]) -> None:
@@ -268,7 +255,7 @@ class RealtimeReader:
     def _heard(self) -> Transcription:
         if self._transcription is None:
             message = "the model does not read audio; open a session of type transcription on a model that transcribes"
-            raise RealtimeError(message, "not_supported", "type")
+            raise EventError(message, "not_supported", "type")
         return self._transcription
 
     def _append(self, session: Session, event: Mapping[str, Any]) -> None:
@@ -282,7 +269,7 @@ class RealtimeReader:
         heard = self._heard()
         audio = self._audio.take(session.memory)
         if not audio:
-            raise RealtimeError("the buffer has no audio", "input_audio_buffer_commit_empty")
+            raise EventError("the buffer has no audio", "input_audio_buffer_commit_empty")
         previous = next(reversed(self._conversation.items), None)
         id = f"item_{new_digits()}"
         self.send(session, "input_audio_buffer.committed", item_id=id, previous_item_id=previous)
@@ -426,27 +413,27 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 def _object(event: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = event.get(name)
     if not isinstance(value, dict):
-        raise RealtimeError(f"{name}: must be an object", "invalid_type", name)
+        raise EventError(f"{name}: must be an object", "invalid_type", name)
     return value
 
 
 def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
     value = fields[name]
     if not isinstance(value, list):
-        raise RealtimeError(f"response.{name}: must be a list", "invalid_type", f"response.{name}")
+        raise EventError(f"response.{name}: must be a list", "invalid_type", f"response.{name}")
     return value
 
 
 def _check_model(session: Session, fields: Mapping[str, Any], prefix: str) -> None:
     if (model := fields.get("model")) is not None and model not in session.model.config.model_name:
-        raise RealtimeError(f"{prefix}model={model!r:.100}: not served here", "model_not_found", f"{prefix}model")
+        raise EventError(f"{prefix}model={model!r:.100}: not served here", "model_not_found", f"{prefix}model")
 
 
 def _read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the settings of a session or a response.
 
     Raises:
-        RealtimeError: a setting is not supported.
+        EventError: a setting is not supported.
     """
     settings = {}
     for name, value in fields.items():
@@ -455,15 +442,15 @@ def _read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
             settings[name] = value
         elif name in _ACCEPTED:
             if value not in _ACCEPTED[name]:
-                raise RealtimeError(f"{at}={value!r:.100}: is not supported", "not_supported", at)
+                raise EventError(f"{at}={value!r:.100}: is not supported", "not_supported", at)
         elif name == "audio":
             _check_no_audio(value, at)
         elif name not in ("model", "input", "conversation", "metadata", "id", "object"):
-            raise RealtimeError(f"{at}: is not supported", "unknown_parameter", at)
+            raise EventError(f"{at}: is not supported", "unknown_parameter", at)
     limit = settings.get("max_output_tokens", "inf")
     if limit != "inf" and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         at = f"{prefix}max_output_tokens"
-        raise RealtimeError(f"{at}={limit!r:.100}: must be a positive integer or inf", "invalid_value", at)
+        raise EventError(f"{at}={limit!r:.100}: must be a positive integer or inf", "invalid_value", at)
     return settings
 
 
@@ -471,7 +458,7 @@ def _check_no_audio(value: Any, at: str) -> None:
     """Refuse audio settings that ask for something. Sessions of text accept only `null`."""
     parts = value.values() if isinstance(value, dict) else [value]
     if any(part not in (None, {}) for part in parts):
-        raise RealtimeError(f'{at}: the session has no audio; output_modalities is ["text"]', "not_supported", at)
+        raise EventError(f'{at}: the session has no audio; output_modalities is ["text"]', "not_supported", at)
 
 
 _PARTS = {"user": ("input_text", "input_image"), "system": ("input_text",), "assistant": ("output_text", "text")}
@@ -482,15 +469,15 @@ def _read_item(value: Any) -> dict[str, Any]:
     """Return an item with an id and a status.
 
     Raises:
-        RealtimeError: the item is invalid.
+        EventError: the item is invalid.
     """
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in ("message", "function_call", "function_call_output"):
         message = "item.type: must be message, function_call or function_call_output"
-        raise RealtimeError(message, "invalid_value", "item.type")
+        raise EventError(message, "invalid_value", "item.type")
     id = value.get("id")
     if id is not None and (not isinstance(id, str) or not 0 < len(id) <= 256):
-        raise RealtimeError("item.id: must be a string of 1 to 256 characters", "invalid_value", "item.id")
+        raise EventError("item.id: must be a string of 1 to 256 characters", "invalid_value", "item.id")
     if kind == "message":
         _check_parts(value)
     item = {**value, "object": "realtime.item", "status": value.get("status") or "completed"}
@@ -501,13 +488,13 @@ def _check_parts(item: Mapping[str, Any]) -> None:
     role, content = item.get("role"), item.get("content")
     parts = _PARTS.get(role) if isinstance(role, str) else None
     if parts is None:
-        raise RealtimeError("item.role: must be user, system or assistant", "invalid_value", "item.role")
+        raise EventError("item.role: must be user, system or assistant", "invalid_value", "item.role")
     if not isinstance(content, list):
-        raise RealtimeError("item.content: must be a list of parts", "invalid_type", "item.content")
+        raise EventError("item.content: must be a list of parts", "invalid_type", "item.content")
     for number, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") not in parts:
             at = f"item.content[{number}].type"
-            raise RealtimeError(f"{at}: must be {' or '.join(parts)}", "not_supported", at)
+            raise EventError(f"{at}: must be {' or '.join(parts)}", "not_supported", at)
 
 
 def _request_body(settings: Mapping[str, Any], items: Sequence[Mapping[str, Any]], metadata: object) -> dict[str, Any]:

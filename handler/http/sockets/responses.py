@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded, ServingError
+from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded
 from handler.core.framing import dumps, dumps_decoded, loads
 from handler.http.sockets.connection import WebSocket
-from handler.http.sockets.exchange import Output, error_event
+from handler.http.sockets.exchange import Output, refusal_event
 from handler.http.sockets.session import InvalidLane, Session, TooManyLanes, lane_name
-from handler.protocols.openai.api import ERRORS
 from handler.serving.quota import Share
 
 _ENDS = tuple(b'{"type":"response.%b"' % kind for kind in (b"completed", b"incomplete", b"failed"))
@@ -59,7 +58,7 @@ class ResponsesReader:
 
     def expire(self, session: Session) -> None:
         error = InvalidPayload("the connection has reached its maximum life; open a new one")
-        session.refuse(error, code="websocket_connection_limit_reached")
+        session.socket.send_text(dumps(refusal_event(error, code="websocket_connection_limit_reached")))
 
     def _start(self, session: Session, event: dict[str, Any]) -> None:
         output = Output(session.socket)
@@ -69,7 +68,7 @@ class ResponsesReader:
             session.start(name, functools.partial(self._create, session, name, event))
         except (InvalidLane, TooManyLanes) as error:
             code = "invalid_stream_id" if isinstance(error, InvalidLane) else "websocket_stream_limit_reached"
-            output.error(_refusal(error, code, "stream_id"))
+            output.error(refusal_event(error, code=code, param="stream_id"))
 
     async def _create(self, session: Session, name: str, event: dict[str, Any]) -> None:
         """Create a response, which continues a response of this connection if there is one."""
@@ -82,7 +81,9 @@ class ResponsesReader:
             del body["previous_response_id"]
         elif isinstance(previous, str) and not session.model.config.stores_responses:
             error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response in this connection")
-            return Output(session.socket, name).error(_refusal(error, _NO_PREVIOUS, "previous_response_id"))
+            return Output(session.socket, name).error(
+                refusal_event(error, code=_NO_PREVIOUS, param="previous_response_id")
+            )
         new = _items_of(body.get("input"))
         items = history + (new or b"")
         if new is not None and (history or not generates):
@@ -192,14 +193,6 @@ class _Whole(Output):
 
     def event(self, event: bytes) -> None:
         self.response = loads(event)
-
-
-def _refusal(error: ServingError, code: str, param: str) -> dict[str, Any]:
-    """Return the event for a message that is refused."""
-    response = ERRORS.whole(error)
-    event = error_event(response.status, response.body, {})
-    event["error"] = {**event["error"], "code": code, "param": param}
-    return event
 
 
 def _not_steered(event: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from starlette.types import ASGIApp, Scope
 from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded, ServingError
 from handler.core.framing import dumps, dumps_decoded, is_too_deep
 from handler.http.sockets.connection import WebSocket
-from handler.http.sockets.exchange import MessageExchange, Output, error_event
+from handler.http.sockets.exchange import MessageExchange, Output, refusal_event
 from handler.http.urls import query_of
-from handler.protocols.openai.api import ERRORS
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.quota import Share
@@ -87,6 +86,9 @@ class Session:
         scope: scope of the request that has opened the WebSocket, after the checks of its head.
         reader: what the messages mean.
 
+    Raises:
+        BadRequest: the query string has too many parameters.
+
     Attributes:
         socket: the connection, set when it is opened.
         intent: value of `intent` in the query string, with which realtime clients choose the kind of session.
@@ -103,8 +105,9 @@ class Session:
         self.closed = asyncio.Event()
         self.reader = reader
         self._app = app
-        self.intent = dict(query_of(scope)).get("intent", "")
-        self.scope = request_scope(scope)
+        query = dict(query_of(scope))
+        self.intent = query.get("intent", "")
+        self.scope = request_scope(scope, query.get("adapter", ""))
         self._messages = deque[bytes]()
         self._arrived = asyncio.Event()
         self._lanes = {"": Lane()}
@@ -127,7 +130,7 @@ class Session:
                 raise Overloaded(f"{num_waiting} messages of this connection are waiting; send more after responses")
             self.memory.take(len(message))
         except ServingError as error:
-            return self.refuse(error)
+            return self.socket.send_text(dumps(refusal_event(error)))
         self._messages.append(message)
         self._arrived.set()
 
@@ -168,7 +171,7 @@ class Session:
         try:
             await self.reader.read(self, message)
         except ServingError as error:
-            self.refuse(error)
+            self.socket.send_text(dumps(refusal_event(error)))
         finally:
             self.memory.give_back(len(message))
 
@@ -181,17 +184,6 @@ class Session:
         if len(message) < PARSE_INLINE:
             return _object_in(message)
         return await self.model.admission.run(len(message), functools.partial(_object_in, message), self.owner)
-
-    def refuse(self, error: ServingError, **fields: Any) -> None:
-        """Send an error as an event.
-
-        Args:
-            fields: fields that the event has besides those of the error format.
-        """
-        response = ERRORS.whole(error)
-        event = error_event(response.status, response.body, {})
-        event["error"].update(fields)
-        self.socket.send_text(dumps(event))
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -291,15 +283,12 @@ def _object_in(message: bytes) -> dict[str, Any]:
     return value
 
 
-def request_scope(scope: Scope) -> Scope:
+def request_scope(scope: Scope, adapter: str) -> Scope:
     """Return the scope of the requests that come as messages, without the headers of the handshake.
 
-    Of the query string, which may hold a key, only the adapter remains.
-
-    Raises:
-        BadRequest: the query string has too many parameters.
+    Args:
+        adapter: the adapter in the query string, or "". The other parameters are dropped, because one may hold a key.
     """
-    adapter = dict(query_of(scope)).get("adapter")
     headers = [(name, value) for name, value in scope["headers"] if not _OF_HANDSHAKE.fullmatch(name.decode("latin-1"))]
     by_name = {name: value for name, value in scope["headers_by_name"].items() if not _OF_HANDSHAKE.fullmatch(name)}
     return {

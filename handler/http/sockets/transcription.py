@@ -24,11 +24,12 @@ _CODES = {"audio/pcm": (1, 16), "audio/pcma": (6, 8), "audio/pcmu": (7, 8)}
 Send = Callable[..., None]
 
 
-class AudioError(InvalidPayload):
-    """Audio, or a setting for audio, is refused.
+class EventError(InvalidPayload):
+    """An event of the client is refused.
 
     Args:
         code: code of the error.
+        param: field of the event, or None.
     """
 
     def __init__(self, message: str, code: str, param: str | None = None) -> None:
@@ -83,21 +84,21 @@ def audio_settings(session: Mapping[str, Any], earlier: Transcription) -> Transc
     """Return the settings of `session.update` for a transcription session.
 
     Raises:
-        AudioError: a setting is not supported.
+        EventError: a setting is not supported.
     """
     for name in session:
         if name not in ("type", "audio", "include", "id", "object", "model"):
-            raise AudioError(f"session.{name}: is not supported", "not_supported", f"session.{name}")
+            raise EventError(f"session.{name}: is not supported", "not_supported", f"session.{name}")
     if session.get("include"):
-        raise AudioError("session.include: is not supported", "not_supported", "session.include")
+        raise EventError("session.include: is not supported", "not_supported", "session.include")
     audio = session.get("audio") or {}
     settings = (audio.get("input") if isinstance(audio, dict) else None) or {}
     if not isinstance(settings, dict):
-        raise AudioError("session.audio.input: must be an object", "invalid_type", "session.audio.input")
+        raise EventError("session.audio.input: must be an object", "invalid_type", "session.audio.input")
     for name in ("turn_detection", "noise_reduction"):
         if settings.get(name) is not None:
             at = f"session.audio.input.{name}"
-            raise AudioError(f"{at}: must be null; the client commits its audio", "not_supported", at)
+            raise EventError(f"{at}: must be null; the client commits its audio", "not_supported", at)
     kind, rate = _format(settings.get("format"), earlier)
     fields = settings.get("transcription")
     return Transcription(kind, rate, earlier.fields if fields is None else _fields(fields))
@@ -109,22 +110,22 @@ def _format(value: Any, earlier: Transcription) -> tuple[str, int]:
         return earlier.kind, earlier.rate
     kind = value.get("type") if isinstance(value, dict) else None
     if kind not in _CODES:
-        raise AudioError(f"{at}.type: must be {', '.join(_CODES)}", "not_supported", f"{at}.type")
+        raise EventError(f"{at}.type: must be {', '.join(_CODES)}", "not_supported", f"{at}.type")
     if kind != "audio/pcm":
         return kind, 8000
     rate = value.get("rate", 24000)
     if rate not in _RATES:
-        raise AudioError(f"{at}.rate: must be {' or '.join(map(str, _RATES))}", "not_supported", f"{at}.rate")
+        raise EventError(f"{at}.rate: must be {' or '.join(map(str, _RATES))}", "not_supported", f"{at}.rate")
     return kind, int(rate)
 
 
 def _fields(value: Any) -> dict[str, Any]:
     at = "session.audio.input.transcription"
     if not isinstance(value, dict):
-        raise AudioError(f"{at}: must be an object", "invalid_type", at)
+        raise EventError(f"{at}: must be an object", "invalid_type", at)
     for name in value:
         if name not in ("model", "language", "prompt"):
-            raise AudioError(f"{at}.{name}: is not supported", "not_supported", f"{at}.{name}")
+            raise EventError(f"{at}.{name}: is not supported", "not_supported", f"{at}.{name}")
     return {name: field for name, field in value.items() if field is not None}
 
 
@@ -148,11 +149,11 @@ class AudioBuffer:
         except (binascii.Error, ValueError):
             audio = b""
         if not audio:
-            raise AudioError("audio: must be base64 of at least one sample", "invalid_audio", "audio")
+            raise EventError("audio: must be base64 of at least one sample", "invalid_audio", "audio")
         if len(audio) % heard.sample_size:
-            raise AudioError(f"audio: each sample has {heard.sample_size} bytes", "invalid_audio_format", "audio")
+            raise EventError(f"audio: each sample has {heard.sample_size} bytes", "invalid_audio_format", "audio")
         if len(self._audio) + len(audio) > MAX_SECONDS * heard.rate * heard.sample_size:
-            raise AudioError(
+            raise EventError(
                 f"the buffer has at most {MAX_SECONDS:g} s of audio; commit it", "buffer_overflow", "audio"
             )
         memory.take(len(audio))
@@ -223,21 +224,21 @@ class FlatTranscription:
         elif kind == "input_audio_buffer.append":
             self._audio.append(session.memory, self._heard, event.get("audio"))
         elif kind != "input_audio_buffer.commit":
-            raise AudioError(f"Unknown event type: {kind!r:.100}", "unknown_event")
+            raise EventError(f"Unknown event type: {kind!r:.100}", "unknown_event")
         elif not self._is_checked:
-            raise AudioError("send session.update with the model first", "model_not_validated")
+            raise EventError("send session.update with the model first", "model_not_validated")
         elif event.get("final"):
             audio = self._audio.take(session.memory)
             if not audio:
-                raise AudioError("the buffer has no audio", "invalid_audio")
+                raise EventError("the buffer has no audio", "invalid_audio")
             session.start("", lambda: self._heard.transcribe(session, audio, _FlatTranscript(session.socket)))
 
     def _update(self, session: Session, event: Mapping[str, Any]) -> None:
         model = event.get("model")
         if not isinstance(model, str):
-            raise AudioError("session.update needs a model", "invalid_event")
+            raise EventError("session.update needs a model", "invalid_event")
         if model not in session.model.config.model_name:
-            raise AudioError(f"The model `{model:.100}` does not exist.", "model_not_found")
+            raise EventError(f"The model `{model:.100}` does not exist.", "model_not_found")
         self._is_checked = True
 
     def _fail(self, session: Session, message: str, code: str) -> None:
