@@ -48,7 +48,7 @@ class Stream:
         self.task: asyncio.Task[None] | None = None
 
     def put(self, data: bytes, size: int, *, last: bool) -> None:
-        """Add a part of the request body.
+        """Queue a chunk of the request body.
 
         Args:
             size: number of bytes that count for flow control.
@@ -111,7 +111,7 @@ class Http2Connection(asyncio.Protocol):
             stream.close()
 
     def pause_writing(self) -> None:
-        """Do nothing: the windows of HTTP/2 limit what is buffered."""
+        """Do nothing, because HTTP/2 flow control already limits the buffer."""
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -37,7 +37,7 @@ _ACCEPTED = {
 """Maps further fields to the values that have no effect. Other values are refused."""
 
 _OUT_OF_BAND = "out-of-band"
-"""The lane of responses that are not added to the conversation."""
+"""The lane of out-of-band responses, which are not added to the conversation."""
 
 
 class Conversation:
@@ -62,7 +62,7 @@ class Conversation:
         if item["id"] in self.items:
             raise EventError(f"item.id={item['id']!r:.100}: an item with this id exists", "invalid_value", "item.id")
         if len(self.items) >= _MAX_ITEMS:
-            raise EventError(f"a conversation has at most {_MAX_ITEMS} items", "conversation_too_long")
+            raise EventError(f"a conversation can have at most {_MAX_ITEMS} items", "conversation_too_long")
         ids = [*self.items]
         if previous is None:
             index = len(ids)
@@ -126,7 +126,9 @@ class RealtimeReader:
             self.fail(session, error, id)
 
     def expire(self, session: Session) -> None:
-        self.fail(session, EventError("the session has reached its maximum life; open a new one", "session_expired"))
+        self.fail(
+            session, EventError("the session has reached its maximum lifetime; open a new one", "session_expired")
+        )
 
     # -- events of the server ------------------------------------------------------------------------------------
 
@@ -238,7 +240,9 @@ class RealtimeReader:
     def _cancel(self, session: Session, event: Mapping[str, Any]) -> None:
         turn, id = self._turn, event.get("response_id")
         if turn is None or (id is not None and id != turn.id):
-            raise EventError("no such response is active", "response_cancel_not_active", "response_id")
+            raise EventError(
+                "there is no active response, or it has another id", "response_cancel_not_active", "response_id"
+            )
         turn.cancel()
 
     def finish(self, session: Session, items: Sequence[dict[str, Any]]) -> None:
@@ -466,7 +470,7 @@ _PARTS = {"user": ("input_text", "input_image"), "system": ("input_text",), "ass
 
 
 def _read_item(value: Any) -> dict[str, Any]:
-    """Return an item with an id and a status.
+    """Check an item of the conversation, and set its id and status if they are missing.
 
     Raises:
         EventError: the item is invalid.

@@ -57,7 +57,7 @@ class ResponsesReader:
             raise InvalidParameter(f"type={kind!r:.100}: must be response.create")
 
     def expire(self, session: Session) -> None:
-        error = InvalidPayload("the connection has reached its maximum life; open a new one")
+        error = InvalidPayload("the connection has reached its maximum lifetime; open a new one")
         session.socket.send_text(dumps(refusal_event(error, code="websocket_connection_limit_reached")))
 
     def _start(self, session: Session, event: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ class ResponsesReader:
             history = self._kept[parent].items
             del body["previous_response_id"]
         elif isinstance(previous, str) and not session.model.config.stores_responses:
-            error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response in this connection")
+            error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response on this connection")
             return Output(session.socket, name).error(
                 refusal_event(error, code=_NO_PREVIOUS, param="previous_response_id")
             )
@@ -178,7 +178,7 @@ class _Stream(Output):
         super().error(event)
 
     def idle(self) -> None:
-        """Repeat the last state of the response, because Codex does not count pings."""
+        """Send the last state of the response again, because pings do not reset the idle timeout of Codex."""
         super().event(self._in_progress)
 
 

@@ -21,7 +21,7 @@ INVOKE_SOCKET = "/invocations-bidirectional-stream"
 REALTIME = "/v1/realtime"
 
 _MAX_MESSAGE = 1 << 24  # maximum size of a message, in bytes
-_MAX_SECONDS = 3600.0  # maximum life of a connection, as in OpenAI's API
+_MAX_SECONDS = 3600.0  # maximum lifetime of a connection, as in OpenAI's API
 
 
 class FirstReader:

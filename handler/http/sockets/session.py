@@ -75,7 +75,7 @@ class MessageReader(Protocol):
         """
 
     def expire(self, session: Session) -> None:
-        """Tell the client that the connection has reached its maximum life."""
+        """Tell the client that the connection has reached its maximum lifetime."""
 
 
 class Session:
