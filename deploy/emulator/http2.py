@@ -50,7 +50,7 @@ class Stream:
         self.task: asyncio.Task[None] | None = None
 
     def put(self, data: bytes, size: int, *, last: bool) -> None:
-        """Add a part of the request body.
+        """Queue a chunk of the request body.
 
         Args:
             size: number of bytes that count for flow control.

@@ -73,7 +73,7 @@ class LabelEncoder:
         return ids
 
     def _context(self, tail: tuple[int, ...]) -> tuple[str, list[int] | None]:
-        """Return a text that ends like the prompt, and its ids. The ids are None if the text is encoded differently.
+        """Return the text at the end of the prompt, and its ids. The ids are None if encoding the text gives others.
 
         The text begins with the prompt's last special token, because some tokenizers add a space only to the beginning
         of a text. It is dropped if the tokenizer encodes it as plain text, as Mistral's own tokenizer does.

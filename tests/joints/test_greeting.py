@@ -16,7 +16,8 @@ from tests.servers import http, options, serve, wait_for
     [
         (
             "text-generation",
-            "/invocations /v1/chat/completions /v1/responses /v1/messages /generate /v2/models/my%20model/generate",
+            "/invocations /v1/chat/completions /v1/responses /v1/messages /v1/systemone /generate "
+            "/v2/models/my%20model/generate",
         ),
         ("feature-extraction", "/invocations /v1/embeddings"),
         ("classify", "/invocations /classify"),

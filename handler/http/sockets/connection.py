@@ -45,7 +45,7 @@ class Limits(NamedTuple):
 
     Attributes:
         message: maximum size of a message, in bytes.
-        seconds: maximum life of the connection, in seconds.
+        seconds: maximum lifetime of the connection, in seconds.
     """
 
     message: int
@@ -53,13 +53,13 @@ class Limits(NamedTuple):
 
 
 class Receiver(Protocol):
-    """What a connection does with the messages of its client."""
+    """Callbacks of a connection."""
 
     def on_message(self, message: bytes) -> None:
         """A message is complete. Binary messages are not distinguished from text."""
 
     def on_expiry(self) -> None:
-        """The maximum life of the connection has been reached."""
+        """The maximum lifetime of the connection has been reached."""
 
     def on_drain(self) -> None:
         """The server is stopping."""
@@ -317,7 +317,7 @@ class WebSocket(Successor):
     def _expire(self) -> None:
         """Let the receiver finish what is running, within a time limit."""
         if self._is_expired:
-            return self.close(CloseCode.GOING_AWAY, "the connection has reached its maximum life")
+            return self.close(CloseCode.GOING_AWAY, "the connection has reached its maximum lifetime")
         self._is_expired = True
         self._timer.set(LAST_SECONDS, self._tick)
         self._receiver.on_expiry()

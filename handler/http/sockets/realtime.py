@@ -44,7 +44,7 @@ _ACCEPTED = {
 """Maps further fields to the values that have no effect. Other values are refused."""
 
 _OUT_OF_BAND = "out-of-band"
-"""The lane of responses that are not added to the conversation."""
+"""The lane of out-of-band responses, which are not added to the conversation."""
 
 
 class Item(NamedTuple):
@@ -111,7 +111,7 @@ class Conversation:
     def check_room(self) -> None:
         """Raise EventError if no item can be added."""
         if len(self.items) >= _MAX_ITEMS:
-            raise EventError(f"a conversation has at most {_MAX_ITEMS} items", "conversation_too_long")
+            raise EventError(f"a conversation can have at most {_MAX_ITEMS} items", "conversation_too_long")
 
     def remove(self, item: Item) -> None:
         """Remove an item."""
@@ -182,7 +182,9 @@ class RealtimeReader:
             self.fail(session, error, id)
 
     def expire(self, session: Session) -> None:
-        self.fail(session, EventError("the session has reached its maximum life; open a new one", "session_expired"))
+        self.fail(
+            session, EventError("the session has reached its maximum lifetime; open a new one", "session_expired")
+        )
 
     # -- events of the server ------------------------------------------------------------------------------------
 
@@ -235,9 +237,7 @@ class RealtimeReader:
         settings = audio_settings(new, earlier)
         if self._audio.size and (settings.kind, settings.rate) != (earlier.kind, earlier.rate):
             at = "session.audio.input.format"
-            raise EventError(
-                f"{at}: the buffer has audio of another format; commit or clear it", "invalid_value", at
-            )
+            raise EventError(f"{at}: the buffer has audio of another format; commit or clear it", "invalid_value", at)
         self._memory.set(size)
         self._transcription = settings
 
@@ -311,7 +311,9 @@ class RealtimeReader:
     async def _cancel(self, session: Session, event: Mapping[str, Any], size: int) -> None:
         turn, id = self._turn, event.get("response_id")
         if turn is None or (id is not None and id != turn.id):
-            raise EventError("no such response is active", "response_cancel_not_active", "response_id")
+            raise EventError(
+                "there is no active response, or it has another id", "response_cancel_not_active", "response_id"
+            )
         turn.cancel()
 
     def finish(self, session: Session, items: Sequence[dict[str, Any]]) -> None:
@@ -540,7 +542,7 @@ _PARTS = {"user": ("input_text", "input_image"), "system": ("input_text",), "ass
 
 
 def _read_item(value: Any) -> Item:
-    """Return an item with an id and a status.
+    """Check an item of the conversation, and set its id and status if they are missing.
 
     Raises:
         EventError: the item is invalid.

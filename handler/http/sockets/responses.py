@@ -59,7 +59,7 @@ class ResponsesReader:
             raise InvalidParameter(f"type={kind!r:.100}: must be response.create")
 
     def expire(self, session: Session) -> None:
-        error = InvalidPayload("the connection has reached its maximum life; open a new one")
+        error = InvalidPayload("the connection has reached its maximum lifetime; open a new one")
         session.socket.send_text(dumps(refusal_event(error, code="websocket_connection_limit_reached")))
 
     def _start(self, session: Session, event: dict[str, Any], size: int) -> None:
@@ -84,7 +84,7 @@ class ResponsesReader:
             history = self._kept[parent].items
             del body["previous_response_id"]
         elif isinstance(previous, str) and not session.model.config.stores_responses:
-            error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response in this connection")
+            error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response on this connection")
             event = refusal_event(error, code=_NO_PREVIOUS, param="previous_response_id")
             return Output(session.socket, name).error(event)
         changes = {"stream": True} if generates else {"stream": False, "max_output_tokens": 1}
@@ -181,7 +181,7 @@ class _Stream(Output):
         super().error(event)
 
     def idle(self) -> None:
-        """Repeat the last state of the response, because Codex does not count pings."""
+        """Send the last state of the response again, because pings do not reset the idle timeout of Codex."""
         if self._in_progress:
             super().event(self._in_progress)
 

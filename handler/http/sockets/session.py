@@ -94,7 +94,7 @@ class MessageReader(Protocol):
         """
 
     def expire(self, session: Session) -> None:
-        """Tell the client that the connection has reached its maximum life."""
+        """Tell the client that the connection has reached its maximum lifetime."""
 
 
 class Waiting:
@@ -132,6 +132,9 @@ class Session:
         app: application that has the routes of the requests.
         scope: scope of the requests (see `request_scope`).
         reader: what the messages mean.
+
+    Raises:
+        BadRequest: the query string has too many parameters.
 
     Attributes:
         socket: the connection.

@@ -227,7 +227,7 @@ class FlatTranscription:
             self._fail(session, error.message, getattr(error, "code", "invalid_json"))
 
     def expire(self, session: Session) -> None:
-        self._fail(session, "the session has reached its maximum life", "session_expired")
+        self._fail(session, "the session has reached its maximum lifetime", "session_expired")
 
     def _read(self, session: Session, event: Mapping[str, Any]) -> None:
         kind = event.get("type")

@@ -16,8 +16,8 @@ from handler.core.text import Vocabulary
 from handler.protocols.decisions.values import Kind, Question
 
 PROMPT_VERSIONS = (1, 2)
-"""The versions of the prompt. The first is the default. A change of a prompt needs a new version, because probabilities
-change too. In version 2, the labels of a choice are the names of its options, if each of them is a single token."""
+"""Supported versions of the prompt. The first is the default. Any change to a prompt requires a new version, because it
+changes the probabilities. In version 2, a choice's labels are its option names if each name is a single token."""
 
 
 class Wording(NamedTuple):

@@ -18,7 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
-    from handler.core.media import Medium
+    from handler.core.media import MediaSource, Medium
     from handler.core.text import Prompt
     from handler.core.values import Request
     from handler.plugins.handle import Result
@@ -91,6 +91,10 @@ class Intake:
         return len(self.body) + (0 if self.recalled is None else self.recalled.size)
 
 
+SharedMedia: TypeAlias = "list[tuple[Sequence[MediaSource], Sequence[Medium]]]"
+"""Sources of media in a body, each with the decoded media."""
+
+
 class Encoding:
     """A request to the engine until it is encoded. The `encode` hooks of the stages set its attributes.
 
@@ -101,10 +105,11 @@ class Encoding:
         hold: function that registers a callback for the end of the request (see `Life.hold`).
         take: function that receives the prompt of a request that only tokenizes, otherwise None.
         media: the decoded media of the request.
+        loaded: media that were loaded for other prompts of the same body.
         prompt: the prompt, or None until the request is encoded.
     """
 
-    __slots__ = ("hold", "media", "num_bytes", "owner", "prompt", "request", "take")
+    __slots__ = ("hold", "loaded", "media", "num_bytes", "owner", "prompt", "request", "take")
 
     def __init__(
         self,
@@ -113,6 +118,7 @@ class Encoding:
         owner: str,
         hold: Callable[[Callable[[], object]], None],
         take: Callable[[Prompt], None] | None = None,
+        loaded: SharedMedia | None = None,
     ) -> None:
         self.request = request
         self.num_bytes = num_bytes
@@ -120,6 +126,7 @@ class Encoding:
         self.hold = hold
         self.take = take
         self.media: Sequence[Medium] = ()
+        self.loaded: SharedMedia = [] if loaded is None else loaded
         self.prompt: Prompt | None = None
 
 

@@ -179,10 +179,14 @@ class MediaLoading:
         return self._load(encoding) if encoding.request.media else None
 
     async def _load(self, encoding: Encoding) -> None:
-        loading = self._admission.media.load(encoding.request.media, encoding.owner)
-        loaded = await self._admission.on_loop(loading)
-        encoding.hold(loaded.reservation.close)
-        encoding.media = loaded.media
+        sources = encoding.request.media
+        media = next((media for earlier, media in encoding.loaded if earlier == sources), None)
+        if media is None:
+            loaded = await self._admission.on_loop(self._admission.media.load(sources, encoding.owner))
+            encoding.hold(loaded.reservation.close)
+            media = loaded.media
+            encoding.loaded.append((sources, media))
+        encoding.media = media
 
 
 class Tokenizing:

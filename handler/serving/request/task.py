@@ -37,7 +37,7 @@ from handler.serving.request.life import (
     SUBMIT,
     Life,
 )
-from handler.serving.request.plan import Encoding, Intake
+from handler.serving.request.plan import Encoding, Intake, SharedMedia
 from handler.serving.request_log import Capture
 
 
@@ -306,7 +306,9 @@ class RequestTask(Life):
         self.on(START)
         requests, take_prompt, size = self.parsed.requests, self.parsed.take_prompt, self.memory.body
         try:
-            encodings = [Encoding(request, size, self._head.owner, self.hold, take_prompt) for request in requests]
+            owner = self._head.owner
+            loaded: SharedMedia = []
+            encodings = [Encoding(request, size, owner, self.hold, take_prompt, loaded) for request in requests]
             for encoding in encodings:
                 for work in self._admission.plan.encode:
                     if (waiting := work(encoding)) is not None:

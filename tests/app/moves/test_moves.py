@@ -393,7 +393,10 @@ MIDDLEWARE_REASONS = [
     Reason(
         _AWS_VLLM_PAGE,
         "`/v1/models`",
-        (r"\$\.data\[\]\.(permission: list -> absent|input_modalities: absent -> list)",),
+        (
+            r"\$\.data\[\]\.(permission: list -> absent|input_modalities: absent -> list)",
+            r"\$\.models: absent -> list",
+        ),
         "models",
     ),
     Reason(

@@ -328,7 +328,11 @@ def test_a_loop_of_calls(coding_agent: CodingAgent, model: Model) -> None:
         match len(found):
             case 0:
                 # Claude Code sends results as they come: here the second one first.
-                return "I look. " + coding_agent.runs("sleep 0.2; cat fact.txt") + coding_agent.runs("echo $((6 * 7))")
+                return (
+                    "I look. "
+                    + coding_agent.runs("sleep 0.2; cat fact.txt")
+                    + coding_agent.runs("echo $((6 * 7000007))")
+                )
             case 2:
                 return coding_agent.runs("cat missing.txt")
             case _:
@@ -338,7 +342,7 @@ def test_a_loop_of_calls(coding_agent: CodingAgent, model: Model) -> None:
     before = model.front.log
     output = coding_agent.answers("What does the file say?")
     found = output[output.index("FOUND") :]
-    places = [found.index(part) for part in (FACT, "42", "No such file or directory")]
+    places = [found.index(part) for part in (FACT, "42000042", "No such file or directory")]
     assert places == sorted(places)
     assert len(model.prompts) == 3
     assert "outcome=refused" not in model.front.log.removeprefix(before)

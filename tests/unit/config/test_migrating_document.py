@@ -177,7 +177,7 @@ def _variables(names: Iterable[str]) -> str:
 def _of_image(group: str, protecting: str) -> str:
     """Return what becomes of every argument of an image's server, with the name of its variable."""
     lists = _variables([*VARIABLES_OF[group], *VARIABLES_OF[protecting]])
-    unknown = "A variable that is not in them is ignored, and named at the start."
+    unknown = "The server ignores variables that are not listed, and logs their names when it starts."
     neutral = "A refused variable may have a value that changes nothing, such as `0`."
     return f"The lists are for {IMAGES[group]}. {unknown} {neutral}\n\n{lists}"
 
