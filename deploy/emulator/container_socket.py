@@ -18,7 +18,7 @@ from deploy.emulator.relay import BROKEN, STALLED, encode, encode_headers
 
 PING_SECONDS = 60.0
 MAX_UNANSWERED = 5
-MAX_SECONDS = 1800.0  # maximum life of a stream
+MAX_SECONDS = 1800.0  # maximum lifetime of a stream
 CLOSE_SECONDS = 10.0
 """Seconds between a close frame and the end of the connection."""
 _MAX_MESSAGE = 1 << 24  # bytes

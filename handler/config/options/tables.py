@@ -228,7 +228,7 @@ class Options:
     keep_alive_timeout: float = option(number(1), 75.0, "maximum seconds that a connection may be idle between requests (serving.md)")
     # WebSockets (wire/sockets.md)
     websockets_max: int = option(integer(0, 1 << 16), 4096, "maximum number of open WebSockets; another gets 503")
-    websockets_seconds: float = option(number(1), 3600.0, "maximum life of a WebSocket, in seconds; its running responses get another minute")
+    websockets_seconds: float = option(number(1), 3600.0, "maximum lifetime of a WebSocket, in seconds; its running responses get another minute")
     websockets_compression: bool = option(boolean, False, "compress the messages of WebSockets whose client offers permessage-deflate, except on SageMaker's path")
     # the rest
     engine_isolation: str = option(choice_of("auto", "process", "thread"), "auto", "where the engine runs: process or thread; auto runs echo in a thread and other engines in a separate process")

@@ -11,7 +11,7 @@ from websockets.frames import CloseCode
 
 from handler.http.exchange import WriteFlow
 from handler.http.protocol import LINGER_SECONDS
-from handler.http.sockets.connection import FIRST_SECONDS, LAST_SECONDS, Limits, Receiver, choose_subprotocol
+from handler.http.sockets.connection import FIRST_SECONDS, LAST_SECONDS, Limits, Receiver, choose_subprotocol, is_utf8
 from handler.serving.quota import Quota
 
 _MAX_UNSENT = 1 << 16  # bytes that wait for the server; beyond it, requests wait
@@ -92,7 +92,7 @@ class AsgiSocket:
         self._end()
 
     def _check_first(self) -> None:
-        """Close the connection if the client has not sent a message. Set the timer for its maximum life."""
+        """Close the connection if the client has not sent a message. Set the timer for its maximum lifetime."""
         loop = asyncio.get_running_loop()
         if self._has_messages or loop.time() >= self._expires_at:
             self._timer = loop.call_at(self._expires_at, self._expire)
@@ -102,7 +102,7 @@ class AsgiSocket:
     def _expire(self) -> None:
         """Let the receiver finish what is running, within a time limit."""
         loop = asyncio.get_running_loop()
-        reason = "the connection has reached its maximum life"
+        reason = "the connection has reached its maximum lifetime"
         self._timer = loop.call_later(LAST_SECONDS, self.close, CloseCode.GOING_AWAY, reason)
         self._receiver.on_expiry()
 
@@ -133,12 +133,22 @@ class AsgiSocket:
         self._end()
 
     def send_text(self, data: bytes) -> None:
-        if self.is_open:
-            self._unsent.append({"type": "websocket.send", "text": data.decode()})
-            self._filled.set()
-            self.num_unsent += len(data)
-            if self.num_unsent > _MAX_UNSENT:
-                self.flow.pause_writing()
+        self._add({"type": "websocket.send", "text": data.decode()}, len(data))
+
+    def send_message(self, data: bytes) -> None:
+        if is_utf8(data):
+            self.send_text(data)
+        else:
+            self._add({"type": "websocket.send", "bytes": data}, len(data))
+
+    def _add(self, message: Message, size: int) -> None:
+        if not self.is_open:
+            return
+        self._unsent.append(message)
+        self._filled.set()
+        self.num_unsent += size
+        if self.num_unsent > _MAX_UNSENT:
+            self.flow.pause_writing()
 
     async def _write(self) -> None:
         """Send messages until the connection is closed."""
@@ -152,7 +162,7 @@ class AsgiSocket:
                 await self._send(message)
             except Exception:  # servers raise different exceptions after a disconnect
                 return self.abort()
-            self.num_unsent -= len(message.get("text", "").encode())
+            self.num_unsent -= len(message.get("bytes") or message.get("text", "").encode())
             if self.num_unsent <= _MAX_UNSENT:
                 self.flow.resume_writing()
 

@@ -29,7 +29,6 @@ LAST_SECONDS = 60.0  # maximum seconds for running responses when the life of a 
 _PIECE = 1 << 14  # bytes that are parsed in a turn, of which frames of two bytes take about 10 ms
 _MAX_HELD = 1 << 16  # received bytes that wait for a turn; beyond it, no more is read
 _MAX_FRAGMENTS = 1024  # maximum number of fragments of a message
-_MAX_UNREAD_PONGS = 256  # maximum number of pongs for a client that does not read
 
 _REALTIME = Subprotocol("realtime")
 """The subprotocol that browsers offer for realtime sessions, beside one that holds their key."""
@@ -72,12 +71,14 @@ class Socket(Protocol):
     """What sends to the client of an open WebSocket.
 
     Attributes:
-        flow: flow control of what is sent.
         num_running: number of requests that share the buffer of unsent bytes.
     """
 
-    flow: WriteFlow
     num_running: int
+
+    @property
+    def flow(self) -> WriteFlow:
+        """Return the flow control of what is sent."""
 
     @property
     def is_open(self) -> bool:
@@ -92,6 +93,9 @@ class Socket(Protocol):
 
     def send_text(self, data: bytes) -> None:
         """Send a message as one text frame, if the connection is open."""
+
+    def send_message(self, data: bytes) -> None:
+        """Send a message as text, or as binary data if it is not UTF-8."""
 
     def close(self, code: int, reason: str) -> None:
         """Send a close frame, if the connection is open."""
@@ -123,7 +127,8 @@ def shake_hands(scope: Scope, *, compresses: bool = False) -> Handshake:
     """
     headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
     if "transfer-encoding" in headers or headers.get_all("content-length") not in ([], ["0"]):
-        return Response(400, "Bad Request", Headers(), b"a request that opens a WebSocket must have no body")
+        refusal = Response(400, "Bad Request", Headers(), b"a request that opens a WebSocket must have no body")
+        return Handshake(refusal, [])
     target = (scope["raw_path"] + b"?" + scope["query_string"]).decode("latin-1")
     extensions = [_COMPRESSION] if compresses else None
     protocol = ServerProtocol(extensions=extensions, select_subprotocol=_select, logger=_library_log)
@@ -368,10 +373,6 @@ class WebSocket(Successor):
                 self._take(frame)
             elif frame.opcode is Opcode.PONG:
                 self._num_pings = 0
-            elif frame.opcode is Opcode.PING and self.flow.write_paused:
-                self._num_unread_pongs += 1
-                if self._num_unread_pongs > _MAX_UNREAD_PONGS:
-                    self.abort()
 
     def _take(self, frame: Frame) -> None:
         if not self.is_open:
@@ -387,7 +388,7 @@ class WebSocket(Successor):
         self._memory.set(0)  # the receiver counts it now
         self._has_messages = True
         self._num_pings = 0
-        if self._parts.is_text and not _is_utf8(message):
+        if self._parts.is_text and not is_utf8(message):
             return self._fail(CloseCode.INVALID_DATA, "a text message is not valid UTF-8")
         self._receiver.on_message(message)
 
@@ -414,9 +415,9 @@ class WebSocket(Successor):
                 self._protocol.send_text(data)
                 self._flush()
 
-    def send(self, data: bytes) -> None:
+    def send_message(self, data: bytes) -> None:
         """Send a message as text, or as binary data if it is not UTF-8."""
-        if _is_utf8(data):
+        if is_utf8(data):
             self.send_text(data)
         elif self.is_open:
             self._protocol.send_binary(data)
@@ -461,7 +462,8 @@ class CompressedWebSocket(WebSocket):
             self._flush()
 
 
-def _is_utf8(data: bytes) -> bool:
+def is_utf8(data: bytes) -> bool:
+    """Return whether bytes are valid UTF-8."""
     try:
         data.decode()
     except UnicodeDecodeError:

@@ -115,7 +115,7 @@ class Output:
         if self._before:
             self.event(dumps(text.decode(errors="replace")))
         else:
-            self._socket.send(text)
+            self._socket.send_message(text)
 
     def error(self, event: dict[str, Any]) -> None:
         """Send the error that is the whole response."""

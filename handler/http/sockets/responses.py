@@ -23,6 +23,7 @@ _ENDS = tuple(b'{"type":"response.%b"' % kind for kind in (b"completed", b"incom
 _STATES = (b'{"type":"response.created"', b'{"type":"response.in_progress"', *_ENDS)
 _UNUSED = ("type", "stream", "background", "generate", "client_metadata")
 _PATH = "/v1/responses"
+_PREVIOUS = "previous_response_id"
 _NO_PREVIOUS = "previous_response_not_found"
 
 
@@ -76,16 +77,16 @@ class ResponsesReader:
 
     async def _create(self, session: Session, name: str, event: dict[str, Any], size: int) -> None:
         """Create a response, which continues a response of this connection if there is one."""
-        previous, generates = event.get("previous_response_id"), event.get("generate") is not False
+        previous, generates = event.get(_PREVIOUS), event.get("generate") is not False
         body = {field: value for field, value in event.items() if field not in _UNUSED}
         parent = self._find(previous)
         history = b""
         if parent is not None:
             history = self._kept[parent].items
-            del body["previous_response_id"]
+            del body[_PREVIOUS]
         elif isinstance(previous, str) and not session.model.config.stores_responses:
             error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response on this connection")
-            event = refusal_event(error, code=_NO_PREVIOUS, param="previous_response_id")
+            event = refusal_event(error, code=_NO_PREVIOUS, param=_PREVIOUS)
             return Output(session.socket, name).error(event)
         changes = {"stream": True} if generates else {"stream": False, "max_output_tokens": 1}
         prepare = functools.partial(_prepared, {**body, **changes}, history, is_list=bool(history) or not generates)
@@ -165,7 +166,7 @@ class _Stream(Output):
         if event.startswith(_STATES):
             value = loads(event)
             if self._previous is not None:
-                value["response"]["previous_response_id"] = self._previous
+                value["response"][_PREVIOUS] = self._previous
                 event = dumps(value)
             if event.startswith(_ENDS):
                 self.response = value["response"]
@@ -175,8 +176,7 @@ class _Stream(Output):
 
     def error(self, event: dict[str, Any]) -> None:
         error = event.get("error")
-        is_missing = event["status"] == HTTPStatus.NOT_FOUND and isinstance(error, dict)
-        if is_missing and error["param"] == "previous_response_id":
+        if event["status"] == HTTPStatus.NOT_FOUND and isinstance(error, dict) and error.get("param") == _PREVIOUS:
             event = {**event, "status": 400, "error": {**error, "code": _NO_PREVIOUS}}
         super().error(event)
 
@@ -201,7 +201,7 @@ class _Whole(Output):
 
 def _not_steered(event: Mapping[str, Any]) -> dict[str, Any]:
     """Return the response to `response.steer`, which no engine supports."""
-    steer = {name: event[name] for name in ("previous_response_id", "input") if name in event}
+    steer = {name: event[name] for name in (_PREVIOUS, "input") if name in event}
     message = "the model cannot be steered while it generates a response"
     error = {"type": "invalid_request_error", "code": "steering_not_supported", "message": message}
     return {"type": "response.steer.failed", "sequence_number": 0, "steer": steer, "error": error}

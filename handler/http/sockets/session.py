@@ -152,8 +152,6 @@ class Session:
         self._messages = deque[tuple[bytes, Share]]()
         self._shares = weakref.WeakSet[Share]()
         self._arrived = asyncio.Event()
-        self._size = 0  # bytes of memory for the message that is being read, unless its work counts them
-        self._is_reading = False
         self._lanes = {"": Lane()}
         self._running = asyncio.Semaphore(MAX_RUNNING)
         self._exchanges = set[MessageExchange]()

@@ -150,7 +150,8 @@ def test_a_conversation_holds_memory(small_server: LiveServer) -> None:
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x" * (MIB // 16)}]}
     with open_socket(small_server, REALTIME) as client:
         receive(client)
-        num_items, event = 0, {}
+        num_items = 0
+        event: dict[str, Any] = {}
         while not is_refused(event):
             assert num_items < 100
             num_items += 1

@@ -16,6 +16,7 @@ import pytest
 from deploy.emulator import bidirectional, container_socket
 from deploy.emulator.bidirectional import listening
 from deploy.emulator.endpoint import Endpoint, EndpointComponent, Status
+from deploy.emulator.relay import BROKEN
 from deploy.errors import DeployError
 from tests.deploy.doubles.bidirectional import (
     AUTHORIZATION,
@@ -186,7 +187,7 @@ def test_a_large_part_passes(caller: Caller) -> None:
     [
         ("fails", ("1011", "engine failed")),
         ("ends", ("1000", "")),
-        ("vanish", ("StreamBroken", container_socket.BROKEN)),
+        ("vanish", ("StreamBroken", BROKEN)),
     ],
 )
 def test_an_end_by_the_container_is_an_error_of_the_stream(caller: Caller, path: str, error: tuple[str, str]) -> None:
@@ -405,8 +406,11 @@ def test_a_host_that_names_another_machine_is_refused(caller: Caller) -> None:
 def test_a_port_that_is_taken_is_refused_by_its_option(loop: Loop, front: Front, tmp_path: Path) -> None:
     port = int(front.url.rpartition(":")[2])
 
+    def no_secret(key_id: str) -> str | None:
+        return None
+
     async def listen() -> None:
-        async with listening(front.endpoint, "127.0.0.1", port, tmp_path, {}.get):
+        async with listening(front.endpoint, "127.0.0.1", port, tmp_path, no_secret):
             pass
 
     with pytest.raises(DeployError, match=f"cannot listen on 127.0.0.1:{port}") as raised:
