@@ -91,12 +91,12 @@ class EventSignature:
             raise ApiError(403, "IncompleteSignature", "An event has no :date or no :chunk-signature.")
         if self._secret is None:
             return
-        expected = self._sign(self._secret, milliseconds, message.payload)
+        expected = self._signature(self._secret, milliseconds, message.payload)
         if not hmac.compare_digest(expected, signature):
             raise ApiError(403, "InvalidSignatureException", "The signature of an event does not match.")
         self._previous = expected.hex()
 
-    def _sign(self, secret: str, milliseconds: int, payload: bytes) -> bytes:
+    def _signature(self, secret: str, milliseconds: int, payload: bytes) -> bytes:
         try:
             time = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
         except (ValueError, OverflowError, OSError) as error:

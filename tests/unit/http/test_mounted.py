@@ -81,19 +81,6 @@ def test_a_request_without_a_loaded_model_is_a_servers_mistake() -> None:
         asyncio.run(call(echo(), "/ping"))
 
 
-def test_websockets_are_closed() -> None:
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    async def receive() -> Message:
-        raise AssertionError
-
-    asyncio.run(echo()({"type": "websocket"}, receive, send))
-    assert sent == [{"type": "websocket.close"}]
-
-
 @pytest.mark.parametrize(
     ("error", "told"), [(ConfigError("no such model"), "no such model"), (RuntimeError("a bug"), "Traceback")]
 )
