@@ -239,12 +239,6 @@ class MessageExchange:
         self.phase = COMPLETE
         self._event.set()
 
-    def _send_whole(self, status: int, body: bytes) -> None:
-        if status >= HTTPStatus.BAD_REQUEST:
-            self._output.error(error_event(status, body, self._headers()))
-        else:
-            self._output.event(body)
-
     def _send_events(self, data: bytes) -> None:
         self.written_at = monotonic()
         if data == KEEP_ALIVE:
