@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded
 from handler.core.framing import dumps, dumps_decoded, loads, raw
-from handler.http.sockets.connection import Socket
+from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import Output, refusal_event
 from handler.http.sockets.session import InvalidLane, Session, TooManyLanes, lane_name
 from handler.serving.quota import Share

@@ -15,8 +15,10 @@ from handler.core.values import Task
 from handler.http.exchange import EXCHANGE, Exchange
 from handler.http.inference import Endpoint, Handle, send_error
 from handler.http.security import Checks
-from handler.http.sockets.asgi import AsgiSocket
-from handler.http.sockets.connection import CompressedWebSocket, Limits, Socket, WebSocket, shake_hands
+from handler.http.sockets.asgi import AsgiHandshake
+from handler.http.sockets.base import Limits, Socket
+from handler.http.sockets.connection import CompressedWebSocket, WebSocket
+from handler.http.sockets.handshake import shake_hands
 from handler.http.sockets.realtime import RealtimeReader
 from handler.http.sockets.responses import ResponsesReader
 from handler.http.sockets.session import ReaderFactory, RouteReader, Session, Waiting, request_scope
@@ -118,9 +120,8 @@ class Sockets:
             raise Overloaded(f"{self.num_open} WebSockets are open (option.websockets_max)")
         limits = Limits(min(self._config.max_request_size, _MAX_MESSAGE), self._config.websockets_seconds)
         exchange = scope["extensions"][EXCHANGE]
-        if isinstance(exchange, AsgiSocket):
-            await exchange.accept(limits)
-            return exchange
+        if isinstance(exchange, AsgiHandshake):
+            return await exchange.accept(limits)
         if not isinstance(exchange, Exchange):
             raise BadRequest("this server has no WebSockets")
         handshake = shake_hands(scope, compresses=compresses and self._config.websockets_compression)

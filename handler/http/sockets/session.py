@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Scope
 
 from handler.core.errors import InternalError, InvalidParameter, InvalidPayload, Overloaded, ServingError
 from handler.core.framing import dumps, dumps_decoded
-from handler.http.sockets.connection import Socket
+from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import MessageExchange, Output, refusal_event
 from handler.protocols.kernel.body import decode
 from handler.serving.head import owner_of

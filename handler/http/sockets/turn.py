@@ -7,7 +7,7 @@ from typing import Any
 
 from handler.core.framing import loads
 from handler.core.values import new_digits
-from handler.http.sockets.connection import Socket
+from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import Output
 
 Send = Callable[..., None]
