@@ -156,7 +156,7 @@ def test_who_has_no_key_is_told_so_in_its_form(short: LiveServer, path: str) -> 
 @in_one_test(
     ("path", "kind"),
     [
-        ("/v1/messages/batches", "not_found_error"),
+        ("/v1/messages/files", "not_found_error"),
         ("/v1/complete", "not_found_error"),
         ("/v1/moderations", "invalid_request_error"),
         ("/v1/responses/resp_0/cancel", "invalid_request_error"),
