@@ -108,12 +108,13 @@ _NUM_PROMPT_TOKENS = 12
 
 _ID = re.compile(r'"(\w+[-_])[0-9a-f-]{24,}"')
 _DRAWN = re.compile(r'"(created|created_at|completed_at|seed)":[0-9]+')
+_SEALED = re.compile(r'("encrypted_content":")[\w=-]+')
 _FIXED = 1760000000  # replaces times and seeds
 
 
 @functools.cache
 def example_response(dialect: Dialect) -> Any:
-    """Return the non-streaming response of a dialect to its own example. Ids, times and seeds are fixed."""
+    """Return the non-streaming response of a dialect to its own example. Ids, times, seeds and summaries are fixed."""
     parsed = dialect.parse(dialect.description.example, _CONTEXT)
     if parsed.take_prompt is not None:
         parsed.take_prompt(Prompt("", [0] * _NUM_PROMPT_TOKENS, Vocabulary([b""])))
@@ -123,7 +124,7 @@ def example_response(dialect: Dialect) -> Any:
         for delta in _deltas(index, request):
             if not parsed.reply.finished:  # a document made from the prompt alone ends with the first delta
                 body += parsed.reply.feed(index, delta)
-    text = _DRAWN.sub(rf'"\1":{_FIXED}', _ID.sub(r'"\g<1>0"', body.decode()))
+    text = _DRAWN.sub(rf'"\1":{_FIXED}', _ID.sub(r'"\g<1>0"', _SEALED.sub(r"\1AQ==", body.decode())))
     return json.loads(text)
 
 
@@ -189,6 +190,7 @@ INFERENCE: dict[str, tuple[str, str]] = {
     "/v1/chat/completions": ("OpenAI", "Respond to a chat; supports streams, tools, images and structured output"),
     "/v1/completions": ("OpenAI", "Continue or score one or more prompts"),
     "/v1/responses": ("OpenAI", "Respond to a request of the Responses API"),
+    "/v1/responses/compact": ("OpenAI", "Summarize a conversation, and return the items of the next request"),
     "/v1/responses/input_tokens": ("OpenAI", "Count the tokens of a request to /v1/responses without answering it"),
     "/v1/embeddings": ("OpenAI", "Compute an embedding for each text"),
     "/v1/audio/transcriptions": ("OpenAI", "Transcribe audio in the spoken language"),
