@@ -33,6 +33,7 @@ from handler.http.inference import (
     send_refusal,
     shows,
 )
+from handler.http.message_batch_routes import MessageBatchRoutes
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
 from handler.http.security import OPEN, Access, AdmittedHead, AllowedHosts, Checks, read_access
 from handler.http.sockets.asgi import AsgiHandshake, http_scope
@@ -116,6 +117,7 @@ class App:
             Route("/execution-parameters", Endpoint({"GET": shows(self._execution_parameters)})),
             *AdapterRoutes(model).routes,
             *BatchRoutes(model).routes,
+            *MessageBatchRoutes(model).routes,
             *TgiRoutes(model).routes,
             *ModelRoutes(model).routes,
             *ResponseRoutes(model).routes,
