@@ -36,7 +36,7 @@ from handler.http.inference import (
 from handler.http.message_batch_routes import MessageBatchRoutes
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
 from handler.http.security import OPEN, Access, AdmittedHead, AllowedHosts, Checks, read_access
-from handler.http.sockets.asgi import AsgiSocket, http_scope
+from handler.http.sockets.asgi import AsgiHandshake, http_scope
 from handler.http.sockets.routes import INVOKE_SOCKET, REALTIME, Sockets
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
@@ -391,11 +391,11 @@ class MountedApp:
 
     async def _open_socket(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
-        socket = AsgiSocket(scope, receive, send)
+        handshake = AsgiHandshake(scope, receive, send)
         try:
-            await app({**http_scope(scope), "extensions": {EXCHANGE: socket}}, receive, socket.send)
+            await app({**http_scope(scope), "extensions": {EXCHANGE: handshake}}, receive, handshake.send)
         finally:
-            await socket.finish()
+            await handshake.finish()
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup

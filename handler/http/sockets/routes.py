@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from http import HTTPStatus
 
@@ -14,11 +15,13 @@ from handler.core.values import Task
 from handler.http.exchange import EXCHANGE, Exchange
 from handler.http.inference import Endpoint, Handle, send_error
 from handler.http.security import Checks
-from handler.http.sockets.asgi import AsgiSocket
-from handler.http.sockets.connection import CompressedWebSocket, Limits, Socket, WebSocket, shake_hands
+from handler.http.sockets.asgi import AsgiHandshake
+from handler.http.sockets.base import Limits, Socket
+from handler.http.sockets.connection import CompressedWebSocket, WebSocket
+from handler.http.sockets.handshake import shake_hands
 from handler.http.sockets.realtime import RealtimeReader
 from handler.http.sockets.responses import ResponsesReader
-from handler.http.sockets.session import MessageReader, RouteReader, Session, Waiting, request_scope
+from handler.http.sockets.session import ReaderFactory, RouteReader, Session, Waiting, request_scope
 from handler.http.urls import query_of
 from handler.protocols.registry import routes
 from handler.serving.admission import memory_quota
@@ -39,21 +42,23 @@ class FirstReader:
         intent: value of `intent` in the query string.
     """
 
-    def __init__(self, intent: str = "") -> None:
+    def __init__(self, session: Session, intent: str = "") -> None:
+        self._session = session
         self._intent = intent
 
-    def begin(self, session: Session) -> None:
+    def begin(self) -> None:
         """Do nothing, because the client speaks first."""
 
-    async def read(self, session: Session, message: bytes) -> None:
+    async def read(self, message: bytes) -> None:
         kind = None
         if b'"type"' in message:
-            kind = (await session.decode(message)).get("type")
-        session.reader = _reader_of(kind, self._intent)
-        session.reader.begin(session)
-        await session.reader.read(session, message)
+            kind = (await self._session.decode(message)).get("type")
+        reader = _reader_of(kind, self._intent)(self._session)
+        self._session.reader = reader
+        reader.begin()
+        await reader.read(message)
 
-    def expire(self, session: Session) -> None:
+    def expire(self) -> None:
         """Do nothing, because the client has not sent anything."""
 
 
@@ -115,9 +120,8 @@ class Sockets:
             raise Overloaded(f"{self.num_open} WebSockets are open (option.websockets_max)")
         limits = Limits(min(self._config.max_request_size, _MAX_MESSAGE), self._config.websockets_seconds)
         exchange = scope["extensions"][EXCHANGE]
-        if isinstance(exchange, AsgiSocket):
-            await exchange.accept(limits)
-            return exchange
+        if isinstance(exchange, AsgiHandshake):
+            return await exchange.accept(limits)
         if not isinstance(exchange, Exchange):
             raise BadRequest("this server has no WebSockets")
         handshake = shake_hands(scope, compresses=compresses and self._config.websockets_compression)
@@ -128,13 +132,13 @@ class Sockets:
         exchange.switch(socket)
         return socket
 
-    async def _run(self, socket: Socket, scope: Scope, reader: MessageReader) -> None:
+    async def _run(self, socket: Socket, scope: Scope, read_with: ReaderFactory) -> None:
         """Serve a connection until it is closed."""
         if self._model is None:
             await self._wait(socket)
         if self._model is None or self._app is None or not socket.is_open:
             return
-        session = Session(self._model, self._app, scope, reader, socket)
+        session = Session(self._model, self._app, scope, read_with, socket)
         socket.serve(session, self._memory)
         await session.run()
 
@@ -177,20 +181,22 @@ class EarlySockets:
 _REALTIME = ("session.", "conversation.", "input_audio_buffer.")
 
 
-def _reader_of(kind: object, intent: str) -> MessageReader:
-    """Return the reader for clients whose first message is an event of a type."""
+def _reader_of(kind: object, intent: str) -> ReaderFactory:
+    """Return the maker of the reader for clients whose first message is an event of a type."""
     if isinstance(kind, str) and kind.startswith(_REALTIME):
-        return RealtimeReader(intent)
+        return functools.partial(RealtimeReader, intent=intent)
     if isinstance(kind, str) and kind.startswith("response."):
-        return ResponsesReader()
-    return RouteReader("/invocations")
+        return ResponsesReader
+    return functools.partial(RouteReader, path="/invocations")
 
 
-def reader_at(path: str, query: Mapping[str, str]) -> MessageReader:
-    """Return a reader of the messages that clients send to a path."""
+def reader_at(path: str, query: Mapping[str, str]) -> ReaderFactory:
+    """Return the maker of the reader of the messages that clients send to a path."""
     intent = query.get("intent", "")
     if path == INVOKE_SOCKET:
-        return FirstReader(intent)
+        return functools.partial(FirstReader, intent=intent)
     if path == REALTIME:
-        return RealtimeReader(intent)
-    return ResponsesReader() if path == "/v1/responses" else RouteReader(path)
+        return functools.partial(RealtimeReader, intent=intent)
+    if path == "/v1/responses":
+        return ResponsesReader
+    return functools.partial(RouteReader, path=path)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Scope
 
 from handler.core.errors import InternalError, InvalidParameter, InvalidPayload, Overloaded, ServingError
 from handler.core.framing import dumps, dumps_decoded
-from handler.http.sockets.connection import Socket
+from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import MessageExchange, Output, refusal_event
 from handler.protocols.kernel.body import decode
 from handler.serving.head import owner_of
@@ -83,18 +83,21 @@ class Lane:
 class MessageReader(Protocol):
     """What the messages of a WebSocket mean."""
 
-    def begin(self, session: Session) -> None:
+    def begin(self) -> None:
         """The connection is open."""
 
-    async def read(self, session: Session, message: bytes) -> None:
+    async def read(self, message: bytes) -> None:
         """Read a message, and start what it asks for.
 
         Raises:
             ServingError: the message is invalid.
         """
 
-    def expire(self, session: Session) -> None:
+    def expire(self) -> None:
         """Tell the client that the connection has reached its maximum lifetime."""
+
+
+ReaderFactory = Callable[["Session"], MessageReader]
 
 
 class Waiting:
@@ -131,7 +134,7 @@ class Session:
     Args:
         app: application that has the routes of the requests.
         scope: scope of the requests (see `request_scope`).
-        reader: what the messages mean.
+        read_with: makes the reader of the messages.
 
     Raises:
         BadRequest: the query string has too many parameters.
@@ -142,10 +145,11 @@ class Session:
         closed: set when the connection is closed.
     """
 
-    def __init__(self, model: ServedModel, app: ASGIApp, scope: Scope, reader: MessageReader, socket: Socket) -> None:
+    def __init__(
+        self, model: ServedModel, app: ASGIApp, scope: Scope, read_with: ReaderFactory, socket: Socket
+    ) -> None:
         self.model = model
         self.closed = asyncio.Event()
-        self.reader = reader
         self.scope = scope
         self.socket = socket
         self._app = app
@@ -158,6 +162,7 @@ class Session:
         self._num_requests = 0
         self._is_reading = False
         self._is_draining = False
+        self.reader = read_with(self)
 
     @property
     def owner(self) -> str:
@@ -178,7 +183,7 @@ class Session:
         self._arrived.set()
 
     def on_expiry(self) -> None:
-        self.reader.expire(self)
+        self.reader.expire()
         self.on_drain()
 
     def on_drain(self) -> None:
@@ -198,7 +203,7 @@ class Session:
 
     async def run(self) -> None:
         """Read the messages in order, until the connection is closed and its requests have ended."""
-        self.reader.begin(self)
+        self.reader.begin()
         try:
             while not self.closed.is_set():
                 await self._arrived.wait()
@@ -233,7 +238,7 @@ class Session:
         """Read a message, and wait until the client has read what was sent for it at once."""
         self._is_reading = True
         try:
-            await self.reader.read(self, message)
+            await self.reader.read(message)
         except Exception as error:
             self._fail(error)
         finally:
@@ -365,22 +370,23 @@ class RouteReader:
         path: path of the route.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, session: Session, path: str) -> None:
+        self._session = session
         self._path = path
 
-    def begin(self, session: Session) -> None:
+    def begin(self) -> None:
         """Do nothing, because the client speaks first."""
 
-    async def read(self, session: Session, message: bytes) -> None:
+    async def read(self, message: bytes) -> None:
         name, body = "", message
         if _LANE in message:
-            value = await session.decode(message)
+            value = await self._session.decode(message)
             name = lane_name(value)
             body = dumps_decoded(value) if name else message
-        output = Output(session.socket, name)
-        session.start(name, len(message), functools.partial(session.respond, self._path, body, output))
+        output = Output(self._session.socket, name)
+        self._session.start(name, len(message), functools.partial(self._session.respond, self._path, body, output))
 
-    def expire(self, session: Session) -> None:
+    def expire(self) -> None:
         """Do nothing, because the close frame says why the connection is closed."""
 
 
