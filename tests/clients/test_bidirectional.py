@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
+from websockets.sync.client import connect
 
 from tests.clients.driver import Driver, Outcome, python_client, skipped_without
 from tests.deploy.local.servers import local_process
-from tests.servers import LiveServer, serve, wait_for
+from tests.servers import LiveServer, options, serve, wait_for
 
 pytestmark = pytest.mark.clients
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "secret"}
 TEXT = {"data_type": "UTF8", "completion_state": "COMPLETE"}
+SETTINGS = ("option.echo_tokens_per_second=500", "option.websockets_max=16")
 _READY = re.compile(r"bidirectional streams are at (\S+); .* SSL_CERT_FILE=(\S+)")
 _MODELS = "aws_sdk_sagemaker_runtime_http2.models"
 
@@ -44,7 +47,7 @@ class Endpoint(NamedTuple):
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[Endpoint]:
-    with serve("--engine", "echo", "-o", "option.echo_tokens_per_second=500") as container:
+    with serve("--engine", "echo", *options(*SETTINGS)) as container:
         container.wait_ready()
         arguments = ("--container", container.url, "--bidirectional-port", "0")
         with local_process(*arguments, variables=KEYS) as local:
@@ -68,17 +71,17 @@ class Client:
         self._driver = driver
         self.endpoint = endpoint
 
-    def call(self, *streams: Sequence[Part], **options: Any) -> Outcome:
-        options = {"certificate": self.endpoint.certificate, "streams": streams, **options}
-        return self._driver.call("generate", self.endpoint.url, "", **options)
+    def call(self, *streams: Sequence[Part], **more: Any) -> Outcome:
+        settings = {"certificate": self.endpoint.certificate, "streams": streams, **more}
+        return self._driver.call("generate", self.endpoint.url, "", **settings)
 
-    def read(self, *parts: Part, **options: Any) -> Any:
+    def read(self, *parts: Part, **more: Any) -> Any:
         """The parts of one stream."""
-        [stream] = self.read_several(parts, **options)
+        [stream] = self.read_several(parts, **more)
         return stream
 
-    def read_several(self, *streams: Sequence[Part], **options: Any) -> Any:
-        outcome = self.call(*streams, **options)
+    def read_several(self, *streams: Sequence[Part], **more: Any) -> Any:
+        outcome = self.call(*streams, **more)
         assert outcome.error is None, f"{outcome.error}: {outcome.message}"
         return outcome.answer
 
@@ -131,7 +134,7 @@ def test_streams_at_once_are_not_crossed(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "text"),
+    ("more", "error", "text"),
     [
         ({"path": "no/such"}, "ModelError", "404"),
         ({"path": "/v1/responses"}, "InputValidationError", "ModelInvocationPath"),
@@ -139,10 +142,21 @@ def test_streams_at_once_are_not_crossed(client: Client) -> None:
         ({"secret": "another"}, "ModelStreamError", "signature of an event"),
     ],
 )
-def test_a_stream_is_refused(client: Client, options: Any, error: str, text: str) -> None:
-    outcome = client.call([part(encoded(prompt("a")), **TEXT)], **options)
+def test_a_stream_is_refused(client: Client, more: Any, error: str, text: str) -> None:
+    outcome = client.call([part(encoded(prompt("a")), **TEXT)], **more)
     assert outcome.error == f"{_MODELS}.{error}"
     assert text in outcome.message
+
+
+def test_a_container_without_room_is_a_model_error(client: Client) -> None:
+    container = client.endpoint.container
+    wait_for(lambda: not container.metric("lmi_websockets"), 0, "streams of other tests go on")
+    with contextlib.ExitStack() as sockets:
+        for _ in range(16):
+            sockets.enter_context(connect(container.url.replace("http", "ws", 1) + "/v1/responses"))
+        outcome = client.call([part(encoded(prompt("a")), **TEXT)])
+    assert outcome.error == f"{_MODELS}.ModelError"
+    assert "Received server error (503) from primary" in outcome.message
 
 
 def test_the_containers_close_frame_is_an_error(client: Client) -> None:
