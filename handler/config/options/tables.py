@@ -228,7 +228,7 @@ class Options:
     client_timeout: float = option(number(0.1), 120.0, "maximum seconds for a client to send its body, or to leave its stream unread")
     keep_alive_timeout: float = option(number(1), 75.0, "maximum seconds that a connection may be idle between requests (serving.md)")
     # WebSockets (wire/sockets.md)
-    websockets_max: int = option(integer(0, 1 << 16), 4096, "maximum number of open WebSockets; another gets 503")
+    websockets_max: int = option(integer(0, 1 << 16), 4096, "maximum number of open WebSockets; another gets 503, or 426 if the number is 0")
     websockets_seconds: float = option(number(1), 3600.0, "maximum lifetime of a WebSocket, in seconds; its running responses get another minute")
     websockets_compression: bool = option(boolean, False, "compress the messages of WebSockets whose client offers permessage-deflate, except on SageMaker's path")
     # the rest

@@ -8,7 +8,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
-from handler.core.errors import BadRequest, Overloaded, ServingError, Unavailable
+from handler.core.errors import BadRequest, Overloaded, ServingError, Unavailable, UpgradeRequired
 from handler.core.values import Task
 from handler.http.exchange import EXCHANGE, Exchange
 from handler.http.inference import Endpoint, Handle, send_error
@@ -82,6 +82,8 @@ class Sockets:
         Raises:
             ServingError: the WebSocket is refused.
         """
+        if not self._config.websockets_max:
+            raise UpgradeRequired("this server has no WebSockets (option.websockets_max=0)")
         if self.num_open >= self._config.websockets_max:
             raise Overloaded(f"{self.num_open} WebSockets are open (option.websockets_max)")
         limits = SocketLimits(min(self._config.max_request_size, _MAX_MESSAGE), self._config.websockets_seconds)

@@ -22,7 +22,7 @@ HISTORY: list[Any] = [
 ]
 TRIGGER = {"type": "compaction_trigger"}
 TOOLS = [{"type": "function", "name": "clock", "parameters": {"type": "object"}}]
-AS_CODEX = {"tools": TOOLS, "tool_choice": "auto", "store": False, "max_output_tokens": 8}
+AS_CODEX: dict[str, Any] = {"tools": TOOLS, "tool_choice": "auto", "store": False, "max_output_tokens": 8}
 ANN, BOB = {"x-api-key": "ann"}, {"x-api-key": "bob"}
 
 
