@@ -134,20 +134,13 @@ class BidirectionalEmulator:
         Raises:
             ApiError: the container refuses it, or does not respond.
         """
-        parts = urlsplit(self._endpoint.container)
-        url = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{invocation.target}"
         began = time.monotonic()
+        url = _socket_url(self._endpoint.container, invocation.target)
         opening = ContainerSocket.open(url, {"X-Amzn-SageMaker-Request-Id": invocation.id})
         try:
             container = await asyncio.wait_for(opening, OPEN_SECONDS)
         except InvalidHandshake as error:
-            response: Response | None = getattr(error, "response", None)
-            if response is None:
-                raise model_error(
-                    0, f"the response to the WebSocket is invalid: {error}", invocation.log_stream
-                ) from error
-            text = bytes(response.body or b"").decode("utf-8", "replace")
-            raise model_error(response.status_code, text, invocation.log_stream) from error
+            raise _refusal(error, invocation.log_stream) from error
         except (OSError, asyncio.TimeoutError) as error:
             reason = str(error) or f"no response within {OPEN_SECONDS:g} s"
             raise model_error(0, f"the WebSocket could not be opened: {reason}", invocation.log_stream) from error
@@ -155,6 +148,26 @@ class BidirectionalEmulator:
         if seconds > ACCEPT_SECONDS:
             log.warning("the container accepted the WebSocket after %.2f s; SageMaker allows 0.25 s", seconds)
         return container
+
+
+def _socket_url(container: str, target: str) -> str:
+    """Return the URL of the container's WebSocket.
+
+    Args:
+        container: URL of the container.
+        target: path and query of the WebSocket.
+    """
+    parts = urlsplit(container)
+    scheme = "wss" if parts.scheme == "https" else "ws"
+    return f"{scheme}://{parts.netloc}{target}"
+
+
+def _refusal(error: InvalidHandshake, log_stream: str) -> ApiError:
+    """Return the error for a container that does not accept the WebSocket."""
+    response: Response | None = getattr(error, "response", None)
+    if response is None:
+        return model_error(0, f"the response to the WebSocket is invalid: {error}", log_stream)
+    return model_error(response.status_code, bytes(response.body or b"").decode("utf-8", "replace"), log_stream)
 
 
 def _target(headers: Mapping[str, str]) -> str:

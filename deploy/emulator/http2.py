@@ -92,7 +92,7 @@ class Http2Connection(asyncio.Protocol):
     """A connection of a client.
 
     Args:
-        app: ASGI application.
+        app: application that serves the requests, as in ASGI.
         connections: the open connections, which include this one while it is open.
     """
 
@@ -170,17 +170,7 @@ class Http2Connection(asyncio.Protocol):
             stream.writable.set()
 
     def _begin(self, event: RequestReceived) -> None:
-        fields = dict(event.headers)
-        path, _, query = fields.get(b":path", b"").partition(b"?")
-        headers = [(b"host", fields.get(b":authority", b""))]
-        scope = {
-            "type": "http",
-            "method": fields[b":method"].decode("latin-1"),
-            "path": path.decode("latin-1"),
-            "query_string": query,
-            "headers": headers + [item for item in event.headers if not item[0].startswith(b":")],
-            "server": self.transport.get_extra_info("sockname")[:2],
-        }
+        scope = _scope_of(event, self.transport.get_extra_info("sockname")[:2])
         id = event.stream_id
         stream = self._streams[id] = Stream(self, id)
         stream.task = asyncio.ensure_future(self._run(id, scope, stream))
@@ -238,6 +228,25 @@ class Http2Connection(asyncio.Protocol):
     def _flush(self) -> None:
         if data := self._h2.data_to_send():
             self.transport.write(data)
+
+
+def _scope_of(event: RequestReceived, server: tuple[str, int]) -> dict[str, Any]:
+    """Return the ASGI scope of a request.
+
+    Args:
+        server: host and port on which the server listens.
+    """
+    fields = dict(event.headers)
+    path, _, query = fields.get(b":path", b"").partition(b"?")
+    headers = [(b"host", fields.get(b":authority", b""))]
+    return {
+        "type": "http",
+        "method": fields[b":method"].decode("latin-1"),
+        "path": path.decode("latin-1"),
+        "query_string": query,
+        "headers": headers + [item for item in event.headers if not item[0].startswith(b":")],
+        "server": server,
+    }
 
 
 def tls_context(certificate: str) -> ssl.SSLContext:

@@ -144,7 +144,7 @@ class Exchange:
 
     Args:
         head: head of the request.
-        scope: ASGI scope of the request.
+        scope: scope of the request, as in ASGI.
 
     Attributes:
         wake: function that ends the current or the next `wait`.

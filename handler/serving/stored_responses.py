@@ -130,7 +130,7 @@ class ResponseDatabase:
         """Write a response. Delete the least recently used responses of the owner if there is not enough room.
 
         Args:
-            head: JSON of the response without its items.
+            head: the response without its items, as JSON.
             encoded_items: the items.
             size: total size of the head and the items, in bytes.
 

@@ -24,7 +24,7 @@ class AsgiHandshake:
     """The exchange of a request that opens a WebSocket of another ASGI server.
 
     Args:
-        scope: ASGI scope of the WebSocket.
+        scope: scope of the WebSocket.
     """
 
     memo: dict[object, Any] | None = None  # the server tells no head from another

@@ -21,8 +21,8 @@ class ConversationItem(NamedTuple):
     """An item of a conversation. It is encoded once, because it may be large.
 
     Attributes:
-        event: JSON of the item in realtime events.
-        input: JSON of the item in the input of a request for /v1/responses.
+        event: the item in realtime events, as JSON.
+        input: the item in the input of a request for /v1/responses, as JSON.
     """
 
     id: str

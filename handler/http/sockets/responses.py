@@ -6,9 +6,8 @@ See https://developers.openai.com/api/docs/guides/websocket-mode.
 from __future__ import annotations
 
 import functools
-import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -28,7 +27,7 @@ _PREVIOUS = "previous_response_id"
 _NO_PREVIOUS = "previous_response_not_found"
 
 
-class Kept(NamedTuple):
+class NewestResponse(NamedTuple):
     """The newest response of a lane.
 
     Attributes:
@@ -46,7 +45,7 @@ class ResponsesReader:
 
     def __init__(self, session: SocketSession) -> None:
         self._session = session
-        self._kept: dict[str, Kept] = {}  # by the name of the lane, the least recently written first
+        self._newest: dict[str, NewestResponse] = {}  # by the name of the lane, the least recently written first
 
     def begin(self) -> None:
         """Do nothing, because the client speaks first."""
@@ -79,54 +78,43 @@ class ResponsesReader:
 
     async def _create(self, name: str, event: dict[str, Any], size: int) -> None:
         """Create a response, which continues a response of this connection if there is one."""
-        previous, generates = event.get(_PREVIOUS), event.get("generate") is not False
-        body = {field: value for field, value in event.items() if field not in _UNUSED}
+        previous = event.get(_PREVIOUS)
         parent = self._find(previous)
-        history = b""
-        if parent is not None:
-            history = self._kept[parent].items
-            del body[_PREVIOUS]
-        elif isinstance(previous, str) and not self._session.model.config.stores_responses:
-            error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response on this connection")
-            event = refusal_event(error, code=_NO_PREVIOUS, param=_PREVIOUS)
-            return EventSender(self._session.socket, name).error(event)
-        changes = {"stream": True} if generates else {"stream": False, "max_output_tokens": 1}
-        prepare = functools.partial(_prepared, {**body, **changes}, history, is_list=bool(history) or not generates)
-        items, data = await self._session.call(size + len(history), prepare)
+        if parent is None and isinstance(previous, str) and not self._session.model.config.stores_responses:
+            return self._refuse_previous(name, previous)
+        history = b"" if parent is None else self._newest[parent].items
+        prepare = functools.partial(_prepared, event, history, continues=parent is not None)
+        items, body = await self._session.call(size + len(history), prepare)
         stream = _Stream(self._session.socket, name, previous=None if parent is None else previous)
-        if generates:
-            await self._session.respond(_PATH, data, stream)
+        if _generates(event):
+            await self._session.respond(_PATH, body, stream)
         else:
-            await self._warm_up(name, body, data, stream)
+            await self._warm_up(name, body, event.get("max_output_tokens"), stream)
         if stream.response is not None and stream.response["status"] != "failed":
             self._keep(name, stream.response, items)
         elif parent == name:
             self._forget(name)
 
-    async def _warm_up(self, name: str, body: dict[str, Any], data: bytes, stream: _Stream) -> None:
-        """Let the engine read a prompt, and send a response without output."""
+    def _refuse_previous(self, name: str, previous: str) -> None:
+        error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response on this connection")
+        event = refusal_event(error, code=_NO_PREVIOUS, param=_PREVIOUS)
+        EventSender(self._session.socket, name).error(event)
+
+    async def _warm_up(self, name: str, body: bytes, limit: object, stream: _Stream) -> None:
+        """Let the engine read a prompt, and send a response without output.
+
+        Args:
+            limit: the client's `max_output_tokens`.
+        """
         whole = _Whole(self._session.socket, name)
-        await self._session.respond(_PATH, data, whole)
-        if whole.response is None:
-            return
-        response = whole.response
-        usage = {**response["usage"], "output_tokens": 0, "total_tokens": response["usage"]["input_tokens"]}
-        response = {
-            **response,
-            "output": [],
-            "incomplete_details": None,
-            "max_output_tokens": body.get("max_output_tokens"),
-        }
-        begun = {**response, "status": "in_progress", "completed_at": None, "usage": None}
-        ended = {**response, "status": "completed", "completed_at": int(time.time()), "usage": usage}
-        numbers = itertools.count()
-        for kind, state in (("created", begun), ("in_progress", begun), ("completed", ended)):
-            event = {"type": f"response.{kind}", "sequence_number": next(numbers), "response": state}
-            stream.event(dumps(event))
+        await self._session.respond(_PATH, body, whole)
+        if whole.response is not None:
+            for event in _events_without_output(whole.response, limit):
+                stream.event(dumps(event))
 
     def _find(self, id: object) -> str | None:
         """Return the lane whose newest response has an id, or None."""
-        return next((name for name, kept in self._kept.items() if kept.id == id), None)
+        return next((name for name, newest in self._newest.items() if newest.id == id), None)
 
     def _keep(self, name: str, response: Mapping[str, Any], items: bytes) -> None:
         """Keep the newest response of a lane. If there is not enough memory, drop those of other lanes first."""
@@ -137,15 +125,15 @@ class ResponsesReader:
                 memory = self._session.hold(len(items))
                 break
             except Overloaded:
-                if not self._kept:
+                if not self._newest:
                     return
-                self._forget(next(iter(self._kept)))
-        self._kept[name] = Kept(response["id"], items, memory)
+                self._forget(next(iter(self._newest)))
+        self._newest[name] = NewestResponse(response["id"], items, memory)
 
     def _forget(self, name: str) -> None:
-        kept = self._kept.pop(name, None)
-        if kept is not None:
-            kept.memory.close()
+        forgotten = self._newest.pop(name, None)
+        if forgotten is not None:
+            forgotten.memory.close()
 
 
 class _Stream(EventSender):
@@ -209,18 +197,39 @@ def _not_steered(event: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "response.steer.failed", "sequence_number": 0, "steer": steer, "error": error}
 
 
-def _prepared(body: dict[str, Any], history: bytes, *, is_list: bool) -> tuple[bytes, bytes]:
+def _generates(event: Mapping[str, Any]) -> bool:
+    return event.get("generate") is not False
+
+
+def _prepared(event: Mapping[str, Any], history: bytes, *, continues: bool) -> tuple[bytes, bytes]:
     """Return the items of a conversation, and the body of the request for the next response.
 
     Args:
-        history: items before the input of the body.
-        is_list: whether the input must be a list.
+        history: items before the input of the event.
+        continues: whether the event continues a response of this connection.
     """
+    generates = _generates(event)
+    body = {field: value for field, value in event.items() if field not in _UNUSED}
+    body["stream"] = generates
+    if not generates:
+        body["max_output_tokens"] = 1
+    if continues:
+        del body[_PREVIOUS]
     new = _items_of(body.get("input"))
     items = history + (new or b"")
-    if new is not None and is_list:
+    if new is not None and (history or not generates):
         body["input"] = raw(b"[%b]" % items.removesuffix(b","))
     return items, dumps_decoded(body)
+
+
+def _events_without_output(response: Mapping[str, Any], limit: object) -> Iterator[dict[str, Any]]:
+    """Yield the events of a response whose output is removed."""
+    usage = {**response["usage"], "output_tokens": 0, "total_tokens": response["usage"]["input_tokens"]}
+    empty = {**response, "output": [], "incomplete_details": None, "max_output_tokens": limit}
+    begun = {**empty, "status": "in_progress", "completed_at": None, "usage": None}
+    ended = {**empty, "status": "completed", "completed_at": int(time.time()), "usage": usage}
+    for number, (kind, state) in enumerate((("created", begun), ("in_progress", begun), ("completed", ended))):
+        yield {"type": f"response.{kind}", "sequence_number": number, "response": state}
 
 
 def _items_of(input: object) -> bytes | None:

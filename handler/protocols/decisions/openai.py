@@ -101,7 +101,7 @@ _ROLES: Mapping[str, Collection[str]] = {
 _OUTPUT = ("input_text", _IMAGE)
 
 
-class PartReader(NamedTuple):
+class DecisionPartReader(NamedTuple):
     """Reads the parts of messages, outputs and questions.
 
     Attributes:
@@ -194,7 +194,7 @@ _ITEM_FIELDS: Mapping[str, Collection[str]] = {
 _PHASES = (None, "commentary", "final_answer")
 
 
-class InputReader:
+class DecisionInputReader:
     """Reads `input`, and converts it to text.
 
     Attributes:
@@ -203,7 +203,7 @@ class InputReader:
         media: the images.
     """
 
-    def __init__(self, parts: PartReader) -> None:
+    def __init__(self, parts: DecisionPartReader) -> None:
         self._parts = parts
         self._calls: dict[tuple[str, str], str] = {}  # maps the type and the id of a call to the name of its tool
         self.blocks: list[tuple[str, str]] = []
@@ -285,7 +285,7 @@ _FALSE_TRUE = (Option("false"), Option("true"))
 class QuestionReader(NamedTuple):
     """Reads the questions of one request."""
 
-    parts: PartReader
+    parts: DecisionPartReader
 
     def read(self, value: Any) -> list[Question]:
         """Read the questions in their order.
@@ -456,14 +456,14 @@ class Decisions(DecisionDialect):
                 else "it must be a string or a list of items"
             )
             raise Path(("input",)).missing(hint)
-        reader = InputReader(PartReader(context, unknown))
+        reader = DecisionInputReader(DecisionPartReader(context, unknown))
         text = reader.read(body.get("input"))
         return State("input", text, tuple(reader.media))
 
     def read_questions(
         self, body: Mapping[str, Any], context: ServerContext, unknown: dict[str, None]
     ) -> list[Question]:
-        return QuestionReader(PartReader(context, unknown)).read(body.get("questions"))
+        return QuestionReader(DecisionPartReader(context, unknown)).read(body.get("questions"))
 
     def respond(self, requests: Sequence[Request], questions: Sequence[Question], model: str) -> ParsedRequest:
         reply = DecisionReply(questions, functools.partial(_render, model, questions))
