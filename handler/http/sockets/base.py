@@ -27,7 +27,7 @@ class SocketLimits(NamedTuple):
 
 
 class Receiver(Protocol):
-    """Callbacks of a connection."""
+    """Receives the messages and the events of a connection."""
 
     def on_message(self, message: bytes) -> None:
         """A message is complete. Binary messages are not distinguished from text."""
@@ -43,7 +43,7 @@ class Receiver(Protocol):
 
 
 class Socket(Protocol):
-    """What sends to the client of an open WebSocket.
+    """An open WebSocket, from the view of the requests that come over it.
 
     Attributes:
         num_running: number of requests that share the buffer of unsent bytes.
@@ -53,7 +53,7 @@ class Socket(Protocol):
 
     @property
     def flow(self) -> WriteFlow:
-        """Return the flow control of what is sent."""
+        """Return the flow control of sent messages."""
 
     @property
     def is_open(self) -> bool:
@@ -61,10 +61,10 @@ class Socket(Protocol):
 
     @property
     def num_unsent(self) -> int:
-        """Return the number of bytes that the client's side has not accepted yet."""
+        """Return the number of bytes that have not been passed to the client's connection yet."""
 
     def serve(self, receiver: Receiver, memory: Quota) -> None:
-        """Pass the messages of the client to a receiver, and count them in a quota until then."""
+        """Pass the messages of the client to a receiver, and count them in a quota while they are received."""
 
     def send_text(self, data: bytes) -> None:
         """Send a message as one text frame, if the connection is open."""
@@ -83,15 +83,15 @@ class Socket(Protocol):
 
 
 class Lifetime:
-    """SocketLimits the time until the first message of a connection, and its lifetime.
+    """Limits how long a connection waits for its first message, and how long it stays open.
 
-    The owner calls `check` no later than `seconds_left` says.
+    The owner calls `check` again after at most `seconds_left`.
 
     Args:
         seconds: maximum lifetime of the connection, in seconds.
 
     Attributes:
-        has_messages: whether the client has sent a message. It is set by the owner.
+        has_messages: whether the client has sent a message. The owner sets it.
     """
 
     def __init__(self, seconds: float, loop: asyncio.AbstractEventLoop) -> None:
@@ -108,7 +108,7 @@ class Lifetime:
     def check(self, socket: Socket, receiver: Receiver) -> None:
         """Close the connection, or announce the end of its lifetime to the receiver, if a limit has been reached."""
         if self._loop.time() < self._ends_at:
-            if not self.has_messages:
+            if not (self.has_messages or self._is_expired):
                 socket.close(CloseCode.POLICY_VIOLATION, f"no message within {FIRST_SECONDS:g} s")
         elif self._is_expired:
             socket.close(CloseCode.GOING_AWAY, "the connection has reached its maximum lifetime")

@@ -20,10 +20,10 @@ _MAX_UNANSWERED = 2  # pings without a pong, after which the client counts as go
 
 
 class WebSocket(Successor):
-    """An open WebSocket connection. Pings get pongs while requests are running, because it is read then too.
+    """An open WebSocket connection. It is read while requests are running, so that pings get pongs.
 
-    It is not read while the client does not read: responses to its pings and messages would otherwise use ever more
-    memory.
+    It is not read while the client does not read. Otherwise the pongs and responses that wait for the client would need
+    ever more memory.
 
     Args:
         handshake: handshake that accepts the connection.

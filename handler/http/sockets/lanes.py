@@ -63,8 +63,8 @@ class Lanes:
     """The lanes of a WebSocket. A named lane exists from its first work until the connection is closed.
 
     Args:
-        on_error: is called with the error that has ended some work, and the name of its lane.
-        on_idle: is called when a lane has no more work.
+        on_error: called with the error that has ended some work, and the name of its lane.
+        on_idle: called when a lane has no more work.
     """
 
     def __init__(self, on_error: Callable[[Exception, str], None], on_idle: Callable[[], None]) -> None:
@@ -75,7 +75,7 @@ class Lanes:
 
     @property
     def num_waiting(self) -> int:
-        """Return the number of works that have not begun."""
+        """Return the number of pieces of work that have not begun."""
         return sum(len(lane.waiting) for lane in self._lanes.values())
 
     @property

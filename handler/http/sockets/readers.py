@@ -76,7 +76,7 @@ class FirstReader:
 
 
 def _reader_of(kind: object, intent: str) -> ReaderFactory:
-    """Return the maker of the reader for clients whose first message is an event of a type."""
+    """Return what makes the reader for clients whose first message has a type."""
     if isinstance(kind, str) and kind.startswith(_REALTIME):
         return functools.partial(RealtimeReader, intent=intent)
     if isinstance(kind, str) and kind.startswith("response."):
@@ -85,7 +85,7 @@ def _reader_of(kind: object, intent: str) -> ReaderFactory:
 
 
 def reader_at(path: str, query: Mapping[str, str]) -> ReaderFactory:
-    """Return the maker of the reader of the messages that clients send to a path."""
+    """Return what makes the reader of the messages that clients send to a path."""
     intent = query.get("intent", "")
     if path == INVOKE_SOCKET:
         return functools.partial(FirstReader, intent=intent)

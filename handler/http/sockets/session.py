@@ -1,4 +1,4 @@
-"""The sessions of WebSockets: their messages are requests, which run in lanes."""
+"""The sessions of WebSockets, which read messages in order and run the requests in them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ log = logging.getLogger("handler.websocket")
 
 
 class MessageReader(Protocol):
-    """What the messages of a WebSocket mean."""
+    """Interprets the messages of a WebSocket."""
 
     def begin(self) -> None:
-        """The connection is open."""
+        """Send what the server sends before the first message."""
 
     async def read(self, message: bytes) -> None:
         """Read a message, and start what it asks for.
@@ -48,6 +48,7 @@ class MessageReader(Protocol):
 
 
 ReaderFactory = Callable[["SocketSession"], MessageReader]
+"""Makes the reader for a session."""
 
 
 class LoadingReceiver:
@@ -86,10 +87,8 @@ class SocketSession:
         scope: scope of the requests (see `request_scope`).
         read_with: makes the reader of the messages.
 
-    Raises:
-        BadRequest: the query string has too many parameters.
-
     Attributes:
+        reader: reader of the messages. A reader may replace itself.
         socket: the connection.
         owner: owner of the key with which the WebSocket was opened, or "" without a key.
         closed: set when the connection is closed.

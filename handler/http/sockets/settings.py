@@ -24,7 +24,7 @@ class EventError(InvalidPayload):
 
 
 REQUEST_SETTINGS = ("instructions", "tools", "tool_choice", "max_output_tokens", "parallel_tool_calls", "reasoning")
-"""The fields of a session and of `response.create` that a request for /v1/responses has too."""
+"""The fields of a session and of `response.create` that are passed on to /v1/responses."""
 
 
 _ACCEPTED = {
@@ -65,13 +65,18 @@ def read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _check_no_audio(value: Any, at: str) -> None:
-    """Refuse audio settings that ask for something. Sessions of text accept only `null`."""
+    """Raise EventError if a text session has an audio setting that is not null."""
     parts = value.values() if isinstance(value, dict) else [value]
     if any(part not in (None, {}) for part in parts):
         raise EventError(f'{at}: the session has no audio; output_modalities is ["text"]', "not_supported", at)
 
 
 def object_in(event: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the object in a field of an event.
+
+    Raises:
+        EventError: the field is missing or has another type.
+    """
     value = event.get(name)
     if not isinstance(value, dict):
         raise EventError(f"{name}: must be an object", "invalid_type", name)

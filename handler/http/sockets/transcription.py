@@ -63,6 +63,7 @@ class Transcriber:
         await self.transcribe(session, audio, _Transcript(session, send, item))
 
     async def transcribe(self, session: SocketSession, audio: bytes, output: EventSender) -> None:
+        """Transcribe audio, and send the events of its transcript to an output."""
         file = base64.b64encode(self.file(audio)).decode()
         await session.respond(PATH, dumps_decoded({**self.fields, "file": file, "stream": True}), output)
 

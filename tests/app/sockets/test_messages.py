@@ -206,6 +206,13 @@ def test_a_response_continues_the_newest_of_a_lane(echo_server: LiveServer) -> N
         assert create(client, input="next")["type"] == "response.incomplete"
 
 
+def test_a_response_is_continued_without_input(echo_server: LiveServer) -> None:
+    with open_socket(echo_server, "/v1/responses") as client:
+        first = create(client, input="red")
+        second = create(client, previous_response_id=first["response"]["id"])
+        assert second["response"]["usage"]["input_tokens"] > first["response"]["usage"]["input_tokens"]
+
+
 def test_a_fork_keeps_its_parent(echo_server: LiveServer) -> None:
     with open_socket(echo_server, "/v1/responses") as client:
         parent = create(client, input="red")["response"]["id"]
@@ -255,7 +262,7 @@ def test_other_events(echo_server: LiveServer) -> None:
         send(client, {"type": "response.processed", "response_id": "resp_1"})
         send(client, {"type": "response.steer", "previous_response_id": "resp_1", "input": "shorter"})
         (event,) = until(client, "response.steer.failed")
-        assert event["error"]["code"] == "steering_not_supported"
+        assert (event["error"]["code"], event["sequence_number"]) == ("steering_not_supported", 0)
         for message in ('{"type": "session.update"}', "[]", "{", '{"input": "x"}', "[" * 1000 + "]" * 1000):
             client.send(message)
             event = receive(client)

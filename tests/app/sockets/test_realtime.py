@@ -128,6 +128,13 @@ def test_what_is_not_supported_is_refused_by_name(echo_server: LiveServer, event
         assert receive(client)["type"] == "conversation.item.added"
 
 
+def test_audio_settings_without_audio_are_accepted(echo_server: LiveServer) -> None:
+    with open_socket(echo_server, PATH) as client:
+        receive(client)
+        send(client, {"type": "session.update", "session": {"audio": {"input": None, "output": {}}}})
+        assert receive(client)["type"] == "session.updated"
+
+
 def test_a_refused_response_fails_and_leaves_the_session_open(echo_server: LiveServer) -> None:
     with open_socket(echo_server, PATH) as client:
         send(client, {"type": "response.create", "response": {"tools": [{"type": "mcp"}]}})
@@ -220,6 +227,7 @@ def test_vllms_client_must_send_its_model_first(hearing_server: LiveServer) -> N
         ({"type": "input_audio_buffer.append", "audio": "AAAA"}, "invalid_audio_format"),
         ({"type": "input_audio_buffer.append", "audio": "%"}, "invalid_audio"),
         ({"type": "response.create"}, "not_supported"),
+        ({"type": "session.update", "session": {"type": "transcription", "audio": {"input": 5}}}, "invalid_type"),
         (
             {
                 "type": "session.update",
