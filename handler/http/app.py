@@ -37,7 +37,8 @@ from handler.http.message_batch_routes import MessageBatchRoutes
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
 from handler.http.security import OPEN, Access, AdmittedHead, AllowedHosts, Checks, read_access
 from handler.http.sockets.asgi import AsgiHandshake, http_scope
-from handler.http.sockets.routes import INVOKE_SOCKET, REALTIME, Sockets
+from handler.http.sockets.readers import INVOKE_SOCKET, REALTIME
+from handler.http.sockets.routes import Sockets
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
 from handler.protocols import registry

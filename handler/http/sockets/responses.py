@@ -16,7 +16,8 @@ from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded
 from handler.core.framing import dumps, dumps_decoded, loads, raw
 from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import Output, refusal_event
-from handler.http.sockets.session import InvalidLane, Session, TooManyLanes, lane_name
+from handler.http.sockets.lanes import InvalidLane, TooManyLanes, lane_name
+from handler.http.sockets.session import Session
 from handler.serving.quota import Share
 
 _ENDS = tuple(b'{"type":"response.%b"' % kind for kind in (b"completed", b"incomplete", b"failed"))
