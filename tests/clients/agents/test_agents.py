@@ -427,7 +427,7 @@ def test_codex_goes_on_over_http(limit: int, status: int, attempts: int, tmp_pat
 class CodexOfOpenAi(Codex):
     """Lets the server summarize, as Codex does if its provider has OpenAI's name."""
 
-    overrides = ('name="OpenAI"',)
+    overrides: Sequence[str] = ('name="OpenAI"',)
 
     def arguments(self, *, again: bool) -> list[str]:
         return ["-c", "model_auto_compact_token_limit=20000", *super().arguments(again=again)]
