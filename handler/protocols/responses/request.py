@@ -52,6 +52,7 @@ from handler.protocols.kernel.stored import Keeper, Keeping, Wanted, kept_items,
 from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, OpenAiDialect, streaming
+from handler.protocols.responses import recorded
 from handler.protocols.responses.api import (
     CompactedResponse,
     OpenAiResponse,
@@ -202,7 +203,7 @@ INPUT: Mapping[str, Shape] = {
     "input": {
         "anyOf": [
             {**TEXT, "minLength": 1},
-            listing(record({}, {"type": {"enum": [*_ITEMS, None]}}), minItems=1),
+            listing(record({}, {"type": {"enum": [*_ITEMS, *recorded.TYPES, None]}}), minItems=1),
         ]
     },
     "instructions": nullable(TEXT),
@@ -231,7 +232,7 @@ class InputReader(TurnsReader):
         self.summaries = Summaries(context.sealer, request_context.owner)
         self.items: list[Any] = []
         self.compacts = False
-        self._calls: set[str] = set()
+        self._calls: dict[str, str] = {}  # the types of calls by their ids, the latest last
 
     def read(self, body: Mapping[str, Any]) -> None:
         """Read `instructions`, the items of previous responses, and `input`.
@@ -286,10 +287,13 @@ class InputReader(TurnsReader):
                 f"{at}: 'item_reference' is not supported: responses are not stored (option.responses_store); "
                 "send the item itself"
             )
-        if kind not in _ITEMS:
-            raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: the type must be {' or '.join(_ITEMS)}")
         if self.compacts:
             raise InvalidPayload(f"{at}: {TRIGGER} must be the last item")
+        if kind in recorded.TYPES:
+            return self._recorded(item, kind, at)
+        if kind not in _ITEMS:
+            reason = recorded.REFUSED.get(kind, f"the type must be {' or '.join(_ITEMS)}")
+            raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {reason}")
         self.unknown |= unread(item, "input[]", _ITEMS[kind])
         if kind.endswith("_output"):
             return self._output(item, at)
@@ -356,6 +360,25 @@ class InputReader(TurnsReader):
         self._shown += [part for part in parts if isinstance(part, MediaSource)]
         self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
 
+    def _recorded(self, item: Mapping[str, Any], kind: str, at: str) -> None:
+        """Read a call of a tool that another server hosts, or its output, as those of a function."""
+        if kind in recorded.OUTPUTS:
+            ids, text = recorded.read_output(item)
+            latest = [id for id, call_kind in self._calls.items() if call_kind == recorded.OUTPUTS[kind]][-1:]
+            id = next((id for id in [*ids, *latest] if id in self._calls), None)
+            if id is None:
+                raise InvalidPayload(f"{at}: no earlier {recorded.OUTPUTS[kind]} has the id of this output")
+            self.chat.append({"role": "tool", "tool_call_id": id, "content": text})
+            return
+        self._add_shown()
+        call = recorded.read_call(item)
+        id = call.id or f"{kind}_{len(self._calls)}"
+        self._calls[id] = kind
+        function = {"name": call.name, "arguments": call.arguments}
+        add_to_turn(self.chat, "assistant", tool_calls={"id": id, "type": "function", "function": function})
+        if call.output is not None:
+            self.chat.append({"role": "tool", "tool_call_id": id, "content": call.output})
+
     def _text(self, content: Any, at: str) -> str:
         """Read a string or a list of text parts. Return the text, with parts joined by newlines."""
         return "\n".join([part for part in self._parts.read(content, at, media=False) if isinstance(part, str)])
@@ -368,7 +391,7 @@ class InputReader(TurnsReader):
         if len(text) > MAX_ARGUMENTS:
             raise InvalidPayload(f"{at}.{field} has {len(text)} characters; the maximum is {MAX_ARGUMENTS}")
         value = {field: text} if field == "input" else read_arguments(text, "input[].arguments", self.unknown)
-        self._calls.add(id)
+        self._calls[id] = item["type"]
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
 
 
@@ -389,7 +412,7 @@ def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
     kind = item.get("type") or "message"
     id = item.get("id")
-    stored = {**item, "type": kind, "id": id if isinstance(id, str) and id else secret_id(_PREFIXES[kind])}
+    stored = {**item, "type": kind, "id": id if isinstance(id, str) and id else secret_id(_PREFIXES.get(kind, "item"))}
     if kind == "message" and isinstance(text := item.get("content") or "", str):
         part = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
         stored["content"] = [{**part, "text": text}]

@@ -88,7 +88,7 @@ def test_a_streamed_summary_comes_whole_at_its_end(echo_server: LiveServer) -> N
 
 def test_what_would_shape_an_ordinary_response_does_not_shape_the_summary(echo_server: LiveServer) -> None:
     format = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
-    more = {"tools": TOOLS, "tool_choice": "required", "text": {"format": format}}
+    more: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "text": {"format": format}}
     assert ask(echo_server, [*HISTORY, TRIGGER], **more)["output"][0]["type"] == "compaction"
 
 
