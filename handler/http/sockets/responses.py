@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded
 from handler.core.framing import dumps, dumps_decoded, loads, raw
 from handler.http.sockets.connection import Socket
-from handler.http.sockets.exchange import Output, refusal_event
+from handler.http.sockets.exchange import Output, PlainOutput, refusal_event
 from handler.http.sockets.session import InvalidLane, Session, TooManyLanes, lane_name
 from handler.serving.quota import Share
 
@@ -146,7 +146,7 @@ class ResponsesReader:
             kept.memory.close()
 
 
-class _Stream(Output):
+class _Stream(PlainOutput):
     """The events of a response.
 
     Args:
@@ -163,16 +163,22 @@ class _Stream(Output):
         self.response: Mapping[str, Any] | None = None
 
     def event(self, event: bytes) -> None:
-        if event.startswith(_STATES):
-            value = loads(event)
-            if self._previous is not None:
-                value["response"][_PREVIOUS] = self._previous
-                event = dumps(value)
-            if event.startswith(_ENDS):
-                self.response = value["response"]
-            else:
-                self._in_progress = event
-        super().event(event)
+        super().event(self._noted(event) if event.startswith(_STATES) else event)
+
+    def events(self, events: Sequence[bytes]) -> None:
+        super().events([self._noted(event) if event.startswith(_STATES) else event for event in events])
+
+    def _noted(self, event: bytes) -> bytes:
+        """Keep the state of the response, and return the event with the id of the previous response."""
+        value = loads(event)
+        if self._previous is not None:
+            value["response"][_PREVIOUS] = self._previous
+            event = dumps(value)
+        if event.startswith(_ENDS):
+            self.response = value["response"]
+        else:
+            self._in_progress = event
+        return event
 
     def error(self, event: dict[str, Any]) -> None:
         error = event.get("error")

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Scope
 from handler.core.errors import InternalError, InvalidParameter, InvalidPayload, Overloaded, ServingError
 from handler.core.framing import dumps, dumps_decoded
 from handler.http.sockets.connection import Socket
-from handler.http.sockets.exchange import MessageExchange, Output, refusal_event
+from handler.http.sockets.exchange import MessageExchange, Output, PlainOutput, refusal_event
 from handler.protocols.kernel.body import decode
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
@@ -377,7 +377,7 @@ class RouteReader:
             value = await session.decode(message)
             name = lane_name(value)
             body = dumps_decoded(value) if name else message
-        output = Output(session.socket, name)
+        output = PlainOutput(session.socket, name)
         session.start(name, len(message), functools.partial(session.respond, self._path, body, output))
 
     def expire(self, session: Session) -> None:
