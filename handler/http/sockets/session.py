@@ -374,14 +374,19 @@ class RouteReader:
     async def read(self, session: Session, message: bytes) -> None:
         name, body = "", message
         if _LANE in message:
-            value = await session.decode(message)
-            name = lane_name(value)
-            body = dumps_decoded(value) if name else message
+            name, body = await session.call(len(message), functools.partial(_lane_of, message))
         output = PlainOutput(session.socket, name)
         session.start(name, len(message), functools.partial(session.respond, self._path, body, output))
 
     def expire(self, session: Session) -> None:
         """Do nothing, because the close frame says why the connection is closed."""
+
+
+def _lane_of(message: bytes) -> tuple[str, bytes]:
+    """Return the name of a message's lane, or "", and the message without it."""
+    value = _object_in(message)
+    name = lane_name(value)
+    return name, dumps_decoded(value) if name else message
 
 
 def _object_in(message: bytes) -> dict[str, Any]:
