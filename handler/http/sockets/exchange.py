@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Scope
 from handler.core.errors import ServingError
 from handler.core.framing import KEEP_ALIVE, dumps, loads
 from handler.http.exchange import COMPLETE, DISCONNECTED, EXCHANGE, STARTED, WAITING, wait_for_event
-from handler.http.sockets.connection import Socket
+from handler.http.sockets.base import Socket
 from handler.protocols.kernel.errors import retry_headers
 from handler.protocols.openai.api import ERRORS
 
@@ -114,7 +114,7 @@ def refusal_event(error: ServingError, **fields: Any) -> dict[str, Any]:
     return event
 
 
-class Output:
+class EventSender:
     """Sends the events of a response to the client of a WebSocket.
 
     Args:
@@ -164,7 +164,7 @@ class Output:
         """Show the client that a silent response is still being generated. Pings show this by default."""
 
 
-class PlainOutput(Output):
+class PlainEventSender(EventSender):
     """Sends events as they are."""
 
     def events(self, events: Sequence[bytes]) -> None:
@@ -185,7 +185,7 @@ class MessageExchange:
     has_body = True
     memo: dict[object, Any] | None = None
 
-    def __init__(self, socket: Socket, body: bytes, output: Output) -> None:
+    def __init__(self, socket: Socket, body: bytes, output: EventSender) -> None:
         self._socket = socket
         self._flow = socket.flow
         self._body: bytes | None = body

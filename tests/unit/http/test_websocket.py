@@ -16,8 +16,10 @@ from websockets.protocol import State
 from websockets.uri import parse_uri
 
 from handler.http.protocol import LINGER_SECONDS, LoopTurns
-from handler.http.sockets.connection import FIRST_SECONDS, PING_SECONDS, Handshake, Limits, WebSocket
-from handler.http.sockets.exchange import MessageExchange, PlainOutput
+from handler.http.sockets.base import FIRST_SECONDS, SocketLimits
+from handler.http.sockets.connection import PING_SECONDS, WebSocket
+from handler.http.sockets.exchange import MessageExchange, PlainEventSender
+from handler.http.sockets.handshake import Handshake
 from handler.serving.quota import BODY_MEMORY, Quota
 from tests.unit.http.connection import Clock, settle
 
@@ -104,7 +106,7 @@ class Opened:
         self.memory = memory or quota(1 << 20)
         loop: Any = self.clock
         handshake = Handshake(Response(101, "Switching Protocols", Headers()), ())
-        self.socket = WebSocket(handshake, LoopTurns(), self.memory, Limits(1 << 16, seconds), loop)
+        self.socket = WebSocket(handshake, LoopTurns(), self.memory, SocketLimits(1 << 16, seconds), loop)
         self.socket.serve(self.receiver, self.memory)
         self.socket.forget = lambda: self.receiver.heard.append("forgotten")
         self.transport.socket = self.socket
@@ -331,7 +333,7 @@ def test_a_stream_is_the_same_messages_however_it_is_cut(kind: str, size: int) -
 
     async def tell() -> None:
         opened = Opened()
-        exchange = MessageExchange(opened.socket, b"", PlainOutput(opened.socket))
+        exchange = MessageExchange(opened.socket, b"", PlainEventSender(opened.socket))
         headers = [(b"content-type", content_type.encode())]
         await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
         exchange.resume()
