@@ -182,7 +182,7 @@ class SocketSession:
         Raises:
             InvalidPayload: the message is not a JSON object.
         """
-        return await self.call(len(message), functools.partial(_object_in, message))
+        return await self.call(len(message), functools.partial(object_in, message))
 
     async def call(self, size: int, use: Callable[[], T]) -> T:
         """Call a function that processes `size` bytes, on a thread if they are many."""
@@ -240,7 +240,7 @@ def refuse(socket: Socket, error: ServingError) -> None:
         socket.send_text(dumps(refusal_event(error)))
 
 
-def _object_in(message: bytes) -> dict[str, Any]:
+def object_in(message: bytes) -> dict[str, Any]:
     value = decode(message, unique_keys=False)
     if not isinstance(value, dict):
         raise InvalidPayload("the message must be a JSON object")
