@@ -17,7 +17,7 @@ from tests.clients import toolchains
 from tests.clients.driver import Driver, Outcome, python_client, skipped_without
 from tests.deploy.local.servers import local_process
 from tests.environment import clean_environment
-from tests.examples.programs import ROOT
+from tests.examples.programs import EXAMPLES, ROOT
 from tests.servers import LiveServer, options, serve, wait_for
 
 pytestmark = pytest.mark.clients
@@ -291,6 +291,21 @@ attempt({{"inputs": "a", "parameters": {{"max_new_tokens": 2}}}})
     lines = done.stdout.splitlines()
     assert len(lines) == len(expected)
     assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == [*expected]
+
+
+def test_the_example_chats_over_one_stream(commands: Commands) -> None:
+    script = EXAMPLES / "sagemaker" / "bidirectional_chat.py"
+    container = commands.endpoint.container
+    before = container.log.count("outcome=ok")
+    settings = {"ENDPOINT_NAME": "local", "AWS_REGION": "us-east-1", "URL": commands.endpoint.url}
+    done = commands.run(str(script), input="one\ntwo\n", **settings)
+    assert (done.returncode, done.stderr) == (0, "")
+    body = {"messages": [{"role": "user", "content": "one"}], "max_tokens": 64, "temperature": 0}
+    first, second = done.stdout.splitlines()
+    assert first == container.post(body).json()["choices"][0]["message"]["content"]
+    assert len(second.split()) == 64
+    requests = re.findall(r" id=(\S+) outcome=ok", container.log)[before : before + 2]
+    assert len({id.rpartition("-")[0] for id in requests}) == 1
 
 
 def test_a_stream_that_is_closed_early_ends_its_request(commands: Commands) -> None:
