@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -221,6 +222,7 @@ class WebSocket(Successor):
         self._expires_at = self._loop.time() + limits.seconds
         self._held = bytearray()  # bytes that wait for a turn
         self._parts = _Parts()
+        self._messages = deque[bytes]()  # messages that wait for a turn
         self._num_pings = 0  # pings of the server without a pong
         self._has_messages = False
         self._is_expired = False
@@ -332,29 +334,47 @@ class WebSocket(Successor):
     def data_received(self, data: bytes) -> None:
         if self._protocol.eof_sent:  # they are read only so that the client is not reset, and reads the close frame
             return
+        is_waiting = bool(self._held or self._messages)
         self._held += data
         if len(self._held) > _MAX_HELD:
             self.flow.pause_reading("held")
-        if len(self._held) == len(data):
+        if not is_waiting:
             self._turns.soon(self._loop, self._advance, quick=len(data) <= _PIECE)
 
     def _advance(self) -> bool:
-        """Parse the next received bytes. Return whether there were any."""
+        """Parse the next received bytes unless messages wait, and pass one message on.
+
+        A message may begin a request, so each takes a turn of its own. Return whether there was something to do.
+        """
+        if not (self._held or self._messages):
+            return False
+        if not self._messages:
+            self._parse()
+        if self._messages:
+            message = self._messages.popleft()
+            if not self._messages:
+                self._count_held()  # the receiver counts the message now
+            self._receiver.on_message(message)
+        if self._held or self._messages:
+            self._turns.soon(self._loop, self._advance, later=True)
+        return True
+
+    def _parse(self) -> None:
         piece = bytes(self._held[:_PIECE])
         del self._held[:_PIECE]
-        if not piece:
-            return False
         self._turns.note_bytes(self._loop, len(piece))
         if self._count(BODY_MEMORY * len(piece)):
             self._protocol.receive_data(piece)
             self._receive(self._protocol.events_received())
-            self._memory.set(BODY_MEMORY * (self._parts.size + len(self._protocol.reader.buffer)))
+            self._count_held()
             self._flush()
         if len(self._held) <= _MAX_HELD:
             self.flow.resume_reading("held")
-        if self._held:
-            self._turns.soon(self._loop, self._advance, later=True)
-        return True
+
+    def _count_held(self) -> None:
+        """Count the memory of messages, and of what has been received of the next one."""
+        size = self._parts.size + len(self._protocol.reader.buffer) + sum(map(len, self._messages))
+        self._memory.set(BODY_MEMORY * size)
 
     def _count(self, size: int) -> bool:
         """Count memory for received bytes, before they are parsed. Close the connection if too much memory is used."""
@@ -385,12 +405,11 @@ class WebSocket(Successor):
         if not frame.fin:
             return
         message = self._parts.take()
-        self._memory.set(0)  # the receiver counts it now
         self._has_messages = True
         self._num_pings = 0
         if self._parts.is_text and not is_utf8(message):
             return self._fail(CloseCode.INVALID_DATA, "a text message is not valid UTF-8")
-        self._receiver.on_message(message)
+        self._messages.append(message)
 
     def _inflated(self, size: int) -> bool:
         """Count a frame that may have been compressed. Return whether there is enough memory for it."""
@@ -445,6 +464,7 @@ class WebSocket(Successor):
             return
         self._has_ended = True
         self._held.clear()
+        self._messages.clear()
         self._parts.clear()
         self._memory.close()
         self.flow.resume_reading("held")

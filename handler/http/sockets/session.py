@@ -206,6 +206,7 @@ class Session:
                 while self._messages:
                     await self._read(*self._messages.popleft())
                     self._close_if_idle()
+                    await asyncio.sleep(0)  # other connections have their turn
             running = [lane.running for lane in self._lanes.values() if lane.running is not None]
             if running:
                 await asyncio.wait(running)
@@ -295,6 +296,7 @@ class Session:
                 async with self._running:
                     if lane.waiting:  # the connection may have been closed
                         await self._do(lane, lane.waiting.popleft())
+                await asyncio.sleep(0)  # other connections have their turn
         finally:
             lane.running = None
             self._close_if_idle()

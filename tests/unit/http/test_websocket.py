@@ -13,6 +13,7 @@ from websockets.http11 import Response
 from handler.http.protocol import LINGER_SECONDS, LoopTurns
 from handler.http.sockets.connection import FIRST_SECONDS, PING_SECONDS, Handshake, Limits, WebSocket
 from handler.serving.quota import BODY_MEMORY, Quota
+from tests.app.sockets.client import frame
 from tests.unit.http.connection import Clock, settle
 
 PONG, CLOSE, PING = 0x8A, 0x88, 0x89
@@ -269,5 +270,30 @@ def test_a_client_that_goes_on_after_the_close_frame_is_cut_off() -> None:
             opened.clock.advance(LINGER_SECONDS / 2)
             await opened.receive(9, b"")
         assert opened.transport.ended == "aborted"
+
+    story(tell)
+
+
+def test_each_message_takes_a_turn_of_its_own() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        opened.socket.data_received(frame(1, b"{}") * 100)
+        assert opened.receiver.heard == [b"{}"]
+        for count in range(2, 101):
+            await asyncio.sleep(0)
+            assert opened.receiver.heard == [b"{}"] * count
+        assert opened.memory.taken == 0
+
+    story(tell)
+
+
+def test_messages_of_a_lost_connection_are_dropped() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        opened.socket.data_received(frame(1, b"{}") * 100)
+        opened.transport.abort()
+        await settle()
+        assert opened.receiver.heard == [b"{}", "forgotten", "close"]
+        assert opened.memory.taken == 0
 
     story(tell)
