@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from starlette.types import ASGIApp, Message, Scope
 
 from handler.core.errors import ServingError
-from handler.core.framing import KEEP_ALIVE, dumps, loads
+from handler.core.framing import KEEP_ALIVE, dumps, is_json, loads
 from handler.http.exchange import COMPLETE, DISCONNECTED, EXCHANGE, STARTED, WAITING, wait_for_event
 from handler.http.sockets.connection import Socket
 from handler.protocols.kernel.errors import retry_headers
@@ -104,18 +104,24 @@ class Output:
 
     def event(self, event: bytes) -> None:
         """Send the JSON of an event, or of a whole response."""
-        if self._before and event.startswith(b"{") and event != b"{}":
-            event = self._before + event[1:]
-        elif self._before:
-            event = b'%b"response":%b}' % (self._before, event)
+        if self._before:
+            event = self._with_lane(event)
         self._socket.send_text(event)
+
+    def _with_lane(self, event: bytes) -> bytes:
+        """Add the name of the lane to JSON, which custom code may have indented."""
+        if event.startswith(b"{") and event[1:].lstrip().startswith(b'"'):
+            return self._before + event[1:]
+        return b'%b"response":%b}' % (self._before, event)
 
     def text(self, text: bytes) -> None:
         """Send a whole response that is not JSON. It may be no text, which is sent as a binary message."""
-        if self._before:
-            self.event(dumps(text.decode(errors="replace")))
-        else:
+        if not self._before:
             self._socket.send_message(text)
+        elif is_json(text.decode(errors="replace")):  # custom code may set no content type
+            self.event(text.strip())
+        else:
+            self.event(dumps(text.decode(errors="replace")))
 
     def error(self, event: dict[str, Any]) -> None:
         """Send the error that is the whole response."""
@@ -238,12 +244,6 @@ class MessageExchange:
         self.is_paused = True
         self.phase = COMPLETE
         self._event.set()
-
-    def _send_whole(self, status: int, body: bytes) -> None:
-        if status >= HTTPStatus.BAD_REQUEST:
-            self._output.error(error_event(status, body, self._headers()))
-        else:
-            self._output.event(body)
 
     def _send_events(self, data: bytes) -> None:
         self.written_at = monotonic()
