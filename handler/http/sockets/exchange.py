@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Scope
 from handler.core.errors import ServingError
 from handler.core.framing import KEEP_ALIVE, dumps, is_json, loads
 from handler.http.exchange import COMPLETE, DISCONNECTED, EXCHANGE, STARTED, WAITING, wait_for_event
-from handler.http.sockets.connection import Socket
+from handler.http.sockets.base import Socket
 from handler.protocols.kernel.errors import retry_headers
 from handler.protocols.openai.api import ERRORS
 

@@ -6,13 +6,15 @@ import base64
 import binascii
 import functools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from handler.core.errors import InvalidPayload, ServingError
+from handler.core.errors import ServingError
 from handler.core.framing import dumps, dumps_decoded, loads
 from handler.http.sockets.exchange import Output
 from handler.http.sockets.session import Session
+from handler.http.sockets.settings import EventError
+from handler.http.sockets.turn import Send
 from handler.serving.quota import Share
 
 PATH = "/v1/audio/transcriptions"
@@ -21,22 +23,6 @@ MAX_SECONDS = 600.0  # maximum length of the audio in a buffer
 _RATES = (16000, 24000)
 _CODES = {"audio/pcm": (1, 16), "audio/pcma": (6, 8), "audio/pcmu": (7, 8)}
 """Maps formats to their number in a WAV file, and to their bits per sample."""
-
-Send = Callable[..., None]
-
-
-class EventError(InvalidPayload):
-    """An event of a realtime session is refused.
-
-    Args:
-        code: code of the error in OpenAI's API.
-        param: the field that is refused.
-    """
-
-    def __init__(self, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.param = param
 
 
 class Transcription:
@@ -213,26 +199,27 @@ class FlatTranscription:
     """Reads the events of vLLM's clients, whose audio has 16,000 samples per second (see `MessageReader`)."""
 
     def __init__(self, session: Session) -> None:
+        self._session = session
         self._transcription = Transcription(rate=16000)
         self._audio = AudioBuffer(session.hold(0))
         self._is_checked = False
 
-    def begin(self, session: Session) -> None:
+    def begin(self) -> None:
         """Do nothing, because the session has begun."""
 
-    async def read(self, session: Session, message: bytes) -> None:
+    async def read(self, message: bytes) -> None:
         try:
-            self._read(session, await session.decode(message))
+            self._read(await self._session.decode(message))
         except ServingError as error:
-            self._fail(session, error.message, getattr(error, "code", "invalid_json"))
+            self._fail(error.message, getattr(error, "code", "invalid_json"))
 
-    def expire(self, session: Session) -> None:
-        self._fail(session, "the session has reached its maximum lifetime", "session_expired")
+    def expire(self) -> None:
+        self._fail("the session has reached its maximum lifetime", "session_expired")
 
-    def _read(self, session: Session, event: Mapping[str, Any]) -> None:
+    def _read(self, event: Mapping[str, Any]) -> None:
         kind = event.get("type")
         if kind == "session.update":
-            self._update(session, event)
+            self._update(event)
         elif kind == "input_audio_buffer.append":
             self._audio.append(self._transcription, event.get("audio"))
         elif kind != "input_audio_buffer.commit":
@@ -243,14 +230,16 @@ class FlatTranscription:
             audio = self._audio.take()
             if not audio:
                 raise EventError("the buffer has no audio", "invalid_audio")
-            output = _FlatTranscript(session.socket)
-            session.start("", len(audio), functools.partial(self._transcription.transcribe, session, audio, output))
+            output = _FlatTranscript(self._session.socket)
+            self._session.start(
+                "", len(audio), functools.partial(self._transcription.transcribe, self._session, audio, output)
+            )
 
-    def _update(self, session: Session, event: Mapping[str, Any]) -> None:
+    def _update(self, event: Mapping[str, Any]) -> None:
         model = event.get("model")
         if not isinstance(model, str):
             raise EventError("session.update needs a model", "invalid_event")
-        if model not in session.model.config.model_name:
+        if model not in self._session.model.config.model_name:
             raise EventError(f"The model `{model:.100}` does not exist.", "model_not_found")
         if event.get("include"):
             raise EventError("include: is not supported", "invalid_event")
@@ -261,8 +250,8 @@ class FlatTranscription:
         self._transcription = Transcription(rate=16000, fields=fields)
         self._is_checked = True
 
-    def _fail(self, session: Session, message: str, code: str) -> None:
-        session.socket.send_text(dumps({"type": "error", "error": message, "code": code}))
+    def _fail(self, message: str, code: str) -> None:
+        self._session.socket.send_text(dumps({"type": "error", "error": message, "code": code}))
 
 
 class _FlatTranscript(Output):

@@ -11,7 +11,9 @@ from websockets.datastructures import Headers
 from websockets.http11 import Response
 
 from handler.http.protocol import LINGER_SECONDS, LoopTurns
-from handler.http.sockets.connection import FIRST_SECONDS, PING_SECONDS, Handshake, Limits, WebSocket
+from handler.http.sockets.base import FIRST_SECONDS, Limits
+from handler.http.sockets.connection import PING_SECONDS, WebSocket
+from handler.http.sockets.handshake import Handshake
 from handler.serving.quota import BODY_MEMORY, Quota
 from tests.app.sockets.client import frame
 from tests.unit.http.connection import Clock, settle
