@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded
-from handler.core.framing import dumps, dumps_decoded, loads, raw
+from handler.core.framing import dumps, dumps_decoded, loads
 from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import Output, refusal_event
 from handler.http.sockets.lanes import InvalidLane, TooManyLanes, lane_name
@@ -218,9 +218,11 @@ def _prepared(body: dict[str, Any], history: bytes, *, is_list: bool) -> tuple[b
     """
     new = _items_of(body.get("input"))
     items = history + (new or b"")
-    if new is not None and is_list:
-        body["input"] = raw(b"[%b]" % items.removesuffix(b","))
-    return items, dumps_decoded(body)
+    if new is None or not is_list:
+        return items, dumps_decoded(body)
+    body.pop("input", None)
+    others = dumps_decoded(body)  # they are never empty, and may have integers of more than 64 bits
+    return items, b'{"input":[%b],%b' % (items.removesuffix(b","), others[1:])
 
 
 def _items_of(input: object) -> bytes | None:
