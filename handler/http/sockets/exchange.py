@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from starlette.types import ASGIApp, Message, Scope
 
 from handler.core.errors import ServingError
-from handler.core.framing import KEEP_ALIVE, dumps, loads
+from handler.core.framing import KEEP_ALIVE, dumps, is_json, loads
 from handler.http.exchange import COMPLETE, DISCONNECTED, EXCHANGE, STARTED, WAITING, wait_for_event
 from handler.http.sockets.base import Socket
 from handler.protocols.kernel.errors import retry_headers
@@ -128,24 +128,27 @@ class EventSender:
 
     def event(self, event: bytes) -> None:
         """Send the JSON of an event, or of a whole response."""
-        self._socket.send_text(self._of_lane(event) if self._before else event)
+        self._socket.send_text(self._with_lane(event) if self._before else event)
 
     def events(self, events: Sequence[bytes]) -> None:
         """Send the JSON of events that came together."""
         for event in events:
             self.event(event)
 
-    def _of_lane(self, event: bytes) -> bytes:
-        if event.startswith(b"{") and event != b"{}":
+    def _with_lane(self, event: bytes) -> bytes:
+        """Add the name of the lane to JSON, which custom code may have indented."""
+        if event.startswith(b"{") and event[1:].lstrip().startswith(b'"'):
             return self._before + event[1:]
         return b'%b"response":%b}' % (self._before, event)
 
     def text(self, text: bytes) -> None:
         """Send a whole response that is not JSON. It may be no text, which is sent as a binary message."""
-        if self._before:
-            self.event(dumps(text.decode(errors="replace")))
-        else:
+        if not self._before:
             self._socket.send_message(text)
+        elif is_json(text.decode(errors="replace")):  # custom code may set no content type
+            self.event(text.strip())
+        else:
+            self.event(dumps(text.decode(errors="replace")))
 
     def error(self, event: dict[str, Any]) -> None:
         """Send the error that is the whole response."""
@@ -169,7 +172,7 @@ class PlainEventSender(EventSender):
 
     def events(self, events: Sequence[bytes]) -> None:
         if self._before:
-            events = [self._of_lane(event) for event in events]
+            events = [self._with_lane(event) for event in events]
         if events:
             self._socket.send_texts(events)
 

@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded
-from handler.core.framing import dumps, dumps_decoded, loads, raw
+from handler.core.framing import dumps, dumps_decoded, loads
 from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import EventSender, PlainEventSender, refusal_event
 from handler.http.sockets.lanes import InvalidLane, TooManyLanes, lane_name
@@ -223,9 +223,11 @@ def _prepared(event: Mapping[str, Any], history: bytes, *, continues: bool) -> t
         del body[_PREVIOUS]
     new = _items_of(body.get("input"))
     items = history + (new or b"")
-    if new is not None and (history or not generates):
-        body["input"] = raw(b"[%b]" % items.removesuffix(b","))
-    return items, dumps_decoded(body)
+    if new is None or (generates and not history):
+        return items, dumps_decoded(body)
+    body.pop("input", None)
+    others = dumps_decoded(body)  # they are never empty, and may have integers of more than 64 bits
+    return items, b'{"input":[%b],%b' % (items.removesuffix(b","), others[1:])
 
 
 def _events_without_output(response: Mapping[str, Any], limit: object) -> Iterator[dict[str, Any]]:

@@ -150,6 +150,7 @@ class SocketSession:
                 while self._messages:
                     await self._read(*self._messages.popleft())
                     self._close_if_idle()
+                    await asyncio.sleep(0)  # other connections have their turn
             running = self._lanes.running
             if running:
                 await asyncio.wait(running)

@@ -21,6 +21,7 @@ from handler.http.sockets.connection import PING_SECONDS, WebSocket
 from handler.http.sockets.exchange import MessageExchange, PlainEventSender
 from handler.http.sockets.handshake import Handshake
 from handler.serving.quota import BODY_MEMORY, Quota
+from tests.app.sockets.client import frame
 from tests.unit.http.connection import Clock, settle
 
 PONG, CLOSE, PING = 0x8A, 0x88, 0x89
@@ -303,6 +304,19 @@ def test_messages_of_each_size_are_frames() -> None:
     story(tell)
 
 
+def test_each_message_takes_a_turn_of_its_own() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        opened.socket.data_received(frame(1, b"{}") * 100)
+        assert opened.receiver.heard == [b"{}"]
+        for count in range(2, 101):
+            await asyncio.sleep(0)
+            assert opened.receiver.heard == [b"{}"] * count
+        assert opened.memory.taken == 0
+
+    story(tell)
+
+
 STREAMS: dict[str, tuple[str, bytes, list[str]]] = {
     "events": (
         "text/event-stream; charset=utf-8",
@@ -341,5 +355,17 @@ def test_a_stream_is_the_same_messages_however_it_is_cut(kind: str, size: int) -
             assert exchange.write_chunk(data[start : start + size])
         await exchange.send({"type": "http.response.body", "body": b""})
         assert read_by_the_library(opened.transport.written) == messages
+
+    story(tell)
+
+
+def test_messages_of_a_lost_connection_are_dropped() -> None:
+    async def tell() -> None:
+        opened = Opened()
+        opened.socket.data_received(frame(1, b"{}") * 100)
+        opened.transport.abort()
+        await settle()
+        assert opened.receiver.heard == [b"{}", "forgotten", "close"]
+        assert opened.memory.taken == 0
 
     story(tell)
