@@ -168,7 +168,10 @@ class RealtimeReader:
         self.send(session, "session.created", id=self._id, created=int(time.time()), session=self._session(session))
 
     async def read(self, session: Session, message: bytes) -> None:
-        event = await session.decode(message)
+        try:
+            event = await session.decode(message)
+        except ServingError as error:
+            return self.fail(session, error)
         kind, id = event.get("type"), event.get("event_id")
         if _is_flat(event):
             session.reader = FlatTranscription(session)
@@ -421,6 +424,8 @@ class TextTurn(Output):
         fields = {
             name: value for name, value in event.items() if name not in ("type", "sequence_number", "logprobs", "part")
         }
+        if "output_index" in event:
+            fields["output_index"] = self._index(event)
         if "part" in event:
             fields["part"] = {"type": "text", "text": event["part"]["text"]}
         self._send(event["type"], response_id=self.id, **fields)
@@ -430,13 +435,17 @@ class TextTurn(Output):
             self._hidden.add(event["output_index"])
             return
         item = _output_item(event["item"])
-        index = event["output_index"] - len(self._hidden)
-        self._send(event["type"], response_id=self.id, output_index=index, item=item)
+        self._send(event["type"], response_id=self.id, output_index=self._index(event), item=item)
         if kind == "output_item.done":
             self._items.append(item)
         if self._joins:
             word = "added" if kind == "output_item.added" else "done"
             self._send(f"conversation.item.{word}", previous_item_id=None, item=item)
+
+    def _index(self, event: Mapping[str, Any]) -> int:
+        """Return the index of an event's item among the items that the client is shown."""
+        index: int = event["output_index"]
+        return index - sum(hidden < index for hidden in self._hidden)
 
     def _end(self, response: Mapping[str, Any]) -> None:
         details = None

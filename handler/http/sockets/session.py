@@ -307,7 +307,7 @@ class Session:
         finally:
             work.memory.close()
 
-    async def respond(self, path: str, body: bytes, output: Output) -> None:
+    async def respond(self, path: str, body: bytes, output: Output, content_type: str = _JSON) -> None:
         """Send a request to the route with a path, and the events of its response to an output.
 
         Nothing is sent if the connection is closed.
@@ -321,8 +321,7 @@ class Session:
         self._num_requests += 1
         id = f"{self.scope['request_id']}-{self._num_requests}"
         try:
-            headers_by_name = self.scope["headers_by_name"].copy()
-            scope = {**self.scope, "path": path, "request_id": id, "headers_by_name": headers_by_name}
+            scope = {**_with_type(self.scope, content_type), "path": path, "request_id": id}
             await exchange.run(self._app, scope)
         finally:
             self._exchanges.discard(exchange)
@@ -404,6 +403,15 @@ def request_scope(scope: Scope, adapter: str | None) -> Scope:
         **scope,
         "method": "POST",
         "query_string": urlencode({"adapter": adapter}).encode() if adapter else b"",
-        "headers": [*headers, (b"content-type", _JSON.encode())],
-        "headers_by_name": {**by_name, "content-type": _JSON},
+        "headers": headers,
+        "headers_by_name": by_name,
+    }
+
+
+def _with_type(scope: Scope, content_type: str) -> Scope:
+    """Return the scope of a request whose body has a content type."""
+    return {
+        **scope,
+        "headers": [*scope["headers"], (b"content-type", content_type.encode())],
+        "headers_by_name": {**scope["headers_by_name"], "content-type": content_type},
     }

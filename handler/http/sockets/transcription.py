@@ -7,10 +7,11 @@ import binascii
 import functools
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import dumps, dumps_decoded, loads
+from handler.core.framing import dumps, loads
+from handler.core.values import new_secret
 from handler.http.sockets.exchange import Output
 from handler.http.sockets.session import Session
 from handler.serving.quota import Share
@@ -18,7 +19,7 @@ from handler.serving.quota import Share
 PATH = "/v1/audio/transcriptions"
 MAX_SECONDS = 600.0  # maximum length of the audio in a buffer
 
-_RATES = (16000, 24000)
+_RATES = (16000, 24000, 48000)
 _CODES = {"audio/pcm": (1, 16), "audio/pcma": (6, 8), "audio/pcmu": (7, 8)}
 """Maps formats to their number in a WAV file, and to their bits per sample."""
 
@@ -77,8 +78,24 @@ class Transcription:
         await self.transcribe(session, audio, _Transcript(session, send, item))
 
     async def transcribe(self, session: Session, audio: bytes, output: Output) -> None:
-        file = base64.b64encode(self.file(audio)).decode()
-        await session.respond(PATH, dumps_decoded({**self.fields, "file": file, "stream": True}), output)
+        form = _form({**self.fields, "stream": "true"}, self.file(audio))
+        await session.respond(PATH, form.body, output, form.content_type)
+
+
+class Form(NamedTuple):
+    """A form with a file. Unlike a string in JSON, the file may have any length."""
+
+    content_type: str
+    body: bytes
+
+
+def _form(fields: Mapping[str, str], file: bytes) -> Form:
+    boundary = new_secret()
+    begin = f"--{boundary}\r\nContent-Disposition: form-data; name="
+    parts = [f'{begin}"{name}"\r\n\r\n{value}\r\n' for name, value in fields.items()]
+    head = "".join([*parts, f'{begin}"file"; filename="audio.wav"\r\n\r\n'])
+    body = b"%b%b\r\n--%b--\r\n" % (head.encode(), file, boundary.encode())
+    return Form(f"multipart/form-data; boundary={boundary}", body)
 
 
 def audio_settings(session: Mapping[str, Any], earlier: Transcription) -> Transcription:
