@@ -24,13 +24,14 @@ from handler.http.sockets.transcription import (
     FlatTranscription,
     Transcription,
     audio_settings,
+    check_model,
 )
 from handler.serving.quota import Share
 
 RESPONSES = "/v1/responses"
 
 _MAX_ITEMS = 1024  # maximum number of items of a conversation
-_SETTINGS = ("instructions", "tools", "tool_choice", "max_output_tokens", "parallel_tool_calls", "reasoning")
+_SETTINGS = ("model", "instructions", "tools", "tool_choice", "max_output_tokens", "parallel_tool_calls", "reasoning")
 """The fields of a session and of `response.create` that a request for /v1/responses has too."""
 
 _ACCEPTED = {
@@ -214,8 +215,8 @@ class RealtimeReader:
         kind = "realtime" if self._transcription is None else "transcription"
         audio = {} if self._transcription is None else {"audio": {"input": self._transcription.settings}}
         text = self._settings if self._transcription is None else {}
-        model = session.model.config.name
-        return {"type": kind, "object": "realtime.session", "id": self._id, "model": model, **text, **audio}
+        model = self._settings.get("model") or session.model.context.own_name
+        return {"type": kind, "object": "realtime.session", "id": self._id, **text, "model": model, **audio}
 
     # -- events of the client ------------------------------------------------------------------------------------
 
@@ -224,7 +225,7 @@ class RealtimeReader:
         if new.get("type") == "transcription":
             self._transcribe(session, new, size)
         else:
-            _check_model(session, new, "session.")
+            check_model(session, new.get("model"), "session.model")
             settings = await session.call(size, functools.partial(_read_settings, new, "session."))
             settings = {**self._settings, **settings}
             self._memory.set(len(dumps(settings)))
@@ -237,7 +238,9 @@ class RealtimeReader:
         if self._conversation.items and self._transcription is None:
             raise EventError("session.type: the session has a conversation", "invalid_value", "session.type")
         earlier = self._transcription or Transcription()
+        check_model(session, new.get("model"), "session.model")
         settings = audio_settings(new, earlier)
+        check_model(session, settings.fields.get("model"), "session.audio.input.transcription.model")
         if self._audio.size and (settings.kind, settings.rate) != (earlier.kind, earlier.rate):
             at = "session.audio.input.format"
             raise EventError(f"{at}: the buffer has audio of another format; commit or clear it", "invalid_value", at)
@@ -381,6 +384,7 @@ class TextTurn(Output):
         self._joins = joins
         self._hidden = set[int]()  # indices of items that the client is not shown, such as reasoning
         self._items: list[dict[str, Any]] = []
+        self._calls: dict[int, dict[str, str]] = {}  # by index, what the events of a function call repeat
         self.id = f"resp_{new_digits()}"
         self.is_over = False
 
@@ -426,6 +430,8 @@ class TextTurn(Output):
         }
         if "output_index" in event:
             fields["output_index"] = self._index(event)
+        if kind.startswith("function_call_arguments"):
+            fields.update(self._calls[event["output_index"]])
         if "part" in event:
             fields["part"] = {"type": "text", "text": event["part"]["text"]}
         self._send(event["type"], response_id=self.id, **fields)
@@ -435,6 +441,8 @@ class TextTurn(Output):
             self._hidden.add(event["output_index"])
             return
         item = _output_item(event["item"])
+        if item["type"] == "function_call":
+            self._calls[event["output_index"]] = {"call_id": item["call_id"], "name": item["name"]}
         self._send(event["type"], response_id=self.id, output_index=self._index(event), item=item)
         if kind == "output_item.done":
             self._items.append(item)
@@ -508,11 +516,6 @@ def _list(fields: Mapping[str, Any], name: str) -> list[Any]:
     return value
 
 
-def _check_model(session: Session, fields: Mapping[str, Any], prefix: str) -> None:
-    if (model := fields.get("model")) is not None and model not in session.model.config.model_name:
-        raise EventError(f"{prefix}model={model!r:.100}: not served here", "model_not_found", f"{prefix}model")
-
-
 def _read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return the settings of a session or a response, most of them as JSON.
 
@@ -530,7 +533,7 @@ def _read_settings(fields: Mapping[str, Any], prefix: str) -> dict[str, Any]:
                 raise EventError(f"{at}={value!r:.100}: is not supported", "not_supported", at)
         elif name == "audio":
             _check_no_audio(value, at)
-        elif name not in ("model", "input", "conversation", "metadata", "id", "object"):
+        elif name not in ("input", "conversation", "metadata", "id", "object"):
             raise EventError(f"{at}: is not supported", "unknown_parameter", at)
     limit = settings.get("max_output_tokens", "inf")
     if limit != "inf" and (isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 1 << 63):

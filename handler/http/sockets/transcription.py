@@ -14,6 +14,8 @@ from handler.core.framing import dumps, loads
 from handler.core.values import new_secret
 from handler.http.sockets.exchange import Output
 from handler.http.sockets.session import Session
+from handler.protocols.kernel.context import NO_REQUEST
+from handler.protocols.openai.request import read_model
 from handler.serving.quota import Share
 
 PATH = "/v1/audio/transcriptions"
@@ -96,6 +98,18 @@ def _form(fields: Mapping[str, str], file: bytes) -> Form:
     head = "".join([*parts, f'{begin}"file"; filename="audio.wav"\r\n\r\n'])
     body = b"%b%b\r\n--%b--\r\n" % (head.encode(), file, boundary.encode())
     return Form(f"multipart/form-data; boundary={boundary}", body)
+
+
+def check_model(session: Session, name: object, param: str | None = None) -> None:
+    """Check a model name as a request for a route does.
+
+    Raises:
+        EventError: neither the model nor an adapter has this name.
+    """
+    try:
+        read_model({"model": name}, session.model.context, NO_REQUEST)
+    except ServingError as error:
+        raise EventError(error.message, "model_not_found", param) from None
 
 
 def audio_settings(session: Mapping[str, Any], earlier: Transcription) -> Transcription:
@@ -267,11 +281,10 @@ class FlatTranscription:
         model = event.get("model")
         if not isinstance(model, str):
             raise EventError("session.update needs a model", "invalid_event")
-        if model not in session.model.config.model_name:
-            raise EventError(f"The model `{model:.100}` does not exist.", "model_not_found")
+        check_model(session, model)
         if event.get("include"):
             raise EventError("include: is not supported", "invalid_event")
-        fields = {name: event[name] for name in ("language", "prompt") if event.get(name) is not None}
+        fields = {name: event[name] for name in ("model", "language", "prompt") if event.get(name) is not None}
         for name, value in fields.items():
             if not isinstance(value, str):
                 raise EventError(f"{name}: must be a string", "invalid_event")

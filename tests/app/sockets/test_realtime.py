@@ -219,6 +219,27 @@ def test_minutes_of_audio_are_transcribed(hearing_server: LiveServer) -> None:
         assert until(client, DELTA, FAILED)[-1]["type"] == DELTA
 
 
+@pytest.mark.parametrize("name", ["mine", "model", "no"])
+def test_a_model_has_the_names_that_it_has_in_requests(name: str) -> None:
+    """Those in `option.served_model_name`, and its own."""
+    names = ("-o", "option.served_model_name=mine", "-o", "option.task=automatic-speech-recognition")
+    word = {"transcription": {"model": name}}
+    updates = [
+        {"type": "session.update", "session": {"type": "realtime", "model": name}},
+        {"type": "session.update", "session": {"type": "transcription", "audio": {"input": word}}},
+        {"type": "session.update", "model": name},
+    ]
+    with serve("--engine", "echo", *names) as server:
+        status = server.post({"file": "", "model": name}, "/v1/audio/transcriptions").status_code
+        with open_socket(server, PATH) as client:
+            receive(client)
+            send(client, *updates, {"type": "nothing"})
+            events = [receive(client) for _ in range(3)]
+    kinds = [event["type"] for event in events]
+    assert (kinds == ["error"] * 3) == (status == 404) == (name == "no")
+    assert "session.updated" in kinds or events[0]["error"]["param"] == "session.model"
+
+
 def test_the_prompt_of_a_transcription_may_be_any_text(hearing_server: LiveServer) -> None:
     """Such as the text that begins another part of a form."""
     prompt = '\r\n--\r\nContent-Disposition: form-data; name="language"\r\n\r\nxx'
