@@ -51,12 +51,14 @@ class Served(NamedTuple):
         key: the API key of the server, or "none" if no key is set, because agents require a key.
         model: the name of the model on the server.
         context: the context length in tokens, or None if the server does not report it.
+        websockets: whether the server is known to open WebSockets for responses.
     """
 
     url: str
     key: str
     model: str
     context: int | None
+    websockets: bool = False
 
 
 class Settings(NamedTuple):
@@ -77,11 +79,18 @@ class Settings(NamedTuple):
 
 
 class Agent(NamedTuple):
-    """A coding agent: its title, the command that installs it, and the function that creates its settings."""
+    """A coding agent.
+
+    Attributes:
+        install: the command that installs the agent.
+        settings: the function that creates its settings.
+        uses_websockets: whether its settings depend on whether the server opens WebSockets.
+    """
 
     title: str
     install: str
     settings: Callable[[Served], Settings]
+    uses_websockets: bool = False
 
 
 def _claude(served: Served) -> Settings:
@@ -104,7 +113,14 @@ def _claude(served: Served) -> Settings:
 
 
 def _codex(served: Served) -> Settings:
-    provider = {"name": "lmi", "base_url": f"{served.url}/v1", "wire_api": "responses", "env_key": _KEY}
+    provider: dict[str, Any] = {
+        "name": "lmi",
+        "base_url": f"{served.url}/v1",
+        "wire_api": "responses",
+        "env_key": _KEY,
+        # Codex tries a server without WebSockets seven times, which takes 18 seconds.
+        "supports_websockets": served.websockets or None,
+    }
     values: dict[str, Any] = {
         "model": served.model,
         "model_provider": _PROVIDER,
@@ -196,7 +212,7 @@ def _dotenv(value: str) -> str:
 
 AGENTS = {
     "claude": Agent("Claude Code", "npm install -g @anthropic-ai/claude-code", _claude),
-    "codex": Agent("Codex", "npm install -g @openai/codex", _codex),
+    "codex": Agent("Codex", "npm install -g @openai/codex", _codex, uses_websockets=True),
     "opencode": Agent("OpenCode", "npm install -g opencode-ai", _opencode),
     "goose": Agent("goose", "brew install block-goose-cli", _goose),
     "aider": Agent("aider", "uv tool install --python 3.12 aider-chat", _aider),
@@ -237,7 +253,10 @@ def _launch(arguments: argparse.Namespace) -> int:
     """Replace this process with the agent, so that the agent receives signals and sets the exit status."""
     url, key = _server(arguments)
     served = _find(url, key, arguments.name)
-    settings = AGENTS[arguments.agent].settings(served)
+    agent = AGENTS[arguments.agent]
+    if agent.uses_websockets:
+        served = served._replace(websockets=_has_websockets(url, key))
+    settings = agent.settings(served)
     variables = _direct(url) | {name: str(value) for name, value in settings.variables.items() if value is not None}
     files = chain(*((option, private_file(text)) for option, text in settings.files.items()))
     words = [arguments.agent, *settings.arguments, *files, *(arguments.words or settings.command)]
@@ -340,6 +359,24 @@ def _get(url: str, key: str) -> bytes:
             return bytes(answer.read(_MAX_BYTES))
     except http.client.HTTPException as error:
         raise OSError(repr(error)) from None  # the URL is wrong, or the server does not speak HTTP
+
+
+def _has_websockets(url: str, key: str) -> bool:
+    """Return whether a server opens a WebSocket for responses. A proxy in front of it may prevent this."""
+    from websockets.exceptions import WebSocketException  # too slow to import in every command
+    from websockets.sync.client import connect
+
+    try:
+        with connect(
+            f"ws{url.removeprefix('http')}/v1/responses",
+            additional_headers={"Authorization": f"Bearer {key}"} if key else {},
+            proxy=None if _direct(url) else True,
+            open_timeout=_TIMEOUT,
+            close_timeout=_TIMEOUT,
+        ):
+            return True
+    except (OSError, WebSocketException, ImportError):  # ImportError: a SOCKS proxy needs another package
+        return False
 
 
 def private_file(text: str) -> str:

@@ -13,7 +13,10 @@ from tests.examples import kubernetes_environment
 
 def main(prefix: str) -> None:
     for name in toolchains.environments():
-        print(toolchains.python(name), flush=True)
+        try:
+            print(toolchains.python(name), flush=True)
+        except toolchains.Unavailable as error:
+            print(error, flush=True)
     print(kubernetes_environment.python(), flush=True)
     for build in (toolchains.node_modules, toolchains.claude_code, toolchains.codex, toolchains.java_classpath):
         try:

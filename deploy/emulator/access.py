@@ -11,17 +11,34 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
+from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from deploy.emulator.protocol import ApiError
 from handler.core.numbers import is_digits
 
 TOKEN_PREFIX = "sagemaker-api-key-"
-_SERVICE = "sagemaker"
+SERVICE = "sagemaker"
 _LONGEST = 12 * 3600  # maximum lifetime of a token, in seconds
 _LONGEST_URL = 7 * 24 * 3600  # maximum lifetime of a presigned URL, in seconds
 _PRESIGNED = ("Credential", "Algorithm", "SignedHeaders", "Signature")
-_SIGNED = re.compile(r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=\S+,\s*Signature=[0-9a-f]{64}")
+_SIGNED = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=[^\s,]+,\s*Signature=([0-9a-f]{64})", re.ASCII
+)
+
+
+class RequestSignature(NamedTuple):
+    """The fields of an Authorization header.
+
+    Attributes:
+        key: the access key.
+        region: region that the request is signed for.
+        value: the signature, 64 hexadecimal digits.
+    """
+
+    key: str
+    region: str
+    value: str
 
 
 def check_host(host: str, origin: str | None, address: str, site: str | None = None) -> None:
@@ -66,11 +83,11 @@ def check_signed(authorization: str | None, query: Mapping[str, str], region: st
     """
     if authorization is None and "X-Amz-Signature" in query:
         return check_presigned(query, region, now)
-    return check_signature(authorization, region)
+    return read_signature(authorization, region).region
 
 
-def check_signature(authorization: str | None, region: str | None) -> str:
-    """Return the region that an Authorization header is signed for.
+def read_signature(authorization: str | None, region: str | None) -> RequestSignature:
+    """Return the fields of an Authorization header.
 
     Args:
         authorization: the Authorization header, or None if the request has none.
@@ -84,7 +101,8 @@ def check_signature(authorization: str | None, region: str | None) -> str:
     signed = _SIGNED.fullmatch(authorization)
     if signed is None:
         raise ApiError(403, "IncompleteSignature", "The Authorization header is not a Signature Version 4.")
-    return _region(signed[1], region, "InvalidSignatureException")
+    signed_region = _region(signed[1], region, "InvalidSignatureException")
+    return RequestSignature(signed[1].rsplit("/", 4)[0], signed_region, signed[2])
 
 
 def check_presigned(query: Mapping[str, str], region: str | None, now: datetime) -> str:
@@ -158,12 +176,12 @@ def _query_of_token(encoded: str) -> dict[str, str]:
 def _region(credential: str, expected: str | None, code: str) -> str:
     """Return the region of a credential scope, `key/date/region/service/aws4_request`."""
     match credential.rsplit("/", 4):
-        case [_, _, region, service, "aws4_request"] if service == _SERVICE:
+        case [_, _, region, service, "aws4_request"] if service == SERVICE:
             if expected is None or region == expected:
                 return region
             raise ApiError(403, code, f"Credential is scoped to {region}; this endpoint is in {expected}.")
         case _:
-            raise ApiError(403, code, f"Credential must be scoped to service {_SERVICE}.")
+            raise ApiError(403, code, f"Credential must be scoped to service {SERVICE}.")
 
 
 def _access_denied(reason: str) -> ApiError:

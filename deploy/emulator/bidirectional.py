@@ -29,7 +29,7 @@ from websockets.exceptions import InvalidHandshake
 from websockets.frames import CloseCode, Opcode
 from websockets.http11 import Response
 
-from deploy.emulator.access import check_host, check_signature
+from deploy.emulator.access import check_host, read_signature
 from deploy.emulator.container_socket import ContainerSocket, read_frame, write_event
 from deploy.emulator.endpoint import Endpoint
 from deploy.emulator.http2 import Http2Connection, tls_context
@@ -113,21 +113,19 @@ class BidirectionalEmulator:
         if route is None or scope["method"] != "POST":
             text = f"No operation at {scope['path']}; only InvokeEndpointWithBidirectionalStream uses this port."
             raise ApiError(404, "UnknownOperationException", text)
-        authorization = headers.get("authorization", "")
-        region = check_signature(authorization, self._endpoint.region)
+        signature = read_signature(headers.get("authorization"), self._endpoint.region)
         if headers.get("x-amz-content-sha256") != _SIGNED_EVENTS:
             raise ApiError(403, "IncompleteSignature", f"x-amz-content-sha256 must be {_SIGNED_EVENTS}.")
         variant = self._endpoint.admit(route[1], headers.get(VARIANT.lower()))
         if self._endpoint.components:
             text = "has inference components, but this operation has no InferenceComponentName."
             raise validation_error(f"Endpoint {route[1]} {text}")
-        key = authorization.partition("Credential=")[2].partition("/")[0]
         return Invocation(
             _target(headers),
             str(uuid.uuid4()),
             variant,
-            self._endpoint.log_stream(region, None, variant),
-            EventSignature(authorization, self._secret(key)),
+            self._endpoint.log_stream(signature.region, None, variant),
+            EventSignature(signature, self._secret(signature.key)),
         )
 
     async def _open(self, invocation: Invocation) -> ContainerSocket:

@@ -154,7 +154,7 @@ class Http2Connection(asyncio.Protocol):
             stream = self._streams.get(event.stream_id)
             if stream is None:  # the response is complete, so that the rest of the request is dropped
                 self.acknowledge(event.stream_id, event.flow_controlled_length)
-            else:
+            elif event.flow_controlled_length:  # empty frames are outside flow control, so they are not queued
                 stream.put(event.data, event.flow_controlled_length, last=False)
         elif isinstance(event, StreamEnded) and event.stream_id in self._streams:
             self._streams[event.stream_id].put(b"", 0, last=True)

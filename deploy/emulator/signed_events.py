@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 
 from botocore.eventstream import EventStreamBuffer, EventStreamMessage, ParserError
 
+from deploy.emulator.access import SERVICE, RequestSignature
 from deploy.emulator.protocol import ApiError, validation_error
 
 _LENGTH = struct.Struct("!I")
@@ -73,14 +74,13 @@ class EventSignature:
     """The signatures of a client's events, each of which covers the one before.
 
     Args:
-        authorization: the Authorization header of the request.
+        request: signature of the request, which the first event's signature covers.
         secret: secret key that belongs to the access key, or None to check only the form.
     """
 
-    def __init__(self, authorization: str, secret: str | None) -> None:
-        fields = dict(part.strip().partition("=")[::2] for part in authorization.partition(" ")[2].split(","))
-        self._scope = fields["Credential"].rsplit("/", 3)[1:]  # region, service and "aws4_request"
-        self._previous = fields["Signature"]
+    def __init__(self, request: RequestSignature, secret: str | None) -> None:
+        self._scope = (request.region, SERVICE, "aws4_request")
+        self._previous = request.value
         self._secret = secret
 
     def check(self, message: EventStreamMessage) -> None:

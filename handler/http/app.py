@@ -33,10 +33,12 @@ from handler.http.inference import (
     send_refusal,
     shows,
 )
+from handler.http.message_batch_routes import MessageBatchRoutes
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
 from handler.http.security import OPEN, Access, AdmittedHead, AllowedHosts, Checks, read_access
-from handler.http.sockets.asgi import AsgiSocket, http_scope
-from handler.http.sockets.routes import INVOKE_SOCKET, REALTIME, Sockets
+from handler.http.sockets.asgi import AsgiHandshake, http_scope
+from handler.http.sockets.readers import INVOKE_SOCKET, REALTIME
+from handler.http.sockets.routes import Sockets
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
 from handler.protocols import registry
@@ -115,6 +117,7 @@ class App:
             Route("/execution-parameters", Endpoint({"GET": shows(self._execution_parameters)})),
             *AdapterRoutes(model).routes,
             *BatchRoutes(model).routes,
+            *MessageBatchRoutes(model).routes,
             *TgiRoutes(model).routes,
             *ModelRoutes(model).routes,
             *ResponseRoutes(model).routes,
@@ -389,11 +392,11 @@ class MountedApp:
 
     async def _open_socket(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()  # websocket.connect
-        socket = AsgiSocket(scope, receive, send)
+        handshake = AsgiHandshake(scope, receive, send)
         try:
-            await app({**http_scope(scope), "extensions": {EXCHANGE: socket}}, receive, socket.send)
+            await app({**http_scope(scope), "extensions": {EXCHANGE: handshake}}, receive, handshake.send)
         finally:
-            await socket.finish()
+            await handshake.finish()
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()  # lifespan.startup

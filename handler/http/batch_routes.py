@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, ClassVar, Protocol, TypeVar
 
 from starlette.datastructures import QueryParams
 from starlette.requests import ClientDisconnect
@@ -37,14 +38,15 @@ from handler.http.inference import (
 from handler.http.routes import Answered, json_handler
 from handler.http.urls import query_of
 from handler.protocols.kernel.body import decode
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.openai.api import ERRORS, Page, listed, read_page
 from handler.protocols.openai.batches import read_batch, read_file
-from handler.serving.batches.store import BatchStore
+from handler.serving.batches.store import OPENAI, BatchKind, BatchStore
 from handler.serving.compression import Inflater, check_encoding, content_encoding
 from handler.serving.forms import FormReader, Parts
 from handler.serving.head import media_type, owner_of
 from handler.serving.model import ServedModel
-from handler.serving.quota import Count
+from handler.serving.quota import BODY_MEMORY, Count, Share
 
 _MOST_WAITING = 64  # maximum number of calls that wait for the store
 _PART = 1 << 18  # bytes of a file to send at once
@@ -55,105 +57,67 @@ _MOST_FILES = 10_000  # maximum number of files in a list
 T = TypeVar("T")
 
 
-class BatchRoutes:
+class StoreRoutes:
+    """Routes that use the store of batches."""
+
+    errors: ClassVar[ErrorFormat]
+    uploaded: ClassVar = "'file'"
+    """The name of what is uploaded, in error messages."""
+
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._waiting = Count()
-        paths = model.admission.routes.dialects
-        self._endpoints = [path for path in paths if path.startswith("/v1/") and "{" not in path]
 
-        def route(path: str, **handlers: Handle) -> Route:
-            return Route(path, Endpoint(handlers, errors=ERRORS))
+    def route(self, path: str, **handlers: Handle) -> Route:
+        return Route(path, Endpoint(handlers, errors=self.errors))
 
-        upload, create = self._json(self._upload), self._json(self._create)
-        self.routes = [
-            route("/v1/files", GET=self._many(BatchStore.files, _MOST_FILES, _MOST_FILES), POST=upload),
-            route("/v1/files/{file}", GET=self._one(BatchStore.file), DELETE=self._one(BatchStore.delete)),
-            route("/v1/files/{file}/content", GET=self._content),
-            route("/v1/batches", GET=self._many(BatchStore.batches), POST=create),
-            route("/v1/batches/{batch}", GET=self._one(BatchStore.batch)),
-            route("/v1/batches/{batch}/cancel", POST=self._one(BatchStore.cancel)),
-        ]
-
-    def _json(self, answer: Callable[[Scope, Receive], Awaitable[Answered]]) -> Handle:
+    def json(self, answer: Callable[[Scope, Receive], Awaitable[Answered]]) -> Handle:
         async def checked(scope: Scope, receive: Receive) -> Answered:
             if scope["method"] in ("POST", "DELETE"):
                 self._model.availability.check_open()
             return await answer(scope, receive)
 
-        return json_handler(self._model, checked, ERRORS)
-
-    def _one(self, method: Callable[[BatchStore, str, str], Any]) -> Handle:
-        """Return a handler that calls a method of the store with the owner of the request and the ID in the path."""
-
-        async def answer(scope: Scope, receive: Receive) -> Answered:
-            (id,) = scope["path_params"].values()
-            return await self._call(method, _owner(scope), id), ()
-
-        return self._json(answer)
-
-    def _many(self, method: Callable[[BatchStore, str, Page], tuple[list[Any], bool]], *limits: int) -> Handle:
-        """Return a handler that calls a method of the store with the owner of the request and the requested page.
-
-        Args:
-            limits: maximum and default number of items on a page, as for `read_page`.
-        """
-
-        async def answer(scope: Scope, receive: Receive) -> Answered:
-            page = read_page(QueryParams(query_of(scope)), *limits)
-            items, has_more = await self._call(method, _owner(scope), page)
-            return listed(items, has_more=has_more), ()
-
-        return self._json(answer)
+        return json_handler(self._model, checked, self.errors)
 
     @property
-    def _store(self) -> BatchStore:
+    def store(self) -> BatchStore:
         if self._model.batches is None:
             raise NotFound("files and batches are not enabled on this server (option.batches_store)")
         return self._model.batches
 
-    async def _call(self, method: Callable[..., T], *arguments: Any) -> T:
+    async def call(self, method: Callable[..., T], *arguments: Any) -> T:
         """Call a method of the store.
 
         Raises:
             ServingError: the method failed, or too many calls are waiting.
         """
-        store = self._store
+        store = self.store
         if self._waiting.value >= _MOST_WAITING:
             raise Overloaded(f"{_MOST_WAITING} requests for files and batches are already waiting")
         with self._waiting:
             return await store.call(method, store, *arguments)
 
-    async def _create(self, scope: Scope, receive: Receive) -> Answered:
-        store = self._store
-        body = await read_short_body(scope, receive, _FORM, self._model)
-        params = read_batch(decode(body), self._endpoints, self._model.context)
-        batch = await self._call(BatchStore.create, _owner(scope), params)
-        store.created.set()
-        return batch, params.ignored
-
     # -- the contents of files -----------------------------------------------------------------------------------
 
-    async def _upload(self, scope: Scope, receive: Receive) -> Answered:
-        store = self._store
-        if media_type(scope["headers_by_name"]) != "multipart/form-data":
-            raise UnsupportedMedia("a file must be sent as multipart/form-data")
-        encoding = content_encoding(scope["headers_by_name"])
+    @contextlib.asynccontextmanager
+    async def new_file(self, scope: Scope, kind: BatchKind) -> AsyncIterator[str]:
+        """Return the id of a new file that the block writes. Drop the file if the block fails.
+
+        Raises:
+            ServingError: there is no room for the file, it does not arrive in time, or it cannot be written.
+        """
+        store, encoding = self.store, content_encoding(scope["headers_by_name"])
         check_encoding(encoding)
         scope[GIVEN_UP] = True  # until the whole body has been received
         length, most = declared_length(scope), self._model.config.batches_max_file_bytes
         if length > most + _FORM:
-            raise _too_large(most)
+            raise file_too_large(most, self.uploaded)
         size = most if encoding else length  # of a compressed file, only the maximum is certain
-        id = await self._call(BatchStore.reserve, _owner(scope), min(size, most) if size else most)
+        id = await self.call(BatchStore.reserve, owner_in(scope), min(size, most) if size else most, kind)
         kept = False
         try:
-            with self._model.receiving:
-                form = await wait_for(self._receive(scope, receive, store.path(id), most), _UPLOAD_SECONDS)
-            new = read_file(form, self._model.context)
-            file = await self._call(BatchStore.keep, id, new)
+            yield id
             kept = True
-            return file, new.ignored
         except asyncio.TimeoutError:
             raise TooSlow(
                 "the file did not arrive in time (option.client_timeout for each part, 30 minutes in all)"
@@ -164,11 +128,14 @@ class BatchRoutes:
             if not kept:
                 await store.call(store.drop, id)
 
-    async def _receive(self, scope: Scope, receive: Receive, path: Path, most: int) -> dict[str, Any]:
-        """Write the file in a form to `path`, and return the form."""
-        with open(path, "xb", opener=functools.partial(os.open, mode=0o600)) as file:
-            upload = _Upload(scope["headers_by_name"], file, most)
-            more = True
+    async def receive(self, scope: Scope, receive: Receive, upload: BodyReader) -> None:
+        """Pass the body to a reader, on a thread."""
+        with self._model.receiving:
+            await wait_for(self._receive_parts(scope, receive, upload), _UPLOAD_SECONDS)
+
+    async def _receive_parts(self, scope: Scope, receive: Receive, upload: BodyReader) -> None:
+        more = True
+        with Share(self._model.admission.memory) as memory:
             while more:
                 message = await wait_for(receive(), self._model.config.client_timeout)
                 if message["type"] == "http.disconnect":
@@ -177,27 +144,96 @@ class BatchRoutes:
                 if not more:
                     del scope[GIVEN_UP]
                 await run_in_daemon_thread(upload.feed, part)
-            return upload.end()
+                memory.set(BODY_MEMORY * upload.num_held)
+
+    async def send(self, scope: Scope, receive: Receive, send: Send, parts: Callable[[], bytes]) -> None:
+        """Send a body whose parts are read on a thread, until there are no more or the client has disconnected."""
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            more = scope["method"] != "HEAD"
+            while more and not gone.done():
+                part = await run_in_daemon_thread(parts)
+                more = bool(part)
+                if more:
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            gone.cancel()
+
+
+class BatchRoutes(StoreRoutes):
+    """OpenAI's routes for files and batches."""
+
+    errors = ERRORS
+
+    def __init__(self, model: ServedModel) -> None:
+        super().__init__(model)
+        paths = model.admission.routes.dialects
+        self._endpoints = [path for path in paths if path.startswith("/v1/") and "{" not in path]
+        route, upload, create = self.route, self.json(self._upload), self.json(self._create)
+        self.routes = [
+            route("/v1/files", GET=self._many(BatchStore.files, _MOST_FILES, _MOST_FILES), POST=upload),
+            route("/v1/files/{file}", GET=self._one(BatchStore.file), DELETE=self._one(BatchStore.delete)),
+            route("/v1/files/{file}/content", GET=self._content),
+            route("/v1/batches", GET=self._many(BatchStore.batches), POST=create),
+            route("/v1/batches/{batch}", GET=self._one(BatchStore.batch)),
+            route("/v1/batches/{batch}/cancel", POST=self._one(BatchStore.cancel)),
+        ]
+
+    def _one(self, method: Callable[[BatchStore, str, str], Any]) -> Handle:
+        """Return a handler that calls a method of the store with the owner of the request and the ID in the path."""
+
+        async def answer(scope: Scope, receive: Receive) -> Answered:
+            (id,) = scope["path_params"].values()
+            return await self.call(method, owner_in(scope), id), ()
+
+        return self.json(answer)
+
+    def _many(self, method: Callable[[BatchStore, str, Page], tuple[list[Any], bool]], *limits: int) -> Handle:
+        """Return a handler that calls a method of the store with the owner of the request and the requested page.
+
+        Args:
+            limits: maximum and default number of items on a page, as for `read_page`.
+        """
+
+        async def answer(scope: Scope, receive: Receive) -> Answered:
+            page = read_page(QueryParams(query_of(scope)), *limits)
+            items, has_more = await self.call(method, owner_in(scope), page)
+            return listed(items, has_more=has_more), ()
+
+        return self.json(answer)
+
+    async def _create(self, scope: Scope, receive: Receive) -> Answered:
+        store = self.store
+        body = await read_short_body(scope, receive, _FORM, self._model)
+        params = read_batch(decode(body), self._endpoints, self._model.context)
+        batch = await self.call(BatchStore.create, owner_in(scope), params)
+        store.created.set()
+        return batch, params.ignored
+
+    # -- the contents of files -----------------------------------------------------------------------------------
+
+    async def _upload(self, scope: Scope, receive: Receive) -> Answered:
+        store = self.store
+        if media_type(scope["headers_by_name"]) != "multipart/form-data":
+            raise UnsupportedMedia("a file must be sent as multipart/form-data")
+        async with self.new_file(scope, OPENAI) as id:
+            with create_file(store.path(id)) as file:
+                upload = _Upload(scope["headers_by_name"], file, self._model.config.batches_max_file_bytes)
+                await self.receive(scope, receive, upload)
+            new = read_file(upload.end(), self._model.context)
+            return await self.call(BatchStore.keep, id, new), new.ignored
 
     async def _content(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._model.adapters.calls:
             try:
-                content, file = await self._call(BatchStore.open, _owner(scope), scope["path_params"]["file"])
+                content, file = await self.call(BatchStore.open, owner_in(scope), scope["path_params"]["file"])
             except ServingError as error:
                 return await send_refusal(scope, send, ERRORS.whole(error))
-            gone = asyncio.ensure_future(_disconnected(receive))
-            try:
+            with file:
                 length = [(b"content-length", str(content["bytes"]).encode())]
                 await send_start(scope, send, 200, "application/octet-stream", length)
-                left, more = content["bytes"] if scope["method"] != "HEAD" else 0, True
-                while more and not gone.done():
-                    part = await run_in_daemon_thread(file.read, min(left, _PART))
-                    left -= len(part)
-                    more = bool(part) and left > 0
-                    await send({"type": "http.response.body", "body": part, "more_body": more})
-            finally:
-                gone.cancel()
-                file.close()
+                await self.send(scope, receive, send, functools.partial(file.read, _PART))
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -206,12 +242,36 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _owner(scope: Scope) -> str:
+def owner_in(scope: Scope) -> str:
+    """Return the owner of a request's API key."""
     return owner_of(scope["headers_by_name"])
 
 
-def _too_large(most: int) -> TooLarge:
-    return TooLarge(f"'file' has more than {most} bytes (option.batches_max_file_bytes)")
+def file_too_large(most: int, name: str = "'file'") -> TooLarge:
+    """Return the error for a file, or for another part of a request, that is too large."""
+    return TooLarge(f"{name} has more than {most} bytes (option.batches_max_file_bytes)")
+
+
+def create_file(path: Path) -> BinaryIO:
+    """Create a file that only this user can read, and open it for writing."""
+    return open(path, "xb", opener=functools.partial(os.open, mode=0o600))
+
+
+class BodyReader(Protocol):
+    """What reads a body while it arrives.
+
+    Attributes:
+        num_held: number of bytes that it holds in memory.
+    """
+
+    num_held: int
+
+    def feed(self, data: bytes) -> None:
+        """Read the next bytes of the body.
+
+        Raises:
+            ServingError: the body is invalid or too large.
+        """
 
 
 class _Upload:
@@ -221,6 +281,8 @@ class _Upload:
         headers: headers by name in lower case.
         limit: maximum size of the file, in bytes.
     """
+
+    num_held = 0
 
     def __init__(self, headers: Mapping[str, str], file: BinaryIO, limit: int) -> None:
         self._file = file
@@ -257,7 +319,7 @@ def _bounded(file: BinaryIO, most: int) -> Callable[[memoryview], None]:
 
     def write(data: memoryview) -> None:
         if file.tell() + len(data) > most:
-            raise _too_large(most)
+            raise file_too_large(most)
         file.write(data)
 
     return write

@@ -24,7 +24,17 @@ from handler.core.errors import (
 )
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Extras, Finish, Pooling, Request, Task, Token
+from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
 from handler.protocols.anthropic.api import LIFECYCLES, AnthropicError, AnthropicModel, AnthropicModels
+from handler.protocols.anthropic.batches import BATCHES as MESSAGE_BATCHES
+from handler.protocols.anthropic.batches import (
+    DeletedMessageBatch,
+    MessageBatch,
+    MessageBatches,
+    MessageResult,
+    message_batch,
+    message_batches,
+)
 from handler.protocols.api import (
     AdapterChange,
     Adapters,
@@ -98,12 +108,13 @@ _NUM_PROMPT_TOKENS = 12
 
 _ID = re.compile(r'"(\w+[-_])[0-9a-f-]{24,}"')
 _DRAWN = re.compile(r'"(created|created_at|completed_at|seed)":[0-9]+')
+_SEALED = re.compile(r'("encrypted_content":")[\w=-]+')
 _FIXED = 1760000000  # replaces times and seeds
 
 
 @functools.cache
 def example_response(dialect: Dialect) -> Any:
-    """Return the non-streaming response of a dialect to its own example. Ids, times and seeds are fixed."""
+    """Return the non-streaming response of a dialect to its own example. Ids, times, seeds and summaries are fixed."""
     parsed = dialect.parse(dialect.description.example, _CONTEXT)
     if parsed.take_prompt is not None:
         parsed.take_prompt(Prompt("", [0] * _NUM_PROMPT_TOKENS, Vocabulary([b""])))
@@ -113,7 +124,7 @@ def example_response(dialect: Dialect) -> Any:
         for delta in _deltas(index, request):
             if not parsed.reply.finished:  # a document made from the prompt alone ends with the first delta
                 body += parsed.reply.feed(index, delta)
-    text = _DRAWN.sub(rf'"\1":{_FIXED}', _ID.sub(r'"\g<1>0"', body.decode()))
+    text = _DRAWN.sub(rf'"\1":{_FIXED}', _ID.sub(r'"\g<1>0"', _SEALED.sub(r"\1AQ==", body.decode())))
     return json.loads(text)
 
 
@@ -179,6 +190,7 @@ INFERENCE: dict[str, tuple[str, str]] = {
     "/v1/chat/completions": ("OpenAI", "Respond to a chat; supports streams, tools, images and structured output"),
     "/v1/completions": ("OpenAI", "Continue or score one or more prompts"),
     "/v1/responses": ("OpenAI", "Respond to a request of the Responses API"),
+    "/v1/responses/compact": ("OpenAI", "Summarize a conversation, and return the items of the next request"),
     "/v1/responses/input_tokens": ("OpenAI", "Count the tokens of a request to /v1/responses without answering it"),
     "/v1/embeddings": ("OpenAI", "Compute an embedding for each text"),
     "/v1/audio/transcriptions": ("OpenAI", "Transcribe audio in the spoken language"),
@@ -482,6 +494,47 @@ _OF_BATCHES: Mapping[tuple[str, str], Operation] = {
     ),
 }  # fmt: skip
 
+# -- Anthropic's message batches -----------------------------------------------------------------------------------
+
+_NEW_MESSAGES = NewBatch("file-0", "/v1/messages", "24h", DAY, LIFETIME, None, (), total=1)
+_MESSAGE_BATCH = message_batch(new_batch("msgbatch_0", _NEW_MESSAGES, _FIXED), 0)
+_PARAMS = {"model": "model", "max_tokens": 16, "messages": [{"role": "user", "content": "Hello"}]}
+_REQUESTS = {"type": "array", "items": record({"custom_id": TEXT, "params": {"type": "object"}})}
+_RESULT: MessageResult = {"custom_id": "1", "result": {"type": "expired"}}
+
+
+def _of_messages(summary: str, response: Response, **request: Any) -> Operation:
+    missing = _failure(ANTHROPIC_ERRORS, AnthropicError, no_batch("msgbatch_0"))
+    return Operation("Anthropic", f"{summary}; needs option.batches_store", {200: response, 404: missing}, **request)
+
+
+_OF_MESSAGE_BATCHES: Mapping[tuple[str, str], Operation] = {
+    ("GET", MESSAGE_BATCHES): _of_messages(
+        "List message batches",
+        (_JSON, MessageBatches, message_batches([_MESSAGE_BATCH], has_more=False)),
+        query={"limit": COUNT, "after_id": TEXT, "before_id": TEXT},
+    ),
+    ("POST", MESSAGE_BATCHES): _of_messages(
+        "Start a batch of requests to /v1/messages",
+        (_JSON, MessageBatch, _MESSAGE_BATCH),
+        body=record({"requests": _REQUESTS}, example={"requests": [{"custom_id": "1", "params": _PARAMS}]}),
+    ),
+    ("GET", f"{MESSAGE_BATCHES}/{{batch}}"): _of_messages(
+        "Describe a message batch", (_JSON, MessageBatch, _MESSAGE_BATCH)
+    ),
+    ("DELETE", f"{MESSAGE_BATCHES}/{{batch}}"): _of_messages(
+        "Delete a message batch that has ended",
+        (_JSON, DeletedMessageBatch, {"id": "msgbatch_0", "type": "message_batch_deleted"}),
+    ),
+    ("POST", f"{MESSAGE_BATCHES}/{{batch}}/cancel"): _of_messages(
+        "Cancel a message batch", (_JSON, MessageBatch, _MESSAGE_BATCH)
+    ),
+    ("GET", f"{MESSAGE_BATCHES}/{{batch}}/results"): _of_messages(
+        "Download the results of a message batch that has ended, as JSON lines",
+        ("application/x-jsonl", MessageResult, _RESULT),
+    ),
+}
+
 # -- Triton's other routes ---------------------------------------------------------------------------------------------
 
 _UNKNOWN_MODEL = _failure(TRITON_ERRORS, TritonError, _OTHER_MODEL)
@@ -613,6 +666,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **_OF_TGI,
     **_OF_RESPONSES,
     **_OF_BATCHES,
+    **_OF_MESSAGE_BATCHES,
     **_OF_TRITON,
     **_OF_VLLM,
 }

@@ -26,7 +26,7 @@ from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions, OpenAiEmbeddings
 from handler.protocols.openai.request import read_model
 from handler.protocols.rerank.request import Rerank
-from handler.protocols.responses.request import OpenAiResponses, ResponsesCount
+from handler.protocols.responses.request import OpenAiResponses, ResponsesCompaction, ResponsesCount
 from handler.protocols.tei.request import TeiEmbed, TeiPredict, TeiRerank, TeiSimilarity
 from handler.protocols.tgi.mindie import Mindie
 from handler.protocols.tgi.native import TOKENIZE as TGI_TOKENIZE
@@ -161,6 +161,7 @@ ROUTES: dict[str, Dialect] = {
     "/v1/completions": _COMPLETIONS,
     "/v1/responses": _RESPONSES,
     "/v1/responses/input_tokens": ResponsesCount(),
+    "/v1/responses/compact": ResponsesCompaction(),
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": AnthropicCountTokens(),
     "/v1/systemone": _SYSTEMONE,
@@ -276,7 +277,6 @@ _TEI_PATHS = {
 
 _REASONS = {
     **_TEI_PATHS,
-    "/v1/responses/compact": "the server does not summarize input; send all of it, or ask the model to summarize it",
 }
 
 _FAMILIES: dict[str, ErrorFormat] = {

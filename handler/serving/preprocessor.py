@@ -291,7 +291,7 @@ class Preprocessor:
         if recalled is not None and self.store is not None:
             keeper = OwnersKeeper(self.store, head.owner)
         model, formats = head.headers.get(PATH_MODEL, ""), self._may_format(head)
-        request_context = RequestContext(head.adapter, model, keeper, recalled or NOTHING, formats)
+        request_context = RequestContext(head.adapter, model, keeper, recalled or NOTHING, formats, head.owner)
         call = self.dialect_of(head).parse(body.value, self.context, request_context)
         if keeper is not None:
             call = call._replace(end=keeper.end)

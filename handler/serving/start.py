@@ -20,6 +20,7 @@ from handler.core import child_processes, loop
 from handler.core.errors import ConfigError
 from handler.core.loop import LoopWatch, run_in_daemon_thread
 from handler.core.media import MEDIA
+from handler.core.sealing import read_sealer
 from handler.core.user_functions import Role
 from handler.core.values import Task
 from handler.engines.base import NO_MEDIA, Tokenizer
@@ -101,6 +102,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
         },
         max_media=max_media,
         tokenizer_config=_tokenizer_config(config, source, spec),
+        sealer=read_sealer(config.compaction_key_file),
     )
 
 

@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
         choices=PROFILES,
         metavar="NAME",
         help="a contract to test: sagemaker (the platform), or an API: lmi-0.28, lmi-0.38, tgi, openai, anthropic, "
-        "triton, decisions; repeatable (default: sagemaker)",
+        "triton, decisions, websockets; repeatable (default: sagemaker)",
     )
     parser.add_argument(
         "--model", default="", metavar="NAME", help="the model in requests (default: the first that the server lists)"

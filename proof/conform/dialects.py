@@ -112,7 +112,7 @@ OF_PROFILE = {"lmi-0.28": LMI, "lmi-0.38": LMI, "tgi": TGI, "openai": CHAT, "ant
 GENERATING = ("sagemaker", *OF_PROFILE)
 """The profiles of servers that generate text."""
 
-PROFILES = (*GENERATING, "decisions")
+PROFILES = (*GENERATING, "decisions", "websockets")
 
 
 def text_of(value: Any) -> str | None:

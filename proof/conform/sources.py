@@ -67,6 +67,14 @@ OPENAI_DECISIONS = Source(
     "https://github.com/openai/openai-python/blob/main/src/openai/types/decision_create_params.py",
 )
 
+BIDIRECTIONAL = Source(
+    "SageMaker: custom inference code, bidirectional streaming",
+    f"{_AWS}/dg/your-algorithms-inference-code.html#your-algorithms-inference-algo-bidi",
+)
+OPENAI_WEBSOCKET = Source("OpenAI: WebSocket mode", "https://developers.openai.com/api/docs/guides/websocket-mode")
+OPENAI_REALTIME = Source("OpenAI: realtime", "https://platform.openai.com/docs/api-reference/realtime")
+WEBSOCKET = Source("RFC 6455: WebSocket", "https://www.rfc-editor.org/rfc/rfc6455")
+
 OURS = Source("this project: no standard requires this behaviour, but clients need it", "")
 HTTP_1_1 = Source("RFC 9112: HTTP/1.1", "https://www.rfc-editor.org/rfc/rfc9112")
 JSON = Source("RFC 8259: JSON", "https://www.rfc-editor.org/rfc/rfc8259")

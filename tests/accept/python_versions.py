@@ -50,7 +50,7 @@ def main(directory: Path, version: str, *options: str) -> int:
 def environment(directory: Path, version: str) -> list[str]:
     """Return the command of an interpreter with all that tests need, installed once for each set of requirements."""
     directory, pins = directory.absolute(), install.pinned()
-    python, root = _found(version), directory.with_name(f"{directory.name}-debian")
+    python, root = interpreter(version), directory.with_name(f"{directory.name}-debian")
     if python is None:
         debian.make(root, version)
     enter = partial(debian.command, root) if python is None else install.here
@@ -64,7 +64,7 @@ def environment(directory: Path, version: str) -> list[str]:
     return enter(str(directory / "bin" / "python"))
 
 
-def _found(version: str) -> str | None:
+def interpreter(version: str) -> str | None:
     """Return the interpreter itself, as uv cannot use what pyenv puts on PATH, or None if there is none."""
     name = f"python{version}"
     if shutil.which(name):

@@ -58,7 +58,9 @@ class Script:
         except BaseException:  # also pytest's timeout: the next call must not get this one's answer
             self.close()
             raise
-        assert line, f"the client script ended with status {process.wait()}"
+        if not line:
+            self.close()
+            raise AssertionError(f"the client script ended with status {process.returncode}")
         return Outcome(**json.loads(line))
 
     def close(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.clients.driver import Driver
-from tests.servers import LiveServer
+from tests.clients.driver import Driver, python_client
+from tests.servers import LiveServer, options, serve
 
 pytestmark = pytest.mark.clients
 
@@ -233,3 +233,22 @@ def test_golden_files_fit_the_clients_types_for_anthropic(anthropic: Driver) -> 
         "Message", "MessageTokensCount", "ErrorResponse", "RawMessageStartEvent", "RawContentBlockStartEvent",
         "RawContentBlockDeltaEvent", "RawContentBlockStopEvent", "RawMessageDeltaEvent", "RawMessageStopEvent",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("beta", [False, True])
+def test_a_message_batch(tmp_path: Path, *, beta: bool) -> None:
+    client, store = python_client("openai", "drive_message_batches"), options(f"option.batches_store={tmp_path}")
+    body = {"model": "model", "max_tokens": 8, "messages": [{"role": "user", "content": "one two"}]}
+    bodies = {"a": body, "b": {**body, "temperature": 9}, "c": {**body, "stream": True}}
+    requests = [{"custom_id": id, "params": params} for id, params in bodies.items()]
+    with serve("--engine", "echo", *store) as server:
+        states = client.generate(server.url, "", requests=requests, beta=beta)
+        cancelled = client.generate(server.url, "", requests=requests, beta=beta, cancels=True)
+    assert states["created"]["request_counts"]["processing"] == 3
+    assert states["batch"]["request_counts"]["errored"] == 2
+    results = states["results"]
+    assert [results[id]["type"] for id in bodies] == ["succeeded", "errored", "errored"]
+    assert "two" in results["a"]["message"]["content"][0]["text"]
+    assert results["b"]["error"]["error"]["type"] == "invalid_request_error"
+    assert set(cancelled["results"]) == set(bodies)
+    assert sum(cancelled["batch"]["request_counts"].values()) == 3

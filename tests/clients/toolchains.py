@@ -13,6 +13,7 @@ from pathlib import Path
 
 from handler.config.model_files import cache_directory
 from tests import install
+from tests.accept import python_versions
 from tests.djl.jars import QUICK
 
 NPM = Path(__file__).parent / "npm"
@@ -99,17 +100,32 @@ _HERE = Path(__file__).parent
 _BARE = frozenset({"lm-eval", "pytriton"})
 """Installed without what they declare: lm-eval brings half a gigabyte that its model of an API never imports, and of
 pytriton only tritonserver is used."""
+_NEWER = frozenset({"bidirectional", "bidirectional-2025"})
+"""Environments that need a newer Python than the lowest one of ours."""
+
+_NEWER_VERSIONS = ("3.12", "3.13", "3.14")
 
 
 def python(name: str, folder: Path = _HERE) -> Path:
     """The interpreter of the environment that requirements-{name}.txt in this folder describes."""
     requirements = folder / f"requirements-{name}.txt"
-    key = hashlib.sha256(requirements.read_bytes() + f"{sys.version} {sys.base_prefix}".encode()).hexdigest()[:16]
+    base = _newer_python() if name in _NEWER else sys.executable
+    version = f"{sys.version} {sys.base_prefix}" if base == sys.executable else base
+    key = hashlib.sha256(requirements.read_bytes() + version.encode()).hexdigest()[:16]
     directory = built_once(
         cache_directory() / "venvs" / f"{name}-{key}",
-        lambda directory: _build(directory, requirements, bare=name in _BARE),
+        lambda directory: _build(directory, requirements, base, bare=name in _BARE),
     )
     return directory / "bin" / "python"
+
+
+def _newer_python() -> str:
+    if sys.version_info >= (3, 12):
+        return sys.executable
+    interpreters = filter(None, map(python_versions.interpreter, _NEWER_VERSIONS))
+    for interpreter in interpreters:
+        return interpreter
+    raise Unavailable(f"there is no Python {', '.join(_NEWER_VERSIONS)} on PATH or in pyenv")
 
 
 def built_once(directory: Path, build: Callable[[Path], object]) -> Path:
@@ -133,9 +149,9 @@ def _alone(directory: Path) -> Iterator[None]:
         yield
 
 
-def _build(directory: Path, requirements: Path, *, bare: bool) -> None:
+def _build(directory: Path, requirements: Path, base: str, *, bare: bool) -> None:
     dependencies = ["--no-deps"] if bare else []
-    install.environment(directory, "--only-binary=:all:", *dependencies, "-r", str(requirements))
+    install.environment(directory, "--only-binary=:all:", *dependencies, "-r", str(requirements), python=base)
 
 
 def environments() -> list[str]:

@@ -103,6 +103,19 @@ def test_the_settings_of_each_agent(
     assert re.search(r"\bsecret\b", json.dumps(values))
 
 
+@pytest.mark.parametrize(("limit", "has_websockets"), [(1, True), (0, False)])
+def test_codex_uses_websockets_where_the_server_opens_them(
+    limit: int, has_websockets: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LMI_API_KEY", "secret")
+    with serve(*ECHO, *options(f"option.websockets_max={limit}"), env={"LMI_API_KEY": "secret"}) as server:
+        server.wait_ready()
+        for _ in range(2):  # the first one must have closed its WebSocket
+            assert main(["launch", "codex", "--url", server.url, "--print"]) == 0
+            command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+            assert ("model_providers.lmi_launch.supports_websockets=true" in command) == has_websockets
+
+
 def test_an_agent_on_a_server_that_runs(programs: Path, server: LiveServer) -> None:
     process = launch(programs, "goose", "--url", server.url, "--name", "model", LMI_API_KEY="other")
     words, environment = told(process)

@@ -48,7 +48,7 @@ def test_the_page_has_claude_codes_variables() -> None:
 
 
 def test_the_page_has_codexs_settings() -> None:
-    variables, words, *_ = AGENTS["codex"].settings(SERVED)
+    variables, words, *_ = AGENTS["codex"].settings(SERVED._replace(websockets=True))
     assert words[::2] == ["-c"] * (len(words) // 2)
     # The launch has names of its own, so that what a user wrote from the page does not change it.
     lines = [word.replace("lmi_launch", "lmi").replace("LMI_LAUNCH_KEY", "LMI_API_KEY") for word in words[1::2]]
@@ -58,6 +58,11 @@ def test_the_page_has_codexs_settings() -> None:
     page = documented("toml", "model_provider") + documented("sh", "codex exec")
     assert "lmi_launch" not in page
     assert "LMI_LAUNCH_KEY" not in page
+
+
+def test_codex_tries_no_websocket_that_the_server_does_not_open() -> None:
+    words = AGENTS["codex"].settings(SERVED).arguments
+    assert "websockets" not in " ".join(words)
 
 
 def test_codex_takes_any_name_of_a_model() -> None:

@@ -45,7 +45,7 @@ OF_HANDLER = {
 ONLY_IN_HANDLER = {
     "starlette": {"http"},
     "uvicorn": {"http"},
-    "websockets": {"http/sockets"},
+    "websockets": {"http/sockets", "launch"},
     "djl_python": {"djl", "entry"},
     "openvino": {"engines/openvino"},
     "openvino_genai": {"engines/openvino"},

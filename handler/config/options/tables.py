@@ -184,6 +184,7 @@ class Options:
     sessions_path: str | None = option(path, None, "directory for the sessions' files; by default /dev/shm/sagemaker_sessions, in memory")
     # stored responses (wire/responses.md)
     responses_store: str = option(path, "off", "where responses and Anthropic's threads are stored: off, memory or a directory (wire/responses.md)")
+    compaction_key_file: str | None = option(path, None, "file with the secret that encrypts the summaries of conversations; by default a new secret at each start (wire/responses.md)")
     responses_expiration: int = option(integer(1, 10**9), 86400, "seconds to keep a response after its creation or last continuation")
     responses_max: int = option(integer(1, 10**5), 10000, "maximum number of stored responses per API key; beyond it, the key's least recently used responses are deleted")
     responses_max_bytes: int = option(integer(1 << 20, 1 << 40), 1 << 28, "maximum bytes of stored responses per API key; beyond it, the key's least recently used responses are deleted; a longer request is refused")
@@ -227,7 +228,7 @@ class Options:
     client_timeout: float = option(number(0.1), 120.0, "maximum seconds for a client to send its body, or to leave its stream unread")
     keep_alive_timeout: float = option(number(1), 75.0, "maximum seconds that a connection may be idle between requests (serving.md)")
     # WebSockets (wire/sockets.md)
-    websockets_max: int = option(integer(0, 1 << 16), 4096, "maximum number of open WebSockets; another gets 503")
+    websockets_max: int = option(integer(0, 1 << 16), 4096, "maximum number of open WebSockets; another gets 503, or 426 if the number is 0")
     websockets_seconds: float = option(number(1), 3600.0, "maximum lifetime of a WebSocket, in seconds; its running responses get another minute")
     websockets_compression: bool = option(boolean, False, "compress the messages of WebSockets whose client offers permessage-deflate, except on SageMaker's path")
     # the rest

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Scope
 from handler.core.errors import ServingError
 from handler.core.framing import KEEP_ALIVE, dumps, loads
 from handler.http.exchange import COMPLETE, DISCONNECTED, EXCHANGE, STARTED, WAITING, wait_for_event
-from handler.http.sockets.connection import Socket
+from handler.http.sockets.base import Socket
 from handler.protocols.kernel.errors import retry_headers
 from handler.protocols.openai.api import ERRORS
 
@@ -90,7 +90,7 @@ def refusal_event(error: ServingError, **fields: Any) -> dict[str, Any]:
     return event
 
 
-class Output:
+class EventSender:
     """Sends the events of a response to the client of a WebSocket.
 
     Args:
@@ -145,7 +145,7 @@ class MessageExchange:
     has_body = True
     memo: dict[object, Any] | None = None
 
-    def __init__(self, socket: Socket, body: bytes, output: Output) -> None:
+    def __init__(self, socket: Socket, body: bytes, output: EventSender) -> None:
         self._socket = socket
         self._body: bytes | None = body
         self._output = output
@@ -238,12 +238,6 @@ class MessageExchange:
         self.is_paused = True
         self.phase = COMPLETE
         self._event.set()
-
-    def _send_whole(self, status: int, body: bytes) -> None:
-        if status >= HTTPStatus.BAD_REQUEST:
-            self._output.error(error_event(status, body, self._headers()))
-        else:
-            self._output.event(body)
 
     def _send_events(self, data: bytes) -> None:
         self.written_at = monotonic()

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload, Overloaded
 from handler.core.framing import dumps, dumps_decoded, loads, raw
-from handler.http.sockets.connection import Socket
-from handler.http.sockets.exchange import Output, refusal_event
-from handler.http.sockets.session import InvalidLane, Session, TooManyLanes, lane_name
+from handler.http.sockets.base import Socket
+from handler.http.sockets.exchange import EventSender, refusal_event
+from handler.http.sockets.lanes import InvalidLane, TooManyLanes, lane_name
+from handler.http.sockets.session import SocketSession
 from handler.serving.quota import Share
 
 _ENDS = tuple(b'{"type":"response.%b"' % kind for kind in (b"completed", b"incomplete", b"failed"))
@@ -43,39 +44,40 @@ class Kept(NamedTuple):
 class ResponsesReader:
     """Reads OpenAI's events, of which `response.create` creates a response in a lane."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: SocketSession) -> None:
+        self._session = session
         self._kept: dict[str, Kept] = {}  # by the name of the lane, the least recently written first
 
-    def begin(self, session: Session) -> None:
+    def begin(self) -> None:
         """Do nothing, because the client speaks first."""
 
-    async def read(self, session: Session, message: bytes) -> None:
-        event = await session.decode(message)
+    async def read(self, message: bytes) -> None:
+        event = await self._session.decode(message)
         kind = event.get("type")
         if kind == "response.create":
-            self._start(session, event, len(message))
+            self._start(event, len(message))
         elif kind == "response.steer":
-            session.socket.send_text(dumps_decoded(_not_steered(event)))
+            self._session.socket.send_text(dumps_decoded(_not_steered(event)))
         elif kind != "response.processed":  # Codex reports what it has processed
             raise InvalidParameter(f"type={kind!r:.100}: must be response.create")
 
-    def expire(self, session: Session) -> None:
+    def expire(self) -> None:
         error = InvalidPayload("the connection has reached its maximum lifetime; open a new one")
-        session.socket.send_text(dumps(refusal_event(error, code="websocket_connection_limit_reached")))
+        self._session.socket.send_text(dumps(refusal_event(error, code="websocket_connection_limit_reached")))
 
-    def _start(self, session: Session, event: dict[str, Any], size: int) -> None:
-        output = Output(session.socket)
+    def _start(self, event: dict[str, Any], size: int) -> None:
+        output = EventSender(self._session.socket)
         try:
             name = lane_name(event)
-            output = Output(session.socket, name)
-            session.start(name, size, functools.partial(self._create, session, name, event, size))
+            output = EventSender(self._session.socket, name)
+            self._session.start(name, size, functools.partial(self._create, name, event, size))
         except (InvalidLane, TooManyLanes) as error:
             code = "invalid_stream_id" if isinstance(error, InvalidLane) else "websocket_stream_limit_reached"
             output.error(refusal_event(error, code=code, param="stream_id"))
         except Overloaded as error:
             output.error(refusal_event(error))
 
-    async def _create(self, session: Session, name: str, event: dict[str, Any], size: int) -> None:
+    async def _create(self, name: str, event: dict[str, Any], size: int) -> None:
         """Create a response, which continues a response of this connection if there is one."""
         previous, generates = event.get(_PREVIOUS), event.get("generate") is not False
         body = {field: value for field, value in event.items() if field not in _UNUSED}
@@ -84,27 +86,27 @@ class ResponsesReader:
         if parent is not None:
             history = self._kept[parent].items
             del body[_PREVIOUS]
-        elif isinstance(previous, str) and not session.model.config.stores_responses:
+        elif isinstance(previous, str) and not self._session.model.config.stores_responses:
             error = InvalidParameter(f"previous_response_id={previous!r:.100}: no such response on this connection")
             event = refusal_event(error, code=_NO_PREVIOUS, param=_PREVIOUS)
-            return Output(session.socket, name).error(event)
+            return EventSender(self._session.socket, name).error(event)
         changes = {"stream": True} if generates else {"stream": False, "max_output_tokens": 1}
         prepare = functools.partial(_prepared, {**body, **changes}, history, is_list=bool(history) or not generates)
-        items, data = await session.call(size + len(history), prepare)
-        stream = _Stream(session.socket, name, previous=None if parent is None else previous)
+        items, data = await self._session.call(size + len(history), prepare)
+        stream = _Stream(self._session.socket, name, previous=None if parent is None else previous)
         if generates:
-            await session.respond(_PATH, data, stream)
+            await self._session.respond(_PATH, data, stream)
         else:
-            await self._warm_up(session, name, body, data, stream)
+            await self._warm_up(name, body, data, stream)
         if stream.response is not None and stream.response["status"] != "failed":
-            self._keep(session, name, stream.response, items)
+            self._keep(name, stream.response, items)
         elif parent == name:
             self._forget(name)
 
-    async def _warm_up(self, session: Session, name: str, body: dict[str, Any], data: bytes, stream: _Stream) -> None:
+    async def _warm_up(self, name: str, body: dict[str, Any], data: bytes, stream: _Stream) -> None:
         """Let the engine read a prompt, and send a response without output."""
-        whole = _Whole(session.socket, name)
-        await session.respond(_PATH, data, whole)
+        whole = _Whole(self._session.socket, name)
+        await self._session.respond(_PATH, data, whole)
         if whole.response is None:
             return
         response = whole.response
@@ -126,13 +128,13 @@ class ResponsesReader:
         """Return the lane whose newest response has an id, or None."""
         return next((name for name, kept in self._kept.items() if kept.id == id), None)
 
-    def _keep(self, session: Session, name: str, response: Mapping[str, Any], items: bytes) -> None:
+    def _keep(self, name: str, response: Mapping[str, Any], items: bytes) -> None:
         """Keep the newest response of a lane. If there is not enough memory, drop those of other lanes first."""
         self._forget(name)
         items += b"".join(dumps(item) + b"," for item in response["output"])
         while True:
             try:
-                memory = session.hold(len(items))
+                memory = self._session.hold(len(items))
                 break
             except Overloaded:
                 if not self._kept:
@@ -146,7 +148,7 @@ class ResponsesReader:
             kept.memory.close()
 
 
-class _Stream(Output):
+class _Stream(EventSender):
     """The events of a response.
 
     Args:
@@ -186,7 +188,7 @@ class _Stream(Output):
             super().event(self._in_progress)
 
 
-class _Whole(Output):
+class _Whole(EventSender):
     """A response that is used instead of being sent. Errors are sent.
 
     Attributes:

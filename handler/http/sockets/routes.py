@@ -2,59 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from http import HTTPStatus
 
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
-from handler.core.errors import BadRequest, Overloaded, ServingError, Unavailable
+from handler.core.errors import BadRequest, Overloaded, ServingError, Unavailable, UpgradeRequired
 from handler.core.values import Task
 from handler.http.exchange import EXCHANGE, Exchange
 from handler.http.inference import Endpoint, Handle, send_error
 from handler.http.security import Checks
-from handler.http.sockets.asgi import AsgiSocket
-from handler.http.sockets.connection import CompressedWebSocket, Limits, Socket, WebSocket, shake_hands
-from handler.http.sockets.realtime import RealtimeReader
-from handler.http.sockets.responses import ResponsesReader
-from handler.http.sockets.session import MessageReader, RouteReader, Session, Waiting, request_scope
+from handler.http.sockets.asgi import AsgiHandshake
+from handler.http.sockets.base import Socket, SocketLimits
+from handler.http.sockets.connection import CompressedWebSocket, WebSocket
+from handler.http.sockets.handshake import shake_hands
+from handler.http.sockets.readers import INVOKE_SOCKET, REALTIME, reader_at
+from handler.http.sockets.requests import request_scope
+from handler.http.sockets.session import LoadingReceiver, ReaderFactory, SocketSession
 from handler.http.urls import query_of
 from handler.protocols.registry import routes
 from handler.serving.admission import memory_quota
 from handler.serving.model import ServedModel
 
-INVOKE_SOCKET = "/invocations-bidirectional-stream"
-"""Path on which SageMaker opens a WebSocket, unless the caller of the endpoint names another one."""
-
-REALTIME = "/v1/realtime"
-
 _MAX_MESSAGE = 1 << 24  # maximum size of a message, in bytes
-
-
-class FirstReader:
-    """Reads the first message of SageMaker's WebSocket, which decides what all messages mean.
-
-    Args:
-        intent: value of `intent` in the query string.
-    """
-
-    def __init__(self, intent: str = "") -> None:
-        self._intent = intent
-
-    def begin(self, session: Session) -> None:
-        """Do nothing, because the client speaks first."""
-
-    async def read(self, session: Session, message: bytes) -> None:
-        kind = None
-        if b'"type"' in message:
-            kind = (await session.decode(message)).get("type")
-        session.reader = _reader_of(kind, self._intent)
-        session.reader.begin(session)
-        await session.reader.read(session, message)
-
-    def expire(self, session: Session) -> None:
-        """Do nothing, because the client has not sent anything."""
 
 
 class Sockets:
@@ -69,7 +40,7 @@ class Sockets:
         self._model: ServedModel | None = None
         self._app: ASGIApp | None = None
         self._memory = memory_quota(config)  # until there is a model
-        self._waiting = set[Waiting]()
+        self._loading = set[LoadingReceiver]()
         self.num_open = 0
 
     def serve(self, model: ServedModel, app: ASGIApp) -> None:
@@ -82,8 +53,8 @@ class Sockets:
         self._app = app
         self._memory = model.admission.memory
         model.metrics.websockets.set_function(lambda: self.num_open)
-        for waiting in self._waiting:
-            waiting.over.set()
+        for receiver in self._loading:
+            receiver.over.set()
 
     def at(self, path: str) -> Handle:
         """Return the handler of requests that open a WebSocket at a path."""
@@ -111,13 +82,14 @@ class Sockets:
         Raises:
             ServingError: the WebSocket is refused.
         """
+        if not self._config.websockets_max:
+            raise UpgradeRequired("this server has no WebSockets (option.websockets_max=0)")
         if self.num_open >= self._config.websockets_max:
             raise Overloaded(f"{self.num_open} WebSockets are open (option.websockets_max)")
-        limits = Limits(min(self._config.max_request_size, _MAX_MESSAGE), self._config.websockets_seconds)
+        limits = SocketLimits(min(self._config.max_request_size, _MAX_MESSAGE), self._config.websockets_seconds)
         exchange = scope["extensions"][EXCHANGE]
-        if isinstance(exchange, AsgiSocket):
-            await exchange.accept(limits)
-            return exchange
+        if isinstance(exchange, AsgiHandshake):
+            return await exchange.accept(limits)
         if not isinstance(exchange, Exchange):
             raise BadRequest("this server has no WebSockets")
         handshake = shake_hands(scope, compresses=compresses and self._config.websockets_compression)
@@ -128,25 +100,25 @@ class Sockets:
         exchange.switch(socket)
         return socket
 
-    async def _run(self, socket: Socket, scope: Scope, reader: MessageReader) -> None:
+    async def _run(self, socket: Socket, scope: Scope, read_with: ReaderFactory) -> None:
         """Serve a connection until it is closed."""
         if self._model is None:
             await self._wait(socket)
         if self._model is None or self._app is None or not socket.is_open:
             return
-        session = Session(self._model, self._app, scope, reader, socket)
+        session = SocketSession(self._model, self._app, scope, read_with, socket)
         socket.serve(session, self._memory)
         await session.run()
 
     async def _wait(self, socket: Socket) -> None:
         """Refuse the messages of a connection until there is a model, or the connection is closed."""
-        waiting = Waiting(socket, Unavailable(f"Model is not ready: {self._config.name}"))
-        socket.serve(waiting, self._memory)
-        self._waiting.add(waiting)
+        receiver = LoadingReceiver(socket, Unavailable(f"Model is not ready: {self._config.name}"))
+        socket.serve(receiver, self._memory)
+        self._loading.add(receiver)
         try:
-            await waiting.over.wait()
+            await receiver.over.wait()
         finally:
-            self._waiting.discard(waiting)
+            self._loading.discard(receiver)
 
 
 class EarlySockets:
@@ -172,25 +144,3 @@ class EarlySockets:
             return await send_error(scope, send, error)
         if self._checks.keys.admits(scope) or not await self._checks.keys.refuse(scope, send, self._routes):
             await self._router(scope, receive, send)
-
-
-_REALTIME = ("session.", "conversation.", "input_audio_buffer.")
-
-
-def _reader_of(kind: object, intent: str) -> MessageReader:
-    """Return the reader for clients whose first message is an event of a type."""
-    if isinstance(kind, str) and kind.startswith(_REALTIME):
-        return RealtimeReader(intent)
-    if isinstance(kind, str) and kind.startswith("response."):
-        return ResponsesReader()
-    return RouteReader("/invocations")
-
-
-def reader_at(path: str, query: Mapping[str, str]) -> MessageReader:
-    """Return a reader of the messages that clients send to a path."""
-    intent = query.get("intent", "")
-    if path == INVOKE_SOCKET:
-        return FirstReader(intent)
-    if path == REALTIME:
-        return RealtimeReader(intent)
-    return ResponsesReader() if path == "/v1/responses" else RouteReader(path)

@@ -6,14 +6,16 @@ import base64
 import binascii
 import functools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidPayload, ServingError
+from handler.core.errors import ServingError
 from handler.core.framing import dumps, loads
 from handler.core.values import new_secret
-from handler.http.sockets.exchange import Output
-from handler.http.sockets.session import Session
+from handler.http.sockets.exchange import EventSender
+from handler.http.sockets.session import SocketSession
+from handler.http.sockets.settings import EventError
+from handler.http.sockets.turn import Send
 from handler.protocols.kernel.context import NO_REQUEST
 from handler.protocols.openai.request import read_model
 from handler.serving.quota import Share
@@ -25,24 +27,8 @@ _RATES = (16000, 24000, 48000)
 _CODES = {"audio/pcm": (1, 16), "audio/pcma": (6, 8), "audio/pcmu": (7, 8)}
 """Maps formats to their number in a WAV file, and to their bits per sample."""
 
-Send = Callable[..., None]
 
-
-class EventError(InvalidPayload):
-    """An event of a realtime session is refused.
-
-    Args:
-        code: code of the error in OpenAI's API.
-        param: the field that is refused.
-    """
-
-    def __init__(self, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.param = param
-
-
-class Transcription:
+class Transcriber:
     """The settings of a transcription session, and its requests.
 
     Attributes:
@@ -75,11 +61,11 @@ class Transcription:
         chunks = b"fmt " + struct.pack("<I", len(head)) + head + b"data" + struct.pack("<I", len(audio)) + audio
         return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
 
-    async def run(self, session: Session, audio: bytes, send: Send, item: str) -> None:
+    async def run(self, session: SocketSession, audio: bytes, send: Send, item: str) -> None:
         """Transcribe audio, and send the events of OpenAI's API for its item."""
         await self.transcribe(session, audio, _Transcript(session, send, item))
 
-    async def transcribe(self, session: Session, audio: bytes, output: Output) -> None:
+    async def transcribe(self, session: SocketSession, audio: bytes, output: EventSender) -> None:
         form = _form({**self.fields, "stream": "true"}, self.file(audio))
         await session.respond(PATH, form.body, output, form.content_type)
 
@@ -100,7 +86,7 @@ def _form(fields: Mapping[str, str], file: bytes) -> Form:
     return Form(f"multipart/form-data; boundary={boundary}", body)
 
 
-def check_model(session: Session, name: object, param: str | None = None) -> None:
+def check_model(session: SocketSession, name: object, param: str | None = None) -> None:
     """Check a model name as a request for a route does.
 
     Raises:
@@ -112,7 +98,7 @@ def check_model(session: Session, name: object, param: str | None = None) -> Non
         raise EventError(error.message, "model_not_found", param) from None
 
 
-def audio_settings(session: Mapping[str, Any], earlier: Transcription) -> Transcription:
+def audio_settings(session: Mapping[str, Any], earlier: Transcriber) -> Transcriber:
     """Return the settings of `session.update` for a transcription session.
 
     Raises:
@@ -133,10 +119,10 @@ def audio_settings(session: Mapping[str, Any], earlier: Transcription) -> Transc
             raise EventError(f"{at}: must be null; the client commits its audio", "not_supported", at)
     kind, rate = _format(settings.get("format"), earlier)
     fields = settings.get("transcription")
-    return Transcription(kind, rate, earlier.fields if fields is None else _fields(fields))
+    return Transcriber(kind, rate, earlier.fields if fields is None else _fields(fields))
 
 
-def _format(value: Any, earlier: Transcription) -> tuple[str, int]:
+def _format(value: Any, earlier: Transcriber) -> tuple[str, int]:
     at = "session.audio.input.format"
     if value is None:
         return earlier.kind, earlier.rate
@@ -178,7 +164,7 @@ class AudioBuffer:
     def size(self) -> int:
         return len(self._audio)
 
-    def append(self, settings: Transcription, value: object) -> None:
+    def append(self, settings: Transcriber, value: object) -> None:
         """Append audio.
 
         Args:
@@ -210,10 +196,10 @@ class AudioBuffer:
         return audio
 
 
-class _Transcript(Output):
+class _Transcript(EventSender):
     """The events of a transcript for an item of the conversation."""
 
-    def __init__(self, session: Session, send: Send, item: str) -> None:
+    def __init__(self, session: SocketSession, send: Send, item: str) -> None:
         super().__init__(session.socket)
         self._send = send
         self._item = {"item_id": item, "content_index": 0}
@@ -243,27 +229,28 @@ class _Transcript(Output):
 class FlatTranscription:
     """Reads the events of vLLM's clients, whose audio has 16,000 samples per second (see `MessageReader`)."""
 
-    def __init__(self, session: Session) -> None:
-        self._transcription = Transcription(rate=16000)
+    def __init__(self, session: SocketSession) -> None:
+        self._session = session
+        self._transcription = Transcriber(rate=16000)
         self._audio = AudioBuffer(session.hold(0))
         self._is_checked = False
 
-    def begin(self, session: Session) -> None:
+    def begin(self) -> None:
         """Do nothing, because the session has begun."""
 
-    async def read(self, session: Session, message: bytes) -> None:
+    async def read(self, message: bytes) -> None:
         try:
-            self._read(session, await session.decode(message))
+            self._read(await self._session.decode(message))
         except ServingError as error:
-            self._fail(session, error.message, getattr(error, "code", "invalid_json"))
+            self._fail(error.message, getattr(error, "code", "invalid_json"))
 
-    def expire(self, session: Session) -> None:
-        self._fail(session, "the session has reached its maximum lifetime", "session_expired")
+    def expire(self) -> None:
+        self._fail("the session has reached its maximum lifetime", "session_expired")
 
-    def _read(self, session: Session, event: Mapping[str, Any]) -> None:
+    def _read(self, event: Mapping[str, Any]) -> None:
         kind = event.get("type")
         if kind == "session.update":
-            self._update(session, event)
+            self._update(event)
         elif kind == "input_audio_buffer.append":
             self._audio.append(self._transcription, event.get("audio"))
         elif kind != "input_audio_buffer.commit":
@@ -274,28 +261,30 @@ class FlatTranscription:
             audio = self._audio.take()
             if not audio:
                 raise EventError("the buffer has no audio", "invalid_audio")
-            output = _FlatTranscript(session.socket)
-            session.start("", len(audio), functools.partial(self._transcription.transcribe, session, audio, output))
+            output = _FlatTranscript(self._session.socket)
+            self._session.start(
+                "", len(audio), functools.partial(self._transcription.transcribe, self._session, audio, output)
+            )
 
-    def _update(self, session: Session, event: Mapping[str, Any]) -> None:
+    def _update(self, event: Mapping[str, Any]) -> None:
         model = event.get("model")
         if not isinstance(model, str):
             raise EventError("session.update needs a model", "invalid_event")
-        check_model(session, model)
+        check_model(self._session, model)
         if event.get("include"):
             raise EventError("include: is not supported", "invalid_event")
         fields = {name: event[name] for name in ("model", "language", "prompt") if event.get(name) is not None}
         for name, value in fields.items():
             if not isinstance(value, str):
                 raise EventError(f"{name}: must be a string", "invalid_event")
-        self._transcription = Transcription(rate=16000, fields=fields)
+        self._transcription = Transcriber(rate=16000, fields=fields)
         self._is_checked = True
 
-    def _fail(self, session: Session, message: str, code: str) -> None:
-        session.socket.send_text(dumps({"type": "error", "error": message, "code": code}))
+    def _fail(self, message: str, code: str) -> None:
+        self._session.socket.send_text(dumps({"type": "error", "error": message, "code": code}))
 
 
-class _FlatTranscript(Output):
+class _FlatTranscript(EventSender):
     """The events of a transcript for vLLM's clients."""
 
     def event(self, event: bytes) -> None:

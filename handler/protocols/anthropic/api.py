@@ -322,10 +322,7 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
     Raises:
         InvalidParameter: one of these parameters is invalid.
     """
-    limit_text = query.get("limit", str(_LIMIT))
-    if not (is_digits(limit_text) and len(limit_text) < 5 and 1 <= int(limit_text) <= _MOST):
-        raise InvalidParameter(f"limit={show(limit_text)}: must be an integer from 1 to {_MOST}")
-    limit, ids = int(limit_text), [model["id"] for model in models]
+    limit, ids = read_limit(query), [model["id"] for model in models]
     if "before_id" in query:
         end = _index(ids, "before_id", query)
         first = max(0, end - limit)
@@ -341,6 +338,18 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
         "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None,
     }
+
+
+def read_limit(query: Mapping[str, str]) -> int:
+    """Return the maximum number of objects on a page.
+
+    Raises:
+        InvalidParameter: `limit` is invalid.
+    """
+    text = query.get("limit", str(_LIMIT))
+    if not (is_digits(text) and len(text) < 5 and 1 <= int(text) <= _MOST):
+        raise InvalidParameter(f"limit={show(text)}: must be an integer from 1 to {_MOST}")
+    return int(text)
 
 
 def _index(ids: Sequence[str], name: str, query: Mapping[str, str]) -> int:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 from handler.config.config import Config
+from handler.core.sealing import Sealer
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Sampling, Task
 from handler.protocols.kernel.schema import Shape
@@ -95,6 +96,7 @@ class RequestContext(NamedTuple):
         model: the model name in the path, or "" if there is none.
         keeper: the object that stores the response, or None if the response should not be stored.
         recalled: the stored responses that the request continues.
+        owner: the owner of the request's API key, or "" without a key.
         may_be_formatted: whether an output formatter of the user may read the tokens with their log-probabilities.
     """
 
@@ -103,6 +105,7 @@ class RequestContext(NamedTuple):
     keeper: Keeper | None = None
     recalled: Recalled = NOTHING
     may_be_formatted: bool = True
+    owner: str = ""
 
 
 NO_REQUEST = RequestContext()
@@ -141,6 +144,7 @@ class ServerContext:
         max_media: maps a kind of media to its maximum number in a request.
         prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
         tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
+        sealer: encrypts values that clients send back.
         notices: logs each warning only once.
         parsed: the cache of `remember` (parameters.py).
     """
@@ -171,6 +175,7 @@ class ServerContext:
     max_media: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tokenizer_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    sealer: Sealer = field(default_factory=Sealer, compare=False)
     notices: Notices = field(default_factory=Notices, compare=False)
     parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 

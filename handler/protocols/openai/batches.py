@@ -75,6 +75,7 @@ class NewBatch(NamedTuple):
         input: the id of the input file.
         window: the completion window, in seconds.
         lifetime: the number of seconds for which output files are retained.
+        total: the number of requests, or 0 if it is not known yet.
     """
 
     input: str
@@ -84,6 +85,7 @@ class NewBatch(NamedTuple):
     lifetime: int
     metadata: dict[str, str] | None
     ignored: Sequence[str]
+    total: int = 0
 
 
 _FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
@@ -179,7 +181,7 @@ def new_batch(id: str, request: NewBatch, now: float) -> OpenAiBatch:
         "expired_at": None,
         "cancelling_at": None,
         "cancelled_at": None,
-        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "request_counts": {"total": request.total, "completed": 0, "failed": 0},
         "metadata": request.metadata,
     }
 
@@ -262,6 +264,14 @@ def answered(batch: str, line: Line, response: HttpResponse, ignored: Sequence[s
     extra = b',"ignored_parameters":%b' % dumps([*ignored]) if ignored else b""
     member = b'"response":{"status_code":%d,"request_id":%b,"body":%b%b}' % (response.status, dumps(id), body, extra)
     return b'%b,%b,"error":null}\n' % (head, member)
+
+
+def is_unsent(line: bytes) -> bool:
+    """Return whether a line was written because its request had not been sent when the batch ended early."""
+    return any(marker in line for marker in _UNSENT)  # in strings, their quotes would be escaped
+
+
+_UNSENT = tuple(b'"response":null,"error":{"code":"%b"' % error.code.encode() for error in (EXPIRED, CANCELLED))
 
 
 def not_answered(batch: str, line: Line, error: LineError) -> bytes:

@@ -68,6 +68,17 @@ class CustomCallItem(_Item):
 
 ResponseItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
+
+class CompactionItem(TypedDict):
+    """A summary, which replaces the items before it in later requests."""
+
+    id: str
+    type: Literal["compaction"]
+    encrypted_content: str
+
+
+OutputItem = ResponseItem | CompactionItem
+
 # -- a response --------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +158,17 @@ class OpenAiResponse(ResponseStart):
     completed_at: Count | None
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
-    output: list[ResponseItem]
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+
+
+class CompactedResponse(TypedDict):
+    """The items of the next request: the user's messages, and the summary of all items."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: Count
+    output: list[dict[str, Any] | OutputItem]
     usage: ResponseUsage | None
 
 
@@ -175,12 +196,18 @@ PartState = Literal["response.content_part.added", "response.content_part.done"]
 class ItemEvent(_Event):
     type: ItemState
     output_index: Count
-    item: ResponseItem
+    item: OutputItem
 
 
 class CallPlace(_Event):
     item_id: str
     output_index: Count
+
+
+class CompactingEvent(CallPlace):
+    """The model is writing a summary."""
+
+    type: Literal["response.compaction.compacting"]
 
 
 class TextPlace(CallPlace):
@@ -237,7 +264,7 @@ class CustomCallDone(CallPlace):
 
 Delta = TextDelta | ReasoningDelta | CallDelta | CustomCallDelta
 Done = TextDone | ReasoningDone | CallDone | CustomCallDone
-OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | Delta | Done
+OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | CompactingEvent | Delta | Done
 
 # -- stored responses --------------------------------------------------------------------------------------------
 

@@ -52,12 +52,25 @@ from handler.protocols.kernel.stored import Keeper, Keeping, Wanted, kept_items,
 from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, OpenAiDialect, streaming
+from handler.protocols.responses import recorded
 from handler.protocols.responses.api import (
+    CompactedResponse,
     OpenAiResponse,
     OpenAiResponseEvent,
     ResponseHead,
     ResponseStart,
     ResponseTokens,
+)
+from handler.protocols.responses.compaction import (
+    COMPACTION,
+    PROMPT,
+    TRIGGER,
+    CompactedDocument,
+    CompactionDocument,
+    CompactionStream,
+    Summaries,
+    after_compaction,
+    of_bounded_length,
 )
 from handler.protocols.responses.response import (
     CUSTOM,
@@ -175,12 +188,14 @@ _ITEMS = {
     "custom_tool_call_output": {"type", "id", "call_id", "output", "status", "name", "namespace", "caller"},
     "reasoning": {"type", "id", "summary", "content", "status", "encrypted_content"},
     "agent_message": {"type", "id", "author", "recipient", "content", "status"},
+    COMPACTION: {"type", "id", "encrypted_content", "created_by", "status"},
+    TRIGGER: {"type", "id"},
 }
 """Maps each item type to its known fields, some of which never affect the response."""
 
 _PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",
-    "custom_tool_call_output": "ctco", "reasoning": "rs", "agent_message": "amsg",
+    "custom_tool_call_output": "ctco", "reasoning": "rs", "agent_message": "amsg", COMPACTION: "cmp", TRIGGER: "cmpt",
 }  # fmt: skip
 """Maps an item type to the prefix of item ids."""
 
@@ -188,7 +203,7 @@ INPUT: Mapping[str, Shape] = {
     "input": {
         "anyOf": [
             {**TEXT, "minLength": 1},
-            listing(record({}, {"type": {"enum": [*_ITEMS, None]}}), minItems=1),
+            listing(record({}, {"type": {"enum": [*_ITEMS, *recorded.TYPES, None]}}), minItems=1),
         ]
     },
     "instructions": nullable(TEXT),
@@ -206,14 +221,18 @@ class InputReader(TurnsReader):
 
     Attributes:
         items: the items of `input`, with references replaced by the stored items.
+        compacts: whether the request asks for a summary of its conversation.
+        summaries: writes and reads summaries.
     """
 
     def __init__(self, context: ServerContext, request_context: RequestContext) -> None:
         super().__init__(context)
         self._request_context = request_context
         self._parts = PartReader(context, "input[].content[]", self.unknown)
+        self.summaries = Summaries(context.sealer, request_context.owner)
         self.items: list[Any] = []
-        self._calls: set[str] = set()
+        self.compacts = False
+        self._calls: dict[str, str] = {}  # the types of calls by their ids, the latest last
 
     def read(self, body: Mapping[str, Any]) -> None:
         """Read `instructions`, the items of previous responses, and `input`.
@@ -228,10 +247,10 @@ class InputReader(TurnsReader):
                 raise InvalidPayload("'instructions' must be a string")
             add_to_turn(self.chat, "system", content=instructions)
         if isinstance(input, str) and input:
-            input = [{"type": "message", "role": "user", "content": input}]
+            input = [_user_message(input)]
         if not isinstance(input, list) or not input:
             raise InvalidPayload("'input' must be a non-empty string or list of items")
-        for index, item in enumerate(self._request_context.recalled.history):
+        for index, item in enumerate(after_compaction(self._request_context.recalled.history)):
             is_call = item["type"] in ("function_call", "custom_tool_call")
             if not is_call or item.get("status") != "incomplete":  # the response was cut off in such a call
                 self._item(item, f"previous_response_id: item {index}")
@@ -268,20 +287,45 @@ class InputReader(TurnsReader):
                 f"{at}: 'item_reference' is not supported: responses are not stored (option.responses_store); "
                 "send the item itself"
             )
+        if self.compacts:
+            raise InvalidPayload(f"{at}: {TRIGGER} must be the last item")
+        if kind in recorded.TYPES:
+            return self._recorded(item, kind, at)
         if kind not in _ITEMS:
-            raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: the type must be {' or '.join(_ITEMS)}")
+            reason = recorded.REFUSED.get(kind, f"the type must be {' or '.join(_ITEMS)}")
+            raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {reason}")
         self.unknown |= unread(item, "input[]", _ITEMS[kind])
         if kind.endswith("_output"):
             return self._output(item, at)
         self._add_shown()
+        if kind == TRIGGER:
+            return self._compact()
         if kind == "message":
             self._message(item, at)
         elif kind == "reasoning":
             self._reasoning(item, at)
         elif kind == "agent_message":
             self._agent_message(item, at)
+        elif kind == COMPACTION:
+            add_to_turn(self.chat, "user", content=self.summaries.message(item, at))
         else:
             add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
+
+    def user_messages(self) -> list[Any]:
+        """Return the items of the conversation that are messages of users."""
+        items = [*after_compaction(self._request_context.recalled.history), *self.items]
+        return [item for item in items if _type_of(item) == "message" and item["role"] == "user"]
+
+    def _compact(self) -> None:
+        """Ask for a summary of the conversation.
+
+        Raises:
+            InvalidPayload: there is nothing to summarize.
+        """
+        if not any(message["role"] != "system" for message in self.chat):
+            raise InvalidPayload("'input' has nothing to summarize")
+        add_to_turn(self.chat, "user", content=PROMPT)
+        self.compacts = True
 
     def _message(self, item: Mapping[str, Any], at: str) -> None:
         content, path = item.get("content"), f"{at}.content"
@@ -316,6 +360,25 @@ class InputReader(TurnsReader):
         self._shown += [part for part in parts if isinstance(part, MediaSource)]
         self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
 
+    def _recorded(self, item: Mapping[str, Any], kind: str, at: str) -> None:
+        """Read a call of a tool that another server hosts, or its output, as those of a function."""
+        if kind in recorded.OUTPUTS:
+            ids, text = recorded.read_output(item)
+            latest = [id for id, call_kind in self._calls.items() if call_kind == recorded.OUTPUTS[kind]][-1:]
+            id = next((id for id in [*ids, *latest] if id in self._calls), None)
+            if id is None:
+                raise InvalidPayload(f"{at}: no earlier {recorded.OUTPUTS[kind]} has the id of this output")
+            self.chat.append({"role": "tool", "tool_call_id": id, "content": text})
+            return
+        self._add_shown()
+        call = recorded.read_call(item)
+        id = call.id or f"{kind}_{len(self._calls)}"
+        self._calls[id] = kind
+        function = {"name": call.name, "arguments": call.arguments}
+        add_to_turn(self.chat, "assistant", tool_calls={"id": id, "type": "function", "function": function})
+        if call.output is not None:
+            self.chat.append({"role": "tool", "tool_call_id": id, "content": call.output})
+
     def _text(self, content: Any, at: str) -> str:
         """Read a string or a list of text parts. Return the text, with parts joined by newlines."""
         return "\n".join([part for part in self._parts.read(content, at, media=False) if isinstance(part, str)])
@@ -328,8 +391,12 @@ class InputReader(TurnsReader):
         if len(text) > MAX_ARGUMENTS:
             raise InvalidPayload(f"{at}.{field} has {len(text)} characters; the maximum is {MAX_ARGUMENTS}")
         value = {field: text} if field == "input" else read_arguments(text, "input[].arguments", self.unknown)
-        self._calls.add(id)
+        self._calls[id] = item["type"]
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
+
+
+def _user_message(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": text}
 
 
 def referenced(item: Any) -> str | None:
@@ -345,7 +412,7 @@ def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
     kind = item.get("type") or "message"
     id = item.get("id")
-    stored = {**item, "type": kind, "id": id if isinstance(id, str) and id else secret_id(_PREFIXES[kind])}
+    stored = {**item, "type": kind, "id": id if isinstance(id, str) and id else secret_id(_PREFIXES.get(kind, "item"))}
     if kind == "message" and isinstance(text := item.get("content") or "", str):
         part = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
         stored["content"] = [{**part, "text": text}]
@@ -696,7 +763,7 @@ class OpenAiResponses(OpenAiDialect):
         effort = NamedValue("reasoning", body.get("reasoning")).optional(_effort)
         reader.read(body)
         tools.read(body.get("tools"))
-        choice = read_choice(body.get("tool_choice"), tools)
+        choice = "none" if reader.compacts else read_choice(body.get("tool_choice"), tools)
         fields = {
             **{name: body[name] for name in _SAME if name in body and not (keeper and name in STORED_FIELDS)},
             "reasoning_effort": effort,
@@ -706,6 +773,8 @@ class OpenAiResponses(OpenAiDialect):
             "tool_choice": choice,
             "parallel_tool_calls": body.get("parallel_tool_calls"),
         }
+        if reader.compacts:
+            fields["text"] = None  # a format of the client's is not that of the summary
         ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
         try:
             head = read_head(body, context.generation, store=keeps)
@@ -714,15 +783,22 @@ class OpenAiResponses(OpenAiDialect):
             if _UNHEEDED in chat.ignored:
                 head["tools"] = [without_strict(tool) for tool in head["tools"]]
                 ignored += ["tools[].format"] if tools.formats else []
+            if reader.compacts and body.get("max_output_tokens") is None:
+                chat = chat._replace(request=of_bounded_length(chat.request))
             if tools.formats:
                 chat = chat._replace(request=tools.named(chat.request, choice))
             ignored += [*map(_in_responses_words, chat.ignored), *self.no_effect(body)]
-            return self._respond(chat._replace(ignored=ignored), head, tools.origins, keeping)
+            return self._respond(chat._replace(ignored=ignored), head, tools.origins, keeping, reader)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_responses_words(error.message)) from None
 
     def _respond(
-        self, chat: ParsedChat, repeated: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None
+        self,
+        chat: ParsedChat,
+        repeated: ResponseHead,
+        origins: Mapping[str, Origin],
+        keeping: Keeping | None,
+        reader: InputReader,
     ) -> ParsedRequest:
         """Return the parsed request with its reply.
 
@@ -740,11 +816,15 @@ class OpenAiResponses(OpenAiDialect):
         }
         settings, requests = ResponseSettings(head, chat.format.form, origins, keeping), (chat.request,)
         if chat.framing is JSON:
-            parsed, times = ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored), 1
+            parsed, times = ParsedRequest(requests, self._document(settings, reader), self.errors, chat.ignored), 1
         else:
-            parsed, times = streaming(requests, ResponseStream(settings), self.errors, chat.ignored), NUM_STATES
+            stream = CompactionStream(settings, reader.summaries) if reader.compacts else ResponseStream(settings)
+            parsed, times = streaming(requests, stream, self.errors, chat.ignored), NUM_STATES
         repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
         return parsed._replace(keeps=keeping is not None, num_repeated=repeated_size)
+
+    def _document(self, settings: ResponseSettings, reader: InputReader) -> ResponseDocument:
+        return CompactionDocument(settings, reader.summaries) if reader.compacts else ResponseDocument(settings)
 
 
 class ResponsesCount(OpenAiResponses):
@@ -762,11 +842,45 @@ class ResponsesCount(OpenAiResponses):
     )
 
     def _respond(
-        self, chat: ParsedChat, repeated: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None
+        self,
+        chat: ParsedChat,
+        repeated: ResponseHead,
+        origins: Mapping[str, Origin],
+        keeping: Keeping | None,
+        reader: InputReader,
     ) -> ParsedRequest:
         return counted(
             chat, self.errors, lambda number: ResponseTokens(object="response.input_tokens", input_tokens=number)
         )
+
+
+class ResponsesCompaction(OpenAiResponses):
+    """The dialect of OpenAI's compaction, whose response replaces the conversation in later requests."""
+
+    name = "openai_responses_compact"
+    needed = "a JSON object with 'input', 'previous_response_id' or both"
+    description = Description(
+        title="OpenAI compaction",
+        request="OpenAiCompactionRequest",
+        request_shape=_body,
+        error=OpenAiError,
+        example={"model": "", "input": "Name the capital of France."},
+        response=CompactedResponse,
+    )
+
+    def read(self, body: Mapping[str, Any], context: ServerContext, request_context: RequestContext) -> ParsedRequest:
+        if body.get("stream"):
+            raise InvalidParameter("stream: is not supported: the response is one document; omit stream")
+        input = body.get("input")
+        if input is None and body.get("previous_response_id") is not None:
+            input = []
+        items = [_user_message(input)] if isinstance(input, str) and input else input
+        if isinstance(items, list):
+            input = [*items, {"type": TRIGGER}]
+        return super().read({**body, "input": input, "store": False}, context, request_context)
+
+    def _document(self, settings: ResponseSettings, reader: InputReader) -> ResponseDocument:
+        return CompactedDocument(settings, reader.summaries, with_ids(reader.user_messages()))
 
 
 class _Chat(OpenAiChat):

@@ -19,6 +19,8 @@ from handler.protocols.openai.api import ERRORS
 from handler.protocols.responses.api import (
     CallItem,
     CallPlace,
+    CompactingEvent,
+    CompactionItem,
     CustomCallItem,
     Delta,
     Done,
@@ -27,6 +29,7 @@ from handler.protocols.responses.api import (
     MessageItem,
     OpenAiResponse,
     OpenAiResponseEvent,
+    OutputItem,
     OutputText,
     Part,
     PartEvent,
@@ -124,6 +127,15 @@ class Items:
             self._add(space, events)
         self._close(events, status="completed" if complete else "incomplete")
         return events
+
+    def whole(self, type: ItemState, item: CompactionItem) -> ItemEvent:
+        """Return an event of the only item of the response, which has no parts."""
+        return {"type": type, "sequence_number": self.number(), "output_index": 0, "item": item}
+
+    def compacting(self, id: str) -> CompactingEvent:
+        """Return the event that the model is writing the only item of the response."""
+        number = self.number()
+        return {"type": "response.compaction.compacting", "sequence_number": number, "item_id": id, "output_index": 0}
 
     def delta(self, text: str, number: int) -> Delta:
         """Return an event with the next piece of text of the open item."""
@@ -282,7 +294,7 @@ class ResponseSettings(NamedTuple):
 
     def response(
         self,
-        output: Sequence[ResponseItem] = (),
+        output: Sequence[OutputItem] = (),
         finish: Finish | None = None,
         *,
         broken: bool = False,

@@ -42,7 +42,7 @@ from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai import batches
 from handler.protocols.openai.api import BatchError
 from handler.protocols.openai.batches import Line, LineError, batch_error
-from handler.serving.batches.store import OPEN_STATUSES, BatchStore, OpenBatch, output_ids
+from handler.serving.batches.store import ANTHROPIC, OPEN_STATUSES, BatchStore, OpenBatch, output_ids
 from handler.serving.head import OWNER
 from handler.serving.large_bodies import LARGE
 from handler.serving.model import ServedModel
@@ -164,6 +164,7 @@ class BatchOutput:
         done: numbers of the input lines that have a response or an error, counted from 1.
         sizes: sizes of the two files, in bytes.
         counts: number of lines in each of the two files.
+        num_unsent: number of lines for requests that were not sent before the batch was cancelled or expired.
 
     Raises:
         BlockingIOError: another process is running the batch.
@@ -174,6 +175,7 @@ class BatchOutput:
         self._lock = threading.Lock()
         self.done = set[int]()
         self.sizes, self.counts = [0, 0], [0, 0]
+        self.num_unsent = 0
         self._files = list[int]()  # descriptors
         try:
             for path in (answers, errors):
@@ -196,12 +198,13 @@ class BatchOutput:
                 if not number:
                     os.ftruncate(self._files[index], self.sizes[index])
                     break
-                self._note(index, number, len(text))
+                self._note(index, number, text)
 
-    def _note(self, index: int, number: int, size: int) -> None:
+    def _note(self, index: int, number: int, text: bytes) -> None:
         self.done.add(number)
-        self.sizes[index] += size
+        self.sizes[index] += len(text)
         self.counts[index] += 1
+        self.num_unsent += batches.is_unsent(text)
 
     def write(self, number: int, text: bytes, *, failed: bool) -> None:
         """Write the response to an input line, unless the line already has a response.
@@ -225,7 +228,7 @@ class BatchOutput:
             except OSError:
                 os.ftruncate(descriptor, self.sizes[failed])
                 raise
-            self._note(failed, number, len(text))
+            self._note(failed, number, text)
 
     def sync(self) -> None:
         """Flush both files to disk."""
@@ -449,6 +452,8 @@ class _Answering:
         """Save the progress of the batch, and reload its state, because it may have been cancelled."""
         completed, failed = self._output.counts
         change["request_counts"] = {**self._batch["request_counts"], "completed": completed, "failed": failed}
+        if self._id.startswith(ANTHROPIC.prefix):
+            change["num_unsent"] = self._output.num_unsent
         self._batch = await self._store.call(self._store.advance, self._id, self._output.sizes, change)
 
     def _decode_large(self, text: bytes) -> Any:

@@ -45,7 +45,27 @@ T = TypeVar("T")
 
 OPEN_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
 
-_FILES, _BATCHES = (INPUT, OUTPUT), ("batches",)  # values of the column `kind`
+
+class BatchKind(NamedTuple):
+    """The batches of an API. Batches of different APIs share the limits, and are not visible to each other.
+
+    Attributes:
+        batches: value of the column `kind` for batches.
+        input: that for input files.
+        output: that for output files.
+        prefix: what the ids of batches begin with.
+    """
+
+    batches: str
+    input: str
+    output: str
+    prefix: str
+
+
+OPENAI = BatchKind("batches", INPUT, OUTPUT, "batch_")
+ANTHROPIC = BatchKind("message_batches", "message_batch", "message_batch_output", "msgbatch_")
+_KINDS = {kind.batches: kind for kind in (OPENAI, ANTHROPIC)}
+_FILES = (INPUT, OUTPUT)  # the visible files
 _FILE = "batches.sqlite3"
 _VERSION = 1  # version of the table
 _BUSY_SECONDS = 5.0  # maximum seconds to wait while another process locks the database
@@ -66,6 +86,11 @@ CREATE INDEX objects_by_expiry ON objects (expires);
 document. An open batch does not expire. Its row contains the id of the input file, and the lifetime of the output files
 in seconds after the end of the batch.
 """
+
+_OF_KINDS = f"kind IN ({', '.join('?' * len(_KINDS))})"
+"""SQL condition that selects batches. Its parameters are the keys of `_KINDS`."""
+
+_GONE = b'{"id": "", "status": "gone"}'  # document of a batch that is missing
 
 _TOO_MANY = """
 DELETE FROM objects WHERE id IN (
@@ -128,8 +153,8 @@ class BatchStore:
 
     # -- files ---------------------------------------------------------------------------------------------------
 
-    def reserve(self, owner: str, size: int) -> str:
-        """Reserve room for a new file of at most `size` bytes, and return its id.
+    def reserve(self, owner: str, size: int, kind: BatchKind = OPENAI) -> str:
+        """Reserve room for a new input file of at most `size` bytes, and return its id.
 
         Raises:
             TooLarge: the owner has no room for the file.
@@ -138,7 +163,7 @@ class BatchStore:
         id = f"file-{new_secret()}"
         with self._writing():
             self.check_room(owner, size)
-            self._insert(id=id, owner=owner, kind=INPUT, size=size, expires=self.clock() + _FORGOTTEN)
+            self._insert(id=id, owner=owner, kind=kind.input, size=size, expires=self.clock() + _FORGOTTEN)
         return id
 
     def keep(self, id: str, new: NewFile) -> OpenAiFile:
@@ -162,13 +187,13 @@ class BatchStore:
         file: OpenAiFile = self._find(owner, id, _FILES)
         return file
 
-    def open(self, owner: str, id: str) -> tuple[OpenAiFile, BinaryIO]:
+    def open(self, owner: str, id: str, kinds: Sequence[str] = _FILES) -> tuple[OpenAiFile, BinaryIO]:
         """Return the description of a file and the file opened for reading. Its bytes count as used until it is closed.
 
         Raises:
             NotFound: the owner has no file with this id.
         """
-        file = self.file(owner, id)
+        file: OpenAiFile = self._find(owner, id, kinds)
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as opened:
             contents = opened.enter_context(self.path(id).open("rb"))
             fcntl.flock(contents, fcntl.LOCK_SH)  # for `is_locked`
@@ -198,7 +223,7 @@ class BatchStore:
 
     # -- batches -------------------------------------------------------------------------------------------------
 
-    def create(self, owner: str, new: NewBatch) -> OpenAiBatch:
+    def create(self, owner: str, new: NewBatch, kind: BatchKind = OPENAI) -> OpenAiBatch:
         """Create a batch, so that `open_batches` returns it.
 
         Raises:
@@ -207,41 +232,41 @@ class BatchStore:
             TooLarge: the owner has no room for the output of the batch.
             Unavailable: the store has no room for the output of the batch.
         """
-        batch = new_batch(f"batch_{new_secret()}", new, self.clock())
+        batch = new_batch(f"{kind.prefix}{new_secret()}", new, self.clock())
         id = batch["id"]
         with self._writing():
             try:
-                self._find(owner, new.input, (INPUT,))
+                self._find(owner, new.input, (kind.input,))
             except NotFound:
                 raise NamedValue("input_file_id", new.input).refused(
                     f"there is no file with this id and purpose {INPUT}"
                 ) from None
-            query = "SELECT count(*) FROM objects WHERE owner = ? AND kind = ? AND expires = ?"
-            (number,) = self._database.execute(query, (owner, *_BATCHES, _NEVER)).fetchone()
+            query = f"SELECT count(*) FROM objects WHERE owner = ? AND {_OF_KINDS} AND expires = ?"
+            (number,) = self._database.execute(query, (owner, *_KINDS, _NEVER)).fetchone()
             if number >= self._config.batches_max_open:
                 raise Overloaded(f"{number} batches of this API key have not ended (option.batches_max_open)")
             self.check_room(owner, 2 * _OVERHEAD)
             columns = {"input": new.input, "lifetime": new.lifetime, "document": dumps(batch)}
-            self._insert(id=id, owner=owner, kind=_BATCHES[0], **columns)
+            self._insert(id=id, owner=owner, kind=kind.batches, **columns)
             for file in output_ids(id):
                 self.path(file).touch(mode=0o600)
-                self._insert(id=file, owner=owner, kind=OUTPUT)
+                self._insert(id=file, owner=owner, kind=kind.output)
         return batch
 
-    def batch(self, owner: str, id: str) -> OpenAiBatch:
+    def batch(self, owner: str, id: str, kind: BatchKind = OPENAI) -> OpenAiBatch:
         """Return a batch.
 
         Raises:
             NotFound: the owner has no batch with this id.
         """
-        batch: OpenAiBatch = self._find(owner, id, _BATCHES)
+        batch: OpenAiBatch = self._find(owner, id, (kind.batches,))
         return batch
 
-    def batches(self, owner: str, page: Page) -> tuple[list[Any], bool]:
+    def batches(self, owner: str, page: Page, kind: BatchKind = OPENAI) -> tuple[list[Any], bool]:
         """Return a page of an owner's batches, and whether there are more batches."""
-        return self._list(owner, page, _BATCHES)
+        return self._list(owner, page, (kind.batches,))
 
-    def cancel(self, owner: str, id: str) -> OpenAiBatch:
+    def cancel(self, owner: str, id: str, kind: BatchKind = OPENAI) -> OpenAiBatch:
         """Mark a batch for cancellation. The server that runs it then ends it.
 
         Raises:
@@ -249,7 +274,7 @@ class BatchStore:
             Conflict: the batch has already ended.
         """
         with self._writing():
-            batch = self.batch(owner, id)
+            batch = self.batch(owner, id, kind)
             if batch["status"] not in OPEN_STATUSES:
                 raise Conflict(f"Cannot cancel a batch with status '{batch['status']}'.")
             if batch["status"] != "cancelling":
@@ -257,14 +282,29 @@ class BatchStore:
                 self._update(id, document=dumps(batch))
         return batch
 
+    def delete_batch(self, owner: str, id: str, kind: BatchKind) -> None:
+        """Delete a batch that has ended, its input and its output.
+
+        Raises:
+            NotFound: the owner has no batch with this id.
+            Conflict: the batch has not ended.
+        """
+        with self._writing():
+            batch = self.batch(owner, id, kind)
+            if batch["status"] in OPEN_STATUSES:
+                raise Conflict(f"{id} has not ended; cancel it first")
+            self._forget([id])
+            self._remove([batch["input_file_id"], *output_ids(id)])
+
     # -- calls of the runner -------------------------------------------------------------------------------------
 
     def open_batches(self, most: int) -> list[OpenBatch]:
         """Return up to `most` open batches: first the oldest batch of each owner, then the second-oldest, and so on."""
         turn = "row_number() OVER (PARTITION BY owner ORDER BY number)"
-        query = f"SELECT owner, document FROM objects WHERE kind = ? AND expires = ? ORDER BY {turn}, number LIMIT ?"
+        where = f"{_OF_KINDS} AND expires = ?"
+        query = f"SELECT owner, document FROM objects WHERE {where} ORDER BY {turn}, number LIMIT ?"
         with self._lock:
-            rows = self._database.execute(query, (*_BATCHES, _NEVER, most)).fetchall()
+            rows = self._database.execute(query, (*_KINDS, _NEVER, most)).fetchall()
         return [OpenBatch(owner, batch) for owner, document in rows if (batch := _readable(document)) is not None]
 
     def advance(self, id: str, sizes: Sequence[int], change: Mapping[str, Any]) -> OpenAiBatch:
@@ -276,7 +316,7 @@ class BatchStore:
             change: fields of the batch to change.
         """
         with self._writing():
-            batch, _, _ = self._row(id)
+            batch, *_ = self._row(id)
             if batch["status"] in OPEN_STATUSES:
                 batch |= {**change, "status": "cancelling"} if batch["status"] == "cancelling" else change
                 self._update(id, document=dumps(batch))
@@ -288,27 +328,31 @@ class BatchStore:
         """End an open batch, and make its output files visible unless they are empty."""
         now, empty = self.clock(), list[str]()
         with self._writing():
-            batch, owner, lifetime = self._row(id)
+            batch, owner, kind, lifetime = self._row(id)
             if batch["status"] not in OPEN_STATUSES:
                 return
             batch |= {"status": status, f"{status}_at": int(now), "errors": errors}
             for file, name in zip(output_ids(id), ("output", "error"), strict=True):
                 path = self.path(file)
                 if path.exists() and (size := path.stat().st_size):
-                    self._show(new_file(file, f"{id}_{name}.jsonl", size, now, lifetime, OUTPUT))
+                    self._show(new_file(file, f"{id}_{name}.jsonl", size, now, lifetime, kind.output))
                     batch[f"{name}_file_id"] = file
                 else:
                     empty.append(file)
             self._update(id, document=dumps(batch), expires=now + LIFETIME)
-            self._database.execute(_TOO_MANY, (owner, *_BATCHES, _NEVER, _MOST_ENDED))
+            self._database.execute(_TOO_MANY, (owner, kind.batches, _NEVER, _MOST_ENDED))
             self._forget(empty)
         self._unlink(empty)  # only now, because no server can run the batch and open the files any more
 
-    def _row(self, id: str) -> tuple[Any, str, int]:
-        """Return a batch, its owner and the lifetime of its output files. A missing batch is treated as ended."""
-        query = "SELECT document, owner, lifetime FROM objects WHERE id = ?"
-        document, owner, lifetime = self._database.execute(query, (id,)).fetchone() or (b'{"status": "gone"}', "", 0)
-        return _document(document), owner, lifetime
+    def _row(self, id: str) -> tuple[Any, str, BatchKind, int]:
+        """Return a batch, its owner, its kind and the lifetime of its output files.
+
+        A missing batch is treated as ended.
+        """
+        query = "SELECT document, owner, kind, lifetime FROM objects WHERE id = ?"
+        row = self._database.execute(query, (id,)).fetchone()
+        document, owner, kind, lifetime = row or (_GONE, "", OPENAI.batches, 0)
+        return _document(document), owner, _KINDS[kind], lifetime
 
     def remove_expired(self) -> None:
         """Remove expired files and batches, and incomplete uploads, but not the input of an open batch."""
@@ -358,7 +402,7 @@ class BatchStore:
         with self._lock:
             row = self._database.execute(query, (owner, self.clock(), *kinds, id)).fetchone()
         if row is None:
-            missing = no_batch if kinds == _BATCHES else no_file
+            missing = no_batch if kinds[0] in _KINDS else no_file
             raise missing(id)
         return _document(row[0])
 
@@ -440,7 +484,7 @@ def _shown(kinds: Sequence[str]) -> str:
 
 def output_ids(batch: str) -> tuple[str, str]:
     """Return the ids of the output file and the error file of a batch."""
-    secret = batch.removeprefix("batch_")
+    secret = batch.removeprefix(OPENAI.prefix)
     return f"file-{secret}-output", f"file-{secret}-errors"
 
 

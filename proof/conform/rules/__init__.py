@@ -10,6 +10,7 @@ from proof.conform.rules import (  # noqa: I001  (the order of the rules)
     anthropic,
     triton,
     decisions,
+    websockets,
 )
 
-__all__ = ["anthropic", "decisions", "hosting", "lmi", "openai", "requests", "sagemaker", "tgi", "triton"]
+__all__ = ["anthropic", "decisions", "hosting", "lmi", "openai", "requests", "sagemaker", "tgi", "triton", "websockets"]

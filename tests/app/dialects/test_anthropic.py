@@ -156,7 +156,7 @@ def test_who_has_no_key_is_told_so_in_its_form(short: LiveServer, path: str) -> 
 @in_one_test(
     ("path", "kind"),
     [
-        ("/v1/messages/batches", "not_found_error"),
+        ("/v1/messages/files", "not_found_error"),
         ("/v1/complete", "not_found_error"),
         ("/v1/moderations", "invalid_request_error"),
         ("/v1/responses/resp_0/cancel", "invalid_request_error"),
@@ -178,12 +178,10 @@ def test_routes_that_are_not_served_say_so_in_their_form(echo_server: LiveServer
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/v1/responses/compact", "the server does not summarize input"),
         ("/v1/embeddings", "it requires option.task=text-embedding"),
     ],
 )
 def test_a_path_that_is_not_served_is_not_another_route(echo_server: LiveServer, path: str, words: str) -> None:
-    """The first one looks like that of a stored response, which has no POST."""
     found = http.post(echo_server.url + path, json={"input": "a"})
     assert found.status_code == 404
     assert found.json()["error"]["message"].startswith(f"{path} is not served here: {words}")

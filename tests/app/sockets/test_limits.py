@@ -40,6 +40,17 @@ def test_the_number_of_sockets_is_limited(limited_server: LiveServer) -> None:
     wait_for(lambda: "lmi_websockets 0.0" in httpx.get(f"{limited_server.url}/metrics").text, 10, "a socket is open")
 
 
+@pytest.mark.parametrize("path", [INVOKE, "/v1/realtime", "/v1/responses"])
+def test_a_server_without_sockets_says_so_at_once(path: str) -> None:
+    with serve("--engine", "echo", "-o", "option.websockets_max=0") as server:
+        with pytest.raises(InvalidStatus) as refused:
+            open_socket(server, path).__enter__()
+        response = refused.value.response
+        assert response.status_code == 426
+        assert b"option.websockets_max" in response.body
+        assert "retry-after" not in response.headers
+
+
 def test_messages_are_compressed_only_if_option_and_client_allow_it(
     echo_server: LiveServer, limited_server: LiveServer
 ) -> None:

@@ -47,17 +47,19 @@ class Model:
 
     Attributes:
         prompts: those since the last `says`, as text with the marks of the template.
+        warm_ups: those that were only to be read, whose responses have one token.
         url: of the handler before it.
     """
 
     def __init__(self, upstream: Server, front: LiveServer, tokenizer: Tokenizer) -> None:
         self.front, self.url, self.prompts = front, front.url, list[str]()
+        self.warm_ups = list[str]()
         self._tokenizer = tokenizer
         self._answer: Callable[[str], str] = str
         upstream.always = self._events
 
     def says(self, answer: Callable[[str], str]) -> None:
-        self._answer, self.prompts = answer, []
+        self._answer, self.prompts, self.warm_ups = answer, [], []
 
     def _events(self, request: Received) -> Sequence[bytes]:
         rule = request.body.get("structured_outputs", {})
@@ -65,12 +67,12 @@ class Model:
             first = self._tokenizer.encode(choices[0], add_special_tokens=False).ids[0]
             return [HEAD, event(first, finish="length") + DONE]
         prompt = self._tokenizer.decode(request.body["prompt"], skip_special_tokens=False)
-        self.prompts.append(prompt)
+        limit = request.body["max_tokens"]
+        (self.prompts if limit > 1 else self.warm_ups).append(prompt)
         text = self._answer(prompt)
         if rule and "structural_tag" not in rule:  # a structural tag keeps the format's marks
             text = _in_array(text)
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        limit = request.body["max_tokens"]
         events, last = [event(token) for token in ids[: limit - 1]], event(tiny.EOS[0], finish="stop")
         if len(ids) >= limit:
             last = event(ids[limit - 1], finish="length")
@@ -84,14 +86,18 @@ def _in_array(calls: str) -> str:
 
 
 @contextlib.contextmanager
-def scripted(directory: Path) -> Iterator[Model]:
-    """The handler and the server behind it; the model's files are made in `directory`."""
+def scripted(directory: Path, *more: str) -> Iterator[Model]:
+    """The handler and the server behind it; the model's files are made in `directory`.
+
+    Args:
+        more: further options of the handler.
+    """
     tiny.make(directory)
     _change(directory / "config.json", max_position_embeddings=CONTEXT)
     _change(directory / "tokenizer_config.json", chat_template=_TEMPLATE)
     with listening() as upstream:
         upstream.models = {"data": [{"id": "served", "owned_by": "vllm", "max_model_len": CONTEXT}]}
-        given = options(f"option.base_url={upstream.url}", "option.served_model_name=model,*")
+        given = options(f"option.base_url={upstream.url}", "option.served_model_name=model,*", *more)
         with serve(str(directory), "--engine", "openai", *given) as front:
             front.wait_ready()
             yield Model(upstream, front, Tokenizer.from_file(str(directory / "tokenizer.json")))

@@ -11,14 +11,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from websockets.sync.client import connect
 
+from handler.protocols.responses.compaction import PROMPT as SUMMARIZE
 from tests.clients import toolchains
-from tests.clients.agents.scripted import ASKING, Model, call, said_by
+from tests.clients.agents.scripted import ASKING, Model, call, said_by, scripted
 from tests.clients.driver import Driver, python_client, skipped_without
 from tests.deploy.local.servers import emulated
 from tests.servers import wait_for
@@ -257,7 +259,10 @@ class CodingAgent:
     Attributes:
         trap: what it asked of others than the server.
         work: the directory that it works in.
+        warm_ups: the number of prompts that the server only reads, in each run.
     """
+
+    warm_ups = 0
 
     def __init__(self, home: Path, url: str, trap: Trap) -> None:
         self.url, self.trap = url, trap
@@ -315,15 +320,26 @@ class ClaudeCode(CodingAgent):
 
 
 class Codex(CodingAgent):
+    """By default it uses a WebSocket, which the server is asked for."""
+
+    warm_ups = 1
+    overrides: Sequence[str] = ()
+
     def program(self) -> Path:
         return toolchains.codex()
 
     def arguments(self, *, again: bool) -> list[str]:
         free = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        return ["exec", *free, *(["resume", "--last"] if again else [])]
+        settings = [word for pair in self.overrides for word in ("-c", f"model_providers.lmi_launch.{pair}")]
+        return [*settings, "exec", *free, *(["resume", "--last"] if again else [])]
 
     def runs(self, command: str) -> str:
         return call("exec_command", cmd=command)
+
+
+class CodexOverHttp(Codex):
+    warm_ups = 0
+    overrides = ("supports_websockets=false",)
 
 
 @pytest.fixture
@@ -332,7 +348,7 @@ def trap() -> Iterator[Trap]:
         yield trap
 
 
-@pytest.fixture(params=[ClaudeCode, Codex])
+@pytest.fixture(params=[ClaudeCode, Codex, CodexOverHttp])
 def coding_agent(request: pytest.FixtureRequest, tmp_path: Path, model: Model, trap: Trap) -> CodingAgent:
     with skipped_without():
         agent = request.param(tmp_path, model.url, trap)
@@ -367,6 +383,7 @@ def test_a_loop_of_calls(coding_agent: CodingAgent, model: Model) -> None:
     places = [found.index(part) for part in (FACT, "42000042", "No such file or directory")]
     assert places == sorted(places)
     assert len(model.prompts) == 3
+    assert len(model.warm_ups) == coding_agent.warm_ups
     assert "outcome=refused" not in model.front.log.removeprefix(before)
     assert coding_agent.trap.asked == []
 
@@ -383,7 +400,83 @@ def test_a_long_conversation_of_a_coding_agent(coding_agent: CodingAgent, model:
     model.says(answer)
     wanted = [str(number * 1001) for number in range(10)]
     assert f"FOUND {wanted}, ASKED False" in coding_agent.answers("Count.")
+    for prompt in model.warm_ups:  # its last message goes on in that of the turn
+        length = len(prompt.removesuffix(ASKING)) - 20
+        assert model.prompts[0][:length] == prompt[:length]
     assert f"FOUND {wanted}, ASKED True" in coding_agent.answers("And now?", again=True)
     assert len(model.prompts) == 12
+    assert len(model.warm_ups) == 2 * coding_agent.warm_ups
     assert coding_agent.trap.asked == []
     prompts_begin_alike(model, "Count.", coding_agent.answers)
+
+
+# -- Codex where WebSockets are off, or too many ---------------------------------------------------------------------
+
+
+class StubbornCodex(Codex):
+    """Tries a WebSocket that it was not to try, and gives up after two attempts instead of seven."""
+
+    warm_ups = 0
+    overrides = ("supports_websockets=true", "stream_max_retries=1")
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "attempts"), [(0, 426, 1), (1, 503, 3)], ids=["no-websockets", "too-many-websockets"]
+)
+def test_codex_goes_on_over_http(limit: int, status: int, attempts: int, tmp_path: Path, trap: Trap) -> None:
+    """One attempt where there are no WebSockets, besides that of the launch."""
+    (tmp_path / "home").mkdir()
+    with scripted(tmp_path / "model", f"option.websockets_max={limit}") as model, contextlib.ExitStack() as stack:
+        with skipped_without():
+            codex = StubbornCodex(tmp_path / "home", model.url, trap)
+            codex.program()
+        if limit:
+            stack.enter_context(connect(model.url.replace("http", "ws", 1) + "/v1/responses"))
+
+        def answer(prompt: str) -> str:
+            results = said_by("tool", prompt)
+            return f"FOUND {len(results)}" if len(results) == 3 else codex.runs("cat fact.txt")
+
+        model.says(answer)
+        assert "FOUND 3" in codex.answers("Read.")
+        assert (len(model.prompts), model.warm_ups, trap.asked) == (4, [], [])
+        assert model.front.log.count(f"status={status} method=GET path='/v1/responses'") == 1 + attempts
+
+
+# -- Codex past its context -----------------------------------------------------------------------------------------
+
+
+class CodexOfOpenAi(Codex):
+    """Lets the server summarize, as Codex does if its provider has OpenAI's name."""
+
+    overrides: Sequence[str] = ('name="OpenAI"',)
+
+    def arguments(self, *, again: bool) -> list[str]:
+        return ["-c", "model_auto_compact_token_limit=20000", *super().arguments(again=again)]
+
+
+class CodexOfOpenAiOverHttp(CodexOfOpenAi):
+    warm_ups = 0
+    overrides = ('name="OpenAI"', "supports_websockets=false")
+
+
+@pytest.mark.parametrize("kind", [CodexOfOpenAi, CodexOfOpenAiOverHttp])
+def test_codex_goes_on_with_a_summary(kind: type[Codex], tmp_path: Path, model: Model, trap: Trap) -> None:
+    """After a call, which the summary covers."""
+    with skipped_without():
+        codex = kind(tmp_path, model.url, trap)
+        codex.program()
+
+    def answer(prompt: str) -> str:
+        users = said_by("user", prompt)
+        if SUMMARIZE in users[-1]:
+            return f"The file says: {said_by('tool', prompt)}"
+        if any("Summary of the earlier conversation" in text for text in users):
+            return f"FOUND {FACT in prompt}, CALLS {len(said_by('tool', prompt))}, ASKED {'What does' in prompt}"
+        return codex.runs("cat fact.txt")
+
+    model.says(answer)
+    before = model.front.log
+    assert "FOUND True, CALLS 0, ASKED True" in codex.answers("What does the file say?")
+    assert "outcome=refused" not in model.front.log.removeprefix(before)
+    assert trap.asked == []

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -232,12 +232,20 @@ def local(loop: Loop, at: str | None = None, **endpoint: Any) -> Iterator[Local]
 
 
 class LocalProcess:
-    """What it has written so far is in `out` (standard output) and `log` (standard error)."""
+    """What it has written so far is in `out` (standard output) and `log` (standard error).
 
-    def __init__(self, *arguments: str, directory: Path | None = None) -> None:
+    Args:
+        directory: where it runs, if not here.
+        variables: more variables of its environment.
+    """
+
+    def __init__(
+        self, *arguments: str, directory: Path | None = None, variables: Mapping[str, str] | None = None
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "deploy", "local", "--port", "0", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(), cwd=directory,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=directory,
+            env={**clean_environment(), **(variables or {})},
         )  # fmt: skip
         self._lines: dict[str, list[str]] = {"out": [], "log": []}
         assert self.process.stdout is not None
@@ -297,13 +305,11 @@ class LocalProcess:
 
 
 @contextlib.contextmanager
-def local_process(*arguments: str, directory: Path | None = None) -> Iterator[LocalProcess]:
-    """In service.
-
-    Args:
-        directory: where it runs, if not here.
-    """
-    local = LocalProcess(*arguments, directory=directory)
+def local_process(
+    *arguments: str, directory: Path | None = None, variables: Mapping[str, str] | None = None
+) -> Iterator[LocalProcess]:
+    """In service (see `LocalProcess`)."""
+    local = LocalProcess(*arguments, directory=directory, variables=variables)
     try:
         local.wait_ready()
         yield local

@@ -325,6 +325,16 @@ def test_a_stream_that_ends_within_an_event_is_refused(caller: Caller) -> None:
     [
         ({"authorization": ""}, 403, "MissingAuthenticationToken", "Missing"),
         ({"authorization": "Bearer x"}, 403, "IncompleteSignature", "Signature Version 4"),
+        ({"authorization": AUTHORIZATION.replace("Credential=", "Key=")}, 403, "IncompleteSignature", "Version 4"),
+        ({"authorization": AUTHORIZATION.partition(", Sig")[0]}, 403, "IncompleteSignature", "Version 4"),
+        (
+            {"authorization": AUTHORIZATION.replace("date,", "date,Credential=a,")},
+            403,
+            "IncompleteSignature",
+            "Version",
+        ),
+        ({"authorization": AUTHORIZATION.replace("=ab", "=\u0663b")}, 403, "IncompleteSignature", "Version 4"),
+        ({"authorization": AUTHORIZATION.replace("/aws4_request", "")}, 403, "InvalidSignatureException", "service"),
         ({"authorization": AUTHORIZATION.replace("/sagemaker/", "/s3/")}, 403, "InvalidSignatureException", "service"),
         ({"x-amz-content-sha256": "UNSIGNED-PAYLOAD"}, 403, "IncompleteSignature", "EVENTS"),
         ({"x-amzn-sagemaker-model-invocation-path": "/v1/responses"}, 400, "InputValidationError", "leading slash"),

@@ -168,6 +168,15 @@ def test_a_response_before_the_end_of_the_request_resets_the_rest(caller: Caller
     assert b"".join(caller.data(again)) == b"x"
 
 
+def test_empty_frames_are_not_kept(caller: Caller) -> None:
+    """No window stops a client that sends them."""
+    stream = caller.begin(path="/echo")
+    for _ in range(1000):
+        caller.h2.send_data(stream, b"")
+    caller.send(stream, b"x", end=True)
+    assert [*caller.data(stream)] == [b"x", b""]
+
+
 def test_data_after_the_response_is_dropped(caller: Caller) -> None:
     """It counts for the connection's window, which another stream then has."""
     stream = caller.begin(path="/refuse")

@@ -9,11 +9,13 @@ import pytest
 from botocore.eventstream import EventStreamMessage
 from websockets.frames import Frame, Opcode
 
+from deploy.emulator.access import read_signature
 from deploy.emulator.container_socket import read_frame, write_event
 from deploy.emulator.protocol import ApiError
 from deploy.emulator.signed_events import EventReader, EventSignature, decode
 from tests.deploy.doubles.bidirectional import AUTHORIZATION, SECRET, Signing, header, message, part
 
+REQUEST = read_signature(AUTHORIZATION, None)
 BY_THE_SDK = (
     "000000dc00000043c6f25d1b053a6461746508000001a229c04d2a103a6368756e6b2d7369676e617475726506002062636537b0a63d9b8b"
     "1971fd6f72ed52f0a951a1a23be70141e0aa5dc42ea66c0000008900000069edbad4760d3a6d6573736167652d747970650700056576656e"
@@ -36,7 +38,7 @@ def received(*pieces: bytes) -> list[EventStreamMessage]:
 
 
 def test_signatures_of_aws_s_sdk_are_right_across_midnight() -> None:
-    signature = EventSignature(AUTHORIZATION, SECRET)
+    signature = EventSignature(REQUEST, SECRET)
     payloads = []
     for item in received(*(bytes.fromhex(text) for text in BY_THE_SDK)):
         signature.check(item)
@@ -51,7 +53,7 @@ def test_the_double_signs_as_aws_s_sdk() -> None:
 
 @pytest.mark.parametrize("order", [(1,), (0, 0), (0, 2)])
 def test_an_event_is_refused_out_of_order(order: tuple[int, ...]) -> None:
-    signature = EventSignature(AUTHORIZATION, SECRET)
+    signature = EventSignature(REQUEST, SECRET)
     *right, wrong = received(*(bytes.fromhex(BY_THE_SDK[index]) for index in order))
     for item in right:
         signature.check(item)
@@ -63,7 +65,7 @@ def test_an_event_is_refused_out_of_order(order: tuple[int, ...]) -> None:
 def test_an_event_of_another_key_is_refused() -> None:
     [item] = received(Signing("another")(part(b"{}")))
     with pytest.raises(ApiError, match="does not match"):
-        EventSignature(AUTHORIZATION, SECRET).check(item)
+        EventSignature(REQUEST, SECRET).check(item)
 
 
 @pytest.mark.parametrize(
@@ -79,12 +81,12 @@ def test_an_event_of_another_key_is_refused() -> None:
 )
 def test_an_event_without_a_signature_is_refused(headers: bytes) -> None:
     with pytest.raises(ApiError) as raised:
-        EventSignature(AUTHORIZATION, SECRET).check(decode(message(headers, part(b"{}"))))
+        EventSignature(REQUEST, SECRET).check(decode(message(headers, part(b"{}"))))
     assert raised.value.code == "IncompleteSignature"
 
 
 def test_without_the_secret_only_the_form_is_checked() -> None:
-    signature = EventSignature(AUTHORIZATION, None)
+    signature = EventSignature(REQUEST, None)
     signature.check(decode(Signing("another")(part(b"{}"))))
     with pytest.raises(ApiError, match="no :date"):
         signature.check(decode(message(b"", part(b"{}"))))

@@ -16,6 +16,7 @@ ELSEWHERE = (
     *("ping.in-time", "ping.connection", "invocations.headers", "limits.at-once", "metrics.count", "key.every-route"),
     *("key.right", "disconnect.stream", "disconnect.whole", "bad.alone", "sessions.use", "sessions.closed"),
     *("sessions.unknown", "adapters.unknown", "adapters.use", "adapters.delete", "anthropic.version"),
+    *("bidirectional.ping", "bidirectional.utf-8"),
     *("start.ready", "start.early", "stop.finishes", "stop.new-work", "stop.exit"),
 )
 
@@ -482,4 +483,49 @@ MUTANTS |= {
     "decisions.values": results(0, "probabilities", 0, "value", to="true"),
     "decisions.unnamed": results(0, "name", to=""),
     "decisions.json": having(b"input_json", status(400)),
+}
+
+
+# -- WebSockets --------------------------------------------------------------------------------------------------------
+
+
+def told(change: Callable[[Any], object], *parts: bytes, frame: str = "") -> Mutate:
+    """Change the events for messages that have these parts.
+
+    Args:
+        frame: TEXT or BINARY, the frames of the messages. By default, both.
+    """
+
+    def mutate(request: Request, reply: Reply) -> None:
+        frames = (frame,) if frame else ("TEXT", "BINARY")
+        if request.method in frames and all(part in request.body for part in parts):
+            change(reply.value)
+
+    return mutate
+
+
+_CHAINED = b'"previous_response_id"'
+_SHORT = put("response", "usage", "input_tokens", to=1)
+
+
+def _shared_number(event: Any) -> None:
+    """Number the events of all lanes together."""
+    event["sequence_number"] += event.get("stream_id") == "critic"
+
+
+MUTANTS |= {
+    "bidirectional.stream": told(put("token", "text", to=" another")),
+    "bidirectional.binary": told(put("error", to="not a text"), frame="BINARY"),
+    "bidirectional.next": told(put("generated_text", to="x"), b"nine ten"),
+    "bidirectional.error": told(drop("error")),
+    "upgrade.refused": at("/invocations", status(404), method="GET"),
+    "responses.create": told(put("sequence_number", to=0)),
+    "responses.chain": told(_SHORT, _CHAINED),
+    "responses.fork": told(_SHORT, _CHAINED, b'"critic"'),
+    "responses.lanes": told(_shared_number),
+    "responses.warm-up": told(put("response", "output", to=[{}]), b'"generate": false'),
+    "responses.unknown": told(drop("status")),
+    "realtime.created": told(drop("session", "type")),
+    "realtime.text": told(put("delta", to="x")),
+    "realtime.error": told(drop("error", "event_id")),
 }

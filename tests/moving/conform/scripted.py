@@ -11,11 +11,14 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+
+from websockets.frames import CloseCode
 
 from tests.moving.conform.decisions import Form
 from tests.moving.conform.mutants import MUTANTS
-from tests.moving.conform.wire import INPUTS, Refused, Reply, Request, infer, read, refusal, write
+from tests.moving.conform.websockets import PATHS, Session, Socket, offers
+from tests.moving.conform.wire import INPUTS, Refused, Reply, Request, Value, infer, read, refusal, write
 
 PACE = 0.004
 """Seconds a token."""
@@ -30,6 +33,9 @@ class Scripted:
         slow_start: seconds until it can serve.
         gauge: whether /metrics shows running requests; without it one token is made at a time.
     """
+
+    sockets: tuple[str, ...] = PATHS
+    """Paths that open a WebSocket."""
 
     def __init__(
         self, broken: str = "", profile: str = "lmi-0.28", key: str = "", slow_start: float = 0.0, gauge: bool = True
@@ -82,7 +88,9 @@ class Scripted:
         self._connections.add(task)
         try:
             request = await self._read(reader)
-            if request is not None:
+            if request is not None and offers(request) and request.path in self.sockets:
+                await self._converse(Socket(request, reader, writer), request.path)
+            elif request is not None:
                 await self._answer(request, reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
@@ -180,6 +188,50 @@ class Scripted:
         while not self.gauge and self.running > 1 and self._served < until:
             async with self._engine:
                 await asyncio.sleep(2 * PACE)
+
+    # -- WebSockets ----------------------------------------------------------------------------------------------
+
+    async def _converse(self, socket: Socket, path: str) -> None:
+        """Answer messages one after another."""
+        await socket.accept()
+        session = Session(self.profile)
+        for event in session.begin(path):
+            await self._tell(socket, Request("TEXT", path, {}, b""), event)
+        async for message in self._messages(socket):
+            try:
+                message.body.decode()
+            except UnicodeDecodeError:
+                await socket.fail(CloseCode.INTERNAL_ERROR if self.breaks("bidirectional.utf-8") else CloseCode(1007))
+                return
+            for event in session.events(message):
+                await self._pause(1)
+                await self._tell(socket, message, event)
+
+    async def _tell(self, socket: Socket, message: Request, event: Value) -> None:
+        reply = Reply(event)
+        if (mutate := MUTANTS.get(self.broken)) is not None:
+            mutate(message, reply)
+        await socket.send(reply.value)
+
+    async def _messages(self, socket: Socket) -> AsyncIterator[Request]:
+        """The socket's messages, which are read while others are answered."""
+        if self.breaks("bidirectional.ping"):
+            async for message in socket.messages():
+                yield message
+            return
+        arrived = asyncio.Queue[Request | None]()
+
+        async def pump() -> None:
+            async for message in socket.messages():
+                arrived.put_nowait(message)
+            arrived.put_nowait(None)
+
+        task = asyncio.ensure_future(pump())
+        try:
+            while (arrival := await arrived.get()) is not None:
+                yield arrival
+        finally:
+            task.cancel()
 
     # -- routes --------------------------------------------------------------------------------------------------
 
@@ -322,6 +374,8 @@ class Scripted:
                 if not self.breaks("adapters.delete"):
                     self._adapters.discard(name)
                 return Reply({"status": "unregistered"})
+            case "GET", path if offers(request) and self._dialect(path):
+                return Reply({"error": "this route has no WebSocket"}, 426)
             case "GET", path if self._dialect(path) or self.form.decides(request):
                 return Reply({"error": "Method Not Allowed"}, 405)
         return Reply({"code": 404, "type": "ResourceNotFoundException", "message": "not found"}, 404)

@@ -32,6 +32,7 @@ from tests.doubles.downloads import serving
 from tests.moving.conform.decisions import Form
 from tests.moving.conform.mutants import ELSEWHERE, MUTANTS
 from tests.moving.conform.scripted import Scripted
+from tests.moving.conform.websockets import PATHS
 from tests.moving.conform.wire import Reply
 from tests.servers import free_port, options
 
@@ -501,11 +502,34 @@ ANY = (
     "option.max_model_len=5000",
 )
 MODES = {
-    "rolling batch": ((), ("sagemaker", "lmi-0.28", "openai", "anthropic", "triton", "decisions")),
-    "async": (("option.lmi_version=0.38",), ("sagemaker", "lmi-0.38", "openai")),
-    "tgi": (("option.tgi_compat=true", "option.tgi_metrics=true"), ("sagemaker", "tgi")),
+    "rolling batch": ((), ("sagemaker", "lmi-0.28", "openai", "anthropic", "triton", "decisions", "websockets")),
+    "async": (("option.lmi_version=0.38",), ("sagemaker", "lmi-0.38", "openai", "websockets")),
+    "tgi": (("option.tgi_compat=true", "option.tgi_metrics=true"), ("sagemaker", "tgi", "websockets")),
 }
 """Options, and the profiles that they are for."""
+
+
+def test_a_server_with_websockets_off_fails_their_rules_and_says_why(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    with serve("--engine", "echo", *options("option.websockets_max=0")) as server:
+        assert main(["conform", server.url, "--profile", "websockets", "--output", str(file)]) == 1
+    results = json.loads(file.read_text())["results"]
+    assert [result["rule"] for result in results if result["result"] == "passed"] == ["upgrade.refused"]
+    others = [result for result in results if result["rule"] != "upgrade.refused"]
+    assert {result["result"] for result in others} == {"failed"}
+    assert all("option.websockets_max=0" in result["got"] for result in others)
+
+
+def test_rules_of_a_missing_websocket_are_not_asked() -> None:
+    class Without(Scripted):
+        """Has no realtime sessions, as an engine's server."""
+
+        sockets = PATHS[:2]
+
+    results = ask(Without(), "websockets", "realtime", "responses.create", limits=LIMITS)
+    assert results.pop("responses.create").verdict == "passed"
+    told = {(result.verdict, result.expected) for result in results.values()}
+    assert told == {("not asked", "the server has no WebSocket at /v1/realtime")}
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -113,7 +113,7 @@ def user(part: Any) -> dict[str, Any]:
         ("openai_responses", {"input": [{"type": "item_reference", "id": "m"}]}, "'item_reference' is not supported"),
         ("openai_responses", {"input": [{"id": "m"}]}, "input[0]: 'item_reference' is not supported"),
         ("openai_responses", {"input": [{"id": "m", "type": None}]}, "input[0]: 'item_reference' is not supported"),
-        ("openai_responses", {"input": [{"type": "compaction", "encrypted_content": "x"}]}, "'compaction' is not supp"),
+        ("openai_responses", {"input": [{"type": "compaction"}]}, "input[0].encrypted_content: cannot be read"),
         ("openai_responses", {"input": [{"type": "reasoning", "id": "r", "summary": [], "encrypted_content": "x"}]},
          "'input' must contain at least one item that is part of the prompt"),
         ("openai_responses", {"input": "a", "prompt": {"id": "pmpt_1"}}, "prompt={\"id\": \"pmpt_1\"}: is not supp"),

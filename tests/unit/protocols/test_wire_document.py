@@ -42,7 +42,7 @@ DIALECTS = {
     "[LMI's async mode](async.md)": ("lmi_async", "lmi_async_chat", "lmi_async_completions"),
     "[LMI's chat](chat.md)": ("lmi_chat", "tgi_compat_chat", "dynamic_batch_chat"),
     "[OpenAI](openai.md)": ("openai_chat", "openai_completions"),
-    "[OpenAI's Responses](responses.md)": ("openai_responses", "openai_responses_count"),
+    "[OpenAI's Responses](responses.md)": ("openai_responses", "openai_responses_count", "openai_responses_compact"),
     "[Anthropic](anthropic.md)": ("anthropic_messages", "anthropic_count"),
     "[TGI](tgi.md)": ("tgi", "tgi_generate", "tgi_generate_stream"),
     "[MindIE](mindie.md), with `option.root_schema=mindie`": ("mindie",),

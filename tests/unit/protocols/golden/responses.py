@@ -40,5 +40,6 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
         ("stream_fails", "", body(stream=True), failing(2)),
         ("store", "", body(store=True), None),
         ("count", "_count", ASK, deltas()[:1]),
+        ("compact_fails", "_compact", ASK, failing(2)),
     )
 }

@@ -1,0 +1,201 @@
+"""Anthropic's routes for message batches (`option.batches_store`)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from starlette.datastructures import QueryParams
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from handler.core.errors import BadRequest, Conflict, ServingError
+from handler.http.batch_routes import StoreRoutes, create_file, file_too_large, owner_in
+from handler.http.inference import send_refusal, send_start
+from handler.http.routes import Answered
+from handler.http.urls import query_of
+from handler.protocols.anthropic.api import ERRORS
+from handler.protocols.anthropic.batches import (
+    BATCHES,
+    ENDPOINT,
+    DeletedMessageBatch,
+    MessageBatch,
+    RequestReader,
+    RequestSplitter,
+    Results,
+    message_batch,
+    message_batches,
+    new_message_batch,
+    read_message_page,
+)
+from handler.protocols.openai.api import OpenAiBatch
+from handler.protocols.openai.batches import DAY, LIFETIME, NewFile
+from handler.serving.batches.store import ANTHROPIC, OPEN_STATUSES, BatchStore
+from handler.serving.compression import Inflater, content_encoding
+from handler.serving.model import ServedModel
+
+_PART = 1 << 18  # approximate number of bytes of results to send at once
+_BODY = "the body"
+_INPUT = NewFile("requests.jsonl", LIFETIME + 2 * DAY, ())  # it is needed for as long as the batch
+
+
+class MessageBatchRoutes(StoreRoutes):
+    errors = ERRORS
+    uploaded = _BODY
+
+    def __init__(self, model: ServedModel) -> None:
+        super().__init__(model)
+        if ENDPOINT not in model.admission.routes.dialects:
+            self.routes = []
+            return
+        route, path = self.route, f"{BATCHES}/{{batch}}"
+        self.routes = [
+            route(BATCHES, GET=self.json(self._list), POST=self.json(self._create)),
+            route(path, GET=self.json(self._retrieve), DELETE=self.json(self._delete)),
+            route(f"{path}/cancel", POST=self.json(self._cancel)),
+            route(f"{path}/results", GET=self._results),
+        ]
+
+    async def _create(self, scope: Scope, receive: Receive) -> Answered:
+        store = self.store
+        async with self.new_file(scope, ANTHROPIC) as id:
+            with create_file(store.path(id)) as file:
+                requests = _Requests(self._model, content_encoding(scope["headers_by_name"]), file)
+                await self.receive(scope, receive, requests)
+            rest = requests.end()
+            await self.call(BatchStore.keep, id, _INPUT)
+            new = new_message_batch(id, rest, self._model.context)
+            new = new._replace(total=requests.num_requests)
+            batch = await self.call(BatchStore.create, owner_in(scope), new, ANTHROPIC)
+        store.created.set()
+        return _shown(batch), new.ignored
+
+    async def _retrieve(self, scope: Scope, receive: Receive) -> Answered:
+        return _shown(await self._batch(scope, BatchStore.batch)), ()
+
+    async def _cancel(self, scope: Scope, receive: Receive) -> Answered:
+        try:
+            batch = await self._batch(scope, BatchStore.cancel)
+        except Conflict:  # it has ended
+            batch = await self._batch(scope, BatchStore.batch)
+        return _shown(batch), ()
+
+    async def _delete(self, scope: Scope, receive: Receive) -> Answered:
+        try:
+            await self._batch(scope, BatchStore.delete_batch)
+        except Conflict as error:  # clients repeat a request that gets 409
+            raise BadRequest(error.message) from None
+        deleted: DeletedMessageBatch = {"id": scope["path_params"]["batch"], "type": "message_batch_deleted"}
+        return deleted, ()
+
+    async def _list(self, scope: Scope, receive: Receive) -> Answered:
+        query = read_message_page(QueryParams(query_of(scope)))
+        batches, has_more = await self.call(BatchStore.batches, owner_in(scope), query.page, ANTHROPIC)
+        shown = [_shown(batch) for batch in (reversed(batches) if query.is_before else batches)]
+        return message_batches(shown, has_more=has_more), ()
+
+    async def _results(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._model.adapters.calls, contextlib.ExitStack() as opened:
+            try:
+                results = await self.call(_open_results, owner_in(scope), scope["path_params"]["batch"])
+                opened.enter_context(contextlib.closing(results))
+            except ServingError as error:
+                return await send_refusal(scope, send, ERRORS.whole(error))
+            except ClientDisconnect:
+                return
+            await send_start(scope, send, 200, "application/x-jsonl", [])
+            await self.send(scope, receive, send, functools.partial(_next_part, iter(results)))
+
+    async def _batch(self, scope: Scope, method: Any) -> Any:
+        return await self.call(method, owner_in(scope), scope["path_params"]["batch"], ANTHROPIC)
+
+
+class _Requests:
+    """A body with requests, which are written as lines while the body arrives.
+
+    Args:
+        encoding: the body's Content-Encoding, or "".
+        file: file for the lines.
+
+    Attributes:
+        num_held: number of bytes that are held in memory.
+    """
+
+    def __init__(self, model: ServedModel, encoding: str, file: BinaryIO) -> None:
+        self._limit = model.config.batches_max_file_bytes
+        self._file = file
+        self._inflater = Inflater(encoding, self._limit) if encoding else None
+        self._splitter = RequestSplitter(model.config.max_request_size, model.config.batches_max_lines)
+        self._reader = RequestReader(functools.partial(_decode_large, model))
+        self.num_held = 0
+
+    @property
+    def num_requests(self) -> int:
+        return self._reader.num_requests
+
+    def feed(self, data: bytes) -> None:
+        for part in (data,) if self._inflater is None else self._inflater.feed(data):
+            for request in self._splitter.feed(part):
+                line = self._reader.line(request)
+                if self._file.tell() + len(line) > self._limit:
+                    raise file_too_large(self._limit, _BODY)
+                self._file.write(line)
+        self.num_held = self._splitter.size
+
+    def end(self) -> dict[str, Any]:
+        """Return the members of the body besides the requests.
+
+        Raises:
+            InvalidPayload: the body ends too early, or is not an object with a list of requests.
+        """
+        if self._inflater is not None:
+            self._inflater.end()
+        return self._splitter.end()
+
+
+def _decode_large(model: ServedModel, request: bytes) -> Any:
+    """Decode a large request in the queue for large request bodies. This blocks the calling thread."""
+    bodies = model.preprocessor.large_bodies
+    decode = functools.partial(bodies.decode, request, plain=False, unique_keys=True)
+    return bodies.submit(len(request), decode).result()[0]
+
+
+def _shown(batch: OpenAiBatch) -> MessageBatch:
+    num_unsent: int = batch.get("num_unsent", 0)  # type: ignore[assignment]
+    return message_batch(batch, num_unsent)
+
+
+def _open_results(store: BatchStore, owner: str, id: str) -> Results:
+    """Open the files of a batch that has ended.
+
+    Raises:
+        NotFound: the owner has no batch with this id, or its results have been removed.
+        BadRequest: it has not ended.
+    """
+    batch = store.batch(owner, id, ANTHROPIC)
+    if batch["status"] in OPEN_STATUSES:
+        raise BadRequest(f"{id} has not ended; its results are available when its processing_status is ended")
+    counts = batch["request_counts"]
+    names = [batch["output_file_id"], batch["error_file_id"]]
+    with contextlib.ExitStack() as opened:
+
+        def open_file(name: str, kind: str) -> BinaryIO:
+            return opened.enter_context(store.open(owner, name, (kind,))[1])
+
+        outputs = [open_file(name, ANTHROPIC.output) for name in names if name is not None]
+        is_complete = counts["completed"] + counts["failed"] == counts["total"]
+        input = None if is_complete else open_file(batch["input_file_id"], ANTHROPIC.input)
+        opened.pop_all()
+    return Results(batch["status"], outputs, input)
+
+
+def _next_part(lines: Iterator[bytes]) -> bytes:
+    """Return the next lines, or b"" after the last one."""
+    part = bytearray()
+    for line in lines:
+        part += line
+        if len(part) >= _PART:
+            break
+    return bytes(part)

@@ -1,0 +1,152 @@
+"""The conversation of a realtime session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from handler.core.framing import dumps_decoded
+from handler.core.values import new_digits
+from handler.http.sockets.settings import EventError
+from handler.serving.quota import Share
+
+_MAX_ITEMS = 1024  # maximum number of items of a conversation
+
+
+_PARTS = {"user": ("input_text", "input_image"), "system": ("input_text",), "assistant": ("output_text", "text")}
+"""Maps roles to the types of their parts."""
+
+
+class ConversationItem(NamedTuple):
+    """An item of a conversation. It is encoded once, because it may be large.
+
+    Attributes:
+        event: JSON of the item in realtime events.
+        input: JSON of the item in the input of a request for /v1/responses.
+    """
+
+    id: str
+    event: bytes
+    input: bytes
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> ConversationItem:
+        """Encode an item."""
+        return cls(fields["id"], dumps_decoded(fields), dumps_decoded(_input_item(fields)))
+
+    @property
+    def size(self) -> int:
+        return len(self.event) + len(self.input)
+
+
+class RealtimeConversation:
+    """The items of a conversation, in order.
+
+    Args:
+        hold: returns a share of the memory quota of a number of bytes.
+
+    Attributes:
+        items: items by id.
+    """
+
+    def __init__(self, hold: Callable[[int], Share]) -> None:
+        self.id = f"conv_{new_digits()}"
+        self.items: dict[str, ConversationItem] = {}
+        self._hold = hold
+        self._memory: dict[str, Share] = {}  # of each item
+
+    @property
+    def last_id(self) -> str | None:
+        """Return the id of the last item."""
+        return next(reversed(self.items), None)
+
+    def add(self, item: ConversationItem, previous: object = None) -> str | None:
+        """Add an item, and return the id of the item before it.
+
+        Args:
+            previous: id of the item before it, "root" for the beginning, or None for the end.
+
+        Raises:
+            ServingError: the item cannot be added.
+        """
+        if item.id in self.items:
+            raise EventError(f"item.id={item.id!r:.100}: an item with this id exists", "invalid_value", "item.id")
+        self.check_room()
+        ids = [*self.items]
+        if previous is None:
+            index = len(ids)
+        elif previous == "root":
+            index = 0
+        elif isinstance(previous, str) and previous in self.items:
+            index = ids.index(previous) + 1
+        else:
+            raise _no_item(previous, "previous_item_id")
+        self._memory[item.id] = self._hold(item.size)
+        items = [*self.items.items()]
+        items.insert(index, (item.id, item))
+        self.items = dict(items)
+        return ids[index - 1] if index else None
+
+    def check_room(self) -> None:
+        """Raise EventError if no item can be added."""
+        if len(self.items) >= _MAX_ITEMS:
+            raise EventError(f"a conversation can have at most {_MAX_ITEMS} items", "conversation_too_long")
+
+    def remove(self, item: ConversationItem) -> None:
+        """Remove an item."""
+        del self.items[item.id]
+        self._memory.pop(item.id).close()
+
+    def get(self, id: object) -> ConversationItem:
+        """Return an item.
+
+        Raises:
+            EventError: no item has this id.
+        """
+        if not isinstance(id, str) or id not in self.items:
+            raise _no_item(id, "item_id")
+        return self.items[id]
+
+
+def _no_item(id: object, param: str) -> EventError:
+    return EventError(f"{param}={id!r:.100}: no item of the conversation has this id", "item_not_found", param)
+
+
+def read_item(value: Any) -> ConversationItem:
+    """Check an item of the conversation, and set its id and status if they are missing.
+
+    Raises:
+        EventError: the item is invalid.
+    """
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in ("message", "function_call", "function_call_output"):
+        message = "item.type: must be message, function_call or function_call_output"
+        raise EventError(message, "invalid_value", "item.type")
+    id = value.get("id")
+    if id is not None and (not isinstance(id, str) or not 0 < len(id) <= 256):
+        raise EventError("item.id: must be a string of 1 to 256 characters", "invalid_value", "item.id")
+    if kind == "message":
+        _check_parts(value)
+    item = {**value, "object": "realtime.item", "status": value.get("status") or "completed"}
+    return ConversationItem.of({**item, "id": id or f"item_{new_digits()}"})
+
+
+def _check_parts(item: Mapping[str, Any]) -> None:
+    role, content = item.get("role"), item.get("content")
+    parts = _PARTS.get(role) if isinstance(role, str) else None
+    if parts is None:
+        raise EventError("item.role: must be user, system or assistant", "invalid_value", "item.role")
+    if not isinstance(content, list):
+        raise EventError("item.content: must be a list of parts", "invalid_type", "item.content")
+    for number, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") not in parts:
+            at = f"item.content[{number}].type"
+            raise EventError(f"{at}: must be {' or '.join(parts)}", "not_supported", at)
+
+
+def _input_item(item: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item as /v1/responses reads it."""
+    fields = {name: value for name, value in item.items() if name != "object"}
+    if item["type"] == "message" and item["role"] == "assistant":
+        fields["content"] = [{"type": "output_text", "text": part.get("text", "")} for part in item["content"]]
+    return fields

@@ -1,0 +1,175 @@
+"""The input of a WebSocket connection: received bytes, which become messages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+
+from handler.core.errors import Overloaded
+from handler.http.exchange import ConnectionFlow
+from handler.http.protocol import LoopTurns
+from handler.http.sockets.base import is_utf8
+from handler.serving.quota import BODY_MEMORY, Quota, Share
+
+_PIECE = 1 << 14  # bytes that are parsed in a turn, of which frames of two bytes take about 10 ms
+_MAX_HELD = 1 << 16  # received bytes that wait for a turn; beyond it, no more is read
+_MAX_FRAGMENTS = 1024  # maximum number of fragments of a message
+_TEXT = frozenset({Opcode.TEXT, Opcode.BINARY})
+
+
+class Consumer(Protocol):
+    """The connection whose input is parsed."""
+
+    flow: ConnectionFlow
+
+    def on_message(self, message: bytes) -> None:
+        """A message is complete."""
+
+    def on_pong(self) -> None:
+        """The client has sent a pong."""
+
+    def flush(self) -> None:
+        """Received bytes have been parsed, so the protocol may have frames to send, or have closed the connection."""
+
+
+class _Parts:
+    """The fragments of the message that is being received.
+
+    Attributes:
+        size: total size, in bytes.
+        is_text: whether it is a text message.
+    """
+
+    def __init__(self) -> None:
+        self._fragments: list[bytes] = []
+        self.size = 0
+        self.is_text = True
+
+    def __len__(self) -> int:
+        return len(self._fragments)
+
+    def add(self, frame: Frame) -> None:
+        if frame.opcode in _TEXT:
+            self.is_text = frame.opcode is Opcode.TEXT
+        self._fragments.append(bytes(frame.data))
+        self.size += len(frame.data)
+
+    def take(self) -> bytes:
+        """Remove the fragments, and return the message."""
+        message = b"".join(self._fragments)
+        self.clear()
+        return message
+
+    def clear(self) -> None:
+        self._fragments.clear()
+        self.size = 0
+
+
+class MessageParser:
+    """Parses received bytes piece by piece, in turns with the other connections of the server.
+
+    Args:
+        protocol: protocol that parses frames.
+        turns: turns that the connections of the server share.
+        memory: quota in which a message is counted while it is received.
+    """
+
+    def __init__(
+        self,
+        consumer: Consumer,
+        protocol: ServerProtocol,
+        turns: LoopTurns,
+        memory: Quota,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._consumer = consumer
+        self._protocol = protocol
+        self._turns = turns
+        self._loop = loop
+        self._memory = Share(memory)
+        self._held = bytearray()  # bytes that wait for a turn
+        self._parts = _Parts()
+
+    def count_in(self, memory: Quota) -> None:
+        """Count messages in another quota from now on."""
+        size = self._memory.size
+        self._memory.close()
+        self._memory = Share(memory)
+        if not self._count(size):
+            self._consumer.flush()
+
+    def add(self, data: bytes) -> None:
+        """Add received bytes. The connection is not read while too many of them wait for a turn."""
+        self._held += data
+        if len(self._held) > _MAX_HELD:
+            self._consumer.flow.pause_reading("held")
+        if len(self._held) == len(data):
+            self._turns.soon(self._loop, self._advance, quick=len(data) <= _PIECE)
+
+    def close(self) -> None:
+        """Release what the input holds. Bytes are no longer parsed."""
+        self._held.clear()
+        self._parts.clear()
+        self._memory.close()
+        self._consumer.flow.resume_reading("held")
+
+    def _advance(self) -> bool:
+        """Parse the next received bytes. Return whether there were any."""
+        piece = bytes(self._held[:_PIECE])
+        del self._held[:_PIECE]
+        if not piece:
+            return False
+        self._turns.note_bytes(self._loop, len(piece))
+        if self._count(BODY_MEMORY * len(piece)):
+            self._protocol.receive_data(piece)
+            for frame in self._protocol.events_received():
+                if isinstance(frame, Frame):
+                    self._receive(frame)
+            self._memory.set(BODY_MEMORY * (self._parts.size + len(self._protocol.reader.buffer)))
+        self._consumer.flush()
+        if len(self._held) <= _MAX_HELD:
+            self._consumer.flow.resume_reading("held")
+        if self._held:
+            self._turns.soon(self._loop, self._advance, later=True)
+        return True
+
+    def _count(self, size: int) -> bool:
+        """Count memory for received bytes, before they are parsed. Fail the connection if too much memory is used."""
+        try:
+            self._memory.take(size)
+        except Overloaded as error:
+            self._protocol.fail(CloseCode.TRY_AGAIN_LATER, error.public)
+            return False
+        return True
+
+    def _receive(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.PONG:
+            self._consumer.on_pong()
+        elif frame.opcode in _TEXT or frame.opcode is Opcode.CONT:
+            self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
+        if self._protocol.state is not State.OPEN:
+            return
+        if self._protocol.extensions and not self._count_inflated(len(frame.data)):
+            return
+        self._parts.add(frame)
+        if len(self._parts) > _MAX_FRAGMENTS:
+            reason = f"a message may have at most {_MAX_FRAGMENTS} fragments"
+            return self._protocol.fail(CloseCode.POLICY_VIOLATION, reason)
+        if not frame.fin:
+            return
+        message = self._parts.take()
+        self._memory.set(0)  # the receiver counts it now
+        if self._parts.is_text and not is_utf8(message):
+            return self._protocol.fail(CloseCode.INVALID_DATA, "a text message is not valid UTF-8")
+        self._consumer.on_message(message)
+
+    def _count_inflated(self, size: int) -> bool:
+        """Count a frame that may have been compressed. Return whether there is enough memory for it."""
+        self._turns.note_bytes(self._loop, size)
+        return self._count(BODY_MEMORY * size)

@@ -1,0 +1,96 @@
+"""The readers of messages, chosen by the path of a WebSocket or by its first message."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from handler.core.framing import dumps_decoded
+from handler.http.sockets.exchange import EventSender
+from handler.http.sockets.lanes import lane_name
+from handler.http.sockets.realtime import RealtimeReader
+from handler.http.sockets.responses import ResponsesReader
+from handler.http.sockets.session import ReaderFactory, SocketSession
+
+INVOKE_SOCKET = "/invocations-bidirectional-stream"
+"""Path on which SageMaker opens a WebSocket, unless the caller of the endpoint names another one."""
+
+REALTIME = "/v1/realtime"
+
+_LANE = b'"stream_id"'
+_REALTIME = ("session.", "conversation.", "input_audio_buffer.")
+
+
+class RouteReader:
+    """Reads messages that are bodies of requests for one route. A message may name its lane.
+
+    Args:
+        path: path of the route.
+    """
+
+    def __init__(self, session: SocketSession, path: str) -> None:
+        self._session = session
+        self._path = path
+
+    def begin(self) -> None:
+        """Do nothing, because the client speaks first."""
+
+    async def read(self, message: bytes) -> None:
+        name, body = "", message
+        if _LANE in message:
+            value = await self._session.decode(message)
+            name = lane_name(value)
+            body = dumps_decoded(value) if name else message
+        output = EventSender(self._session.socket, name)
+        self._session.start(name, len(message), functools.partial(self._session.respond, self._path, body, output))
+
+    def expire(self) -> None:
+        """Do nothing, because the close frame says why the connection is closed."""
+
+
+class FirstReader:
+    """Reads the first message of SageMaker's WebSocket, which decides what all messages mean.
+
+    Args:
+        intent: value of `intent` in the query string.
+    """
+
+    def __init__(self, session: SocketSession, intent: str = "") -> None:
+        self._session = session
+        self._intent = intent
+
+    def begin(self) -> None:
+        """Do nothing, because the client speaks first."""
+
+    async def read(self, message: bytes) -> None:
+        kind = None
+        if b'"type"' in message:
+            kind = (await self._session.decode(message)).get("type")
+        reader = _reader_of(kind, self._intent)(self._session)
+        self._session.reader = reader
+        reader.begin()
+        await reader.read(message)
+
+    def expire(self) -> None:
+        """Do nothing, because the client has not sent anything."""
+
+
+def _reader_of(kind: object, intent: str) -> ReaderFactory:
+    """Return the maker of the reader for clients whose first message is an event of a type."""
+    if isinstance(kind, str) and kind.startswith(_REALTIME):
+        return functools.partial(RealtimeReader, intent=intent)
+    if isinstance(kind, str) and kind.startswith("response."):
+        return ResponsesReader
+    return functools.partial(RouteReader, path="/invocations")
+
+
+def reader_at(path: str, query: Mapping[str, str]) -> ReaderFactory:
+    """Return the maker of the reader of the messages that clients send to a path."""
+    intent = query.get("intent", "")
+    if path == INVOKE_SOCKET:
+        return functools.partial(FirstReader, intent=intent)
+    if path == REALTIME:
+        return functools.partial(RealtimeReader, intent=intent)
+    if path == "/v1/responses":
+        return ResponsesReader
+    return functools.partial(RouteReader, path=path)
