@@ -16,7 +16,7 @@ from handler.core.framing import dumps
 from handler.http.sockets.base import Socket
 from handler.http.sockets.exchange import EventSender, refusal_event
 from handler.http.sockets.lanes import Lanes, LaneWork
-from handler.http.sockets.requests import SocketMemory, SocketRequests
+from handler.http.sockets.requests import JSON, SocketMemory, SocketRequests
 from handler.protocols.kernel.body import decode
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
@@ -217,13 +217,13 @@ class SocketSession:
         self._lanes.check(lane)
         self._lanes.add(lane, LaneWork(do, self.hold(size)))
 
-    async def respond(self, path: str, body: bytes, output: EventSender) -> None:
+    async def respond(self, path: str, body: bytes, output: EventSender, content_type: str = JSON) -> None:
         """Send a request to the route with a path, and the events of its response to an output.
 
         Nothing is sent if the connection is closed.
         """
         if not self.closed.is_set():
-            await self._requests.respond(path, body, output)
+            await self._requests.respond(path, body, output, content_type)
 
     def _close_if_idle(self) -> None:
         """Close the connection if the server is stopping, and each message has got its response."""
