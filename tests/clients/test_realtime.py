@@ -169,7 +169,7 @@ def test_a_transcript_is_that_of_http(
     items = []
     for seed in (1, 2):
         data = sound(seed, rate, bits)
-        commit = ("input_audio_buffer.commit", {})
+        commit: tuple[str, dict[str, Any]] = ("input_audio_buffer.commit", {})
         events = client.call(update, *appends(data), commit, until=[f"{HEARD}.completed", f"{HEARD}.failed"])
         assert kinds(events) == [
             "session.updated", "input_audio_buffer.committed", "conversation.item.added", "conversation.item.done",
@@ -191,5 +191,5 @@ def test_an_unknown_model_is_refused_and_the_session_goes_on(sockets: Driver, wh
     update = ("session.update", {"session": {"type": "transcription", "audio": {"input": heard}}})
     error = client.call(update, until=["error", "session.updated"])[-1]
     assert error["error"]["param"] == "session.audio.input.transcription.model"
-    commit = ("input_audio_buffer.commit", {})
+    commit: tuple[str, dict[str, Any]] = ("input_audio_buffer.commit", {})
     client.call(*appends(sound(1, 24000, 16)), commit, until=[f"{HEARD}.completed"])
