@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -50,7 +49,7 @@ _HANDSHAKE = (
 _PING = b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n"
 _HEAD_END = b"\r\n\r\n"
 _SHORT, _MEDIUM = 126, 1 << 16  # sizes from which the length of a frame takes 2 and 8 more bytes
-_SERVER = FrontEnd(functools.partial(ours, **{"option.websockets_max": "65536"}), "/ping", heads=0)
+_SERVER = FrontEnd(lambda pace: ours(pace, **{"option.websockets_max": "65536"}), "/ping", heads=0)
 
 
 def frame_sizes(data: bytes) -> tuple[int, int]:
@@ -194,7 +193,7 @@ def memory(pid: int) -> int:
 
 def run_idle(number: int) -> list[dict[str, Any]]:
     """Measure the memory that idle connections add to a server, of a new server for each transport."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, transport in TRANSPORTS.items():
         with on_its_core(_SERVER, 0, half=False) as server:
             with contextlib.closing(Clients[Streams](Idle, server.url, transport.idle, 1)) as clients:
