@@ -17,7 +17,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,13 +49,7 @@ _HANDSHAKE = (
 _PING = b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n"
 _HEAD_END = b"\r\n\r\n"
 _SHORT, _MEDIUM = 126, 1 << 16  # sizes from which the length of a frame takes 2 and 8 more bytes
-
-
-def _serve(pace: float) -> AbstractContextManager[Server]:
-    return ours(pace, **{"option.websockets_max": "65536"})
-
-
-_SERVER = FrontEnd(_serve, "/ping", heads=0)
+_SERVER = FrontEnd(lambda pace: ours(pace, **{"option.websockets_max": "65536"}), "/ping", heads=0)
 
 
 def frame_sizes(data: bytes) -> tuple[int, int]:
