@@ -125,7 +125,7 @@ def test_a_wide_integer_that_would_be_repeated_is_refused_also_in_a_continuation
     widest = {"type": "function", "name": "f", "parameters": {"maximum": (1 << 64) - 1}}
     request = {"type": "response.create", "store": False, "input": "x", "max_output_tokens": 1}
     with open_socket(echo_server, RESPONSES) as client:
-        previous = {}
+        previous: dict[str, str] = {}
         for _ in range(2):
             send(client, {**request, **previous, "tools": [widest]})
             events = until(client, "response.incomplete", "error")
